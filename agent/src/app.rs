@@ -22,7 +22,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::{
-    flags::{agent_token, check_scope, dialer, tracer_config},
+    flags::{agent_token, check_protocol, check_scope, dialer, tracer_config},
     prometheus::prometheus_services,
 };
 use crate::{
@@ -91,6 +91,7 @@ impl App {
         log: Option<LogFilter>,
     ) -> anyhow::Result<Self> {
         check_scope(&options)?;
+        check_protocol(&options)?;
         let token = agent_token(&options, token)?;
         let dialer = dialer(&options)?;
         let prometheus = prometheus_services(&options)?;
@@ -191,6 +192,7 @@ impl App {
             tunnel: tunnel::TunnelConfig { stalls, ..tunnel::TunnelConfig::default() },
             instance,
             tracer,
+            protocol: options.protocol,
             headers: options.kas_headers,
             tunnels: options.tunnels,
             cores: cores.clone(),

@@ -1,6 +1,7 @@
 //! `agentk check`: tries the connections to kas, to the cluster and to Prometheus step by step, and prints a remedy for the step
 //! that fails.
 
+mod gitlab;
 mod gitops;
 
 use std::{
@@ -14,16 +15,16 @@ use std::{
 use gitops_engine::KubeCluster;
 use http::Request;
 use parking_lot::Mutex;
-use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
+use proto::{Hello, InstanceId, SUBPROTOCOL, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ServiceError, TcpDialer,
-    app::{agent_token, check_scope, dialer, prometheus_services, tracer_config},
+    app::{agent_token, check_protocol, check_scope, dialer, prometheus_services, tracer_config},
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
-    connect::{self, KasHeader},
+    connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
     policy::{PolicyEnforcer, PolicyMode},
     services::{
         KubernetesService, PrometheusService, Services,
@@ -35,6 +36,9 @@ use crate::{
 
 /// The time limit of steps that take one round trip: to drain the tunnel, and a query.
 const ROUND_TRIP_TIMEOUT: Duration = Duration::from_secs(10);
+
+const TOKEN_HINT: &str =
+    "create a token with `kas token new agent`, and put its hash into the identity file of kas";
 
 /// The permissions that callers usually need: a verb, an API group, a resource.
 const USUAL_PERMISSIONS: [(&str, &str, &str); 10] = [
@@ -59,6 +63,7 @@ const IMPERSONATION: [(&str, &str, &str); 3] = [
 /// The subjects of a check. It has no connection yet.
 pub struct CheckCommand {
     kas: KasAddress,
+    protocol: ProtocolChoice,
     token: AgentToken,
     headers: Vec<KasHeader>,
     dialer: TcpDialer,
@@ -84,6 +89,7 @@ impl CheckCommand {
     /// agentk.
     pub fn build(options: RunOptions, token: Option<SecretString>) -> anyhow::Result<Self> {
         check_scope(&options)?;
+        check_protocol(&options)?;
         let token = agent_token(&options, token)?;
         let dialer = dialer(&options)?;
         let prometheus = prometheus_services(&options)?;
@@ -109,6 +115,7 @@ impl CheckCommand {
         });
         Ok(Self {
             kas: options.kas_address,
+            protocol: options.protocol,
             token,
             headers: options.kas_headers,
             dialer,
@@ -207,8 +214,8 @@ impl CheckCommand {
             "name kas's certificate authority with --kas-ca-cert-file, or the name in its certificate with \
              --kas-tls-server-name",
         ))?;
-        report
-            .ok("TLS", if self.kas.is_secure() { "the certificate is trusted" } else { "not used (ws://)" });
+        let plain = if self.kas.is_grpc() { "not used (grpc://)" } else { "not used (ws://)" };
+        report.ok("TLS", if self.kas.is_secure() { "the certificate is trusted" } else { plain });
 
         let hello = Hello {
             instance: InstanceId::random(),
@@ -227,12 +234,12 @@ impl CheckCommand {
             let stream = stream.lock().take();
             async { Ok(stream.expect("opened once")) }
         };
-        let opened = match connect::open(&dialer, &self.kas, &self.token, &self.headers, &hello).await {
-            Ok(opened) => opened,
+        let opened = match connect::open(&dialer, self.target(), &hello).await {
+            Ok(PendingConnection::Tunnel(opened)) => opened,
+            Ok(PendingConnection::GitLab(stream)) => return self.check_gitlab(stream, report).await,
             Err(error @ (DialError::Unauthorized { .. } | DialError::Token(_))) => {
                 report.ok("upgrade", "a server answers, and requires an agent token");
-                let hint = "create a token with `kas token new agent`, and put its hash into the identity file of kas";
-                return Err(failed("authentication", hint)(error));
+                return Err(failed("authentication", TOKEN_HINT)(error));
             }
             Err(error) => {
                 let hint = "--kas-address must be kas's address for agents, and proxies in front of it must allow \
@@ -240,7 +247,7 @@ impl CheckCommand {
                 return Err(failed("upgrade", hint)(error));
             }
         };
-        report.ok("upgrade", "kas accepts WebSockets here");
+        report.ok("upgrade", format!("kas accepts WebSockets here; the protocol is {SUBPROTOCOL}"));
         report.ok(
             "authentication",
             format!("{} is accepted by replica {}", self.token, opened.welcome.replica),
@@ -257,6 +264,10 @@ impl CheckCommand {
             }
             ended => Err(failed("tunnel", hint)(ended)),
         }
+    }
+
+    fn target(&self) -> KasTarget<'_> {
+        KasTarget { kas: &self.kas, protocol: self.protocol, token: &self.token, headers: &self.headers }
     }
 
     async fn check_cluster(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {

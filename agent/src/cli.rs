@@ -20,7 +20,10 @@ use telemetry::SampleRatio;
 
 pub use self::named_value::NamedValue;
 use crate::{
-    KasAddress, connect::KasHeader, services::prometheus::discovery::Namespaces, upstream::ServerUrl,
+    KasAddress,
+    connect::{KasHeader, ProtocolChoice},
+    services::prometheus::discovery::Namespaces,
+    upstream::ServerUrl,
 };
 
 /// Connects a Kubernetes cluster to kas.
@@ -89,12 +92,24 @@ pub enum PrintCommand {
 /// The options of a running agentk.
 #[derive(Debug, Args)]
 pub struct RunOptions {
-    /// Address of kas: ws(s)://host[:port][/prefix]
+    /// Address of kas: ws(s)://host[:port][/prefix], or grpc(s)://host[:port] for GitLab's kas
     ///
-    /// agentk connects through the HTTP proxy that HTTPS_PROXY (for wss) or HTTP_PROXY (for ws) names, unless NO_PROXY
-    /// exempts kas.
+    /// agentk connects through the HTTP proxy that HTTPS_PROXY (for wss and grpcs) or HTTP_PROXY (for ws and grpc) names, unless
+    /// NO_PROXY exempts kas.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
     pub kas_address: KasAddress,
+    /// Protocol with kas
+    ///
+    /// An address of gRPC always has the protocol of GitLab's kas.
+    #[arg(
+        long,
+        value_name = "PROTOCOL",
+        value_enum,
+        default_value = "auto",
+        env = "AGENTK_PROTOCOL",
+        help_heading = "kas"
+    )]
+    pub protocol: ProtocolChoice,
     /// File that contains the agent token; read again for each tunnel, so that it can be rotated
     ///
     /// While the file cannot be used, agentk uses the last good token. The environment variable AGENTK_TOKEN may contain the
@@ -111,6 +126,8 @@ pub struct RunOptions {
     #[arg(long = "kas-header", value_name = "HEADER", help_heading = "kas")]
     pub kas_headers: Vec<KasHeader>,
     /// Number of tunnels to keep open, to different replicas of kas if there are several
+    ///
+    /// With GitLab's kas there is one connection, whatever the number is: it carries up to 500 requests at a time.
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16),
         help_heading = "kas")]
     pub tunnels: u16,
@@ -360,6 +377,8 @@ mod tests {
     fn invalid_value_is_refused_with_its_flag() {
         for (flags, expected) in [
             ("--kas-address https://kas", "write it like wss://kas.example.com"),
+            ("--kas-address grpc://kas/prefix", "has a path, which gRPC does not support"),
+            ("--kas-address wss://kas --protocol websocket", "[possible values: auto, kas-tunnel, gitlab]"),
             ("--kas-address wss://kas --tunnels 17", "--tunnels"),
             ("--kas-address wss://kas --tunnels 0", "--tunnels"),
             ("--kas-address wss://kas --prometheus-url prometheus:9090", "--prometheus-url"),

@@ -1,15 +1,18 @@
-//! Opens a tunnel: a byte stream to kas, and the WebSocket handshake on it.
+//! Opens a connection to kas: a byte stream, and the WebSocket handshake on it.
 //!
 //! ```text
 //!   Dial::dial ──► HTTP/1.1 upgrade ──► 101 with Kas-Welcome ──► PendingTunnel::accept ──► TunnelServer::run
-//!       │                 └──► any other response becomes a DialError, one readable line
-//!       └──► DNS, TCP or CONNECT of a proxy, TLS
+//!       │                 ├──► 101 of GitLab's kas ───┬──► GitLabStream ──► module gitlab
+//!       │                 └──► any other response     │    becomes a DialError, one readable line
+//!       ├──► DNS, TCP or CONNECT of a proxy, TLS      │
+//!       └──► grpc://, grpcs:// ───────────────────────┘
 //! ```
 
 mod address;
 mod dial;
 mod error;
 mod extra_header;
+mod protocol;
 mod proxy;
 mod token;
 
@@ -19,14 +22,14 @@ use bytes::Bytes;
 use futures_util::future::{Either, select};
 use http::{
     HeaderValue, Request, Response, StatusCode,
-    header::{AUTHORIZATION, HOST, LOCATION, RETRY_AFTER, USER_AGENT},
+    header::{AUTHORIZATION, HOST, LOCATION, RETRY_AFTER, SERVER, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use proto::{Hello, Welcome, header as names};
+use proto::{Hello, TunnelProtocol, Welcome, header as names};
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Duration, Instant, timeout, timeout_at},
 };
 use tunnel::{
@@ -40,6 +43,7 @@ pub use self::{
     dial::{BoxIo, Dial, TcpDialer},
     error::DialError,
     extra_header::{KasHeader, KasHeaderError},
+    protocol::ProtocolChoice,
     proxy::{HttpProxy, HttpProxyError},
     token::{AgentToken, AgentTokenError},
 };
@@ -47,11 +51,32 @@ use crate::upstream::Io;
 
 /// The time limit from the DNS lookup to the 101.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// The time limit of a close. After it, kas receives the end of the connection instead of a close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most bytes that are read of the body of a refusal, which should be a sentence.
 const MAX_REFUSAL: usize = 4096;
 /// The User-Agent of agentk.
 pub(crate) const USER_AGENT_VALUE: HeaderValue =
     HeaderValue::from_static(concat!("agentk/", env!("CARGO_PKG_VERSION")));
+
+/// The kas to connect to, and what agentk sends to it.
+#[derive(Clone, Copy)]
+pub(crate) struct KasTarget<'a> {
+    pub(crate) kas: &'a KasAddress,
+    pub(crate) protocol: ProtocolChoice,
+    pub(crate) token: &'a AgentToken,
+    /// The headers to add to the handshake.
+    pub(crate) headers: &'a [KasHeader],
+}
+
+/// A connection whose handshake is complete.
+#[expect(clippy::large_enum_variant, reason = "there is one for each dial, for a moment")]
+pub(crate) enum PendingConnection<T> {
+    /// kas has accepted a tunnel.
+    Tunnel(PendingTunnel<T>),
+    /// kas has the protocol of GitLab.
+    GitLab(GitLabStream),
+}
 
 /// A tunnel that kas accepted, and that agentk may still decline.
 pub(crate) struct PendingTunnel<T> {
@@ -60,28 +85,66 @@ pub(crate) struct PendingTunnel<T> {
     token_change: TokenChange,
 }
 
-/// Dials kas and performs the WebSocket handshake. Dropping the future closes the connection.
+/// A connection to GitLab's kas, on which agentk is the client of HTTP/2.
+pub(crate) struct GitLabStream {
+    pub(crate) io: BoxIo,
+    /// The credential of each RPC.
+    pub(crate) authorization: HeaderValue,
+    pub(crate) token_change: TokenChange,
+    /// The header `Server` of the handshake, which has the version of kas. Connections without a WebSocket have none.
+    pub(crate) server: Option<String>,
+}
+
+/// The request that opens a WebSocket, and what its response is compared with.
+struct UpgradeRequest {
+    request: Request<Empty<Bytes>>,
+    key: String,
+    authorization: HeaderValue,
+    token_change: TokenChange,
+}
+
+/// Dials kas and performs the WebSocket handshake, if the address has one. Dropping the future closes the connection.
 pub(crate) async fn open<D: Dial>(
     dialer: &D,
-    kas: &KasAddress,
-    token: &AgentToken,
-    extra: &[KasHeader],
+    target: KasTarget<'_>,
     hello: &Hello,
-) -> Result<PendingTunnel<D::Io>, DialError> {
+) -> Result<PendingConnection<D::Io>, DialError> {
+    let KasTarget { kas, token, .. } = target;
     let deadline = Instant::now() + TIMEOUT;
     let opening = async {
-        let (request, key, token_change) = request(kas, token, extra, hello).await?;
+        if kas.is_grpc() {
+            let (authorization, token_change) = token.authorization_until_change().await?;
+            let io: BoxIo = Box::new(dialer.dial().await?);
+            let stream = GitLabStream { io, authorization, token_change, server: None };
+            return Ok(PendingConnection::GitLab(stream));
+        }
+        let upgrade = request(target, hello).await?;
         let io = dialer.dial().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
         let exchange = async {
-            let response = sender.send_request(request).await.map_err(|error| DialError::http(kas, error))?;
+            let response =
+                sender.send_request(upgrade.request).await.map_err(|error| DialError::http(kas, error))?;
             if response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 return Err(refusal(kas, token, response).await);
             }
-            upgraded::<D::Io>(kas, response, &key).await
+            let protocol = handshake::verify_response(&response, &upgrade.key, target.protocol.offered())
+                .map_err(|cause| DialError::NotKas { address: kas.to_string(), cause })?;
+            match protocol {
+                TunnelProtocol::KasTunnel => {
+                    let welcome = welcome(kas, &response)?;
+                    let socket = upgraded::<D::Io>(kas, response).await?;
+                    let token_change = upgrade.token_change;
+                    Ok(PendingConnection::Tunnel(PendingTunnel { socket, welcome, token_change }))
+                }
+                TunnelProtocol::GitLab => {
+                    let server = response.headers().get(SERVER).map(|server| sentence(server.as_bytes()));
+                    let io: BoxIo = Box::new(upgraded::<D::Io>(kas, response).await?.with_gitlab_roles());
+                    let (authorization, token_change) = (upgrade.authorization, upgrade.token_change);
+                    Ok(PendingConnection::GitLab(GitLabStream { io, authorization, token_change, server }))
+                }
+            }
         };
-        let (socket, welcome) = drive(connection.with_upgrades(), exchange).await?;
-        Ok(PendingTunnel { socket, welcome, token_change })
+        drive(connection.with_upgrades(), exchange).await
     };
 
     timeout_at(deadline, opening).await.unwrap_or_else(|_| Err(DialError::timed_out(kas, TIMEOUT)))
@@ -90,9 +153,6 @@ pub(crate) async fn open<D: Dial>(
 impl<T: Io> PendingTunnel<T> {
     /// Closes the WebSocket.
     pub(crate) async fn decline(mut self) {
-        const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-        // After the timeout, kas receives the end of the connection instead of a close frame.
         let _ = timeout(CLOSE_TIMEOUT, self.socket.shutdown()).await;
     }
 
@@ -106,18 +166,23 @@ impl<T: Io> PendingTunnel<T> {
     }
 }
 
-async fn request(
-    kas: &KasAddress,
-    token: &AgentToken,
-    extra: &[KasHeader],
-    hello: &Hello,
-) -> Result<(Request<Empty<Bytes>>, String, TokenChange), DialError> {
-    let (mut headers, key) = handshake::request_headers(&[proto::TunnelProtocol::KasTunnel]);
+impl GitLabStream {
+    /// Closes the connection.
+    pub(crate) async fn decline(mut self) {
+        let _ = timeout(CLOSE_TIMEOUT, self.io.shutdown()).await;
+    }
+}
+
+async fn request(target: KasTarget<'_>, hello: &Hello) -> Result<UpgradeRequest, DialError> {
+    let KasTarget { kas, protocol, token, headers: extra } = target;
+    let (mut headers, key) = handshake::request_headers(protocol.offered());
     let (authorization, token_change) = token.authorization_until_change().await?;
     headers.insert(HOST, kas.url().authority().clone());
     headers.insert(USER_AGENT, USER_AGENT_VALUE);
-    headers.insert(AUTHORIZATION, authorization);
-    headers.insert(names::HELLO, hello.encode().map_err(DialError::Hello)?);
+    headers.insert(AUTHORIZATION, authorization.clone());
+    if protocol != ProtocolChoice::GitLab {
+        headers.insert(names::HELLO, hello.encode().map_err(DialError::Hello)?);
+    }
     for KasHeader { name, value } in extra {
         headers.append(name.clone(), value.clone());
     }
@@ -125,25 +190,24 @@ async fn request(
     *request.uri_mut() = kas.path().parse().expect("a part of a URL");
     *request.headers_mut() = headers;
 
-    Ok((request, key, token_change))
+    Ok(UpgradeRequest { request, key, authorization, token_change })
 }
 
+fn welcome(kas: &KasAddress, response: &Response<Incoming>) -> Result<Welcome, DialError> {
+    let welcome = response.headers().get(&names::WELCOME);
+    let welcome = welcome.ok_or_else(|| DialError::NoWelcome { address: kas.to_string() })?;
+    Welcome::decode(welcome).map_err(|cause| DialError::Welcome { address: kas.to_string(), cause })
+}
+
+/// Returns the WebSocket of a 101.
 async fn upgraded<T: Io>(
     kas: &KasAddress,
     mut response: Response<Incoming>,
-    key: &str,
-) -> Result<(WebSocket<T>, Welcome), DialError> {
-    let address = || kas.to_string();
-    handshake::verify_response(&response, key, &[proto::TunnelProtocol::KasTunnel])
-        .map_err(|cause| DialError::NotKas { address: address(), cause })?;
-    let welcome = response.headers().get(&names::WELCOME);
-    let welcome = welcome.ok_or_else(|| DialError::NoWelcome { address: address() })?;
-    let welcome =
-        Welcome::decode(welcome).map_err(|cause| DialError::Welcome { address: address(), cause })?;
+) -> Result<WebSocket<T>, DialError> {
     let upgraded = hyper::upgrade::on(&mut response).await.map_err(|error| DialError::http(kas, error))?;
     let parts = upgraded.downcast::<TokioIo<T>>().expect("the type of the stream above");
 
-    Ok((WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Client), welcome))
+    Ok(WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Client))
 }
 
 /// Completes `exchange`, and polls `driver` until then.
@@ -181,7 +245,7 @@ async fn refusal(kas: &KasAddress, token: &AgentToken, response: Response<Incomi
 }
 
 /// Returns untrusted bytes as one line without control characters, of at most 300 characters.
-fn sentence(bytes: &[u8]) -> String {
+pub(crate) fn sentence(bytes: &[u8]) -> String {
     const MAX_CHARS: usize = 300;
     let text = String::from_utf8_lossy(bytes);
     let words: Vec<_> = text.split_whitespace().collect();

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
+//! * `gitlab` is the connection to GitLab's kas, which takes the place of tunnels.
 //! * [`services`] are the request types. A new one is a handler there.
 //! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
@@ -26,6 +27,7 @@ pub mod connect;
 mod disabled;
 mod dispatch;
 mod file_followers;
+mod gitlab;
 mod health;
 mod log_filter;
 mod metrics;

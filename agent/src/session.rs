@@ -7,7 +7,8 @@
 //!                                   │                         (which completes its streams meanwhile)
 //!                                   └── shutdown ──► drain, complete the streams, end
 //! ```
-//! Each slot runs one such loop; see `slot`.
+//! Each slot runs one such loop; see `slot`. With GitLab's kas, one slot has a connection of the module `gitlab` instead of a tunnel,
+//! and the others wait.
 
 mod active_tunnel;
 mod backoff;
@@ -22,15 +23,20 @@ use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
 use telemetry::Tracer;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::IdleTimeoutDetector;
 
 pub(crate) use self::backoff::Backoff;
 use self::{slot::TunnelSlot, spread::ReplicaSpread};
 use crate::{
-    AgentToken, ClusterStatus, Dial, KasAddress, Observability, Services, connect::KasHeader,
+    AgentToken, ClusterStatus, Dial, KasAddress, Observability, Services,
+    connect::{KasHeader, KasTarget, ProtocolChoice},
     dispatch::Dispatcher,
+    gitlab::GitLabContext,
 };
 
 /// The time that tasks may take to end once the grace period is over and their tunnel is cut.
@@ -51,9 +57,11 @@ pub struct SessionConfig {
     pub token: AgentToken,
     /// The id of this process.
     pub instance: InstanceId,
+    /// The protocol with kas.
+    pub protocol: ProtocolChoice,
     /// Headers to add to the requests that open tunnels.
     pub headers: Vec<KasHeader>,
-    /// The number of tunnels to keep open.
+    /// The number of tunnels to keep open. With GitLab's kas there is one connection.
     pub tunnels: u16,
     /// The cores that run the tunnels, in turn, and the requests of each tunnel.
     pub cores: Cores,
@@ -98,6 +106,9 @@ struct AgentContext<D> {
     shutdown: CancellationToken,
     tunnels: TaskTracker,
     requests: TaskTracker,
+    gitlab: Arc<GitLabContext>,
+    /// The permit of the slot that has the connection to GitLab's kas.
+    gitlab_slot: Arc<Semaphore>,
 }
 
 impl SessionConfig {
@@ -107,6 +118,7 @@ impl SessionConfig {
             kas,
             token,
             instance: InstanceId::random(),
+            protocol: ProtocolChoice::default(),
             headers: Vec::new(),
             tunnels: 2,
             cores: Cores::default(),
@@ -117,23 +129,39 @@ impl SessionConfig {
             tracer: None,
         }
     }
+
+    /// Returns the kas to connect to.
+    fn target(&self) -> KasTarget<'_> {
+        KasTarget { kas: &self.kas, protocol: self.protocol, token: &self.token, headers: &self.headers }
+    }
+
+    /// Returns the number of slots.
+    fn slots(&self) -> u16 {
+        if self.protocol.is_gitlab(&self.kas) { 1 } else { self.tunnels }
+    }
 }
 
 impl<D: Dial> Agent<D> {
     /// Returns an agent that has no tunnel until it runs.
     pub fn new(config: SessionConfig, dialer: D, services: Services, observability: Observability) -> Self {
+        let dispatcher =
+            Arc::new(Dispatcher::new(services.clone(), &observability.metrics, config.tracer.clone()));
+        let requests = TaskTracker::new();
+        let gitlab = GitLabContext::new(&config, &services, (&dispatcher, &requests), &observability);
         let context = AgentContext {
             spread: Mutex::new(ReplicaSpread::new(usize::from(config.tunnels))),
             dialer,
             services: services.names(),
-            dispatcher: Arc::new(Dispatcher::new(services, &observability.metrics, config.tracer.clone())),
+            dispatcher,
             config,
             observability,
             dial_errors: LogLimiter::new(LOG_PERIOD),
             idle_timeouts: Mutex::default(),
             shutdown: CancellationToken::new(),
             tunnels: TaskTracker::new(),
-            requests: TaskTracker::new(),
+            requests,
+            gitlab: Arc::new(gitlab),
+            gitlab_slot: Arc::new(Semaphore::new(1)),
         };
         Self { context: Arc::new(context) }
     }
@@ -148,7 +176,7 @@ impl<D: Dial> Agent<D> {
     pub async fn run(self, shutdown: CancellationToken) {
         let context = self.context;
         let slots = TaskTracker::new();
-        for index in 0..context.config.tunnels {
+        for index in 0..context.config.slots() {
             let core = context.config.cores.reserve_at(usize::from(index));
             core.spawn(&slots, run_slot(Arc::clone(&context), index));
         }

@@ -278,7 +278,7 @@ impl AgentServer {
         };
         let stalls = self.metrics.tunnel_write_stalls.clone();
         let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
-        let socket = WebSocket::new(io, parts.read_buf, Role::Server);
+        let socket = WebSocket::new(io, parts.read_buf, Role::Server).with_gitlab_roles();
         let cut = self.connections.cut.child_token();
         let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client);
         cut.run_until_cancelled(serving).await;

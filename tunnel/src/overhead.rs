@@ -94,11 +94,17 @@ impl OverheadCounter {
 pub(crate) struct OverheadLimit {
     counter: OverheadCounter,
     refilled: Instant,
+    unlimited: bool,
 }
 
 impl OverheadLimit {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { counter: OverheadCounter::default(), refilled: now }
+        Self { counter: OverheadCounter::default(), refilled: now, unlimited: false }
+    }
+
+    /// Creates a limit that is never exceeded.
+    pub(crate) fn unlimited(now: Instant) -> Self {
+        Self { unlimited: true, ..Self::new(now) }
     }
 
     pub(crate) fn counter(&self) -> &OverheadCounter {
@@ -111,7 +117,7 @@ impl OverheadLimit {
         // Useful bytes of earlier times do not allow more overhead.
         count.overhead.fetch_max(0, AcqRel);
         let overhead = count.overhead.fetch_add(to_i64(bytes), AcqRel) + to_i64(bytes);
-        if overhead <= BURST {
+        if overhead <= BURST || self.unlimited {
             return true;
         }
         let elapsed = i64::try_from(now.duration_since(self.refilled).as_millis()).unwrap_or(i64::MAX);

@@ -118,6 +118,18 @@ impl<T> WebSocket<T> {
         }
     }
 
+    /// Makes agentk the client of HTTP/2, as it is in GitLab's protocol. The overhead then has no limit, because only
+    /// [`Tunnel`](crate::Tunnel) and [`TunnelServer`](crate::TunnelServer) subtract what is useful.
+    #[must_use]
+    pub fn with_gitlab_roles(mut self) -> Self {
+        self.scanner = FrameScanner::new(match self.role {
+            Role::Client => 0,
+            Role::Server => PREFACE,
+        });
+        self.overhead = OverheadLimit::unlimited(Instant::now());
+        self
+    }
+
     pub(crate) fn keepalive_state(&self) -> Arc<KeepaliveState> {
         Arc::clone(&self.keepalive_state)
     }

@@ -11,7 +11,7 @@ use crate::{
     AgentToken, TcpDialer,
     cli::{NamedValue, RunOptions, TOKEN_VARIABLE},
     cluster::{CredentialFile, CredentialKind},
-    connect::HttpProxy,
+    connect::{HttpProxy, ProtocolChoice},
     file_followers::FileFollowers,
     upstream::{ClientTlsConfig, Pem},
 };
@@ -42,6 +42,16 @@ pub(crate) fn check_scope(options: &RunOptions) -> anyhow::Result<()> {
     anyhow::ensure!(
         !(options.require_scope && options.no_remote_configuration),
         "--require-scope needs the configuration from kas, which --no-remote-configuration refuses: remove one of them"
+    );
+    Ok(())
+}
+
+/// Checks that the protocol is possible at the address of kas.
+pub(crate) fn check_protocol(options: &RunOptions) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !(options.kas_address.is_grpc() && options.protocol == ProtocolChoice::KasTunnel),
+        "--protocol kas-tunnel needs a WebSocket, and --kas-address {} has none: write wss:// or ws://, or use --protocol gitlab",
+        options.kas_address
     );
     Ok(())
 }

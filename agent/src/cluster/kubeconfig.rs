@@ -252,6 +252,6 @@ impl Entry<ClusterEntry> {
             None => None,
         };
 
-        Ok((url, ClientTlsConfig { ca, identity: None, server_name, insecure }))
+        Ok((url, ClientTlsConfig { ca, server_name, insecure, ..ClientTlsConfig::default() }))
     }
 }

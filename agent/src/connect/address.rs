@@ -1,4 +1,4 @@
-//! The address of kas: `ws(s)://host[:port][/prefix]`.
+//! The address of kas: `ws(s)://host[:port][/prefix]`, or `grpc(s)://host[:port]` for GitLab's kas.
 
 use std::{fmt, str::FromStr};
 
@@ -8,35 +8,68 @@ use crate::upstream::{Scheme, ServerUrl, ServerUrlError};
 ///
 /// The path is kept unchanged: an ingress may serve kas below a prefix, and kas accepts tunnels at any path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KasAddress(ServerUrl);
+pub struct KasAddress {
+    /// The same address with the scheme `http` or `https`.
+    url: ServerUrl,
+    transport: Transport,
+}
+
+/// The protocol below the tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    /// `ws` and `wss`.
+    WebSocket,
+    /// `grpc` and `grpcs`: HTTP/2 without a WebSocket, which only GitLab's kas accepts.
+    Http2,
+}
 
 /// The error for an invalid address. It does not contain the address if that has a password.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KasAddressError {
-    /// The scheme is neither `wss` nor `ws`.
-    #[error("{0:?} starts with neither wss:// nor ws://; write it like wss://kas.example.com")]
+    /// The scheme is unknown.
+    #[error(
+        "{0:?} starts with none of wss://, ws://, grpcs:// and grpc://; write it like wss://kas.example.com"
+    )]
     Scheme(String),
+    /// An address of gRPC has a path.
+    #[error("{0:?} has a path, which gRPC does not support; write it like grpcs://kas.example.com:8150")]
+    Path(String),
     /// The rest of the URL is invalid.
-    #[error("{}", ws(.0))]
-    Url(ServerUrlError),
+    #[error("{}", describe(.0, .1))]
+    Url(ServerUrlError, &'static str),
 }
 
 impl KasAddress {
     /// Returns the same address with the scheme `http` or `https`.
     pub fn url(&self) -> &ServerUrl {
-        &self.0
+        &self.url
     }
 
-    /// Returns true for `wss`.
+    /// Returns true for `wss` and `grpcs`.
     pub fn is_secure(&self) -> bool {
-        self.0.scheme() == Scheme::Https
+        self.url.scheme() == Scheme::Https
+    }
+
+    /// Returns true for `grpc` and `grpcs`.
+    pub fn is_grpc(&self) -> bool {
+        self.transport == Transport::Http2
     }
 
     /// Returns the path of the request that opens a tunnel.
     pub fn path(&self) -> &str {
-        match self.0.base_path() {
+        match self.url.base_path() {
             "" => "/",
             path => path,
+        }
+    }
+}
+
+impl Transport {
+    /// Returns the scheme without TLS.
+    const fn scheme(self) -> &'static str {
+        match self {
+            Self::WebSocket => "ws",
+            Self::Http2 => "grpc",
         }
     }
 }
@@ -45,27 +78,34 @@ impl FromStr for KasAddress {
     type Err = KasAddressError;
 
     fn from_str(text: &str) -> Result<Self, KasAddressError> {
-        let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-        let http = match scheme.as_deref() {
-            Some("wss") => format!("https{}", &text[3..]),
-            Some("ws") => format!("http{}", &text[2..]),
+        let (scheme, rest) = text.split_once("://").unwrap_or_default();
+        let (transport, secure) = match scheme.to_ascii_lowercase().as_str() {
+            "ws" => (Transport::WebSocket, false),
+            "wss" => (Transport::WebSocket, true),
+            "grpc" => (Transport::Http2, false),
+            "grpcs" => (Transport::Http2, true),
             // The text is not shown, since a password may be before the `@`.
-            _ if text.contains('@') => return Err(KasAddressError::Url(ServerUrlError::UserInfo)),
+            _ if text.contains('@') => return Err(KasAddressError::Url(ServerUrlError::UserInfo, "ws")),
             _ => return Err(KasAddressError::Scheme(text.to_owned())),
         };
-
-        http.parse().map(Self).map_err(KasAddressError::Url)
+        let http = format!("http{}://{rest}", if secure { "s" } else { "" });
+        let url: ServerUrl = http.parse().map_err(|error| KasAddressError::Url(error, transport.scheme()))?;
+        if transport == Transport::Http2 && !url.base_path().is_empty() {
+            return Err(KasAddressError::Path(text.to_owned()));
+        }
+        Ok(Self { url, transport })
     }
 }
 
 impl fmt::Display for KasAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let http = self.0.to_string();
-        f.write_str(&http.replacen("http", "ws", 1))
+        f.write_str(&self.url.to_string().replacen("http", self.transport.scheme(), 1))
     }
 }
 
-fn ws(error: &ServerUrlError) -> String {
+/// Describes the error of a URL whose scheme was replaced by `http`.
+fn describe(error: &ServerUrlError, scheme: &str) -> String {
+    let original = |url: &str| url.replacen("http", scheme, 1);
     match error {
         ServerUrlError::UserInfo => {
             "the address contains a user name or password; the token is configured separately".to_owned()
@@ -80,10 +120,6 @@ fn ws(error: &ServerUrlError) -> String {
             format!("{:?} is not a URL; write it like wss://kas.example.com", original(url))
         }
     }
-}
-
-fn original(url: &str) -> String {
-    url.replacen("http", "ws", 1)
 }
 
 #[cfg(test)]
@@ -106,9 +142,26 @@ mod tests {
     }
 
     #[test]
+    fn address_of_grpc_has_no_path() {
+        for (text, port, secure) in
+            [("grpc://kas.example.com:8150", 8150, false), ("GRPCS://kas/", 443, true)]
+        {
+            let address: KasAddress = text.parse().unwrap();
+            assert!(address.is_grpc());
+            assert_eq!((address.url().port(), address.is_secure()), (port, secure));
+            assert!(address.to_string().starts_with("grpc"), "{address}");
+        }
+        assert!(!"wss://kas".parse::<KasAddress>().unwrap().is_grpc());
+        let error = "grpc://kas/prefix".parse::<KasAddress>().unwrap_err().to_string();
+        assert!(error.starts_with(r#""grpc://kas/prefix" has a path"#), "{error}");
+        let error = "grpcs://".parse::<KasAddress>().unwrap_err().to_string();
+        assert!(error.starts_with(r#""grpcs://" is not a URL"#), "{error}");
+    }
+
+    #[test]
     fn invalid_address_is_refused_with_an_example() {
         let refused = |text: &str| text.parse::<KasAddress>().unwrap_err().to_string();
-        for text in ["https://kas", "grpc://kas", "kas.example.com", ""] {
+        for text in ["https://kas", "http2://kas", "kas.example.com", ""] {
             assert!(refused(text).contains("write it like wss://kas.example.com"), "{text}");
         }
         assert_eq!(refused("wss://"), r#""wss://" is not a URL; write it like wss://kas.example.com"#);

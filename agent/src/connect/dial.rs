@@ -43,7 +43,7 @@ where
     }
 }
 
-/// Dials TCP, and TLS for `wss://`.
+/// Dials TCP, and TLS for `wss://` and `grpcs://`.
 pub struct TcpDialer {
     kas: KasAddress,
     connector: Connector,
@@ -53,6 +53,7 @@ pub struct TcpDialer {
 impl TcpDialer {
     /// Returns a dialer of `kas`. It reads the certificates once, so that they are checked, which blocks.
     pub fn new(kas: KasAddress, tls: ClientTlsConfig) -> Result<Self, TlsError> {
+        let tls = ClientTlsConfig { http2: kas.is_grpc(), ..tls };
         // Root certificates are needed for TLS only.
         let tls = Arc::new(if kas.is_secure() { ClientTls::new(tls)? } else { ClientTls::system() });
         Ok(Self { connector: Connector::new(kas.url().clone(), TIMEOUT, tls), kas, proxy: None })
@@ -96,7 +97,7 @@ impl TcpDialer {
         .await
     }
 
-    /// Performs the TLS handshake, for `wss://`.
+    /// Performs the TLS handshake, for `wss://` and `grpcs://`.
     pub(crate) async fn handshake(&self, tcp: TcpStream) -> Result<BoxIo, DialError> {
         if !self.kas.is_secure() {
             return Ok(Box::new(tcp));

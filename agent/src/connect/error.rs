@@ -135,6 +135,24 @@ pub enum DialError {
         /// The error of the welcome.
         cause: HelloError,
     },
+    /// The port of GitLab's kas does not answer in HTTP/2.
+    #[error(
+        "{address} did not answer in HTTP/2 ({problem}): is it the agent address of GitLab's kas, and does its port have TLS?"
+    )]
+    NotHttp2 {
+        /// The address of kas.
+        address: String,
+        /// The error of the connection.
+        problem: String,
+    },
+    /// GitLab's kas did not register this process.
+    #[error("GitLab's kas at {address} does not register this agent: {status}")]
+    NotRegistered {
+        /// The address of kas.
+        address: String,
+        /// The code of gRPC, and the message.
+        status: String,
+    },
     /// The hello header cannot be encoded.
     #[error("the hello cannot be sent: {0}; check POD_NAME and POD_NAMESPACE")]
     Hello(HelloError),
@@ -175,11 +193,13 @@ impl DialError {
             | Self::NotKas { .. }
             | Self::NoWelcome { .. }
             | Self::Welcome { .. }
+            | Self::NotHttp2 { .. }
+            | Self::NotRegistered { .. }
             | Self::Hello(_) => "refused",
         }
     }
 
-    pub(super) fn timed_out(kas: &KasAddress, after: Duration) -> Self {
+    pub(crate) fn timed_out(kas: &KasAddress, after: Duration) -> Self {
         Self::Timeout { address: kas.to_string(), after }
     }
 

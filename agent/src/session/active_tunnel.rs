@@ -1,18 +1,23 @@
-//! One open tunnel, from the handshake to its end.
+//! One open tunnel, or one connection to GitLab's kas, from the handshake to its end.
 
 use std::sync::Arc;
 
 use cores::poll_on_wake;
 use proto::{ReplicaId, TunnelId, control::DrainRequest};
 use tokio::{
-    sync::watch,
+    sync::{oneshot, watch},
     task::JoinHandle,
     time::{Duration, Instant, timeout},
 };
 use tunnel::{CloseReason, DrainHandle, IDLE_TIMEOUT_HINT, TunnelServer, websocket::WebSocket};
 
 use super::AgentContext;
-use crate::{Dial, connect::TokenChange, services::control::ControlService};
+use crate::{
+    Dial,
+    connect::TokenChange,
+    gitlab::{ConnectionEnd, DrainSignals, GitLabConnection},
+    services::control::ControlService,
+};
 
 /// The time that a tunnel may take to end by itself beyond the drain timeout. Less than `FORCED_CLOSE_TIMEOUT`, so that its
 /// end is logged.
@@ -21,12 +26,19 @@ const DRAIN_TOLERANCE: Duration = Duration::from_millis(200);
 /// A tunnel that serves requests in a task of its own. Dropping this does not end the task.
 pub(super) struct ActiveTunnel {
     pub(super) id: TunnelId,
-    pub(super) replica: ReplicaId,
+    /// The replica of kas. GitLab's kas does not name it.
+    pub(super) replica: Option<ReplicaId>,
     opened: Instant,
-    drain: DrainHandle,
+    drain: DrainTrigger,
     drain_request: watch::Receiver<Option<DrainRequest>>,
     token_change: TokenChange,
     task: JoinHandle<()>,
+}
+
+/// Starts the drain of a tunnel.
+enum DrainTrigger {
+    Tunnel(DrainHandle),
+    GitLab(oneshot::Sender<Duration>),
 }
 
 /// An event that ends the use of a tunnel.
@@ -61,7 +73,38 @@ impl ActiveTunnel {
             }
         });
 
-        Self { id, replica, opened: Instant::now(), drain, drain_request, token_change, task }
+        let drain = DrainTrigger::Tunnel(drain);
+        Self { id, replica: Some(replica), opened: Instant::now(), drain, drain_request, token_change, task }
+    }
+
+    /// Spawns a task that serves the requests of a connection to GitLab's kas.
+    pub(super) fn spawn_gitlab<D: Dial>(
+        context: &Arc<AgentContext<D>>,
+        connection: GitLabConnection,
+        token_change: TokenChange,
+    ) -> Self {
+        let id = TunnelId::random();
+        let (drain, drain_started) = oneshot::channel();
+        let (drain_request_sender, drain_request) = watch::channel(None);
+        let task = context.tunnels.spawn({
+            let context = Arc::clone(context);
+            async move {
+                let tunnel = context.observability.tunnel_opened();
+                let opened = Instant::now();
+                let signals = DrainSignals {
+                    drain: drain_started,
+                    shutdown: context.shutdown.clone(),
+                    grace: context.config.grace,
+                    goaway: drain_request_sender,
+                };
+                let ended = connection.serve(&context.gitlab, id, signals).await;
+                drop(tunnel);
+                report_gitlab_end(&context, id, opened, &ended);
+            }
+        });
+
+        let drain = DrainTrigger::GitLab(drain);
+        Self { id, replica: None, opened: Instant::now(), drain, drain_request, token_change, task }
     }
 
     /// Waits for the end of the tunnel, a drain request or another token. Cancel-safe.
@@ -88,7 +131,11 @@ impl ActiveTunnel {
 
     /// Stops accepting requests. The tunnel ends once those in flight are complete, or cut after `within`.
     pub(super) fn drain(self, within: Duration) {
-        self.drain.drain(within);
+        match self.drain {
+            DrainTrigger::Tunnel(drain) => drain.drain(within),
+            // Fails if the connection has ended.
+            DrainTrigger::GitLab(drain) => drop(drain.send(within)),
+        }
     }
 }
 
@@ -140,4 +187,13 @@ fn report_end<D>(
         CloseReason::TimedOut | CloseReason::Protocol(_) | CloseReason::Flooded => None,
     };
     tracing::warn!(%tunnel, %replica, seconds, reason = %ended, hint, "tunnel lost");
+}
+
+fn report_gitlab_end<D>(context: &AgentContext<D>, tunnel: TunnelId, opened: Instant, ended: &ConnectionEnd) {
+    context.observability.metrics.record_tunnel_end(ended.label(), opened.elapsed());
+    let seconds = opened.elapsed().as_secs();
+    match ended {
+        ConnectionEnd::Graceful => tracing::info!(%tunnel, seconds, "connection to GitLab's kas ended"),
+        ended => tracing::warn!(%tunnel, seconds, reason = %ended, "connection to GitLab's kas lost"),
+    }
 }

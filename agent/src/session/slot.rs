@@ -6,7 +6,10 @@ use proto::{
     ReplicaId,
     control::{DrainReason, DrainRequest},
 };
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Duration, Instant, sleep, timeout},
+};
 
 use super::{
     AgentContext,
@@ -16,7 +19,8 @@ use super::{
 };
 use crate::{
     Dial, DialError,
-    connect::{self, PendingTunnel},
+    connect::{self, GitLabStream, PendingConnection, PendingTunnel},
+    gitlab::GitLabConnection,
 };
 
 /// The longest time that a stopping replica waits for the next tunnel of this slot. There may be no other replica, and the
@@ -30,11 +34,13 @@ pub(super) struct TunnelSlot<D> {
     context: Arc<AgentContext<D>>,
     index: u16,
     backoff: Backoff,
+    /// The permit to have the connection to GitLab's kas, from its handshake until kas has another protocol.
+    gitlab_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl<D: Dial> TunnelSlot<D> {
     pub(super) fn new(context: Arc<AgentContext<D>>, index: u16) -> Self {
-        Self { context, index, backoff: Backoff::default() }
+        Self { context, index, backoff: Backoff::default(), gitlab_permit: None }
     }
 
     /// Keeps a tunnel open until the shutdown.
@@ -90,7 +96,13 @@ impl<D: Dial> TunnelSlot<D> {
     async fn dial_other_replica(&self) -> Option<ActiveTunnel> {
         let (spread, slot) = (&self.context.spread, usize::from(self.index));
         let dialled = async {
-            let pending = self.dial().await?;
+            let pending = match self.dial().await? {
+                PendingConnection::Tunnel(pending) => pending,
+                PendingConnection::GitLab(stream) => {
+                    stream.decline().await;
+                    return Ok(None);
+                }
+            };
             let (replica, replicas) = (pending.welcome.replica, pending.welcome.replicas);
             if !spread.lock().replace(slot, replica, replicas) {
                 self.decline(pending).await;
@@ -135,13 +147,13 @@ impl<D: Dial> TunnelSlot<D> {
     /// Opens the next tunnel, and then drains the old one (make before break).
     async fn replace(&mut self, mut old: ActiveTunnel, drain: DrainRequest) -> Option<ActiveTunnel> {
         let (tunnel, replica, reason) = (old.id, old.replica, drain.reason);
-        tracing::info!(%tunnel, %replica, ?reason, within = ?drain.within, "drain request of kas");
+        tracing::info!(%tunnel, replica = replica.map(display), ?reason, within = ?drain.within, "drain request of kas");
         self.backoff.replaced(old.age());
         let deadline = Instant::now() + drain.within;
         let (avoid, connect_timeout) = match reason {
             DrainReason::MaxAge => (None, drain.within / 2),
-            DrainReason::Rebalance => (Some(replica), drain.within / 2),
-            DrainReason::Shutdown => (Some(replica), STOPPING_REPLICA_TIMEOUT.min(drain.within / 2)),
+            DrainReason::Rebalance => (replica, drain.within / 2),
+            DrainReason::Shutdown => (replica, STOPPING_REPLICA_TIMEOUT.min(drain.within / 2)),
         };
         let next = tokio::select! {
             next = timeout(connect_timeout, self.connect(avoid)) => next,
@@ -164,7 +176,7 @@ impl<D: Dial> TunnelSlot<D> {
         let mut search = ReplicaSearch::new(usize::from(self.index), avoid);
         loop {
             let error = match shutdown.run_until_cancelled(self.open(&mut search)).await? {
-                Ok(pending) => return Some(self.accept(pending)),
+                Ok(tunnel) => return Some(tunnel),
                 Err(error) => error,
             };
             search.on_failure();
@@ -180,22 +192,53 @@ impl<D: Dial> TunnelSlot<D> {
         }
     }
 
-    /// Dials until the spread of replicas accepts the one that answered.
-    async fn open(&self, search: &mut ReplicaSearch) -> Result<PendingTunnel<D::Io>, DialError> {
+    /// Dials until the spread of replicas accepts the one that answered, or GitLab's kas did.
+    async fn open(&mut self, search: &mut ReplicaSearch) -> Result<ActiveTunnel, DialError> {
         loop {
-            let pending = self.dial().await?;
+            let pending = match self.dial().await? {
+                PendingConnection::Tunnel(pending) => pending,
+                PendingConnection::GitLab(stream) => match self.open_gitlab(stream).await? {
+                    Some(connection) => return Ok(connection),
+                    None => continue,
+                },
+            };
+            self.gitlab_permit = None;
             let (replica, replicas) = (pending.welcome.replica, pending.welcome.replicas);
             if self.context.spread.lock().claim(search, replica, replicas) {
-                return Ok(pending);
+                return Ok(self.accept(pending));
             }
             self.decline(pending).await;
         }
     }
 
-    async fn dial(&self) -> Result<PendingTunnel<D::Io>, DialError> {
-        let config = &self.context.config;
+    /// Completes a connection to GitLab's kas. If another slot has one, it waits for as long as that is so, and returns `None`.
+    async fn open_gitlab(&mut self, stream: GitLabStream) -> Result<Option<ActiveTunnel>, DialError> {
+        let (context, slot) = (&self.context, self.index);
+        context.spread.lock().release(usize::from(slot));
+        if self.gitlab_permit.is_none() {
+            let slots = &context.gitlab_slot;
+            let Ok(permit) = Arc::clone(slots).try_acquire_owned() else {
+                stream.decline().await;
+                tracing::debug!(slot, "connection declined: the agent has one to GitLab's kas");
+                self.gitlab_permit = Arc::clone(slots).acquire_owned().await.ok();
+                return Ok(None);
+            };
+            self.gitlab_permit = Some(permit);
+        }
+        let GitLabStream { io, authorization, token_change, server } = stream;
+        let target = context.config.target();
+        let connection =
+            GitLabConnection::open(io, target, &authorization, context.gitlab.register_request());
+        let connection = connection.await?;
+        context.observability.metrics.record_dial("connected");
+        context.dial_errors.reset();
+        tracing::info!(server, slot, "connected to GitLab's kas");
+        Ok(Some(ActiveTunnel::spawn_gitlab(context, connection, token_change)))
+    }
+
+    async fn dial(&self) -> Result<PendingConnection<D::Io>, DialError> {
         let hello = self.context.hello(self.index);
-        connect::open(&self.context.dialer, &config.kas, &config.token, &config.headers, &hello).await
+        connect::open(&self.context.dialer, self.context.config.target(), &hello).await
     }
 
     fn accept(&self, pending: PendingTunnel<D::Io>) -> ActiveTunnel {

@@ -87,6 +87,7 @@ impl ReplicaSpread {
     /// Records that the slot has no tunnel any more.
     pub(super) fn release(&mut self, slot: usize) {
         self.held[slot] = None;
+        self.shared[slot] = false;
     }
 }
 

@@ -61,6 +61,8 @@ pub struct ClientTlsConfig {
     pub server_name: Option<ServerName<'static>>,
     /// Trusts any certificate if true.
     pub insecure: bool,
+    /// Offers HTTP/2 instead of HTTP/1.1 if true.
+    pub http2: bool,
 }
 
 /// A client certificate that does not come from [`ClientTlsConfig`].
@@ -269,7 +271,7 @@ fn build(options: &ClientTlsConfig, material: &TlsMaterial) -> Result<Arc<Client
     };
     let mut config = with_identity(builder, material)?;
     // Without ALPN a server may choose HTTP/2, which has no upgrades to SPDY.
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![if options.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
 
     Ok(Arc::new(config))
 }

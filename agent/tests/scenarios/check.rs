@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, fs, path::Path};
 
-use crate::support::{DialResponse, serve};
+use crate::support::{DialResponse, gitlab_kas, serve};
 use agent::{CheckCommand, cli::Cli};
 use bytes::Bytes;
 use clap::Parser as _;
@@ -179,4 +179,70 @@ async fn failed_step_ends_its_subject_and_has_a_hint() {
         let line = report.lines().find(|line| line.starts_with("kas") && line.contains("FAILED")).unwrap();
         assert!(line.contains(hint), "{line}");
     }
+}
+
+#[tokio::test]
+async fn check_names_gitlabs_kas_and_its_version() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster().await;
+    for (websocket, status, kas_steps, texts) in [
+        (
+            true,
+            0,
+            &["DNS ok", "TCP ok", "TLS ok", "upgrade ok", "gRPC ok", "authentication ok"][..],
+            &["GitLab's kas (gitlab-kas/v16.5.0-8daa08cc/8daa08cc) answers\n", "AGENTK_TOKEN is accepted\n"]
+                [..],
+        ),
+        (
+            false,
+            0,
+            &["DNS ok", "TCP ok", "TLS ok", "gRPC ok", "authentication ok"],
+            &["not used (grpc://)", "GitLab's kas answers\n"],
+        ),
+        (
+            false,
+            16,
+            &["DNS ok", "TCP ok", "TLS ok", "gRPC ok", "authentication FAILED"],
+            &["requires an agent token", "kas refused the agent token", "in GitLab"],
+        ),
+        (
+            true,
+            14,
+            &["DNS ok", "TCP ok", "TLS ok", "upgrade ok", "gRPC FAILED"],
+            &["Unavailable: from the test"],
+        ),
+    ] {
+        let scheme = if websocket { "ws" } else { "grpc" };
+        let kas = format!("{scheme}://127.0.0.1:{}", gitlab_kas::listen(websocket, status).await);
+        let (ok, report) = check(directory.path(), &kas, cluster, cluster).await;
+        assert_eq!(ok, status == 0, "{report}");
+        let steps: Vec<_> = steps(&report)
+            .into_iter()
+            .filter_map(|step| step.strip_prefix("kas: ").map(str::to_owned))
+            .collect();
+        assert_eq!(steps, kas_steps, "{report}");
+        for text in texts {
+            assert!(report.contains(text), "{text} in {report}");
+        }
+        assert!(!report.contains("agent-token"), "{report}");
+    }
+}
+
+#[tokio::test]
+async fn server_without_http2_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster().await;
+    let (ok, report) =
+        check(directory.path(), &format!("grpc://127.0.0.1:{cluster}"), cluster, cluster).await;
+    assert!(!ok);
+    let line = report.lines().find(|line| line.contains("gRPC")).unwrap();
+    assert!(line.contains("FAILED") && line.contains("did not answer in HTTP/2"), "{report}");
+}
+
+#[test]
+fn protocol_that_the_address_does_not_have_is_refused_before_a_dial() {
+    let arguments = ["agentk", "--kas-address", "grpc://kas:8150", "--protocol", "kas-tunnel"];
+    let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
+    let error = CheckCommand::build(run, Some("agent-token".into())).err().unwrap().to_string();
+    assert!(error.starts_with("--protocol kas-tunnel needs a WebSocket"), "{error}");
 }

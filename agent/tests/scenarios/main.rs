@@ -2,6 +2,7 @@
 
 mod check;
 mod dial;
+mod gitlab;
 mod policy;
 mod proxy;
 mod refusals;

@@ -1,6 +1,8 @@
 //! A scripted kas for tests, over in-memory pipes.
 #![allow(clippy::unwrap_used, reason = "test support: a failure is a panic")]
 
+pub(crate) mod gitlab_kas;
+pub(crate) mod protobuf;
 pub(crate) mod tls;
 
 use std::{
@@ -19,7 +21,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use proto::{ReplicaId, TunnelId, TunnelLimits, Welcome, header};
+use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream},
     sync::mpsc,
@@ -138,7 +140,7 @@ pub(crate) async fn serve<T>(
             let mut response = Response::new(Full::default());
             *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
             (*response.headers_mut(), _) =
-                handshake::response_headers(&request, &[proto::TunnelProtocol::KasTunnel]).unwrap();
+                handshake::response_headers(&request, &[TunnelProtocol::KasTunnel]).unwrap();
             let limits = TunnelLimits { max_concurrent_streams: 100, max_header_bytes: 1 << 16 };
             let welcome = Welcome { replica, replicas, tunnel: TunnelId::random(), limits };
             response.headers_mut().insert(header::WELCOME, welcome.encode().unwrap());

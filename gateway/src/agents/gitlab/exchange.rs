@@ -15,7 +15,7 @@ use gitlab_tunnel::{
         RequestInfo, RequestPart, ResponsePart, ValueMap, Values,
     },
 };
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, header::CONTENT_LENGTH};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use prost::Message as _;
 use tokio::{
@@ -61,7 +61,11 @@ pub(super) struct Exchange {
     agent_order: Order,
     http_order: Order,
     upload: Upload,
-    /// agentk has ended the stream after its last step.
+    /// The response is a reply to HEAD, which has no body.
+    is_head: bool,
+    /// The bytes of the response's body that have not arrived, if its length is known.
+    remaining: Option<u64>,
+    /// agentk has sent its last step.
     is_complete: bool,
     metrics: RpcMetrics,
 }
@@ -124,7 +128,17 @@ impl Exchange {
         let described = agent_order.agent_step(Some(&AgentStep::Descriptor(Default::default())));
         described.expect("it is the first step, which the pool has read");
         let http_order = Order::of_http();
-        Ok(Self { stream, agent_order, http_order, upload, is_complete: false, metrics })
+        let is_head = header.request.as_ref().is_some_and(|request| request.method == "HEAD");
+        Ok(Self {
+            stream,
+            agent_order,
+            http_order,
+            upload,
+            is_head,
+            remaining: None,
+            is_complete: false,
+            metrics,
+        })
     }
 
     /// Waits for the head of the response, and returns the response, whose body is the rest of the exchange.
@@ -140,6 +154,11 @@ impl Exchange {
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return self.upgrade(head).await;
         }
+        self.remaining = match head.status {
+            StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Some(0),
+            _ if self.is_head => Some(0),
+            _ => head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok()),
+        };
         let body = Body::new(StreamBody::new(stream::unfold(Some(self), async |exchange| {
             let mut exchange = exchange?;
             let chunk = match exchange.next_chunk().await {
@@ -156,8 +175,12 @@ impl Exchange {
         loop {
             match self.next_event().await.map_err(|error| error.into_io())? {
                 Event::Part(ResponsePart::Data(Chunk { data })) if data.is_empty() => {}
-                Event::Part(ResponsePart::Data(Chunk { data })) => return Ok(Some(data)),
+                Event::Part(ResponsePart::Data(Chunk { data })) => {
+                    self.remaining = self.remaining.map(|left| left.saturating_sub(data.len() as u64));
+                    return Ok(Some(data));
+                }
                 Event::Part(ResponsePart::Trailer(_)) => {
+                    self.remaining = Some(0);
                     self.end().await?;
                     return Ok(None);
                 }
@@ -219,6 +242,7 @@ impl Exchange {
                     return Ok(Event::Part(part.part.expect("an empty part is not allowed")));
                 }
                 AgentStep::Error(error) => {
+                    self.is_complete = true;
                     let status = error.status.unwrap_or_default();
                     return Err(ExchangeError::Status(Status::new(Code::from(status.code), status.message)));
                 }
@@ -284,10 +308,11 @@ impl Exchange {
     }
 }
 
-/// Ends the stream with an error if agentk has not ended it, so that agentk gives up its request to the API server.
+/// Ends the stream with an error if the response is not complete, so that agentk gives up its request to the API server.
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if !self.is_complete {
+        // The response to the caller ends with its last byte, which may be before the stream of agentk ends.
+        if !self.is_complete && self.remaining != Some(0) {
             // Fails if it ends with another error.
             let _ = self.stream.end.set(Status::cancelled("the caller is gone"));
         }

@@ -1,0 +1,35 @@
+//! The connection to GitLab's kas: agentk is the client of HTTP/2 and of gRPC.
+//!
+//! ```text
+//!   GitLab's kas                                                          agentk
+//!    │◄── Connect ── Descriptor ──────────────────────── stream ◄── pool: some streams wait for a request
+//!    ├── RequestInfo, HttpRequest ──► request ──► memory tunnel ─────► dispatch ──► policy ──► services
+//!    │◄── Header, HttpResponse, Trailer ── response ◄─────────┘
+//!    │◄── Register, GetConfiguration ─────────────────── registration, configuration
+//! ```
+//!
+//! One stream of HTTP/2 carries one request. [`stream_set`] keeps enough streams open, and ends them at a drain. Requests pass a
+//! tunnel in memory to the dispatcher, so that they are served like those of the other protocol.
+
+mod backoff;
+mod client;
+mod configuration;
+mod connection;
+mod context;
+mod error_response;
+mod http2;
+mod memory_tunnel;
+mod pool;
+mod registration;
+mod request;
+mod response;
+mod stream;
+mod stream_set;
+mod upload;
+
+pub(crate) use self::{
+    connection::GitLabConnection,
+    context::{GitLabContext, anonymous_registration},
+    http2::ConnectionEnd,
+    stream_set::DrainSignals,
+};

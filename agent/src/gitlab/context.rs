@@ -1,0 +1,116 @@
+//! The state of the process that all connections to GitLab's kas share.
+
+use std::sync::Arc;
+
+use gitlab_tunnel::messages::{AgentMeta, ConfigurationRequest, KubernetesVersion, RegisterRequest};
+use parking_lot::Mutex;
+use proto::ServiceName;
+use tokio_util::task::TaskTracker;
+use tunnel::StallCounter;
+
+use crate::{ClusterStatus, Observability, Pod, Services, SessionConfig, dispatch::Dispatcher};
+
+/// The parts of an agent that its connections to GitLab's kas use.
+pub(crate) struct GitLabContext {
+    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) observability: Observability,
+    /// The tasks of requests.
+    pub(super) requests: TaskTracker,
+    pub(super) stalls: StallCounter,
+    /// True if agentk applies the configuration of kas.
+    pub(super) is_configurable: bool,
+    /// The commit of the last configuration.
+    commit: Mutex<String>,
+    pod: Pod,
+    /// A random id of this process.
+    pod_id: i64,
+}
+
+impl GitLabContext {
+    /// Returns the context of an agent with these services.
+    pub(crate) fn new(
+        config: &SessionConfig,
+        services: &Services,
+        (dispatcher, requests): (&Arc<Dispatcher>, &TaskTracker),
+        observability: &Observability,
+    ) -> Self {
+        Self {
+            dispatcher: Arc::clone(dispatcher),
+            observability: observability.clone(),
+            requests: requests.clone(),
+            stalls: config.tunnel.stalls.clone(),
+            is_configurable: services.names().iter().any(|name| name.as_str() == ServiceName::CONFIGURATION),
+            commit: Mutex::default(),
+            pod: config.pod.clone(),
+            pod_id: random_pod_id(),
+        }
+    }
+
+    /// Returns the request that registers this process.
+    pub(crate) fn register_request(&self) -> RegisterRequest {
+        RegisterRequest { agent_meta: Some(self.agent_meta()), pod_id: self.pod_id }
+    }
+
+    /// Returns the request for configurations that are newer than the last one.
+    pub(super) fn configuration_request(&self) -> ConfigurationRequest {
+        ConfigurationRequest {
+            commit_id: self.commit.lock().clone(),
+            agent_meta: Some(self.agent_meta()),
+            skip_register: true,
+        }
+    }
+
+    /// Sets the commit of the last configuration.
+    pub(super) fn set_commit(&self, commit: String) {
+        *self.commit.lock() = commit;
+    }
+
+    fn agent_meta(&self) -> AgentMeta {
+        let version = match self.observability.health.cluster() {
+            ClusterStatus::Up { version } => version,
+            ClusterStatus::Unknown | ClusterStatus::Down(_) => None,
+        };
+        let Pod { name, namespace } = self.pod.clone();
+        agent_meta(name.unwrap_or_default(), namespace.unwrap_or_default(), version)
+    }
+}
+
+/// Returns the request that registers a process without a pod and a cluster.
+pub(crate) fn anonymous_registration() -> RegisterRequest {
+    let agent_meta = Some(agent_meta(String::new(), String::new(), None));
+    RegisterRequest { agent_meta, pod_id: random_pod_id() }
+}
+
+fn random_pod_id() -> i64 {
+    rand::random_range(0..=i64::MAX)
+}
+
+/// Describes this process. `kubernetes` is the version of the cluster.
+fn agent_meta(pod_name: String, pod_namespace: String, kubernetes: Option<String>) -> AgentMeta {
+    AgentMeta {
+        version: concat!("v", env!("CARGO_PKG_VERSION")).to_owned(),
+        commit_id: String::new(),
+        pod_namespace,
+        pod_name,
+        kubernetes_version: Some(kubernetes.map(kubernetes_version).unwrap_or_default()),
+    }
+}
+
+fn kubernetes_version(git_version: String) -> KubernetesVersion {
+    let mut numbers = git_version.trim_start_matches('v').split('.').map(str::to_owned);
+    let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    KubernetesVersion { major, minor, git_version, platform: String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_the_cluster_is_split() {
+        let version = kubernetes_version("v1.33.1-eks-1".to_owned());
+        assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "33"));
+        assert_eq!(version.git_version, "v1.33.1-eks-1");
+        assert_eq!(kubernetes_version("unknown".to_owned()).minor, "");
+    }
+}
