@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::KasAddress;
+use agent::{KasAddress, ProtocolChoice};
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use tokio::time::sleep;
@@ -53,6 +53,9 @@ pub struct Agents {
     /// Length of the agents' responses
     #[arg(long, value_name = "BYTES", default_value_t = 200, value_parser = clap::value_parser!(u32).range(..=16_777_216))]
     answer: u32,
+    /// Protocol with kas: auto, kas-tunnel, or gitlab
+    #[arg(long, value_enum, value_name = "PROTOCOL", default_value_t)]
+    protocol: ProtocolChoice,
     /// Certificates (PEM) to trust for kas instead of the system's
     #[arg(long, value_name = "FILE")]
     cacert: Option<PathBuf>,
@@ -103,6 +106,7 @@ impl Agents {
             tokens: read_token(&self.token_file)?.lines().map(|line| line.trim().to_owned()).collect(),
             count: self.count as usize,
             tunnels: 1,
+            protocol: self.protocol,
             per_second: f64::from(self.per_second),
             answer: self.answer as usize,
         };

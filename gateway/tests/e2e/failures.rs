@@ -10,7 +10,7 @@ use access::token::{self, Holder};
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 
-use crate::support::{AGENT, Agent, Installation, Kas, curl, eventually, run};
+use crate::support::{AGENT, Agent, Installation, Kas, curl, default_tunnels, eventually, run};
 
 /// Starts kas with TLS for callers, and an agentk whose cluster is unreachable.
 fn without_cluster() -> Installation {
@@ -196,7 +196,7 @@ fn revoked_token_closes_tunnels_within_seconds() {
     assert!(response.text().contains("disconnected"), "{}", response.text());
 
     world.tokens.write_identity(world.directory(), false);
-    eventually("the agent is back", || world.kas.metric("kas_tunnels") == 2.0);
+    eventually("the agent is back", || world.kas.metric("kas_tunnels") == default_tunnels());
 }
 
 #[test]

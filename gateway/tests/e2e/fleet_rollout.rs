@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::support::{
     AGENT, AgentOptions, Certificates, Cluster, Fleet, Kas, Kubectl, LoadBalancer, Process, Redis, StopGuard,
-    eventually,
+    default_tunnels, eventually,
 };
 
 /// The number of callers. Ten callers at [`RATE`] send two hundred requests per second.
@@ -49,7 +49,7 @@ fn rolling_update_under_load_fails_no_request() {
     };
     let _agent = fleet.start_agent(&options);
     let tunnels = |replicas: &[&Kas]| replicas.iter().map(|kas| kas.metric("kas_tunnels")).sum::<f64>();
-    eventually("the tunnels are open", || tunnels(&old.each_ref()) == 2.0);
+    eventually("the tunnels are open", || tunnels(&old.each_ref()) == default_tunnels());
 
     let script = "n=0; while true; do n=$((n + 1)); echo exec $n; sleep 0.2; done";
     let at_first = fleet.kubectl(old[0].public).in_namespace(&namespace.name);
@@ -89,7 +89,9 @@ fn rolling_update_under_load_fails_no_request() {
             });
         }
         create(&kubectl);
-        eventually("the tunnels have moved", || tunnels(&new.iter().collect::<Vec<_>>()) == 2.0);
+        eventually("the tunnels have moved", || {
+            tunnels(&new.iter().collect::<Vec<_>>()) == default_tunnels()
+        });
         wait_for_responses(&load, 400);
         let ticks = count_lines(&exec, "exec ");
         eventually("exec continues on the stopping replica", || count_lines(&exec, "exec ") > ticks + 2);

@@ -10,7 +10,9 @@ use serde_json::json;
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{AGENT, Agent, Cluster, Installation, Namespace, curl, eventually, path_argument},
+    support::{
+        AGENT, Agent, Cluster, Installation, Namespace, curl, default_tunnels, eventually, path_argument,
+    },
 };
 
 fn with_two_lines_pod(
@@ -182,7 +184,7 @@ fn agent_reconnects_to_restarted_kas() {
         }
         eventually("agentk is not ready", || world.agent.readiness().status == 503);
         world.restart_kas();
-        eventually("the tunnels are back", || world.kas.metric("kas_tunnels") == 2.0);
+        eventually("the tunnels are back", || world.kas.metric("kas_tunnels") == default_tunnels());
         assert!(world.kubectl().ok(&["version"]).contains("Server Version"));
         assert_eq!(world.agent.readiness().status, 200);
     }

@@ -28,7 +28,7 @@ pub(crate) use testing::{
 };
 
 pub(crate) use self::{
-    agent::{Agent, AgentOptions},
+    agent::{Agent, AgentOptions, default_tunnels},
     cluster::{Cluster, Namespace, path_argument, pod_manifest},
     curl::{CurlResponse, curl, curl_in},
     fleet::{Fleet, run_under_load, write_secret},

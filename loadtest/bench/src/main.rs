@@ -191,6 +191,8 @@ impl Bench {
         let mut candidates = vec![Candidate::direct(upstream), Candidate::nginx(work, upstream).await?];
         candidates.extend(Candidate::rathole(work, upstream).await?);
         candidates.push(Candidate::kas_and_agentk("kas", work, &StackConfig::default(), upstream).await?);
+        let gitlab = StackConfig { gitlab_protocol: true, ..StackConfig::default() };
+        candidates.push(Candidate::kas_and_agentk("kas, GitLab's protocol", work, &gitlab, upstream).await?);
         for directory in &self.beside {
             candidates.push(other_build(directory, &candidates, work, upstream).await?);
         }

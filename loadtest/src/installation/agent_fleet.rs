@@ -10,8 +10,8 @@ use std::{
 };
 
 use agent::{
-    Agent, AgentToken, ClusterStatus, Dial as _, KasAddress, Observability, Pod, Services, SessionConfig,
-    TcpDialer,
+    Agent, AgentToken, ClusterStatus, Dial as _, KasAddress, Observability, Pod, ProtocolChoice, Services,
+    SessionConfig, TcpDialer,
     upstream::{ClientTlsConfig, Pem},
 };
 use anyhow::ensure;
@@ -40,6 +40,8 @@ pub struct AgentFleetConfig {
     pub count: usize,
     /// The number of tunnels per agent.
     pub tunnels: u16,
+    /// The protocol with kas.
+    pub protocol: ProtocolChoice,
     /// The number of agents that start per second.
     pub per_second: f64,
     /// The length of the response to every request, in bytes.
@@ -83,6 +85,7 @@ impl AgentFleetConfig {
             tokens: replicas[0].extra_agent_tokens()?,
             count: count as usize,
             tunnels,
+            protocol: ProtocolChoice::default(),
             per_second,
             answer: 200,
         })
@@ -110,6 +113,7 @@ impl AgentFleetConfig {
             };
             let options = SessionConfig {
                 tunnels: self.tunnels,
+                protocol: self.protocol,
                 grace: Duration::ZERO,
                 pod,
                 ..SessionConfig::new(self.kas[0].clone(), token)

@@ -201,6 +201,9 @@ impl KasProcess {
         if setup.tls != Tls::Off {
             command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
         }
+        if setup.gitlab_protocol {
+            command.args(["--protocol", "gitlab"]);
+        }
         if setup.policy {
             write_file(&self.directory, "policy.yaml", POLICY)?;
             command.arg("--policy-file").arg(self.directory.join("policy.yaml"));

@@ -39,6 +39,16 @@ pub(crate) struct AgentOptions {
     pub(crate) network: Option<String>,
 }
 
+/// Returns whether kas and agentk speak GitLab's protocol in this run: `make e2e-gitlab`.
+fn has_gitlab_protocol() -> bool {
+    std::env::var_os("E2E_PROTOCOL").is_some_and(|protocol| protocol == "gitlab")
+}
+
+/// Returns the tunnels that an agentk opens by default.
+pub(crate) fn default_tunnels() -> f64 {
+    if has_gitlab_protocol() { 1.0 } else { 2.0 }
+}
+
 /// A running agentk.
 pub(crate) struct Agent {
     /// The process, for signals and logs.
@@ -73,6 +83,9 @@ impl Agent {
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&options.kubeconfig);
         command.args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "text"]);
         command.args(["--log-level", "info,agent=debug,tunnel=debug"]);
+        if has_gitlab_protocol() {
+            command.args(["--protocol", "gitlab"]);
+        }
         if let Some(authority) = &options.kas_authority {
             command.arg("--kas-ca-cert-file").arg(authority);
         }

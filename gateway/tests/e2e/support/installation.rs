@@ -9,8 +9,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tempfile::TempDir;
 
 use super::{
-    Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, Kubectl, Tokens, curl, eventually,
-    kas::bearer, kubeconfig,
+    Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, Kubectl, Tokens, curl, default_tunnels,
+    eventually, kas::bearer, kubeconfig,
 };
 
 /// The name of the agent that the tests start; its id is 7.
@@ -85,7 +85,7 @@ impl Installation {
             network: None,
         };
         let agent = Agent::start(directory.path(), &agent_options);
-        eventually("the tunnels are open", || kas.metric("kas_tunnels") == 2.0);
+        eventually("the tunnels are open", || kas.metric("kas_tunnels") == default_tunnels());
         Self { kas, options, agent, agent_options, tokens, directory }
     }
 
@@ -107,7 +107,7 @@ impl Installation {
     /// Replaces agentk by a new process, and waits for its tunnels.
     pub(crate) fn restart_agent(&mut self) {
         self.agent = Agent::start(self.directory(), &self.agent_options);
-        eventually("the tunnels are open", || self.kas.metric("kas_tunnels") == 2.0);
+        eventually("the tunnels are open", || self.kas.metric("kas_tunnels") == default_tunnels());
     }
 
     /// Replaces kas by a new process with the same agent address.

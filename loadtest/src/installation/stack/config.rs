@@ -41,6 +41,8 @@ pub struct StackConfig {
     pub debug: bool,
     /// If true, agentk checks each request against a policy.
     pub policy: bool,
+    /// If true, kas and agentk use the protocol of GitLab's.
+    pub gitlab_protocol: bool,
     /// The port for agents; 0 for any free one.
     pub agent_port: u16,
     /// The port for callers; 0 for any free one.
