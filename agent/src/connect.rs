@@ -29,7 +29,7 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use proto::{Hello, TunnelProtocol, Welcome, header as names};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::AsyncWriteExt as _,
     time::{Duration, Instant, timeout, timeout_at},
 };
 use tunnel::{

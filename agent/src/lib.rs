@@ -40,7 +40,7 @@ pub mod upstream;
 pub use self::{
     app::{App, TaskPanicError},
     check::CheckCommand,
-    connect::{AgentToken, Dial, DialError, KasAddress, TcpDialer},
+    connect::{AgentToken, Dial, DialError, KasAddress, ProtocolChoice, TcpDialer},
     disabled::DisabledRules,
     health::{AgentHealth, ClusterStatus, Observability},
     log_filter::log_filter,
