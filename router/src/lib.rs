@@ -12,6 +12,7 @@
 
 mod choice;
 mod gcra;
+mod leases;
 mod local_tunnels;
 mod memory;
 mod pushes;
@@ -23,6 +24,7 @@ mod waiters;
 
 pub use self::choice::RequestClass;
 pub use self::gcra::{AddressLimit, AddressRefusal};
+pub use self::leases::{LEASE_TTL, LeaseRequest};
 pub use self::local_tunnels::{
     LocalTunnels, RegistrationGuard, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
 };

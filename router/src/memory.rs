@@ -4,9 +4,10 @@ use std::{collections::HashMap, future::ready, time::SystemTime};
 
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
-use tokio::sync::broadcast;
+use tokio::{sync::broadcast, time::Instant};
 
 use crate::{
+    leases::{LeaseRequest, LeaseTable},
     pushes::{GitPush, PushEvents},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
@@ -21,6 +22,7 @@ pub struct MemoryStore {
     agents: Mutex<HashMap<AgentId, AgentEntry>>,
     replicas: Mutex<HashMap<ReplicaId, Replica>>,
     loads: Mutex<HashMap<ReplicaId, u32>>,
+    leases: Mutex<LeaseTable>,
     waiters: Waiters,
     pushes: PushEvents,
 }
@@ -152,6 +154,16 @@ impl RouteStore for MemoryStore {
             .collect();
         agents.sort();
         Box::pin(ready(ProjectAgentList { agents, error: None }))
+    }
+
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
+        let (mut leases, now) = (self.leases.lock(), Instant::now());
+        let granted = requests.iter().map(|request| leases.renew(replica, request, now)).collect();
+        Box::pin(ready(Ok(granted)))
     }
 
     fn send_push(&self, push: GitPush) {

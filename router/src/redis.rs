@@ -26,6 +26,7 @@
 //! | `lookup` | reads the routes of other replicas, and removes the records of dead ones |
 //! | `cache` | keeps lookups, and invalidates them at events |
 //! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
+//! | `leases` | the leases of tunnels that kas dials |
 //! | `looks` | looks at repositories, which replicas share |
 //! | `environments` | the environments that agents name |
 //! | `views` | the last values of the views of agents |
@@ -40,6 +41,7 @@ mod client;
 mod disabled;
 mod environments;
 mod keys;
+mod leases;
 mod looks;
 mod lookup;
 mod members;
@@ -77,6 +79,7 @@ use self::{
 };
 use crate::{
     gcra::{AddressLimit, AddressRefusal, Gcra},
+    leases::LeaseRequest,
     pushes::{GitPush, PushEvents},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
@@ -399,6 +402,14 @@ impl RouteStore for RedisStore {
 
     fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList> {
         Box::pin(self.0.list_project_agents(project))
+    }
+
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
+        Box::pin(RedisStore::renew_leases(self, replica, requests))
     }
 
     fn send_push(&self, push: GitPush) {

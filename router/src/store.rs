@@ -6,7 +6,7 @@ use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
-use crate::pushes::GitPush;
+use crate::{leases::LeaseRequest, pushes::GitPush};
 
 /// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -203,6 +203,18 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// The list is not read from memory. For one project, its cost does not depend on the number of agents.
     fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList>;
+
+    /// Renews the leases of this replica for tunnels to agents that kas dials. Returns the number of tunnels that the replica
+    /// may have, for each request.
+    ///
+    /// Replicas with leases of an agent share its tunnels evenly. A lease that is not renewed for [`LEASE_TTL`] is free.
+    ///
+    /// [`LEASE_TTL`]: crate::LEASE_TTL
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>>;
 
     /// Sends a push to the receivers from [`RouteStore::pushes`] of all replicas, this one included.
     ///

@@ -92,6 +92,14 @@ impl RouteStore for BrokenStore {
         self.store.list_project_agents(project)
     }
 
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
+        self.store.renew_leases(replica, requests)
+    }
+
     fn send_push(&self, push: GitPush) {
         self.store.send_push(push);
     }

@@ -28,6 +28,9 @@ pub(super) const ENVIRONMENTS_TTL: Duration = Duration::from_secs(7 * 86_400);
 /// The TTL of the last values of the views of an agent.
 pub(super) const VIEWS_TTL: Duration = Duration::from_secs(7 * 86_400);
 
+/// The TTL of the leases of all agents, so that those of agents that no replica dials any more are removed.
+pub(super) const LEASES_TTL: Duration = Duration::from_secs(3600);
+
 /// The TTL of the list of deployments.
 pub(super) const DEPLOYMENTS_TTL: Duration = Duration::from_secs(30 * 86_400);
 
@@ -46,6 +49,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:disabled` | string | rules of the [kill switch](operations.md#kill-switch) for all replicas: `[1,version,{rules:[…]}]` | none | by `kas disable --fleet` and `kas enable --fleet`; by a replica, if Redis has lost it | at most 64 KiB |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `{kas}:environments` | hash | the environments that [agents name](configuration-from-git.md#environments): agent id → JSON of at most 16 KiB | 7 d | when the configuration of an agent changes, when an agent with such a configuration connects, and once a day | 200 bytes per environment |
+| `{kas}:leases` | hash | the leases of tunnels to agents that kas [dials](receptive.md): agent id → `<id>=<tunnels>,<reliable>,<end>,<epoch>;` for each replica; the end is in milliseconds since 1970, 12 s after the last renewal | 1 h | every 3 s by each replica, if the identity file has such agents | 80 bytes per agent and replica |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:look:<digest>` | string | last look of a replica at a version of a repository with [manifests](gitops.md): `[1,time,\"result\"]`; the time is in milliseconds since 1970, the result is a hash of the commit, `0` after a failure, and empty while a replica looks; the digest is a hash of URL, version and names of credentials | 10 min, or 5 s while a replica looks | when a replica looks | 120 bytes per version |
 | `kas:views:<agent id>` | string | the last values of the [views](graph.md#views) of the agent, in JSON, with their time and the replica that follows them | 7 d | when a value changes, and every 15 s, while the configuration of the agent has views | at most 256 KiB per agent |
@@ -114,6 +118,10 @@ impl Keys {
         format!("{{{}}}:environments", self.prefix)
     }
 
+    pub(super) fn leases(&self) -> String {
+        format!("{{{}}}:leases", self.prefix)
+    }
+
     pub(super) fn unknown(&self, digest: &str) -> String {
         format!("{}:unknown:{digest}", self.prefix)
     }
@@ -147,7 +155,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments disabled environments heartbeat instances join leave look lookup members notify project projects publish stage unknown views }
+scripts! { admit check cleanup deployments disabled environments heartbeat instances join lease leave look lookup members notify project projects publish stage unknown views }
 
 #[cfg(test)]
 mod tests {
@@ -171,6 +179,7 @@ mod tests {
             keys.unknown("<digest>"),
             keys.look("<digest>"),
             keys.environments(),
+            keys.leases(),
             keys.views(AgentId(7)),
             keys.events(),
         ] {
@@ -184,6 +193,7 @@ mod tests {
             ("deployments", DEPLOYMENTS_TTL),
             ("look:<digest>", LOOK_TTL),
             ("environments", ENVIRONMENTS_TTL),
+            ("leases", LEASES_TTL),
             ("views:<agent id>", VIEWS_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();

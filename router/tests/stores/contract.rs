@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
-use router::{GitPush, Instance, MemoryStore, ProjectAgent, ReportedInfo, Route, RouteStore};
+use router::{GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, ProjectAgent, ReportedInfo, Route, RouteStore};
 use tokio::time::timeout;
 
 use crate::{TestReplica, redis};
@@ -41,6 +41,10 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     instances_are_listed_by_all_replicas(here, there).await;
     agents_of_a_project_are_listed_by_all_replicas(here, there).await;
     pushes_reach_all_replicas(here, there).await;
+    leases_are_shared_evenly(here, there).await;
+    lease_is_free_once_it_is_given_up_or_expires(here, there).await;
+    leases_go_to_replicas_that_can_dial(here, there).await;
+    older_lease_request_is_ignored(here, there).await;
 }
 
 impl TestStore<'_> {
@@ -54,6 +58,12 @@ impl TestStore<'_> {
 
     async fn withdraw(&self, agent: AgentId, epoch: u64) {
         self.store.withdraw(agent, self.route(epoch)).await.unwrap();
+    }
+
+    async fn lease(&self, request: LeaseRequest) -> u16 {
+        let granted = self.store.renew_leases(self.id, &[request]).await.unwrap();
+        let [tunnels] = granted[..] else { panic!("{granted:?}") };
+        tunnels
     }
 
     async fn routes(&self, agent: AgentId) -> Vec<Route> {
@@ -246,4 +256,60 @@ async fn wait_routes(at: TestStore<'_>, agent: AgentId, expected: &[Route]) {
         }
     };
     timeout(Duration::from_secs(5), found).await.expect("the routes are found");
+}
+
+/// Returns the request of a replica that dials `tunnels` tunnels without failures.
+fn lease(agent: u64, tunnels: u16, epoch: u64) -> LeaseRequest {
+    let (agent, epoch) = (AgentId(agent), Epoch(epoch));
+    LeaseRequest { agent, tunnels, open: 0, may_dial: true, reliable: true, epoch }
+}
+
+async fn leases_are_shared_evenly(here: TestStore<'_>, there: TestStore<'_>) {
+    assert_eq!(here.lease(lease(30, 2, 1)).await, 2, "there is no other replica");
+    assert_eq!(there.lease(lease(30, 2, 1)).await, 0);
+    assert_eq!(here.lease(lease(30, 2, 2)).await, 1, "the other replica has two less");
+    assert_eq!(there.lease(lease(30, 2, 2)).await, 1);
+    for epoch in 3..6 {
+        assert_eq!(here.lease(lease(30, 2, epoch)).await, 1);
+        assert_eq!(there.lease(lease(30, 2, epoch)).await, 1);
+    }
+
+    assert_eq!((here.lease(lease(31, 1, 1)).await, there.lease(lease(31, 1, 1)).await), (1, 0));
+    assert_eq!(here.lease(lease(31, 1, 2)).await, 1, "a single tunnel stays where it is");
+    let several = [lease(30, 3, 6), lease(31, 1, 3), lease(32, 16, 1)];
+    assert_eq!(here.store.renew_leases(here.id, &several).await.unwrap(), [2, 1, 16]);
+    assert!(here.store.renew_leases(here.id, &[]).await.unwrap().is_empty());
+    assert_eq!(here.lease(lease(30, 2, 7)).await, 1, "there are fewer tunnels now");
+}
+
+async fn lease_is_free_once_it_is_given_up_or_expires(here: TestStore<'_>, there: TestStore<'_>) {
+    assert_eq!((here.lease(lease(33, 1, 1)).await, there.lease(lease(33, 1, 1)).await), (1, 0));
+    assert_eq!(here.lease(lease(33, 0, 2)).await, 0);
+    assert_eq!(there.lease(lease(33, 1, 2)).await, 1, "it was given up");
+    tokio::time::sleep(LEASE_TTL - Duration::from_secs(2)).await;
+    assert_eq!(here.lease(lease(33, 1, 3)).await, 0);
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert_eq!(here.lease(lease(33, 1, 4)).await, 1, "it has expired");
+}
+
+async fn leases_go_to_replicas_that_can_dial(here: TestStore<'_>, there: TestStore<'_>) {
+    assert_eq!((here.lease(lease(34, 2, 1)).await, there.lease(lease(34, 2, 1)).await), (2, 0));
+    assert_eq!((here.lease(lease(34, 2, 2)).await, there.lease(lease(34, 2, 2)).await), (1, 1));
+    let failed = LeaseRequest { may_dial: false, reliable: false, ..lease(34, 2, 3) };
+    assert_eq!(there.lease(failed).await, 0, "it waits, and has no tunnel");
+    assert_eq!(here.lease(lease(34, 2, 3)).await, 2);
+    let retry = LeaseRequest { reliable: false, ..lease(34, 2, 4) };
+    assert_eq!(there.lease(retry).await, 0);
+    assert_eq!(here.lease(lease(34, 2, 4)).await, 2, "no tunnel ends for a replica that may fail again");
+    assert_eq!(there.lease(lease(34, 2, 5)).await, 0);
+    assert_eq!(here.lease(lease(34, 2, 5)).await, 1);
+
+    let waiting = LeaseRequest { open: 1, may_dial: false, reliable: false, ..lease(34, 2, 6) };
+    assert_eq!(here.lease(waiting).await, 1, "it keeps the tunnel that is open");
+}
+
+async fn older_lease_request_is_ignored(here: TestStore<'_>, there: TestStore<'_>) {
+    assert_eq!(here.lease(lease(35, 1, 5)).await, 1);
+    assert_eq!(here.lease(lease(35, 0, 4)).await, 1);
+    assert_eq!(there.lease(lease(35, 1, 1)).await, 0);
 }
