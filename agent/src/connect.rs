@@ -27,7 +27,7 @@ use http::{
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use proto::{Hello, TunnelProtocol, Welcome, header as names};
+use proto::{Hello, TunnelProtocol, Welcome, header as names, short_line};
 use tokio::{
     io::AsyncWriteExt as _,
     time::{Duration, Instant, timeout, timeout_at},
@@ -137,7 +137,7 @@ pub(crate) async fn open<D: Dial>(
                     Ok(PendingConnection::Tunnel(PendingTunnel { socket, welcome, token_change }))
                 }
                 TunnelProtocol::GitLab => {
-                    let server = response.headers().get(SERVER).map(|server| sentence(server.as_bytes()));
+                    let server = response.headers().get(SERVER).map(|server| short_line(server.as_bytes()));
                     let io: BoxIo = Box::new(upgraded::<D::Io>(kas, response).await?.with_gitlab_roles());
                     let (authorization, token_change) = (upgrade.authorization, upgrade.token_change);
                     Ok(PendingConnection::GitLab(GitLabStream { io, authorization, token_change, server }))
@@ -224,7 +224,7 @@ async fn refusal(kas: &KasAddress, token: &AgentToken, response: Response<Incomi
     // If the body fails or is too long, the status has to do.
     let body =
         Limited::new(body, MAX_REFUSAL).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let message = sentence(&body);
+    let message = short_line(&body);
     let address = kas.to_string();
     let status = head.status;
     let text = |name| head.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
@@ -238,27 +238,8 @@ async fn refusal(kas: &KasAddress, token: &AgentToken, response: Response<Incomi
         }
         status if status.is_redirection() => {
             let location = text(LOCATION).unwrap_or("nowhere");
-            DialError::Redirect { address, location: sentence(location.as_bytes()) }
+            DialError::Redirect { address, location: short_line(location.as_bytes()) }
         }
         status => DialError::Refused { address, status, message },
-    }
-}
-
-/// Returns untrusted bytes as one line without control characters, of at most 300 characters.
-pub(crate) fn sentence(bytes: &[u8]) -> String {
-    const MAX_CHARS: usize = 300;
-    let text = String::from_utf8_lossy(bytes);
-    let words: Vec<_> = text.split_whitespace().collect();
-    words.join(" ").chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn untrusted_text_becomes_one_short_line() {
-        assert_eq!(sentence(b"  draining;\r\n try\x1b[31m again\xff\n"), "draining; try[31m again\u{fffd}");
-        assert_eq!(sentence(&[b'x'; 4096]).len(), 300);
     }
 }

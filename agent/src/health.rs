@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
+use backoff::Backoff;
 use files::ReloadHealth;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
     disabled::DisabledRules, metrics::AgentMetrics, scope_health::ScopeHealth, services::KubernetesService,
-    session::Backoff,
 };
 
 /// The time between two probes of the cluster that succeed, less up to a fifth.
@@ -44,6 +44,8 @@ pub struct AgentHealth {
     pub files: ReloadHealth,
     /// The rules by which the operator of kas has disabled this agent.
     pub disabled: DisabledRules,
+    /// True while agentk accepts connections of kas.
+    listening: AtomicBool,
     stopping: AtomicBool,
 }
 
@@ -156,6 +158,11 @@ impl AgentHealth {
         self.stopping.store(true, Relaxed);
     }
 
+    /// Sets whether agentk accepts connections of kas: it is ready without a tunnel then, since kas connects to ready pods only.
+    pub(crate) fn set_listening(&self, listening: bool) {
+        self.listening.store(listening, Relaxed);
+    }
+
     pub(crate) fn dial_failed(&self, error: String) {
         self.dial_error.send_replace(Some(error));
     }
@@ -166,7 +173,7 @@ impl AgentHealth {
         if self.stopping.load(Relaxed) {
             problems.push("agentk is stopping".to_owned());
         }
-        if *self.tunnels.borrow() == 0 {
+        if *self.tunnels.borrow() == 0 && !self.listening.load(Relaxed) {
             let error = self.dial_error.borrow().clone();
             let error = error.unwrap_or_else(|| "still connecting".to_owned());
             problems.push(format!("no tunnel to kas: {error}"));

@@ -46,5 +46,7 @@ pub use self::{
     log_filter::log_filter,
     metrics::AgentMetrics,
     services::{ServiceError, Services},
-    session::{Agent, Pod, SessionConfig},
+    session::{
+        Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, Pod, ServeConfig, SessionConfig,
+    },
 };

@@ -11,9 +11,10 @@
 //! and the others wait.
 
 mod active_tunnel;
-mod backoff;
+mod listener;
 mod slot;
 mod spread;
+mod tunnel_context;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -21,21 +22,20 @@ use cores::Cores;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
+use proto::{Hello, InstanceId, ScopeSummary};
 use telemetry::Tracer;
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use tokio::{sync::Semaphore, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tunnel::IdleTimeoutDetector;
 
-pub(crate) use self::backoff::Backoff;
 use self::{slot::TunnelSlot, spread::ReplicaSpread};
+pub(crate) use self::tunnel_context::TunnelContext;
+pub use self::{
+    listener::{ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent},
+    tunnel_context::ServeConfig,
+};
 use crate::{
-    AgentToken, ClusterStatus, Dial, KasAddress, Observability, Services,
+    AgentToken, Dial, KasAddress, Observability, Services,
     connect::{KasHeader, KasTarget, ProtocolChoice},
-    dispatch::Dispatcher,
     gitlab::GitLabContext,
 };
 
@@ -96,16 +96,13 @@ pub struct Agent<D> {
 struct AgentContext<D> {
     config: SessionConfig,
     dialer: D,
-    services: Vec<ServiceName>,
-    dispatcher: Arc<Dispatcher>,
+    /// What the open tunnels share.
+    tunnel: Arc<TunnelContext>,
     observability: Observability,
     spread: Mutex<ReplicaSpread>,
     /// Limits the log lines of failed dials, by the label of their error.
     dial_errors: LogLimiter<&'static str>,
-    idle_timeouts: Mutex<IdleTimeoutDetector>,
     shutdown: CancellationToken,
-    tunnels: TaskTracker,
-    requests: TaskTracker,
     gitlab: Arc<GitLabContext>,
     /// The permit of the slot that has the connection to GitLab's kas.
     gitlab_slot: Arc<Semaphore>,
@@ -139,29 +136,35 @@ impl SessionConfig {
     fn slots(&self) -> u16 {
         if self.protocol.is_gitlab(&self.kas) { 1 } else { self.tunnels }
     }
+
+    fn serve_config(&self) -> ServeConfig {
+        ServeConfig {
+            token: self.token.clone(),
+            instance: self.instance,
+            cores: self.cores.clone(),
+            grace: self.grace,
+            pod: self.pod.clone(),
+            scope: self.scope.clone(),
+            tunnel: self.tunnel.clone(),
+            tracer: self.tracer.clone(),
+        }
+    }
 }
 
 impl<D: Dial> Agent<D> {
     /// Returns an agent that has no tunnel until it runs.
     pub fn new(config: SessionConfig, dialer: D, services: Services, observability: Observability) -> Self {
-        let dispatcher =
-            Arc::new(Dispatcher::new(services.clone(), &observability.metrics, config.tracer.clone()));
-        let requests = TaskTracker::new();
-        let gitlab = GitLabContext::new(&config, &services, (&dispatcher, &requests), &observability);
+        let tunnel = Arc::new(TunnelContext::new(config.serve_config(), services, observability.clone()));
         let context = AgentContext {
             spread: Mutex::new(ReplicaSpread::new(usize::from(config.tunnels))),
             dialer,
-            services: services.names(),
-            dispatcher,
+            shutdown: tunnel.shutdown.clone(),
+            gitlab: Arc::new(GitLabContext::new(Arc::clone(&tunnel))),
+            gitlab_slot: Arc::new(Semaphore::new(1)),
+            tunnel,
             config,
             observability,
             dial_errors: LogLimiter::new(LOG_PERIOD),
-            idle_timeouts: Mutex::default(),
-            shutdown: CancellationToken::new(),
-            tunnels: TaskTracker::new(),
-            requests,
-            gitlab: Arc::new(gitlab),
-            gitlab_slot: Arc::new(Semaphore::new(1)),
         };
         Self { context: Arc::new(context) }
     }
@@ -183,21 +186,7 @@ impl<D: Dial> Agent<D> {
         // Ends the tasks even if this future is dropped.
         let _stop = context.shutdown.clone().drop_guard();
         shutdown.cancelled().await;
-
-        let grace = context.config.grace;
-        tracing::info!(?grace, "draining all tunnels");
-        context.shutdown.cancel();
-        let trackers = [&slots, &context.tunnels, &context.requests];
-        let ended = async {
-            for tracker in trackers {
-                tracker.close();
-                tracker.wait().await;
-            }
-        };
-        if timeout(grace + FORCED_CLOSE_TIMEOUT, ended).await.is_err() {
-            let [_, tunnels, requests] = trackers.map(TaskTracker::len);
-            tracing::warn!(tunnels, requests, "some tasks did not end after the grace period");
-        }
+        context.tunnel.drain(&slots).await;
     }
 }
 
@@ -214,21 +203,7 @@ async fn run_slot<D: Dial>(context: Arc<AgentContext<D>>, index: u16) {
 
 impl<D> AgentContext<D> {
     fn hello(&self, index: u16) -> Hello {
-        let kubernetes_version = match self.observability.health.cluster() {
-            ClusterStatus::Up { version } => version,
-            ClusterStatus::Unknown | ClusterStatus::Down(_) => None,
-        };
-        Hello {
-            instance: self.config.instance,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pod_name: self.config.pod.name.clone(),
-            pod_namespace: self.config.pod.namespace.clone(),
-            kubernetes_version,
-            cluster: self.observability.health.cluster_uid(),
-            scope: self.config.scope.clone(),
-            services: self.services.clone(),
-            tunnel_index: index,
-        }
+        self.tunnel.hello(index)
     }
 
     /// Waits. Returns false at once if the agent is stopping.

@@ -16,7 +16,7 @@ use settings::rfc3339;
 
 use crate::{
     agent_locations::{AgentLocations, AgentLookup, AgentOwner, AgentState, KnownAgent},
-    agents::{AgentConflicts, AgentServer, RefusedTunnel},
+    agents::{AgentConflicts, AgentServer, DialErrors, RefusedTunnel},
     kill_switch::KillSwitch,
     services::configuration::{ConfigurationService, ConfigurationStatus},
     tunnel_entry::TunnelEntry,
@@ -32,6 +32,7 @@ pub struct AgentLister {
     replica: ReplicaId,
     configuration: ConfigurationService,
     conflicts: Arc<AgentConflicts>,
+    dial_errors: Arc<DialErrors>,
 }
 
 /// All agents of the identity file, and the connected agents of GitLab.
@@ -72,6 +73,9 @@ pub struct AgentStatus {
     /// The last tunnel that this replica has refused in the last five minutes although its token is valid.
     #[serde(default)]
     pub refused: Option<RefusedTunnel>,
+    /// The reason for which this replica cannot dial the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dial_error: Option<String>,
     /// Its tunnels to this replica.
     pub tunnels: Vec<TunnelStatus>,
     /// The other replicas that hold tunnels of the agent.
@@ -127,6 +131,7 @@ impl AgentLister {
             replica: agents.replica,
             configuration: agents.services.configuration.clone(),
             conflicts: Arc::clone(&agents.conflicts),
+            dial_errors: Arc::clone(&agents.dial_errors),
         }
     }
 
@@ -163,6 +168,7 @@ impl AgentLister {
                 disabled,
                 clusters,
                 refused,
+                dial_error: self.dial_errors.get(id),
                 tunnels,
                 elsewhere,
                 configuration,

@@ -9,6 +9,7 @@ mod gitlab;
 mod kill_switch;
 mod lifetime;
 mod max_age;
+mod receptive;
 mod rebalancer;
 mod refusal;
 mod version_skew;
@@ -26,11 +27,16 @@ use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use gitlab_tunnel::AuthorityFilter;
 use http::{HeaderMap, Request, Response, StatusCode};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::service_fn,
+    upgrade::{OnUpgrade, Upgraded},
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{ReplicaId, TunnelLimits, TunnelProtocol, Welcome, header};
+use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
 use router::{
     AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RegistrationGuard, RouteStore,
 };
@@ -56,7 +62,12 @@ use self::{
     lifetime::Loss,
     refusal::HandshakeError,
 };
-pub(crate) use self::{gitlab::RpcMetrics, max_age::MaxAge};
+pub use self::receptive::ReceptiveAgents;
+pub(crate) use self::{
+    gitlab::RpcMetrics,
+    max_age::MaxAge,
+    receptive::{AddressPolicy, AgentDialer, DialError, DialErrors},
+};
 use crate::{
     addresses::AddressRules,
     config::{AgentProtocol, ServicePath},
@@ -128,6 +139,8 @@ pub struct AgentServer {
     pub kill_switch: Arc<KillSwitch>,
     /// The agents whose tokens are used wrongly.
     pub conflicts: Arc<AgentConflicts>,
+    /// The reasons for which kas cannot dial agents.
+    pub dial_errors: Arc<DialErrors>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
     /// The services that kas runs in each tunnel by itself.
@@ -224,7 +237,7 @@ impl AgentServer {
                     Ok(agent) => agent,
                     Err(error) => return refuse(error),
                 };
-                let welcome = self.welcome(&agent).encode().expect("ids and numbers are ASCII");
+                let welcome = self.welcome(agent.tunnel).encode().expect("ids and numbers are ASCII");
                 headers.insert(header::WELCOME, welcome);
                 let upgrade = hyper::upgrade::on(&mut request);
                 self.connections.tasks.spawn(Arc::clone(self).run::<T>(upgrade, agent));
@@ -254,11 +267,11 @@ impl AgentServer {
         }
     }
 
-    fn welcome(&self, agent: &AuthenticatedAgent) -> Welcome {
+    fn welcome(&self, tunnel: TunnelId) -> Welcome {
         Welcome {
             replica: self.replica,
             replicas: self.replica_count(),
-            tunnel: agent.tunnel,
+            tunnel,
             limits: TunnelLimits {
                 max_concurrent_streams: self.settings.max_concurrent_streams,
                 max_header_bytes: self.settings.max_header_bytes,
@@ -297,7 +310,7 @@ impl AgentServer {
     {
         // Boxed, like other short phases of a tunnel: the memory of this future is that of its largest phase, for as long
         // as the tunnel lives.
-        match Box::pin(self.open::<T>(upgrade, &agent)).await {
+        match Box::pin(self.open::<T>(upgrade, Role::Server, &agent)).await {
             Ok(opened) => self.serve_tunnel(&agent, opened).await,
             Err(error) => {
                 self.metrics.count_handshake("incomplete");
@@ -334,10 +347,11 @@ impl AgentServer {
         self.observe_end(agent, &ended, duration);
     }
 
-    /// Opens the tunnel over an upgraded connection, and waits until agentk is ready for requests.
+    /// Opens the tunnel over an upgraded connection, on which kas has this role, and waits until agentk is ready for requests.
     async fn open<T>(
         &self,
-        upgrade: OnUpgrade,
+        upgrade: impl Future<Output = hyper::Result<Upgraded>>,
+        role: Role,
         agent: &AuthenticatedAgent,
     ) -> Result<OpenTunnel, &'static str>
     where
@@ -347,7 +361,7 @@ impl AgentServer {
             let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
             let stalls = self.metrics.tunnel_write_stalls.clone();
             let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
-            let socket = WebSocket::new(io, parts.read_buf, Role::Server);
+            let socket = WebSocket::new(io, parts.read_buf, role);
             tunnel::open(socket, &self.settings).await.ok()
         });
         let Ok(Some((tunnel, driver))) = opened.await else {
@@ -381,7 +395,10 @@ impl AgentServer {
     /// Makes a tunnel one that requests of callers may use, until the returned value is dropped.
     fn register(&self, agent: &AuthenticatedAgent, tunnel: &Tunnel) -> TunnelRegistration {
         let AuthenticatedAgent { identity, hello, client, .. } = agent;
-        self.metrics.count_handshake("accepted");
+        match &agent.dialled {
+            Some(_) => self.metrics.count_dial("connected"),
+            None => self.metrics.count_handshake("accepted"),
+        }
         tracing::info!(
             agent.id = %identity.id,
             agent.name = %identity.name,
@@ -393,7 +410,8 @@ impl AgentServer {
             peer = client.text,
             "tunnel opened"
         );
-        let move_requested = CancellationToken::new();
+        let move_requested =
+            agent.dialled.as_ref().map_or_else(CancellationToken::new, |dialled| dialled.leave.clone());
         let entry = TunnelEntry {
             agent: identity.clone(),
             tunnel: tunnel.clone(),
@@ -401,10 +419,16 @@ impl AgentServer {
             peer: client.text.clone(),
             since: SystemTime::now(),
             move_requested: move_requested.clone(),
+            dialled: agent.dialled.is_some(),
         };
         let services = hello.services.clone();
+        let registration =
+            self.tunnels.register(identity.id, agent.tunnel, services, entry, cores::current());
+        if let Some(dialled) = &agent.dialled {
+            dialled.report_open();
+        }
         TunnelRegistration {
-            registration: self.tunnels.register(identity.id, agent.tunnel, services, entry, cores::current()),
+            registration,
             open: GaugeGuard::new(&self.metrics.tunnels),
             since: Instant::now(),
             move_requested,
@@ -445,11 +469,12 @@ impl AgentServer {
             connections: &self.connections,
             grace: self.grace,
         };
+        let before_drain = |reason| self.before_drain(agent, reason);
         let on_drain = || {
             registered.registration.drain();
             registered.draining.cancel();
         };
-        drain::supervise(supervised, revoked, on_drain, self.withdraw(*id)).await
+        drain::supervise(supervised, revoked, before_drain, on_drain, self.withdraw(*id)).await
     }
 
     /// Counts and logs the end of a tunnel, and learns from it when proxies cut tunnels.

@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     admin::{AdminServer, Readiness},
-    agents::{AgentServer, Rebalancer},
+    agents::{AddressPolicy, AgentDialer, AgentServer, ReceptiveAgents, Rebalancer},
     api::{ApiServer, HealthInquiry},
     config::Config,
     kill_switch::fleet,
@@ -46,6 +46,7 @@ use crate::{
     proxy::ProxyServer,
     services::{ServiceContext, TunnelServices},
     tasks::TaskGroup,
+    tls::Certificate,
     traces::Traces,
     web::WebServer,
 };
@@ -99,6 +100,8 @@ pub struct App {
     redis: Option<(RedisStore, SyncTask)>,
     gitlab: Option<GitLabClient>,
     reachability: Option<ReachabilityProbe>,
+    /// The certificate with which kas authenticates to agents that it dials.
+    dial_certificate: Option<Certificate>,
     config: Config,
 }
 
@@ -139,6 +142,7 @@ impl App {
             identities: Identities::new(identity).with_issuers(issuers.names()),
             usage: Usage::default(),
             kill_switch: Arc::default(),
+            dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry),
         };
         shared.register(&mut registry, exporter.as_ref());
@@ -190,6 +194,7 @@ impl App {
             gitlab: gitlab.map(|(client, _)| client),
             gitlab_callers,
             reachability: None,
+            dial_certificate: None,
             config,
         }
     }
@@ -216,6 +221,7 @@ impl App {
         self.spawn_accept_loops(listeners, cores, probes, &shutdown);
         self.spawn_periodic(background);
         self.follow_files(background);
+        background.spawn(self.receptive_agents(cores.clone()).run());
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(draining.clone()));
         }
@@ -254,6 +260,16 @@ impl App {
             let _ = spawn_blocking(move || audit.finish(AUDIT_FLUSH_TIMEOUT)).await;
         }
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
+    }
+
+    /// Builds the task that dials agents, whose tunnels run on the `cores`.
+    pub fn receptive_agents(&self, cores: Cores) -> ReceptiveAgents {
+        let dialer = AgentDialer {
+            addresses: AddressPolicy::new(&self.config.agent.receptive.allowed_networks),
+            certificate: self.dial_certificate.clone(),
+            timeout: self.config.agent.listen.handshake_timeout,
+        };
+        ReceptiveAgents::new(Arc::clone(&self.agents), dialer, cores)
     }
 
     /// Builds the server of the internal API, which accepts the tokens of `verifier`.

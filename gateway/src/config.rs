@@ -13,6 +13,7 @@ mod kubernetes_api;
 mod listeners;
 mod observability;
 mod private_api;
+mod receptive;
 mod redis;
 mod schema;
 mod tunnels;
@@ -43,6 +44,7 @@ pub use self::observability::{
     TracingConfig,
 };
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
+pub use self::receptive::ReceptiveConfig;
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
 pub use self::web::{WebConfig, WebListen};
@@ -117,6 +119,8 @@ impl Config {
         for path in [
             &mut agent.listen.certificate_file,
             &mut agent.listen.key_file,
+            &mut agent.receptive.certificate_file,
+            &mut agent.receptive.key_file,
             &mut agent.kubernetes_api.listen.certificate_file,
             &mut agent.kubernetes_api.listen.key_file,
             &mut tracing.otlp_ca_certificate_file,

@@ -30,6 +30,7 @@ use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
 use crate::{
+    agents::DialErrors,
     destination::Destination,
     metrics::{Limit, Metrics, RouteKind},
     peers::{OwnerConnection, OwnerError, PeerClient, PeerError},
@@ -50,6 +51,8 @@ pub struct Forwarder {
     pub peers: PeerClient,
     /// The time that a request waits for an agent without a tunnel.
     pub reconnect_wait: Duration,
+    /// The reasons for which kas cannot dial agents.
+    pub dial_errors: Arc<DialErrors>,
     /// The metrics of this replica.
     pub metrics: Metrics,
 }
@@ -201,6 +204,9 @@ impl Forwarder {
             Ok(record) => match (record.routes.is_empty(), record.disconnected_since) {
                 (false, _) => {
                     format!("agent {name} is connected, but none of its tunnels accepts requests now")
+                }
+                (true, _) if let Some(error) = self.dial_errors.get(to.agent) => {
+                    format!("agent {name} is not connected, and kas cannot dial it: {error}")
                 }
                 (true, Some(since)) => format!("agent {name} disconnected {} ago", format_age(since)),
                 (true, None) => format!(

@@ -26,7 +26,7 @@ pub use self::{
     service::ServiceMetrics,
 };
 use self::{refused::RefusedConnections, service::Services};
-use crate::audit::AuditMetrics;
+use crate::{agents::DialError, audit::AuditMetrics};
 
 /// The handles of all metrics. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -42,6 +42,7 @@ pub struct Metrics {
     pub tunnels: Gauge,
     tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
     handshakes: Family<ReasonLabel, Counter>,
+    dials: Family<ResultLabel, Counter>,
     cut_ages: Family<ListenerLabel, Gauge>,
     api_requests: Family<ResultLabel, Counter>,
     /// Tunnels that were moved to other replicas by the rebalancing.
@@ -88,6 +89,7 @@ impl Metrics {
             tunnels: Gauge::default(),
             tunnel_lifetimes: Family::new_with_constructor(lifetimes),
             handshakes: Family::default(),
+            dials: Family::default(),
             cut_ages: Family::default(),
             api_requests: Family::default(),
             rebalanced: Counter::default(),
@@ -101,6 +103,9 @@ impl Metrics {
         // All exist from the start: the rate of a series misses the event with which it begins.
         for reason in HANDSHAKE_RESULTS {
             drop(metrics.handshakes.get_or_create(&ReasonLabel { reason }));
+        }
+        for result in dial_results() {
+            drop(metrics.dials.get_or_create(&ResultLabel { result }));
         }
         for reason in CloseReason::LABELS {
             drop(metrics.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }));
@@ -123,6 +128,11 @@ impl Metrics {
             "kas_handshakes",
             "Attempts of agents to open a tunnel, by result",
             metrics.handshakes.clone(),
+        );
+        registry.register(
+            "kas_dials",
+            "Attempts of kas to open a tunnel to an agent with a url, by result",
+            metrics.dials.clone(),
         );
         registry.register_with_unit(
             "kas_cut_age",
@@ -210,6 +220,12 @@ impl Metrics {
         self.handshakes.get_or_create(&ReasonLabel { reason: result }).inc();
     }
 
+    /// Counts an attempt of kas to open a tunnel, by result.
+    pub(crate) fn count_dial(&self, result: &'static str) {
+        debug_assert!(dial_results().any(|known| known == result), "{result} has no series from the start");
+        self.dials.get_or_create(&ResultLabel { result }).inc();
+    }
+
     /// Returns the metric of the age at which connections of a listener are cut, in seconds. It is 0 until it is set.
     pub fn cut_age(&self, listener: &'static str) -> Gauge {
         self.cut_ages.get_or_create(&ListenerLabel { listener }).clone()
@@ -252,6 +268,12 @@ const HANDSHAKE_RESULTS: [&str; 15] = [
     "draining",
     "incomplete",
 ];
+
+/// Returns the values of the label `result` of `kas_dials_total`: kas admits an agent that it dials like one that connects.
+fn dial_results() -> impl Iterator<Item = &'static str> {
+    let admission = HANDSHAKE_RESULTS.into_iter().filter(|result| *result != "accepted");
+    ["connected"].into_iter().chain(admission).chain(DialError::LABELS)
+}
 
 /// Buckets in seconds: from an aborted tunnel to twice the default of `max_connection_age`.
 static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];

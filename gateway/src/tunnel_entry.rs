@@ -13,7 +13,7 @@ use access::AgentIdentity;
 pub struct TunnelEntry {
     /// Sends requests into the tunnel.
     pub tunnel: Tunnel,
-    /// The agent that opened the tunnel.
+    /// The agent at the other end of the tunnel.
     pub agent: AgentIdentity,
     /// The hello of the agent. It is bounded and printable, but otherwise not trusted.
     pub hello: Arc<Hello>,
@@ -23,4 +23,6 @@ pub struct TunnelEntry {
     pub since: SystemTime,
     /// Cancelled once the tunnel should move to another replica.
     pub move_requested: CancellationToken,
+    /// True if kas has dialled the tunnel.
+    pub dialled: bool,
 }

@@ -7,10 +7,12 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::Reason;
 
-/// agentk → kas on the WebSocket upgrade: [`crate::Hello`] as JSON.
+/// agentk → kas on the WebSocket upgrade, or on the 101 if kas has dialled: [`crate::Hello`] as JSON.
 pub const HELLO: HeaderName = HeaderName::from_static("kas-hello");
-/// kas → agentk on the 101: [`crate::Welcome`] as JSON.
+/// kas → agentk on the 101, or on the WebSocket upgrade if kas dials: [`crate::Welcome`] as JSON.
 pub const WELCOME: HeaderName = HeaderName::from_static("kas-welcome");
+/// agentk → kas on the 101 of a tunnel that kas has dialled: the credential of agentk, in the form of `Authorization`.
+pub const AUTHORIZATION: HeaderName = HeaderName::from_static("kas-authorization");
 /// kas → agentk in the tunnel: the service of the request.
 pub const SERVICE: HeaderName = HeaderName::from_static("kas-service");
 /// kas → agentk in the tunnel: the method of an upgrade request, because its `:method` is CONNECT (RFC 8441).

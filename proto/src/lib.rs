@@ -29,6 +29,7 @@ pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
 mod reason;
+mod short_line;
 pub mod trailers;
 mod tunnel_protocol;
 
@@ -40,6 +41,7 @@ pub use self::id::{
     ReplicaId, ServiceName, TunnelId,
 };
 pub use self::reason::{Fault, Reason};
+pub use self::short_line::short_line;
 pub use self::tunnel_protocol::TunnelProtocol;
 
 /// The WebSocket subprotocol of the tunnel. Its version is that of all messages in this crate.

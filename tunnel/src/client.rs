@@ -5,7 +5,7 @@ use std::{
     io,
     pin::Pin,
     sync::{Arc, LazyLock},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -179,6 +179,12 @@ impl Tunnel {
     /// Never completes if the tunnel ends first.
     pub async fn ready(&self) {
         self.keepalive_state.first_pong().await;
+    }
+
+    /// Returns true if agentk accepts no more requests: it drains the tunnel, or the tunnel has ended.
+    pub fn is_closed(&self) -> bool {
+        let mut sender = self.sender.clone();
+        sender.poll_ready(&mut Context::from_waker(Waker::noop())).map_err(drop) == Poll::Ready(Err(()))
     }
 
     /// Closes the tunnel, and aborts the requests in flight.

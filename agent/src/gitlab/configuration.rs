@@ -18,7 +18,6 @@ use tonic::{Code, Status};
 use tunnel::{Body, Tunnel};
 
 use super::{backoff::RetryBackoff, client::GrpcClient, context::GitLabContext, registration::BACKOFF};
-use crate::connect::sentence;
 
 /// The lifetime of a stream whose regular end is followed by the next one at once.
 const STABLE_LIFETIME: Duration = Duration::from_secs(10);
@@ -60,7 +59,7 @@ async fn receive(
             flux = configuration.flux.is_some(),
             "configuration of GitLab's kas received; only observability.logging.level has an effect"
         );
-        let version = Some(sentence(commit_id.as_bytes()));
+        let version = Some(short_line(commit_id.as_bytes()));
         apply(tunnel, version, Some(applied_keys(&configuration)), None).await;
         context.set_commit(commit_id);
     }
@@ -82,7 +81,7 @@ fn applied_keys(configuration: &AgentConfiguration) -> Value {
 
 /// Reports that there is no configuration. The one before stays in force.
 async fn report(tunnel: &Tunnel, status: &Status) {
-    let error = sentence(status.message().as_bytes());
+    let error = short_line(status.message().as_bytes());
     tracing::debug!(code = ?status.code(), error, "no configuration from GitLab's kas");
     if status.code() == Code::FailedPrecondition {
         apply(tunnel, None, None, Some(error)).await;

@@ -5,7 +5,7 @@ use std::{error::Error as _, time::Duration};
 use futures_util::future::join;
 use gitlab_tunnel::messages::RegisterRequest;
 use http::{HeaderValue, StatusCode};
-use proto::TunnelId;
+use proto::{TunnelId, short_line};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     DialError,
-    connect::{BoxIo, KasTarget, sentence},
+    connect::{BoxIo, KasTarget},
 };
 
 /// The time that kas has for the preface of HTTP/2 and the registration.
@@ -57,7 +57,7 @@ impl GitLabConnection {
                     // The end of the connection is more specific than that of the stream.
                     None => not_http2(match timeout(CLOSE_TIMEOUT, http2.driver).await {
                         Ok(Ok(end)) => end.to_string(),
-                        _ => sentence(status.message().as_bytes()),
+                        _ => short_line(status.message().as_bytes()),
                     }),
                 }),
             }
@@ -92,7 +92,7 @@ impl GitLabConnection {
         let Self { mut http2, client } = self;
         let end = {
             let configuration = async {
-                if context.is_configurable {
+                if context.tunnel.is_configurable() {
                     match configuration::run(&client, &tunnel, context).await {}
                 }
             };
@@ -114,7 +114,7 @@ fn status_error(target: KasTarget<'_>, status: &Status) -> Option<DialError> {
     if status.source().is_some() {
         return None;
     }
-    let message = sentence(status.message().as_bytes());
+    let message = short_line(status.message().as_bytes());
     Some(match status.code() {
         Code::Unauthenticated => DialError::Unauthorized { token: target.token.to_string(), message },
         Code::ResourceExhausted => {

@@ -4,46 +4,23 @@ use std::sync::Arc;
 
 use gitlab_tunnel::messages::{AgentMeta, ConfigurationRequest, KubernetesVersion, RegisterRequest};
 use parking_lot::Mutex;
-use proto::ServiceName;
-use tokio_util::task::TaskTracker;
-use tunnel::StallCounter;
 
-use crate::{ClusterStatus, Observability, Pod, Services, SessionConfig, dispatch::Dispatcher};
+use crate::{ClusterStatus, Pod, session::TunnelContext};
 
 /// The parts of an agent that its connections to GitLab's kas use.
 pub(crate) struct GitLabContext {
-    pub(super) dispatcher: Arc<Dispatcher>,
-    pub(super) observability: Observability,
-    /// The tasks of requests.
-    pub(super) requests: TaskTracker,
-    pub(super) stalls: StallCounter,
-    /// True if agentk applies the configuration of kas.
-    pub(super) is_configurable: bool,
+    /// What all tunnels share.
+    pub(super) tunnel: Arc<TunnelContext>,
     /// The commit of the last configuration.
     commit: Mutex<String>,
-    pod: Pod,
     /// A random id of this process.
     pod_id: i64,
 }
 
 impl GitLabContext {
-    /// Returns the context of an agent with these services.
-    pub(crate) fn new(
-        config: &SessionConfig,
-        services: &Services,
-        (dispatcher, requests): (&Arc<Dispatcher>, &TaskTracker),
-        observability: &Observability,
-    ) -> Self {
-        Self {
-            dispatcher: Arc::clone(dispatcher),
-            observability: observability.clone(),
-            requests: requests.clone(),
-            stalls: config.tunnel.stalls.clone(),
-            is_configurable: services.names().iter().any(|name| name.as_str() == ServiceName::CONFIGURATION),
-            commit: Mutex::default(),
-            pod: config.pod.clone(),
-            pod_id: random_pod_id(),
-        }
+    /// Returns the context of an agent.
+    pub(crate) fn new(tunnel: Arc<TunnelContext>) -> Self {
+        Self { tunnel, commit: Mutex::default(), pod_id: random_pod_id() }
     }
 
     /// Returns the request that registers this process.
@@ -66,11 +43,11 @@ impl GitLabContext {
     }
 
     fn agent_meta(&self) -> AgentMeta {
-        let version = match self.observability.health.cluster() {
+        let version = match self.tunnel.observability.health.cluster() {
             ClusterStatus::Up { version } => version,
             ClusterStatus::Unknown | ClusterStatus::Down(_) => None,
         };
-        let Pod { name, namespace } = self.pod.clone();
+        let Pod { name, namespace } = self.tunnel.config.pod.clone();
         agent_meta(name.unwrap_or_default(), namespace.unwrap_or_default(), version)
     }
 }

@@ -26,13 +26,13 @@ pub(super) async fn open(
         max_frame: u32::try_from(MAX_CHUNK).expect("a small constant"),
         // Memory is not lost.
         keepalive: KeepaliveConfig { interval: Duration::from_secs(24 * 3600), ..KeepaliveConfig::default() },
-        stalls: context.stalls.clone(),
+        stalls: context.tunnel.config.tunnel.stalls.clone(),
         ..TunnelConfig::default()
     };
     let (near, far) = tokio::io::duplex(PIPE);
     let (server, _) = direct::accept(far, &config);
-    let (control, _) = ControlService::new(context.observability.health.disabled.tunnel(id));
-    let (dispatcher, requests) = (Arc::clone(&context.dispatcher), context.requests.clone());
+    let (control, _) = ControlService::new(context.tunnel.observability.health.disabled.tunnel(id));
+    let (dispatcher, requests) = (Arc::clone(&context.tunnel.dispatcher), context.tunnel.requests.clone());
     let on_request = move |incoming| {
         // Boxed once, as in a tunnel to kas.
         let serving = Box::pin(Arc::clone(&dispatcher).serve(incoming, control.clone()));

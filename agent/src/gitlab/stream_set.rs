@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, future::pending, pin::pin, time::Duration};
 
-use proto::control::{DrainReason, DrainRequest};
+use proto::{
+    control::{DrainReason, DrainRequest},
+    short_line,
+};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{Id, JoinError, JoinSet},
@@ -19,7 +22,6 @@ use super::{
     pool::streams_to_open,
     stream::{self, StreamEnd},
 };
-use crate::connect::sentence;
 
 /// The time that requests have after a GOAWAY of kas: the default `max_connection_age` of GitLab's kas.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
@@ -165,7 +167,7 @@ impl StreamSet {
     }
 
     fn on_failure(&mut self, status: &Status) -> Option<ConnectionEnd> {
-        tracing::debug!(code = ?status.code(), error = sentence(status.message().as_bytes()), "stream to GitLab's kas failed");
+        tracing::debug!(code = ?status.code(), error = short_line(status.message().as_bytes()), "stream to GitLab's kas failed");
         if status.code() == Code::Unauthenticated && self.streams.is_empty() {
             return Some(ConnectionEnd::Unauthenticated);
         }

@@ -11,12 +11,12 @@ use tokio::{
 };
 use tunnel::{CloseReason, DrainHandle, IDLE_TIMEOUT_HINT, TunnelServer, websocket::WebSocket};
 
-use super::AgentContext;
+use super::tunnel_context::TunnelContext;
 use crate::{
-    Dial,
     connect::TokenChange,
-    gitlab::{ConnectionEnd, DrainSignals, GitLabConnection},
+    gitlab::{ConnectionEnd, DrainSignals, GitLabConnection, GitLabContext},
     services::control::ControlService,
+    upstream::Io,
 };
 
 /// The time that a tunnel may take to end by itself beyond the drain timeout. Less than `FORCED_CLOSE_TIMEOUT`, so that its
@@ -55,10 +55,10 @@ pub(super) enum TunnelEvent {
 
 impl ActiveTunnel {
     /// Spawns a task that serves the requests of `session`.
-    pub(super) fn spawn<D: Dial>(
-        context: &Arc<AgentContext<D>>,
+    pub(super) fn spawn<T: Io>(
+        context: &Arc<TunnelContext>,
         (id, replica): (TunnelId, ReplicaId),
-        (session, drain, token_change): (TunnelServer<WebSocket<D::Io>>, DrainHandle, TokenChange),
+        (session, drain, token_change): (TunnelServer<WebSocket<T>>, DrainHandle, TokenChange),
     ) -> Self {
         let (control, drain_request) = ControlService::new(context.observability.health.disabled.tunnel(id));
         let serving = serve(Arc::clone(context), session, drain.clone(), control);
@@ -78,8 +78,9 @@ impl ActiveTunnel {
     }
 
     /// Spawns a task that serves the requests of a connection to GitLab's kas.
-    pub(super) fn spawn_gitlab<D: Dial>(
-        context: &Arc<AgentContext<D>>,
+    pub(super) fn spawn_gitlab(
+        context: &Arc<TunnelContext>,
+        gitlab: &Arc<GitLabContext>,
         connection: GitLabConnection,
         token_change: TokenChange,
     ) -> Self {
@@ -87,7 +88,7 @@ impl ActiveTunnel {
         let (drain, drain_started) = oneshot::channel();
         let (drain_request_sender, drain_request) = watch::channel(None);
         let task = context.tunnels.spawn({
-            let context = Arc::clone(context);
+            let (context, gitlab) = (Arc::clone(context), Arc::clone(gitlab));
             async move {
                 let tunnel = context.observability.tunnel_opened();
                 let opened = Instant::now();
@@ -97,7 +98,7 @@ impl ActiveTunnel {
                     grace: context.config.grace,
                     goaway: drain_request_sender,
                 };
-                let ended = connection.serve(&context.gitlab, id, signals).await;
+                let ended = connection.serve(&gitlab, id, signals).await;
                 drop(tunnel);
                 report_gitlab_end(&context, id, opened, &ended);
             }
@@ -141,9 +142,9 @@ impl ActiveTunnel {
 
 /// Serves requests until the tunnel ends. At shutdown it drains the tunnel; the grace period then bounds all requests in
 /// flight, also those of a tunnel that drains already.
-async fn serve<D: Dial>(
-    context: Arc<AgentContext<D>>,
-    session: TunnelServer<WebSocket<D::Io>>,
+async fn serve<T: Io>(
+    context: Arc<TunnelContext>,
+    session: TunnelServer<WebSocket<T>>,
     drain: DrainHandle,
     control: ControlService,
 ) -> CloseReason {
@@ -164,8 +165,8 @@ async fn serve<D: Dial>(
     timeout(grace + DRAIN_TOLERANCE, running).await.unwrap_or(CloseReason::LocallyClosed)
 }
 
-fn report_end<D>(
-    context: &AgentContext<D>,
+fn report_end(
+    context: &TunnelContext,
     tunnel: TunnelId,
     replica: ReplicaId,
     opened: Instant,
@@ -189,7 +190,7 @@ fn report_end<D>(
     tracing::warn!(%tunnel, %replica, seconds, reason = %ended, hint, "tunnel lost");
 }
 
-fn report_gitlab_end<D>(context: &AgentContext<D>, tunnel: TunnelId, opened: Instant, ended: &ConnectionEnd) {
+fn report_gitlab_end(context: &TunnelContext, tunnel: TunnelId, opened: Instant, ended: &ConnectionEnd) {
     context.observability.metrics.record_tunnel_end(ended.label(), opened.elapsed());
     let seconds = opened.elapsed().as_secs();
     match ended {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use backoff::Backoff;
 use proto::{
     ReplicaId,
     control::{DrainReason, DrainRequest},
@@ -14,7 +15,6 @@ use tokio::{
 use super::{
     AgentContext,
     active_tunnel::{ActiveTunnel, TunnelEvent},
-    backoff::Backoff,
     spread::ReplicaSearch,
 };
 use crate::{
@@ -233,7 +233,7 @@ impl<D: Dial> TunnelSlot<D> {
         context.observability.metrics.record_dial("connected");
         context.dial_errors.reset();
         tracing::info!(server, slot, "connected to GitLab's kas");
-        Ok(Some(ActiveTunnel::spawn_gitlab(context, connection, token_change)))
+        Ok(Some(ActiveTunnel::spawn_gitlab(&context.tunnel, &context.gitlab, connection, token_change)))
     }
 
     async fn dial(&self) -> Result<PendingConnection<D::Io>, DialError> {
@@ -248,7 +248,7 @@ impl<D: Dial> TunnelSlot<D> {
         context.observability.metrics.record_dial("connected");
         context.dial_errors.reset();
         tracing::info!(%tunnel, %replica, slot = self.index, "tunnel opened");
-        ActiveTunnel::spawn(context, (tunnel, replica), session)
+        ActiveTunnel::spawn(&context.tunnel, (tunnel, replica), session)
     }
 
     async fn decline(&self, pending: PendingTunnel<D::Io>) {

@@ -2,6 +2,7 @@
 
 mod configuration;
 mod current;
+mod dial_target;
 mod file;
 mod oidc;
 
@@ -21,7 +22,11 @@ use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
 use self::oidc::OidcRule;
-pub use self::{configuration::ConfigurationLocation, current::Identities};
+pub use self::{
+    configuration::ConfigurationLocation,
+    current::Identities,
+    dial_target::{AgentUrl, AgentUrlError, DialTarget},
+};
 use crate::{address::AllowedNetworks, token::TokenHash};
 use ::oidc::VerifiedToken;
 use promql::Labels;
@@ -83,6 +88,8 @@ pub struct Identity {
     configurations: HashMap<AgentId, ConfigurationLocation>,
     /// The networks of agents that have `allowed_networks`.
     agent_networks: HashMap<AgentId, AllowedNetworks>,
+    /// The agents that kas dials.
+    dial_targets: HashMap<AgentId, DialTarget>,
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
     /// The entries with `oidc`, in the order of the file.
     oidc_rules: Vec<OidcRule>,
@@ -295,6 +302,11 @@ impl Identity {
     /// Returns the UID of the cluster that an agent is pinned to, if it is.
     pub fn cluster(&self, agent: AgentId) -> Option<&str> {
         self.clusters.get(&agent).map(String::as_str)
+    }
+
+    /// Returns the agents that kas dials, in no order.
+    pub fn dial_targets(&self) -> impl Iterator<Item = (AgentId, &DialTarget)> {
+        self.dial_targets.iter().map(|(agent, target)| (*agent, target))
     }
 
     /// Returns the location of an agent's configuration, if its entry has one.

@@ -38,7 +38,7 @@ pub use self::{
     error::{ErrorDialect, ErrorFormat, RequestError},
     identity::{
         AccessAs, AgentAuthenticator, AgentIdentity, AgentSources, Caller, CallerNames,
-        ConfigurationLocation, Grant, Identities, Identity, SourceUnavailable,
+        AgentUrl, AgentUrlError, ConfigurationLocation, DialTarget, Grant, Identities, Identity, SourceUnavailable,
     },
     oidc_tokens::OidcAuthorizer,
     session::without_credentials,

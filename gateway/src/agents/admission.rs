@@ -15,7 +15,9 @@ use router::{AddressLimit, AddressRefusal};
 use secrecy::SecretString;
 use tokio::time::Instant;
 
-use super::{AgentServer, refusal::HandshakeError, version_skew::VersionSkew};
+use super::{
+    AgentServer, receptive::DialledTunnel, refusal::HandshakeError, version_skew::VersionSkew,
+};
 use crate::metrics::Limit;
 
 /// An agent whose token is valid and whose tunnel is within the limits.
@@ -38,6 +40,8 @@ pub(super) struct AuthenticatedAgent {
     pub(super) hello: Arc<Hello>,
     pub(super) tunnel: TunnelId,
     pub(super) client: ClientAddress,
+    /// The slot of the tunnel, if kas has dialled it.
+    pub(super) dialled: Option<DialledTunnel>,
     _permit: Arc<TunnelPermit>,
 }
 
@@ -53,7 +57,7 @@ impl AuthenticatedAgent {
     pub(super) fn new(admission: Admission, hello: Hello, client: ClientAddress) -> Self {
         let Admission { identity, token, source, permit } = admission;
         let (hello, tunnel) = (Arc::new(hello), TunnelId::random());
-        Self { identity, token, source, hello, tunnel, client, _permit: permit }
+        Self { identity, token, source, hello, tunnel, client, dialled: None, _permit: permit }
     }
 }
 

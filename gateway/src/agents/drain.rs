@@ -37,13 +37,15 @@ pub(super) struct Supervised<'a> {
 
 /// Waits for a reason to end the tunnel, and drains it.
 ///
-/// `revoked` completes when the agent may no longer connect, with a message for the log. `on_drain` is called when the drain
+/// `revoked` completes when the agent may no longer connect, with a message for the log. `before_drain` runs first, for tunnels that
+/// agentk does not replace by itself. `on_drain` is called when the drain
 /// begins. `withdraw` runs once the agent was asked to leave because the replica stops.
 ///
 /// The future completes only if the group is cut: otherwise the driver of the tunnel reports the end.
-pub(super) async fn supervise(
+pub(super) async fn supervise<F: Future<Output = ()>>(
     supervised: &Supervised<'_>,
     revoked: impl Future<Output = &'static str>,
+    before_drain: impl FnOnce(DrainReason) -> F,
     on_drain: impl Fn(),
     withdraw: impl Future<Output = ()>,
 ) -> CloseReason {
@@ -59,8 +61,15 @@ pub(super) async fn supervise(
         () = supervised.move_requested.cancelled() => DrainReason::Rebalance,
         message = &mut revoked => return close_revoked(supervised, message).await,
     };
-    on_drain();
     let drained = async {
+        let message = tokio::select! {
+            () = before_drain(reason) => None,
+            message = &mut revoked => Some(message),
+        };
+        if let Some(message) = message {
+            return close_revoked(supervised, message).await;
+        }
+        on_drain();
         // The agent opens another tunnel, and leaves this one.
         let within = match reason {
             DrainReason::Shutdown => supervised.grace,

@@ -145,7 +145,11 @@ impl AgentServer {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.connections.draining.run_until_cancelled(ticks.tick()).await.is_some() {
             let mut tunnels = self.tunnels.views();
-            tunnels.retain(|view| !view.is_draining() && !view.handle().move_requested.is_cancelled());
+            // Leases spread the tunnels that kas dials.
+            tunnels.retain(|view| {
+                let TunnelEntry { move_requested, dialled, .. } = view.handle();
+                !view.is_draining() && !move_requested.is_cancelled() && !dialled
+            });
             let own = u32::try_from(tunnels.len()).unwrap_or(u32::MAX);
             self.store.set_load(self.replica, Some(own));
             let loads = self.store.loads();

@@ -24,7 +24,7 @@ const KAS: &str = env!("CARGO_PKG_VERSION");
 
 /// The reason for which kas refuses a tunnel. The text is the body of the response.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HandshakeError {
+pub(crate) enum HandshakeError {
     #[error("{message}")]
     Protocol { status: StatusCode, message: String },
     #[error("this kas is stopping; try another replica")]
@@ -129,7 +129,7 @@ impl HandshakeError {
         }
     }
 
-    fn retry_after(&self) -> Option<Duration> {
+    pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Draining => Some(RETRY_AFTER_DRAINING),
             Self::SourceUnavailable(unavailable) => Some(unavailable.retry_after),

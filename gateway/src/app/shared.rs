@@ -24,7 +24,7 @@ use crate::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
-    agents::{AgentConflicts, AgentServer, MaxAge, RpcMetrics, TunnelPermits},
+    agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RpcMetrics, TunnelPermits},
     config::Config,
     cors::Cors,
     forward::Forwarder,
@@ -53,6 +53,7 @@ pub(super) struct SharedState {
     pub identities: Identities,
     pub usage: Usage,
     pub kill_switch: Arc<KillSwitch>,
+    pub dial_errors: Arc<DialErrors>,
     pub metrics: Metrics,
 }
 
@@ -135,6 +136,7 @@ impl SharedState {
             connections: TaskGroup::default(),
             metrics: self.metrics.clone(),
             epoch: AtomicU64::new(0),
+            dial_errors: Arc::clone(&self.dial_errors),
             log_limit: LogLimiter::new(LOG_PERIOD),
             idle_timeouts: Mutex::default(),
         }
@@ -166,6 +168,7 @@ impl SharedState {
                 store: Arc::clone(&self.store),
                 peers,
                 reconnect_wait: config.agent.tunnel.reconnect_wait,
+                dial_errors: Arc::clone(&self.dial_errors),
                 metrics: self.metrics.clone(),
             },
             connections: TaskGroup::default(),

@@ -31,7 +31,7 @@ use crate::{
     kill_switch::{self, DisableRule},
     listen::BindError,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
-    tls::MutualTls,
+    tls::{Certificate, MutualTls},
     traces::{self, Traces},
 };
 
@@ -52,6 +52,7 @@ pub struct ValidatedConfig {
     disabled: Vec<DisableRule>,
     issuers: Issuers,
     certificates: ListenerCertificates,
+    dial_certificate: Option<Certificate>,
     api_secret: Option<SecretFile>,
     traces: Option<telemetry::TracerConfig>,
     gitlab: Option<GitLabSetup>,
@@ -74,6 +75,9 @@ impl ValidatedConfig {
         let config = Config::read(file)?;
         config.check_addresses(file)?;
         let certificates = ListenerCertificates::read(file, &config)?;
+        let receptive = &config.agent.receptive;
+        let (chain, key) = (receptive.certificate_file.as_ref(), receptive.key_file.as_ref());
+        let dial_certificate = Certificate::read(file, "agent.receptive", chain, key)?;
         let api_secret = config.api.as_ref().map(|api| {
             let path = &api.listen.authentication_secret_file;
             SecretFile::read(file, "api.listen.authentication_secret_file", path)
@@ -127,6 +131,7 @@ impl ValidatedConfig {
             disabled,
             issuers,
             certificates,
+            dial_certificate,
             api_secret,
             traces,
             gitlab,
@@ -240,7 +245,8 @@ impl ValidatedConfig {
             app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica));
         }
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate);
-        app.credentials.certificates = self.certificates.iter().chain(peer_certificate).cloned().collect();
+        app.credentials.certificates = self.certificates.iter().chain(peer_certificate).chain(&self.dial_certificate).cloned().collect();
+        app.dial_certificate = self.dial_certificate;
         let gitlab_secret = self.gitlab.as_ref().map(GitLabSetup::secret).cloned();
         app.credentials.secrets =
             peer_secret.into_iter().chain(self.api_secret.clone()).chain(gitlab_secret).collect();

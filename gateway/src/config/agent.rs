@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork,
+    AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork, ReceptiveConfig,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
@@ -43,6 +43,9 @@ pub struct AgentConfig {
     /// GitLab's agentk.
     #[serde(default)]
     pub gitlab_agentk: GitlabAgentkConfig,
+    /// The agents that kas dials: those of the identity file with a `url`.
+    #[serde(default)]
+    pub receptive: ReceptiveConfig,
     /// Ignored: agents to which GitLab's kas connects.
     #[serde(default)]
     pub(super) receptive_agent: GitLabKey,
@@ -295,6 +298,7 @@ impl Default for AgentConfig {
             info_cache_error_ttl: info_cache_error_ttl(),
             gitops: GitopsConfig::default(),
             gitlab_agentk: GitlabAgentkConfig::default(),
+            receptive: ReceptiveConfig::default(),
             receptive_agent: GitLabKey::default(),
             redis_conn_info_ttl: GitLabKey::default(),
             redis_conn_info_refresh: GitLabKey::default(),

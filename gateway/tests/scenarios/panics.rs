@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::{AgentId, ReplicaId};
 use router::{
     AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, MemoryStore, ProjectAgent, ProjectAgentList,
-    Replica, Route, RouteStore, StoreError, StoreHealth,
+    LeaseRequest, Replica, Route, RouteStore, StoreError, StoreHealth,
 };
 use testing::kas::world::{World, configuration, text};
 use tokio::sync::broadcast;

@@ -49,6 +49,11 @@ impl Identities {
         self.current.load_full()
     }
 
+    /// Returns a receiver of every later version.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
     /// Replaces the version. Tunnels of agents and streams of callers whose token was removed are cut.
     pub fn replace(&self, mut identity: Identity) {
         identity.inherit(&self.load());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     AccessAs, Allowed, Caller, Grant, Identity, Rights,
     configuration::ConfigurationEntry,
+    dial_target::{AgentUrl, DialEntry},
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
 use crate::{address::AllowedNetworks, token::TokenHash};
@@ -60,6 +61,16 @@ struct AgentEntry {
     cluster: Option<Spanned<String>>,
     #[serde(default)]
     allowed_networks: Option<Spanned<Vec<Network>>>,
+    #[serde(default)]
+    url: Option<Spanned<AgentUrl>>,
+    #[serde(default)]
+    tunnels: Option<Spanned<u16>>,
+    #[serde(default)]
+    ca_file: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    key_file: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    tls_server_name: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -183,6 +194,18 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
             Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
         };
     }
+    let dialled = DialEntry {
+        url: agent.url,
+        tunnels: agent.tunnels,
+        ca_file: agent.ca_file,
+        key_file: agent.key_file,
+        tls_server_name: agent.tls_server_name,
+    };
+    let directory = at.path.parent().unwrap_or_else(|| Path::new(""));
+    let target = dialled.validate(directory).map_err(|(key, location, what)| {
+        ConfigError::new(at.path, location, format!("{}.{key}", at.key), what)
+    })?;
+    identity.dial_targets.extend(target.map(|target| (id, target)));
     let networks = networks(agent.allowed_networks, at)?;
     identity.agent_networks.extend(networks.map(|networks| (id, networks)));
     identity.agents_by_name.insert(agent.name.value.clone(), id);

@@ -2,7 +2,7 @@ use git::Location;
 use secrecy::SecretString;
 
 use super::*;
-use crate::identity::ConfigurationLocation;
+use crate::identity::{ConfigurationLocation, DialTarget};
 
 fn hash(token: &str) -> TokenHash {
     TokenHash::of(&SecretString::from(token))
@@ -178,4 +178,36 @@ fn configuration_of_an_agent_is_a_file_or_a_repository() {
     let password = Some(("git".to_owned(), "/etc/kas/token".into()));
     assert!(matches!(&repository.location, Location::Https { credentials, .. } if *credentials == password));
     assert_eq!(identity.configuration(AgentId(3)), None);
+}
+
+#[test]
+fn agent_with_url_is_dialled() {
+    let with = |keys: &str| example().replace("name: prod,", &format!("name: prod, {keys},"));
+    let identity = parse(&with("url: 'wss://10.0.0.7:8150'")).unwrap();
+    let targets: Vec<_> = identity.dial_targets().collect();
+    let [(AgentId(1), DialTarget { url, tunnels: 2, ca_file: None, key_file: None, tls_server_name: None })] =
+        &targets[..]
+    else {
+        panic!("{targets:?}")
+    };
+    assert_eq!((url.host(), url.port()), ("10.0.0.7", 8150));
+
+    let all = "url: 'wss://a', tunnels: 16, ca_file: ca.pem, key_file: /keys/prod, tls_server_name: agentk";
+    let text = with(all);
+    let identity = Identity::parse(Path::new("/etc/kas/id.yaml"), &text).unwrap();
+    let (_, target) = identity.dial_targets().next().unwrap();
+    assert_eq!((target.tunnels, target.tls_server_name.as_deref()), (16, Some("agentk")));
+    assert_eq!(target.ca_file.as_deref(), Some(Path::new("/etc/kas/ca.pem")));
+    assert_eq!(target.key_file.as_deref(), Some(Path::new("/keys/prod")));
+
+    for (keys, expected) in [
+        ("url: 'https://a'", "agents[0].url"),
+        ("url: 'wss://a', tunnels: 0", "agents[0].tunnels: an agent has 1 to 16 tunnels"),
+        ("url: 'wss://a', tunnels: 17", "agents[0].tunnels: an agent has 1 to 16 tunnels"),
+        ("key_file: key", "agents[0].key_file: it has no effect without url"),
+        ("tunnels: 3", "agents[0].tunnels: it has no effect without url"),
+    ] {
+        let error = parse(&with(keys)).unwrap_err();
+        assert!(error.contains(expected), "{keys}: {error}");
+    }
 }

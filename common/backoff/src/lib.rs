@@ -1,4 +1,5 @@
-//! The waits between attempts. The caller supplies random numbers and waits.
+//! The waits between attempts to open a tunnel, at the end that dials. The caller supplies random numbers and waits.
+#![warn(missing_docs)]
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// Exponential backoff with jitter: ½ to 1 of 0.5 s, 1 s, 2 s, … 20 s.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     failures: u32,
     quick: u32,
 }
@@ -29,7 +30,7 @@ impl Backoff {
     ///
     /// `retry_after` of the other end is a lower bound. The usual wait is added, so that agents with the same `Retry-After`
     /// do not return at the same moment.
-    pub(crate) fn failed(&mut self, retry_after: Option<Duration>, random: f64) -> Duration {
+    pub fn failed(&mut self, retry_after: Option<Duration>, random: f64) -> Duration {
         let doubled = FIRST_WAIT.saturating_mul(1 << self.failures.min(16));
         self.failures = self.failures.saturating_add(1);
 
@@ -37,7 +38,7 @@ impl Backoff {
     }
 
     /// Returns the wait after a connection that was refused, or broke at once.
-    pub(super) fn refused(&mut self, random: f64) -> Duration {
+    pub fn refused(&mut self, random: f64) -> Duration {
         if self.quick == QUICK_ATTEMPTS {
             return self.failed(None, random);
         }
@@ -46,7 +47,7 @@ impl Backoff {
     }
 
     /// Returns the wait after the loss of a tunnel with this lifetime.
-    pub(super) fn lost(&mut self, lifetime: Duration, random: f64) -> Duration {
+    pub fn lost(&mut self, lifetime: Duration, random: f64) -> Duration {
         if lifetime < STABLE_LIFETIME {
             return self.failed(None, random);
         }
@@ -55,7 +56,7 @@ impl Backoff {
     }
 
     /// Begins a new series if the tunnel that is replaced has lived long enough.
-    pub(super) fn replaced(&mut self, lifetime: Duration) {
+    pub fn replaced(&mut self, lifetime: Duration) {
         if lifetime >= STABLE_LIFETIME {
             *self = Self::default();
         }

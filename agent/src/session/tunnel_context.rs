@@ -1,0 +1,122 @@
+//! What the tunnels of an agent need, whether agentk or kas dials them.
+
+use std::{sync::Arc, time::Duration};
+
+use cores::Cores;
+use parking_lot::Mutex;
+use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
+use telemetry::Tracer;
+use tokio::time::timeout;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::{IdleTimeoutDetector, TunnelConfig};
+
+use super::{FORCED_CLOSE_TIMEOUT, Pod};
+use crate::{AgentToken, ClusterStatus, Observability, Services, dispatch::Dispatcher};
+
+/// The configuration of the tunnels of an agent.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// The agent token.
+    pub token: AgentToken,
+    /// The id of this process.
+    pub instance: InstanceId,
+    /// The cores that run the tunnels, in turn, and the requests of each tunnel.
+    pub cores: Cores,
+    /// The time that requests in flight may take after the shutdown begins. The rest is cut.
+    pub grace: Duration,
+    /// The pod that agentk runs in.
+    pub pod: Pod,
+    /// The part of the cluster that agentk serves, which the hello reports.
+    pub scope: Option<ScopeSummary>,
+    /// The settings of HTTP/2 and WebSocket.
+    pub tunnel: TunnelConfig,
+    /// Creates the spans of requests, if they are traced.
+    pub tracer: Option<Tracer>,
+}
+
+/// The state that the tunnels of an agent share.
+pub(crate) struct TunnelContext {
+    pub(crate) config: ServeConfig,
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) observability: Observability,
+    pub(super) idle_timeouts: Mutex<IdleTimeoutDetector>,
+    pub(super) shutdown: CancellationToken,
+    pub(super) tunnels: TaskTracker,
+    pub(crate) requests: TaskTracker,
+    services: Vec<ServiceName>,
+}
+
+impl ServeConfig {
+    /// Returns the default configuration: 25 s to shut down.
+    pub fn new(token: AgentToken) -> Self {
+        Self {
+            token,
+            instance: InstanceId::random(),
+            cores: Cores::default(),
+            grace: Duration::from_secs(25),
+            pod: Pod::default(),
+            scope: None,
+            tunnel: TunnelConfig::default(),
+            tracer: None,
+        }
+    }
+}
+
+impl TunnelContext {
+    pub(super) fn new(config: ServeConfig, services: Services, observability: Observability) -> Self {
+        Self {
+            services: services.names(),
+            dispatcher: Arc::new(Dispatcher::new(services, &observability.metrics, config.tracer.clone())),
+            observability,
+            idle_timeouts: Mutex::default(),
+            shutdown: CancellationToken::new(),
+            tunnels: TaskTracker::new(),
+            requests: TaskTracker::new(),
+            config,
+        }
+    }
+
+    /// Returns whether agentk applies the configuration of kas.
+    pub(crate) fn is_configurable(&self) -> bool {
+        self.services.iter().any(|name| name.as_str() == ServiceName::CONFIGURATION)
+    }
+
+    /// Describes agentk to kas. `index` is the number of the tunnel.
+    pub(super) fn hello(&self, index: u16) -> Hello {
+        let health = &self.observability.health;
+        let kubernetes_version = match health.cluster() {
+            ClusterStatus::Up { version } => version,
+            ClusterStatus::Unknown | ClusterStatus::Down(_) => None,
+        };
+        Hello {
+            instance: self.config.instance,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pod_name: self.config.pod.name.clone(),
+            pod_namespace: self.config.pod.namespace.clone(),
+            kubernetes_version,
+            cluster: health.cluster_uid(),
+            scope: self.config.scope.clone(),
+            services: self.services.clone(),
+            tunnel_index: index,
+        }
+    }
+
+    /// Drains all tunnels, and waits for `dialling`, which opens them, and for the requests in flight. They take at most the grace
+    /// period and less than a second.
+    pub(super) async fn drain(&self, dialling: &TaskTracker) {
+        let grace = self.config.grace;
+        tracing::info!(?grace, "draining all tunnels");
+        self.shutdown.cancel();
+        let trackers = [dialling, &self.tunnels, &self.requests];
+        let ended = async {
+            for tracker in trackers {
+                tracker.close();
+                tracker.wait().await;
+            }
+        };
+        if timeout(grace + FORCED_CLOSE_TIMEOUT, ended).await.is_err() {
+            let [_, tunnels, requests] = trackers.map(TaskTracker::len);
+            tracing::warn!(tunnels, requests, "some tasks did not end after the grace period");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Section `agent.receptive`: the agents that kas dials.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+use settings::Network;
+
+use super::schema::NETWORK;
+
+/// Section `agent.receptive`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
+pub struct ReceptiveConfig {
+    /// The networks to which kas may connect. An empty list allows all but special addresses, such as loopback.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    pub allowed_networks: Vec<Network>,
+    /// The certificate chain (PEM) with which kas authenticates to agentk.
+    #[schemars(with = "Option<PathBuf>")]
+    pub certificate_file: Option<Spanned<PathBuf>>,
+    /// The private key (PEM).
+    #[schemars(with = "Option<PathBuf>")]
+    pub key_file: Option<Spanned<PathBuf>>,
+}
