@@ -1,6 +1,7 @@
 //! The process: its parts, built from the command line, and the order in which they start and stop.
 
 mod flags;
+mod listen;
 mod prometheus;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -21,12 +22,14 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::listen::AnyAgent;
 pub(crate) use self::{
-    flags::{agent_token, check_protocol, check_scope, dialer, tracer_config},
+    flags::{agent_token, check_scope, tracer_config},
+    listen::KasConnection,
     prometheus::prometheus_services,
 };
 use crate::{
-    Agent, AgentMetrics, Observability, Pod, Services, SessionConfig, TcpDialer,
+    AgentMetrics, Observability, Pod, ServeConfig, Services,
     admin::Admin,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
@@ -61,7 +64,7 @@ pub struct App {
     pub liveness: Liveness,
     /// The service manager that started this process.
     pub notifier: Notifier,
-    agent: Agent<TcpDialer>,
+    agent: AnyAgent,
     cores: Cores,
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
@@ -91,16 +94,15 @@ impl App {
         log: Option<LogFilter>,
     ) -> anyhow::Result<Self> {
         check_scope(&options)?;
-        check_protocol(&options)?;
         let token = agent_token(&options, token)?;
-        let dialer = dialer(&options)?;
+        let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
         let traces = tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig =
             KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
         let cluster = Cluster::load(&kubeconfig)?;
         let version = env!("CARGO_PKG_VERSION");
-        tracing::info!(%cluster, kas = %options.kas_address, version, "starting agentk");
+        tracing::info!(%cluster, %kas, version, "starting agentk");
         let mut registry = Registry::default();
         let observability =
             Observability { metrics: AgentMetrics::register(&mut registry), ..Observability::default() };
@@ -113,6 +115,7 @@ impl App {
         observability.health.files.register(&mut registry, "agentk");
         let mut followers = FileFollowers::new(observability.health.files.clone(), reload);
         flags::follow_files(&options, &token, &mut followers);
+        kas.follow_files(&mut followers);
         cluster.follow_files(&mut followers);
         let kubernetes =
             KubernetesService::new(Arc::new(cluster)).with_response_timeout(options.cluster_response_timeout);
@@ -188,13 +191,10 @@ impl App {
         // A manifest may set an optional variable to the empty string.
         let is_set = |text: &String| !text.is_empty();
         let stalls = observability.metrics.stalls.clone();
-        let config = SessionConfig {
+        let serve = ServeConfig {
             tunnel: tunnel::TunnelConfig { stalls, ..tunnel::TunnelConfig::default() },
             instance,
             tracer,
-            protocol: options.protocol,
-            headers: options.kas_headers,
-            tunnels: options.tunnels,
             cores: cores.clone(),
             grace: options.shutdown_grace_period,
             pod: Pod {
@@ -202,9 +202,10 @@ impl App {
                 namespace: options.pod_namespace.filter(is_set),
             },
             scope: Some(summary),
-            ..SessionConfig::new(options.kas_address, token)
+            ..ServeConfig::new(token)
         };
-        let agent = Agent::new(config, dialer, services, observability.clone());
+        let of_session = (options.protocol, options.kas_headers, options.tunnels);
+        let agent = kas.into_agent(serve, of_session, services, observability.clone());
         let (listen, grace) = (options.observability_listen_address, options.shutdown_grace_period);
 
         Ok(Self {
@@ -236,6 +237,7 @@ impl App {
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
+        let agent = self.agent.bind().await?;
         tracing::info!(address = %listener.local_addr()?, "serving /liveness, /readiness and /metrics");
         let health = Arc::clone(&self.observability.health);
         // Its tasks are aborted when this function returns.
@@ -270,7 +272,7 @@ impl App {
         self.notifier.ready();
         // Only people read the version, so a slow cluster does not delay the tunnels further.
         let _ = timeout(VERSION_TIMEOUT, shutdown.run_until_cancelled(health.cluster_known())).await;
-        let ((), (end, panicked)) = tokio::join!(self.agent.run(shutdown.clone()), async {
+        let ((), (end, panicked)) = tokio::join!(agent.run(shutdown.clone()), async {
             // None of these tasks completes unless it panics.
             let panicked = shutdown.run_until_cancelled(background.join_next()).await.is_some();
             shutdown.cancel();

@@ -3,6 +3,7 @@
 
 mod gitlab;
 mod gitops;
+mod listen;
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +21,8 @@ use secrecy::SecretString;
 use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
-    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError, TcpDialer,
-    app::{agent_token, check_protocol, check_scope, dialer, prometheus_services, tracer_config},
+    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
+    app::{KasConnection, agent_token, check_scope, prometheus_services, tracer_config},
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
@@ -62,11 +63,10 @@ const IMPERSONATION: [(&str, &str, &str); 3] = [
 
 /// The subjects of a check. It has no connection yet.
 pub struct CheckCommand {
-    kas: KasAddress,
+    kas: KasConnection,
     protocol: ProtocolChoice,
     token: AgentToken,
     headers: Vec<KasHeader>,
-    dialer: TcpDialer,
     kubernetes: KubernetesService,
     prometheus: BTreeMap<ServiceName, PrometheusService>,
     discovery: Option<Discovery>,
@@ -89,9 +89,8 @@ impl CheckCommand {
     /// agentk.
     pub fn build(options: RunOptions, token: Option<SecretString>) -> anyhow::Result<Self> {
         check_scope(&options)?;
-        check_protocol(&options)?;
         let token = agent_token(&options, token)?;
-        let dialer = dialer(&options)?;
+        let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
         tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
@@ -114,11 +113,10 @@ impl CheckCommand {
             (cluster, namespace.unwrap_or_else(|| "default".to_owned()))
         });
         Ok(Self {
-            kas: options.kas_address,
+            kas,
             protocol: options.protocol,
             token,
             headers: options.kas_headers,
-            dialer,
             discovery: namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces)),
             kubernetes,
             gitops,
@@ -184,14 +182,18 @@ impl CheckCommand {
     }
 
     async fn check_kas(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
-        let addresses = self.dialer.resolve().await.map_err(failed(
+        let (kas, tcp_dialer) = match &self.kas {
+            KasConnection::Dials(kas, dialer) => (kas, dialer),
+            KasConnection::Listens(config) => return self.check_listener(config, report).await,
+        };
+        let addresses = tcp_dialer.resolve().await.map_err(failed(
             "DNS",
             "check the host of --kas-address (or of the proxy), and that this machine or pod can reach its DNS server",
         ))?;
         let addresses: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
-        report.ok("DNS", format!("{} is {}", self.dialer.first_hop().host(), addresses.join(", ")));
+        report.ok("DNS", format!("{} is {}", tcp_dialer.first_hop().host(), addresses.join(", ")));
 
-        let hint = match self.dialer.proxy() {
+        let hint = match tcp_dialer.proxy() {
             Some(_) => {
                 "check the URL of the proxy and that it lets agentk connect to kas, or exempt kas with NO_PROXY"
             }
@@ -200,22 +202,22 @@ impl CheckCommand {
                  proxy may connect, set HTTPS_PROXY"
             }
         };
-        let tcp = self.dialer.tcp().await.map_err(failed("TCP", hint))?;
+        let tcp = tcp_dialer.tcp().await.map_err(failed("TCP", hint))?;
         let peer = tcp.peer_addr().map_or_else(|error| error.to_string(), |address| address.to_string());
-        match self.dialer.proxy() {
+        match tcp_dialer.proxy() {
             Some(proxy) => {
                 report.ok("TCP", format!("connected to {peer}, and through the proxy {proxy} to kas"))
             }
             None => report.ok("TCP", format!("connected to {peer}")),
         }
 
-        let stream = self.dialer.handshake(tcp).await.map_err(failed(
+        let stream = tcp_dialer.handshake(tcp).await.map_err(failed(
             "TLS",
             "name kas's certificate authority with --kas-ca-cert-file, or the name in its certificate with \
              --kas-tls-server-name",
         ))?;
-        let plain = if self.kas.is_grpc() { "not used (grpc://)" } else { "not used (ws://)" };
-        report.ok("TLS", if self.kas.is_secure() { "the certificate is trusted" } else { plain });
+        let plain = if kas.is_grpc() { "not used (grpc://)" } else { "not used (ws://)" };
+        report.ok("TLS", if kas.is_secure() { "the certificate is trusted" } else { plain });
 
         let hello = Hello {
             instance: InstanceId::random(),
@@ -234,9 +236,9 @@ impl CheckCommand {
             let stream = stream.lock().take();
             async { Ok(stream.expect("opened once")) }
         };
-        let opened = match connect::open(&dialer, self.target(), &hello).await {
+        let opened = match connect::open(&dialer, self.target(kas), &hello).await {
             Ok(PendingConnection::Tunnel(opened)) => opened,
-            Ok(PendingConnection::GitLab(stream)) => return self.check_gitlab(stream, report).await,
+            Ok(PendingConnection::GitLab(stream)) => return self.check_gitlab(kas, stream, report).await,
             Err(error @ (DialError::Unauthorized { .. } | DialError::Token(_))) => {
                 report.ok("upgrade", "a server answers, and requires an agent token");
                 return Err(failed("authentication", TOKEN_HINT)(error));
@@ -266,8 +268,8 @@ impl CheckCommand {
         }
     }
 
-    fn target(&self) -> KasTarget<'_> {
-        KasTarget { kas: &self.kas, protocol: self.protocol, token: &self.token, headers: &self.headers }
+    fn target<'a>(&'a self, kas: &'a KasAddress) -> KasTarget<'a> {
+        KasTarget { kas, protocol: self.protocol, token: &self.token, headers: &self.headers }
     }
 
     async fn check_cluster(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {

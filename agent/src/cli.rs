@@ -4,6 +4,7 @@
     reason = "these comments are help texts, where brackets mean optional"
 )]
 
+mod listen;
 mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
@@ -18,7 +19,7 @@ use proto::agent_configuration::Scope;
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
-pub use self::named_value::NamedValue;
+pub use self::{listen::ListenOptions, named_value::NamedValue};
 use crate::{
     KasAddress,
     connect::{KasHeader, ProtocolChoice},
@@ -72,6 +73,8 @@ pub enum Command {
     /// Takes the flags that agentk runs with. Each step is a line; the exit code is 0 if all steps succeed, and otherwise 1.
     /// It opens a tunnel without services and closes it, which does not disturb a running agentk.
     Check(Box<RunOptions>),
+    /// Run agentk, as without a command
+    Serve(Box<RunOptions>),
     #[command(flatten)]
     Print(PrintCommand),
 }
@@ -96,8 +99,9 @@ pub struct RunOptions {
     ///
     /// agentk connects through the HTTP proxy that HTTPS_PROXY (for wss and grpcs) or HTTP_PROXY (for ws and grpc) names, unless
     /// NO_PROXY exempts kas.
-    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
-    pub kas_address: KasAddress,
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_KAS_ADDRESS", help_heading = "kas",
+        required_unless_present = "listen")]
+    pub kas_address: Option<KasAddress>,
     /// Protocol with kas
     ///
     /// An address of gRPC always has the protocol of GitLab's kas.
@@ -131,6 +135,9 @@ pub struct RunOptions {
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16),
         help_heading = "kas")]
     pub tunnels: u16,
+    /// The options of an agentk to which kas connects.
+    #[command(flatten)]
+    pub listen: ListenOptions,
 
     /// kubeconfig file of the cluster to serve
     ///
@@ -366,7 +373,7 @@ mod tests {
     fn only_the_address_is_required() {
         let options =
             run_options("agentk --kas-address wss://kas.example.com --token-file /etc/agentk/token");
-        assert_eq!(options.kas_address.to_string(), "wss://kas.example.com");
+        assert_eq!(options.kas_address.unwrap().to_string(), "wss://kas.example.com");
         assert_eq!((options.tunnels, options.shutdown_grace_period.as_secs()), (2, 25));
         assert_eq!(options.cluster_response_timeout, crate::services::kubernetes::RESPONSE_TIMEOUT);
         assert_eq!(options.observability_listen_address.to_string(), "0.0.0.0:8080");

@@ -47,6 +47,7 @@ pub use self::{
     metrics::AgentMetrics,
     services::{ServiceError, Services},
     session::{
-        Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, Pod, ServeConfig, SessionConfig,
+        Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, Pod, ServeConfig,
+        SessionConfig,
     },
 };

@@ -48,6 +48,7 @@ fn main() -> ExitCode {
     };
     match (cli.command, cli.run) {
         (Some(Command::Check(options)), _) => check(*options),
+        (Some(Command::Serve(options)), _) => run(*options),
         (Some(Command::Print(print)), _) => match print.run(&mut stdout()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -90,7 +91,10 @@ fn run(options: RunOptions) -> ExitCode {
     let log = logs::start(filter, options.log_format, true);
     descriptors::raise_limit().expect("the limits of the process can be read");
     // Further cores would have no tunnel.
-    let count = cores::count().min(options.tunnels.into());
+    let count = match options.listen.listen {
+        Some(_) => cores::count(),
+        None => cores::count().min(options.tunnels.into()),
+    };
     let (cores, threads) = Cores::start(count).expect("threads can be started");
     let token = token_from_env(std::env::var_os(TOKEN_VARIABLE));
     let notifier = Notifier::from_env();

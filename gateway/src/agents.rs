@@ -9,8 +9,8 @@ mod gitlab;
 mod kill_switch;
 mod lifetime;
 mod max_age;
-mod receptive;
 mod rebalancer;
+mod receptive;
 mod refusal;
 mod version_skew;
 
@@ -51,6 +51,7 @@ use tunnel::{
 };
 
 pub use self::rebalancer::Rebalancer;
+pub use self::receptive::ReceptiveAgents;
 pub(crate) use self::{
     admission::TunnelPermits,
     clusters::{AgentConflicts, RefusedTunnel},
@@ -62,7 +63,6 @@ use self::{
     lifetime::Loss,
     refusal::HandshakeError,
 };
-pub use self::receptive::ReceptiveAgents;
 pub(crate) use self::{
     gitlab::RpcMetrics,
     max_age::MaxAge,

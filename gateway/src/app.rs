@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     admin::{AdminServer, Readiness},
-    agents::{AddressPolicy, AgentDialer, AgentServer, ReceptiveAgents, Rebalancer},
+    agents::{AddressPolicy, AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
     api::{ApiServer, HealthInquiry},
     config::Config,
     kill_switch::fleet,

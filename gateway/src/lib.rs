@@ -63,7 +63,7 @@ mod web;
 pub mod test_support {
     pub use crate::{
         addresses::AddressRules,
-        agents::Rebalancer,
+        agents::{Rebalancer, ReceptiveAgents},
         api::{ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,

@@ -8,7 +8,7 @@ use secrecy::SecretString;
 use telemetry::{Collector, TracerConfig, environment::OtlpEnvironment};
 
 use crate::{
-    AgentToken, TcpDialer,
+    AgentToken, KasAddress, TcpDialer,
     cli::{NamedValue, RunOptions, TOKEN_VARIABLE},
     cluster::{CredentialFile, CredentialKind},
     connect::{HttpProxy, ProtocolChoice},
@@ -47,28 +47,27 @@ pub(crate) fn check_scope(options: &RunOptions) -> anyhow::Result<()> {
 }
 
 /// Checks that the protocol is possible at the address of kas.
-pub(crate) fn check_protocol(options: &RunOptions) -> anyhow::Result<()> {
+pub(super) fn check_protocol(protocol: ProtocolChoice, kas: &KasAddress) -> anyhow::Result<()> {
     anyhow::ensure!(
-        !(options.kas_address.is_grpc() && options.protocol == ProtocolChoice::KasTunnel),
-        "--protocol kas-tunnel needs a WebSocket, and --kas-address {} has none: write wss:// or ws://, or use --protocol gitlab",
-        options.kas_address
+        !(kas.is_grpc() && protocol == ProtocolChoice::KasTunnel),
+        "--protocol kas-tunnel needs a WebSocket, and --kas-address {kas} has none: write wss:// or ws://, or use --protocol gitlab"
     );
     Ok(())
 }
 
 /// Returns the dialer of kas, through the proxy of the environment if there is one. It reads certificates, which blocks.
-pub(crate) fn dialer(options: &RunOptions) -> anyhow::Result<TcpDialer> {
+pub(crate) fn dialer(options: &RunOptions, kas: &KasAddress) -> anyhow::Result<TcpDialer> {
     let name = options.kas_tls_server_name.clone();
     let server_name = name.map(ServerName::try_from).transpose();
     let server_name = server_name.context("--kas-tls-server-name is neither a DNS name nor an IP address")?;
     let ca = options.kas_ca_cert_file.clone().map(Pem::File);
     let tls = ClientTlsConfig { ca, server_name, ..ClientTlsConfig::default() };
 
-    let proxy = HttpProxy::from_env(&options.kas_address, &|name| std::env::var_os(name))?;
+    let proxy = HttpProxy::from_env(kas, &|name| std::env::var_os(name))?;
     if let Some(proxy) = &proxy {
         tracing::info!(%proxy, "connecting to kas through a proxy");
     }
-    let dialer = TcpDialer::new(options.kas_address.clone(), tls).context("--kas-ca-cert-file")?;
+    let dialer = TcpDialer::new(kas.clone(), tls).context("--kas-ca-cert-file")?;
 
     Ok(dialer.through(proxy))
 }

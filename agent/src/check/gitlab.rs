@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::{CheckCommand, CheckReport, StepError, failed};
-use crate::{DialError, connect::GitLabStream, gitlab};
+use crate::{DialError, KasAddress, connect::GitLabStream, gitlab};
 
 const REGISTRATION_HINT: &str =
     "check that the address is that of GitLab's kas for agents, and read the log of kas";
@@ -13,6 +13,7 @@ impl CheckCommand {
     /// Registers this process at GitLab's kas, as a running agentk does. Opens no stream, so that kas sends no request of a caller.
     pub(super) async fn check_gitlab(
         &self,
+        kas: &KasAddress,
         stream: GitLabStream,
         report: &mut CheckReport<impl Write>,
     ) -> Result<(), StepError> {
@@ -20,12 +21,12 @@ impl CheckCommand {
             Some(server) => format!("GitLab's kas ({server})"),
             None => "GitLab's kas".to_owned(),
         };
-        if !self.kas.is_grpc() {
+        if !kas.is_grpc() {
             report.ok("upgrade", format!("{server} accepts WebSockets here; the protocol is gRPC"));
         }
         let GitLabStream { io, authorization, .. } = stream;
         let registration = gitlab::anonymous_registration();
-        let opened = gitlab::GitLabConnection::open(io, self.target(), &authorization, registration).await;
+        let opened = gitlab::GitLabConnection::open(io, self.target(kas), &authorization, registration).await;
         let connection = match opened {
             Ok(connection) => connection,
             Err(error @ DialError::Unauthorized { .. }) => {

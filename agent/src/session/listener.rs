@@ -143,6 +143,11 @@ impl ListeningAgent {
         }))
     }
 
+    /// Returns the configured address.
+    pub fn address(&self) -> SocketAddr {
+        self.0.config.address
+    }
+
     /// Binds the address.
     ///
     /// # Errors
@@ -197,7 +202,12 @@ impl Listener {
     }
 
     /// Serves a connection until it is refused, or has become a tunnel, which has a task of its own.
-    async fn serve(self: &Arc<Self>, tcp: std::net::TcpStream, peer: SocketAddr, stranger: &CancellationToken) {
+    async fn serve(
+        self: &Arc<Self>,
+        tcp: std::net::TcpStream,
+        peer: SocketAddr,
+        stranger: &CancellationToken,
+    ) {
         let opening = async {
             let tcp = TcpStream::from_std(tcp)?;
             tcp.set_nodelay(true)?;
@@ -212,7 +222,11 @@ impl Listener {
                 return self.report("tls", format_args!("the handshake with {peer} failed"), &error);
             }
             Err(_) => {
-                return self.report("timeout", format_args!("the handshake with {peer} failed"), &"timed out");
+                return self.report(
+                    "timeout",
+                    format_args!("the handshake with {peer} failed"),
+                    &"timed out",
+                );
             }
         };
         let service = service_fn(async |request| {
@@ -222,7 +236,11 @@ impl Listener {
                     response
                 }
                 Err(refusal) => {
-                    self.report(refusal.reason, format_args!("a tunnel of {peer} was refused"), &refusal.message);
+                    self.report(
+                        refusal.reason,
+                        format_args!("a tunnel of {peer} was refused"),
+                        &refusal.message,
+                    );
                     refusal.into_response()
                 }
             })
@@ -240,12 +258,17 @@ impl Listener {
     }
 
     /// Accepts the request for a tunnel of a kas that has authenticated, and sends the agent token only then.
-    async fn handle(self: &Arc<Self>, mut request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Refusal> {
+    async fn handle(
+        self: &Arc<Self>,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Refusal> {
         if self.config.key.as_ref().is_some_and(|key| !key.accepts(request.headers())) {
-            let message = "the key is missing or wrong: kas sends that of agents[].key_file in its identity file";
+            let message =
+                "the key is missing or wrong: kas sends that of agents[].key_file in its identity file";
             return Err(Refusal::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
         }
-        let unavailable = |reason, message: &str| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, reason, message);
+        let unavailable =
+            |reason, message: &str| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, reason, message);
         if self.context.shutdown.is_cancelled() {
             return Err(unavailable("draining", "this agentk is stopping; try another one"));
         }
@@ -259,16 +282,19 @@ impl Listener {
                 return Err(Refusal::new(StatusCode::BAD_REQUEST, "protocol", message));
             }
             None => {
-                let message = format!("the header {} is missing: only kas opens tunnels here", names::WELCOME);
+                let message =
+                    format!("the header {} is missing: only kas opens tunnels here", names::WELCOME);
                 return Err(Refusal::new(StatusCode::BAD_REQUEST, "protocol", message));
             }
         };
         let index = Arc::clone(self).take_index();
-        let index = index.ok_or_else(|| unavailable("tunnel-limit", "this agentk has as many tunnels as allowed"))?;
+        let index =
+            index.ok_or_else(|| unavailable("tunnel-limit", "this agentk has as many tunnels as allowed"))?;
         let token = self.context.config.token.authorization_until_change().await;
         let (token, token_change) = token.map_err(|error| unavailable("token", &error.to_string()))?;
         let hello = self.context.hello(index.index).encode();
-        let hello = hello.map_err(|error| unavailable("hello", &format!("the hello cannot be sent: {error}")))?;
+        let hello =
+            hello.map_err(|error| unavailable("hello", &format!("the hello cannot be sent: {error}")))?;
         headers.insert(names::HELLO, hello);
         headers.insert(names::AUTHORIZATION, token);
 
@@ -299,7 +325,8 @@ impl Listener {
         let (session, drain) = tunnel::accept(socket, &self.context.config.tunnel);
         self.context.observability.metrics.record_dial("accepted");
         tracing::info!(%tunnel, %replica, "tunnel opened by kas");
-        let mut active = ActiveTunnel::spawn(&self.context, (tunnel, replica), (session, drain, token_change));
+        let mut active =
+            ActiveTunnel::spawn(&self.context, (tunnel, replica), (session, drain, token_change));
         match active.event().await {
             // kas has opened another tunnel, unless it stops.
             TunnelEvent::Drain(request) => active.drain(request.within),

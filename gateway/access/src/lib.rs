@@ -37,8 +37,8 @@ pub use self::{
     credential::{Credential, TokenKind},
     error::{ErrorDialect, ErrorFormat, RequestError},
     identity::{
-        AccessAs, AgentAuthenticator, AgentIdentity, AgentSources, Caller, CallerNames,
-        AgentUrl, AgentUrlError, ConfigurationLocation, DialTarget, Grant, Identities, Identity, SourceUnavailable,
+        AccessAs, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError, Caller,
+        CallerNames, ConfigurationLocation, DialTarget, Grant, Identities, Identity, SourceUnavailable,
     },
     oidc_tokens::OidcAuthorizer,
     session::without_credentials,

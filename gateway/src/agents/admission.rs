@@ -15,9 +15,7 @@ use router::{AddressLimit, AddressRefusal};
 use secrecy::SecretString;
 use tokio::time::Instant;
 
-use super::{
-    AgentServer, receptive::DialledTunnel, refusal::HandshakeError, version_skew::VersionSkew,
-};
+use super::{AgentServer, receptive::DialledTunnel, refusal::HandshakeError, version_skew::VersionSkew};
 use crate::metrics::Limit;
 
 /// An agent whose token is valid and whose tunnel is within the limits.

@@ -175,6 +175,7 @@ impl ReceptiveAgents {
             match self.agents.get_mut(&id) {
                 Some(agent) if agent.target == *target => agent.name = name,
                 Some(agent) => {
+                    errors.set(id, None);
                     agent.slots.values_mut().for_each(Slot::leave);
                     let (granted, slots) = (agent.granted, mem::take(&mut agent.slots));
                     *agent = DialledAgent { granted, slots, ..DialledAgent::new(name, target.clone()) };
@@ -241,7 +242,9 @@ impl ReceptiveAgents {
             Some(suppressed) => {
                 tracing::warn!(agent.id = %id, agent.name = %name, %url, %error, ?retry_in, suppressed, "cannot dial an agent");
             }
-            None => tracing::debug!(agent.id = %id, agent.name = %name, %error, ?retry_in, "cannot dial an agent"),
+            None => {
+                tracing::debug!(agent.id = %id, agent.name = %name, %error, ?retry_in, "cannot dial an agent")
+            }
         }
     }
 
@@ -300,12 +303,8 @@ impl ReceptiveAgents {
                 self.last_slot += 1;
                 let slot = SlotId(self.last_slot);
                 let (leave, replaced) = (CancellationToken::new(), CancellationToken::new());
-                let dialled = DialledTunnel::new(
-                    (*id, slot),
-                    self.events.0.clone(),
-                    leave.clone(),
-                    replaced.clone(),
-                );
+                let dialled =
+                    DialledTunnel::new((*id, slot), self.events.0.clone(), leave.clone(), replaced.clone());
                 agent.slots.insert(slot, Slot { leave, replaced, opened: None, leaving: false });
                 let (server, dialer) = (Arc::clone(&self.server), Arc::clone(&self.dialer));
                 let running = slot::run(server, dialer, agent.target.clone(), dialled);

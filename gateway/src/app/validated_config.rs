@@ -166,6 +166,7 @@ impl ValidatedConfig {
         self.certificates
             .iter()
             .chain(private)
+            .chain(&self.dial_certificate)
             .filter_map(|certificate| certificate.validate(SystemTime::now()).err())
     }
 
@@ -245,7 +246,8 @@ impl ValidatedConfig {
             app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica));
         }
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate);
-        app.credentials.certificates = self.certificates.iter().chain(peer_certificate).chain(&self.dial_certificate).cloned().collect();
+        app.credentials.certificates =
+            self.certificates.iter().chain(peer_certificate).chain(&self.dial_certificate).cloned().collect();
         app.dial_certificate = self.dial_certificate;
         let gitlab_secret = self.gitlab.as_ref().map(GitLabSetup::secret).cloned();
         app.credentials.secrets =

@@ -36,6 +36,7 @@ mod peers_health;
 mod peers_tls;
 mod prometheus;
 mod rebalance;
+mod receptive;
 mod set_configuration;
 mod tenants;
 mod topologies;

@@ -19,8 +19,8 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::{AgentId, ReplicaId};
 use router::{
-    AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, MemoryStore, ProjectAgent, ProjectAgentList,
-    LeaseRequest, Replica, Route, RouteStore, StoreError, StoreHealth,
+    AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, LeaseRequest, MemoryStore, ProjectAgent,
+    ProjectAgentList, Replica, Route, RouteStore, StoreError, StoreHealth,
 };
 use testing::kas::world::{World, configuration, text};
 use tokio::sync::broadcast;

@@ -3,7 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
-use router::{GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, ProjectAgent, ReportedInfo, Route, RouteStore};
+use router::{
+    GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, ProjectAgent, ReportedInfo, Route, RouteStore,
+};
 use tokio::time::timeout;
 
 use crate::{TestReplica, redis};

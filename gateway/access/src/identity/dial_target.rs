@@ -74,7 +74,8 @@ impl DialEntry {
             let what = "it has no effect without url, the address that kas dials";
             return unused.map_or(Ok(None), |(key, location)| Err((key, location, what.to_owned())));
         };
-        if let Some(tunnels) = tunnels.as_ref().filter(|tunnels| !(1..=MAX_TUNNELS).contains(&tunnels.value)) {
+        if let Some(tunnels) = tunnels.as_ref().filter(|tunnels| !(1..=MAX_TUNNELS).contains(&tunnels.value))
+        {
             return Err(("tunnels", tunnels.referenced, format!("an agent has 1 to {MAX_TUNNELS} tunnels")));
         }
         Ok(Some(DialTarget {
@@ -127,7 +128,8 @@ impl FromStr for AgentUrl {
         };
         let authority = uri.authority().ok_or_else(error)?;
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        if host.is_empty() || authority.as_str().contains('@') || uri.query().is_some() || text.contains('#') {
+        if host.is_empty() || authority.as_str().contains('@') || uri.query().is_some() || text.contains('#')
+        {
             return Err(error());
         }
         let has_port = authority.as_str().len() > authority.host().len();

@@ -137,7 +137,9 @@ mod tests {
 
     #[test]
     fn other_addresses_are_allowed_by_default() {
-        for address in ["10.0.0.1", "192.168.1.1", "203.0.113.7", "2001:db8::1", "fd12::1", "64:ff9b::8.8.8.8"] {
+        for address in
+            ["10.0.0.1", "192.168.1.1", "203.0.113.7", "2001:db8::1", "fd12::1", "64:ff9b::8.8.8.8"]
+        {
             assert!(allows(&[], address), "{address}");
             assert!(allows(&["0.0.0.0/0", "::/0"], address), "{address}");
         }

@@ -2,13 +2,7 @@
 //!
 //! kas authenticates first: by its certificate, by a key, or by both. Only then agentk sends its token, with the 101.
 
-use std::{
-    io,
-    net::SocketAddr,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use access::DialTarget;
 use bytes::Bytes;
@@ -149,7 +143,10 @@ impl AgentDialer {
 }
 
 /// Returns the TLS configuration of a connection. It reads certificates, which blocks.
-fn client_config(certificate: Option<&Certificate>, ca_file: Option<&Path>) -> Result<ClientConfig, DialError> {
+fn client_config(
+    certificate: Option<&Certificate>,
+    ca_file: Option<&Path>,
+) -> Result<ClientConfig, DialError> {
     let roots = match ca_file {
         Some(path) => {
             let error = |what: String| DialError::Setup(format!("ca_file {}: {what}", path.display()));
@@ -241,8 +238,7 @@ fn admission_headers(response: &mut Response<Incoming>, websocket_key: &str) -> 
     let mut headers = HeaderMap::new();
     for (theirs, name) in [(names::AUTHORIZATION, AUTHORIZATION), (names::HELLO, names::HELLO)] {
         let value = response.headers_mut().remove(&theirs);
-        let mut value =
-            value.ok_or_else(|| DialError::NotAgentk(format!("it sent no header {theirs}")))?;
+        let mut value = value.ok_or_else(|| DialError::NotAgentk(format!("it sent no header {theirs}")))?;
         value.set_sensitive(name == AUTHORIZATION);
         headers.insert(name, value);
     }

@@ -28,7 +28,9 @@ pub(crate) enum DialError {
     Lost(#[from] hyper::Error),
     #[error("agentk refuses the key of kas: compare key_file with the file of --listen-key-file{}", after(.message))]
     KeyRefused { message: String },
-    #[error("the server redirects to {location:?}, which kas does not follow: write the address of agentk itself")]
+    #[error(
+        "the server redirects to {location:?}, which kas does not follow: write the address of agentk itself"
+    )]
     Redirect { location: String },
     #[error("the server responded with {status}{}", after(.message))]
     Refused { status: StatusCode, message: String, retry_after: Option<Duration> },
@@ -36,7 +38,9 @@ pub(crate) enum DialError {
     NotAgentk(String),
     #[error("{0}")]
     NotAdmitted(HandshakeError),
-    #[error("the agentk at this address has the token of agent {found}: use the token of this agent, or correct the address")]
+    #[error(
+        "the agentk at this address has the token of agent {found}: use the token of this agent, or correct the address"
+    )]
     WrongAgent { found: AgentName },
     #[error("{0}")]
     Incomplete(&'static str),

@@ -180,16 +180,17 @@ impl AgentServer {
     async fn another_tunnel(&self, agent: AgentId, local: bool) {
         loop {
             let (change, arrival) = (self.store.changed(agent), self.tunnels.registered(agent));
-            let stays = self.tunnels.views_of(agent).iter().any(|view| {
-                !view.is_draining() && !view.handle().move_requested.is_cancelled()
-            });
+            let stays = self
+                .tunnels
+                .views_of(agent)
+                .iter()
+                .any(|view| !view.is_draining() && !view.handle().move_requested.is_cancelled());
             if local && stays {
                 return;
             }
             let live: HashSet<_> = self.store.replicas().into_iter().map(|replica| replica.id).collect();
             let routes = self.store.lookup(agent).await.map(|found| found.routes).unwrap_or_default();
-            let elsewhere =
-                |replica| replica != self.replica && live.contains(&replica);
+            let elsewhere = |replica| replica != self.replica && live.contains(&replica);
             if routes.iter().any(|route| elsewhere(route.replica)) {
                 return;
             }

@@ -1,0 +1,160 @@
+//! The way to kas: agentk dials it, or listens for it.
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::flags::{check_protocol, dialer};
+use crate::{
+    Agent, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability, ProtocolChoice, ServeConfig,
+    Services, SessionConfig, TcpDialer,
+    cli::{ListenOptions, RunOptions},
+    connect::KasHeader,
+    file_followers::FileFollowers,
+};
+
+/// The end that opens the tunnels.
+pub(crate) enum KasConnection {
+    /// agentk dials this kas.
+    Dials(KasAddress, TcpDialer),
+    /// kas dials agentk.
+    Listens(ListenConfig),
+}
+
+/// An agent with either end that opens its tunnels.
+pub(super) enum AnyAgent {
+    Dials(Agent<TcpDialer>),
+    Listens(ListeningAgent),
+}
+
+/// An agent whose address is bound, if it has one.
+pub(super) enum BoundAgent {
+    Dials(Agent<TcpDialer>),
+    Listens(ListeningAgent, TcpListener),
+}
+
+impl KasConnection {
+    /// Builds the way to kas that the flags describe. It reads certificates and keys, which blocks.
+    pub(crate) fn new(options: &RunOptions) -> anyhow::Result<Self> {
+        match (&options.kas_address, options.listen.listen) {
+            (Some(kas), _) => {
+                check_protocol(options.protocol, kas)?;
+                Ok(Self::Dials(kas.clone(), dialer(options, kas)?))
+            }
+            (None, Some(address)) => {
+                let ListenOptions {
+                    listen_certificate_file: certificate,
+                    listen_certificate_key_file: key,
+                    listen_client_ca_file: client_ca,
+                    listen_key_file,
+                    ..
+                } = &options.listen;
+                let pair = certificate.clone().zip(key.clone());
+                let tls = pair.map(|(certificate, key)| ListenTls::read(certificate, key, client_ca.clone()));
+                let tls = tls.transpose().context("--listen-certificate-file")?;
+                let key = listen_key_file.clone().map(ListenKey::read);
+                let key = key.transpose().context("--listen-key-file")?;
+                let config = ListenConfig { address, tls, key };
+                check_security(&config)?;
+                Ok(Self::Listens(config))
+            }
+            (None, None) => anyhow::bail!("one of --kas-address and --listen is needed"),
+        }
+    }
+
+    /// Follows the files of certificates and keys.
+    pub(super) fn follow_files(&self, followers: &mut FileFollowers) {
+        let Self::Listens(ListenConfig { tls, key, .. }) = self else { return };
+        if let Some(tls) = tls.clone() {
+            followers.check("--listen-certificate-file", tls.files(), move || tls.reload());
+        }
+        if let Some(key) = key.clone() {
+            followers.check("--listen-key-file", vec![key.path().to_owned()], move || key.reload());
+        }
+    }
+
+    pub(super) fn into_agent(
+        self,
+        serve: ServeConfig,
+        (protocol, headers, tunnels): (ProtocolChoice, Vec<KasHeader>, u16),
+        services: Services,
+        observability: Observability,
+    ) -> AnyAgent {
+        match self {
+            Self::Dials(kas, dialer) => {
+                let ServeConfig { token, instance, cores, grace, pod, scope, tunnel, tracer } = serve;
+                let config = SessionConfig {
+                    kas,
+                    token,
+                    instance,
+                    protocol,
+                    headers,
+                    tunnels,
+                    cores,
+                    grace,
+                    pod,
+                    scope,
+                    tunnel,
+                    tracer,
+                };
+                AnyAgent::Dials(Agent::new(config, dialer, services, observability))
+            }
+            Self::Listens(config) => {
+                AnyAgent::Listens(ListeningAgent::new(config, serve, services, observability))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for KasConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Dials(kas, _) => kas.fmt(f),
+            Self::Listens(ListenConfig { address, .. }) => write!(f, "connections at {address}"),
+        }
+    }
+}
+
+impl AnyAgent {
+    /// Binds the address of an agentk that listens.
+    pub(super) async fn bind(self) -> anyhow::Result<BoundAgent> {
+        Ok(match self {
+            Self::Dials(agent) => BoundAgent::Dials(agent),
+            Self::Listens(agent) => {
+                let socket = agent.bind().await;
+                let socket =
+                    socket.with_context(|| format!("cannot listen on {} (--listen)", agent.address()))?;
+                BoundAgent::Listens(agent, socket)
+            }
+        })
+    }
+}
+
+impl BoundAgent {
+    pub(super) async fn run(self, shutdown: CancellationToken) {
+        match self {
+            Self::Dials(agent) => agent.run(shutdown).await,
+            Self::Listens(agent, socket) => agent.run(socket, shutdown).await,
+        }
+    }
+}
+
+/// Checks that nobody but kas can use the listener: it sends the agent token to its client, and executes the requests of it.
+fn check_security(config: &ListenConfig) -> anyhow::Result<()> {
+    let ListenConfig { address, tls, key } = config;
+    if address.ip().is_loopback() {
+        return Ok(());
+    }
+    let tls = tls.as_ref().with_context(|| {
+        format!(
+            "--listen {address} is reachable from other machines and needs TLS: name a certificate with \
+             --listen-certificate-file and --listen-certificate-key-file"
+        )
+    })?;
+    anyhow::ensure!(
+        tls.authenticates_clients() || key.is_some(),
+        "--listen {address} is reachable from other machines, and kas has to authenticate: name its authority with \
+         --listen-client-ca-file, or a key with --listen-key-file"
+    );
+    Ok(())
+}
