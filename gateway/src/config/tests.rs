@@ -67,6 +67,8 @@ fn example_explains_every_key() {
     let listen = &mut example.agent.listen;
     assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
     assert!(example.agent.gitlab_agentk.prometheus_service.take().is_some());
+    let receptive = &mut example.agent.receptive;
+    assert!(receptive.certificate_file.take().is_some() && receptive.key_file.take().is_some());
     assert_eq!(format!("{example:?}"), format!("{default:?}"));
 
     let text = whole(&std::fs::read_to_string(file).unwrap());
@@ -90,6 +92,7 @@ fn example_explains_every_key() {
         include_str!("observability.rs"),
         include_str!("redis.rs"),
         include_str!("private_api.rs"),
+        include_str!("receptive.rs"),
         include_str!("api.rs"),
         include_str!("web.rs"),
         include_str!("../../gitlab/src/config.rs"),

@@ -45,6 +45,7 @@ mod oidc;
 mod policy;
 mod prometheus;
 mod reading;
+mod receptive;
 mod redis;
 mod streams;
 mod support;

@@ -145,7 +145,8 @@ impl Fleet {
         self.directory.path()
     }
 
-    fn subdirectory(&self, name: &str) -> PathBuf {
+    /// Creates a directory for the files of a program.
+    pub(crate) fn subdirectory(&self, name: &str) -> PathBuf {
         let number = self.started.fetch_add(1, Relaxed);
         let directory = self.directory().join(format!("{name}-{number}"));
         fs::create_dir(&directory).unwrap();

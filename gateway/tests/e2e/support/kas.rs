@@ -38,6 +38,8 @@ pub(crate) struct KasOptions {
     pub(crate) gitops: Vec<(&'static str, Value)>,
     /// The patterns of `agent.kubernetes_api.hosts`.
     pub(crate) hosts: Vec<String>,
+    /// The section `agent.receptive`.
+    pub(crate) receptive: Option<Value>,
     /// Additional sections of the configuration.
     pub(crate) sections: Vec<(&'static str, Value)>,
     /// The network namespace, or `None` for that of the machine.
@@ -252,6 +254,9 @@ impl KasOptions {
         }
         for (key, value) in &self.gitops {
             config["agent"]["gitops"][key] = value.clone();
+        }
+        if let Some(receptive) = &self.receptive {
+            config["agent"]["receptive"] = receptive.clone();
         }
         if let Some(configuration) = &self.configuration {
             config["agent"]["configuration"] = configuration.clone();

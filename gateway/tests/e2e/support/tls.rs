@@ -31,7 +31,7 @@ keyUsage = critical, keyCertSign
 subjectKeyIdentifier = hash
 [server]
 basicConstraints = critical, CA:FALSE
-extendedKeyUsage = serverAuth
+extendedKeyUsage = serverAuth, clientAuth
 subjectAltName = IP:127.0.0.1, DNS:localhost, DNS:*.k8s.example.com
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
