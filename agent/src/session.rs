@@ -27,12 +27,12 @@ use telemetry::Tracer;
 use tokio::{sync::Semaphore, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{slot::TunnelSlot, spread::ReplicaSpread};
 pub(crate) use self::tunnel_context::TunnelContext;
 pub use self::{
     listener::{ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent},
     tunnel_context::ServeConfig,
 };
+use self::{slot::TunnelSlot, spread::ReplicaSpread};
 use crate::{
     AgentToken, Dial, KasAddress, Observability, Services,
     connect::{KasHeader, KasTarget, ProtocolChoice},

@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::flags::{check_protocol, dialer};
 use crate::{
-    Agent, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability, ProtocolChoice, ServeConfig,
-    Services, SessionConfig, TcpDialer,
+    Agent, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability, ProtocolChoice,
+    ServeConfig, Services, SessionConfig, TcpDialer,
     cli::{ListenOptions, RunOptions},
     connect::KasHeader,
     file_followers::FileFollowers,

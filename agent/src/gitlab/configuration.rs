@@ -10,7 +10,7 @@ use http::Request;
 use proto::{
     ServiceName,
     agent_configuration::{CONFIGURATION_PATH, ConfigurationUpdate},
-    header,
+    header, short_line,
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};

@@ -8,9 +8,9 @@
 //!   or a proxy might do: no allowed path becomes one that writes, deletes, stops the server or returns secrets.
 //! * `/api/v1/label/<name>/values` is allowed with GET only.
 
-use request_info::prometheus::{self as allowlist, AllowlistMatch};
 use http::{Method, uri::PathAndQuery};
 use percent_encoding::percent_decode_str;
+use request_info::prometheus::{self as allowlist, AllowlistMatch};
 
 const BOTH: &[&str] = &[
     "/api/v1/query",

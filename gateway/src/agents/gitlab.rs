@@ -14,11 +14,13 @@ mod configuration;
 mod exchange;
 mod flux;
 mod gitlab_access;
+mod hello;
 mod metrics;
 mod pool;
 
 use std::{
     convert::Infallible,
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -33,19 +35,19 @@ use gitlab_tunnel::messages::AgentMeta;
 use http::{HeaderMap, Request};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use proto::{Hello, InstanceId, ServiceName};
+use parking_lot::Mutex;
+use proto::ServiceName;
 use secrecy::SecretString;
-use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{OnceCell, watch},
     time::{sleep, timeout},
 };
 use tonic::Status;
-use tunnel::{TunnelConfig, direct};
+use tunnel::{CloseReason, TunnelConfig, direct};
 
 pub(crate) use self::metrics::RpcMetrics;
-use self::{bridge::Bridge, pool::StreamPool};
+use self::{bridge::Bridge, hello::hello, pool::StreamPool};
 use super::{
     AgentServer,
     admission::{Admission, AuthenticatedAgent, ClientAddress},
@@ -68,6 +70,8 @@ const META_TIMEOUT: Duration = Duration::from_secs(1);
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time that agentk has for the end of a connection that has no more requests.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the errors of the requests in flight, once the connection has ended.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One connection of GitLab's agentk.
 struct GitlabConnection {
@@ -82,6 +86,8 @@ struct GitlabConnection {
     pool: StreamPool,
     /// The time for the requests in flight, once agentk should open another connection.
     leaving: watch::Sender<Option<Duration>>,
+    /// The error with which the connection has ended.
+    lost: Arc<Mutex<Option<io::Error>>>,
 }
 
 /// Serves a connection until it ends.
@@ -99,6 +105,7 @@ where
         unknown_reported: AtomicBool::new(false),
         pool: StreamPool::default(),
         leaving: watch::Sender::default(),
+        lost: Arc::default(),
     });
     let service = service_fn({
         let connection = Arc::clone(&connection);
@@ -119,9 +126,7 @@ where
         tokio::select! {
             biased;
             ended = serving.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!(peer = connection.client.text, %error, "connection of GitLab's agentk ended");
-                }
+                *connection.lost.lock() = ended.err().map(io::Error::other);
                 break;
             }
             result = &mut opened, if !is_open => match result {
@@ -244,12 +249,14 @@ impl GitlabConnection {
             metrics: self.server.gitlab_calls.clone(),
         });
         let tasks = &self.server.connections.tasks;
-        let bridging = bridged.run(|incoming| {
-            tasks.spawn(Arc::clone(&bridge).serve(incoming));
-        });
         let serving = async {
             let Ok((tunnel, driver)) = direct::open(kas, &self.server.settings).await else { return };
-            match self.server.prepare(&agent, tunnel, driver.run().boxed()).await {
+            let lost = Arc::clone(&self.lost);
+            let driving = driver.run().map(move |reason| match lost.lock().take() {
+                Some(error) => CloseReason::Lost { error, silence: Duration::ZERO },
+                None => reason,
+            });
+            match self.server.prepare(&agent, tunnel, driving.boxed()).await {
                 Ok(opened) => self.server.serve_tunnel(&agent, opened).await,
                 Err(error) => {
                     self.server.metrics.count_handshake("incomplete");
@@ -258,11 +265,18 @@ impl GitlabConnection {
             }
         };
         let bridging = async {
+            let running = bridged.run(|incoming| {
+                tasks.spawn(Arc::clone(&bridge).serve(incoming));
+            });
+            tokio::pin!(running);
             tokio::select! {
-                _ = bridging => {}
+                _ = &mut running => return,
                 // agentk leaves, or its connection is lost.
                 () = self.pool.closed() => {}
             }
+            // Each request in flight gets the result of its own stream: one that agentk has reset was not processed.
+            drain.drain(SETTLE_TIMEOUT);
+            running.await;
         };
         let leaving = async {
             let within = tokio::select! {
@@ -283,39 +297,6 @@ impl GitlabConnection {
             tokio::select! { () = bridging => {}, () = leaving => {} }
         };
         tokio::join!(serving, bridging);
-    }
-}
-
-/// Describes GitLab's agentk like an agentk of kas. Its texts are untrusted: those that a hello may not have are left out.
-fn hello(agent: &Admission, meta: &AgentMeta) -> Hello {
-    let printable = |text: &str| {
-        let text: String = text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect();
-        Some(text).filter(|text| !text.is_empty())
-    };
-    let pod_name = printable(&meta.pod_name);
-    let pod_namespace = printable(&meta.pod_namespace);
-    // Connections of one pod belong to one process: agentk sends its id only later.
-    let instance = match &pod_name {
-        Some(pod) => {
-            let text =
-                format!("{}/{}/{pod}", agent.identity.id, pod_namespace.as_deref().unwrap_or_default());
-            let digest = Sha256::digest(text);
-            InstanceId::from_bytes(*digest.first_chunk().expect("a digest is longer than an id"))
-        }
-        None => InstanceId::random(),
-    };
-    let version = printable(meta.version.trim_start_matches('v')).unwrap_or_else(|| "unknown".to_owned());
-    let kubernetes = meta.kubernetes_version.as_ref().and_then(|version| printable(&version.git_version));
-    Hello {
-        instance,
-        version: format!("{}{version}", Hello::GITLAB),
-        pod_name,
-        pod_namespace,
-        kubernetes_version: kubernetes,
-        services: vec![ServiceName::KUBERNETES.parse().expect("a service name")],
-        tunnel_index: 0,
-        cluster: None,
-        scope: None,
     }
 }
 

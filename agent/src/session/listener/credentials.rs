@@ -187,7 +187,9 @@ mod tests {
     fn headers(values: &[&str]) -> HeaderMap {
         let values = values.iter().map(|value| (AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
         let mut headers = HeaderMap::new();
-        values.for_each(|(name, value)| drop(headers.append(name, value)));
+        values.for_each(|(name, value)| {
+            headers.append(name, value);
+        });
         headers
     }
 

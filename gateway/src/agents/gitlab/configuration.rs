@@ -12,7 +12,7 @@ use tonic::Status;
 use super::{
     GitlabConnection,
     calls::{Responses, until_leaving},
-    hello,
+    hello::hello,
 };
 
 /// The commit of an agent without a configuration. GitLab's agentk refuses an empty one.

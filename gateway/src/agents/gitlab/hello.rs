@@ -1,0 +1,40 @@
+//! The hello of GitLab's agentk, which kas writes for it.
+
+use gitlab_tunnel::messages::AgentMeta;
+use proto::{Hello, InstanceId, ServiceName};
+use sha2::{Digest as _, Sha256};
+
+use crate::agents::admission::Admission;
+
+/// Describes GitLab's agentk like an agentk of kas. Its texts are untrusted: those that a hello may not have are left out.
+pub(super) fn hello(agent: &Admission, meta: &AgentMeta) -> Hello {
+    let printable = |text: &str| {
+        let text: String = text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect();
+        Some(text).filter(|text| !text.is_empty())
+    };
+    let pod_name = printable(&meta.pod_name);
+    let pod_namespace = printable(&meta.pod_namespace);
+    // Connections of one pod belong to one process: agentk sends its id only later.
+    let instance = match &pod_name {
+        Some(pod) => {
+            let text =
+                format!("{}/{}/{pod}", agent.identity.id, pod_namespace.as_deref().unwrap_or_default());
+            let digest = Sha256::digest(text);
+            InstanceId::from_bytes(*digest.first_chunk().expect("a digest is longer than an id"))
+        }
+        None => InstanceId::random(),
+    };
+    let version = printable(meta.version.trim_start_matches('v')).unwrap_or_else(|| "unknown".to_owned());
+    let kubernetes = meta.kubernetes_version.as_ref().and_then(|version| printable(&version.git_version));
+    Hello {
+        instance,
+        version: format!("{}{version}", Hello::GITLAB),
+        pod_name,
+        pod_namespace,
+        kubernetes_version: kubernetes,
+        services: vec![ServiceName::KUBERNETES.parse().expect("a service name")],
+        tunnel_index: 0,
+        cluster: None,
+        scope: None,
+    }
+}
