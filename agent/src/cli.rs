@@ -4,7 +4,6 @@
     reason = "these comments are help texts, where brackets mean optional"
 )]
 
-mod listen;
 mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
@@ -19,7 +18,7 @@ use proto::agent_configuration::Scope;
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
-pub use self::{listen::ListenOptions, named_value::NamedValue};
+pub use self::named_value::NamedValue;
 use crate::{
     KasAddress,
     connect::{KasHeader, ProtocolChoice},
@@ -135,9 +134,34 @@ pub struct RunOptions {
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16),
         help_heading = "kas")]
     pub tunnels: u16,
-    /// The options of an agentk to which kas connects.
-    #[command(flatten)]
-    pub listen: ListenOptions,
+    /// Address at which kas connects to agentk, in a cluster that may open no connections: [host]:port
+    ///
+    /// Beyond this machine, it needs a certificate, and --listen-client-ca-file or --listen-key-file, by which kas authenticates. See
+    /// docs/receptive.md.
+    #[arg(long, value_name = "ADDRESS", value_parser = listen_address, conflicts_with = "kas_address", env = "AGENTK_LISTEN",
+        help_heading = "kas dials")]
+    pub listen: Option<SocketAddr>,
+    /// Certificate chain (PEM) of agentk; read again when it changes
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires_all = ["listen", "listen_certificate_key_file"],
+        env = "AGENTK_LISTEN_CERTIFICATE_FILE", help_heading = "kas dials")]
+    pub listen_certificate_file: Option<PathBuf>,
+    /// Private key (PEM) of that certificate
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "listen_certificate_file",
+        env = "AGENTK_LISTEN_CERTIFICATE_KEY_FILE", help_heading = "kas dials")]
+    pub listen_certificate_key_file: Option<PathBuf>,
+    /// Certificates (PEM) of the authority of kas's certificate, without which no connection is accepted
+    ///
+    /// Every certificate of the authority is accepted: use one that issues certificates for kas only.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "listen_certificate_file",
+        env = "AGENTK_LISTEN_CLIENT_CA_FILE", help_heading = "kas dials")]
+    pub listen_client_ca_file: Option<PathBuf>,
+    /// File that contains the key that kas has to send; read again when it changes
+    ///
+    /// The identity file of kas names a file with the same key (agents[].key_file). While the key is rotated, the file of agentk may
+    /// have two, on two lines.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "listen", env = "AGENTK_LISTEN_KEY_FILE",
+        help_heading = "kas dials")]
+    pub listen_key_file: Option<PathBuf>,
 
     /// kubeconfig file of the cluster to serve
     ///
@@ -406,6 +430,9 @@ mod tests {
             ("--kas-address wss://kas --kas-header X", "write it like \"Name: value\""),
             ("--kas-address wss://kas --kas-header Host:x", "host is set by agentk itself"),
             ("", "--kas-address"),
+            ("--kas-address wss://kas --listen :8150", "cannot be used with"),
+            ("--listen :8150 --listen-certificate-file a", "--listen-certificate-key-file"),
+            ("--listen :8150 --listen-client-ca-file a", "--listen-certificate-file"),
         ] {
             let error = parse(&format!("agentk {flags}")).unwrap_err().to_string();
             assert!(error.contains(expected), "{flags}: {error}");
@@ -416,6 +443,18 @@ mod tests {
     fn listen_address_may_be_a_port() {
         let options = run_options("agentk --kas-address ws://kas --observability-listen-address :9000");
         assert_eq!(options.observability_listen_address.to_string(), "0.0.0.0:9000");
+    }
+
+    #[test]
+    fn agentk_listens_with_or_without_a_command() {
+        for line in ["agentk --listen :8150", "agentk serve --listen :8150"] {
+            let options = match parse(line).unwrap() {
+                Cli { command: Some(Command::Serve(options)), .. } => *options,
+                Cli { run, .. } => run.unwrap(),
+            };
+            assert_eq!(options.listen.unwrap().to_string(), "0.0.0.0:8150");
+            assert!(options.kas_address.is_none());
+        }
     }
 
     #[test]

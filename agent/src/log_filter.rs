@@ -3,8 +3,9 @@
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     "agent",
+    "backoff",
     "cores",
     "files",
     "gitops_engine",

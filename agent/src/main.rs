@@ -91,7 +91,7 @@ fn run(options: RunOptions) -> ExitCode {
     let log = logs::start(filter, options.log_format, true);
     descriptors::raise_limit().expect("the limits of the process can be read");
     // Further cores would have no tunnel.
-    let count = match options.listen.listen {
+    let count = match options.listen {
         Some(_) => cores::count(),
         None => cores::count().min(options.tunnels.into()),
     };

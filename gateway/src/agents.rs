@@ -66,7 +66,7 @@ use self::{
 pub(crate) use self::{
     gitlab::RpcMetrics,
     max_age::MaxAge,
-    receptive::{AddressPolicy, AgentDialer, DialError, DialErrors},
+    receptive::{AddressPolicy, AgentDialer, DialErrors},
 };
 use crate::{
     addresses::AddressRules,

@@ -26,7 +26,7 @@ pub use self::{
     service::ServiceMetrics,
 };
 use self::{refused::RefusedConnections, service::Services};
-use crate::{agents::DialError, audit::AuditMetrics};
+use crate::audit::AuditMetrics;
 
 /// The handles of all metrics. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -269,10 +269,25 @@ const HANDSHAKE_RESULTS: [&str; 15] = [
     "incomplete",
 ];
 
+/// The values of the label `result` of `kas_dials_total` for connections without an agent that kas could admit.
+const DIAL_ERRORS: [&str; 11] = [
+    "dns",
+    "connect",
+    "timeout",
+    "tls",
+    "setup",
+    "lost",
+    "key-refused",
+    "redirect",
+    "refused",
+    "not-agentk",
+    "wrong-agent",
+];
+
 /// Returns the values of the label `result` of `kas_dials_total`: kas admits an agent that it dials like one that connects.
 fn dial_results() -> impl Iterator<Item = &'static str> {
     let admission = HANDSHAKE_RESULTS.into_iter().filter(|result| *result != "accepted");
-    ["connected"].into_iter().chain(admission).chain(DialError::LABELS)
+    ["connected"].into_iter().chain(admission).chain(DIAL_ERRORS)
 }
 
 /// Buckets in seconds: from an aborted tunnel to twice the default of `max_connection_age`.

@@ -7,9 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::flags::{check_protocol, dialer};
 use crate::{
     Agent, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability, ProtocolChoice,
-    ServeConfig, Services, SessionConfig, TcpDialer,
-    cli::{ListenOptions, RunOptions},
-    connect::KasHeader,
+    ServeConfig, Services, SessionConfig, TcpDialer, cli::RunOptions, connect::KasHeader,
     file_followers::FileFollowers,
 };
 
@@ -36,23 +34,24 @@ pub(super) enum BoundAgent {
 impl KasConnection {
     /// Builds the way to kas that the flags describe. It reads certificates and keys, which blocks.
     pub(crate) fn new(options: &RunOptions) -> anyhow::Result<Self> {
-        match (&options.kas_address, options.listen.listen) {
+        match (&options.kas_address, options.listen) {
             (Some(kas), _) => {
+                let files = [&options.listen_certificate_file, &options.listen_key_file];
+                anyhow::ensure!(
+                    files.iter().all(|file| file.is_none()),
+                    "--listen-certificate-file and --listen-key-file need --listen, in place of --kas-address"
+                );
                 check_protocol(options.protocol, kas)?;
                 Ok(Self::Dials(kas.clone(), dialer(options, kas)?))
             }
             (None, Some(address)) => {
-                let ListenOptions {
-                    listen_certificate_file: certificate,
-                    listen_certificate_key_file: key,
-                    listen_client_ca_file: client_ca,
-                    listen_key_file,
-                    ..
-                } = &options.listen;
-                let pair = certificate.clone().zip(key.clone());
-                let tls = pair.map(|(certificate, key)| ListenTls::read(certificate, key, client_ca.clone()));
+                let certificate = options.listen_certificate_file.clone();
+                let key = options.listen_certificate_key_file.clone();
+                let client_ca = options.listen_client_ca_file.clone();
+                let pair = certificate.zip(key);
+                let tls = pair.map(|(certificate, key)| ListenTls::read(certificate, key, client_ca));
                 let tls = tls.transpose().context("--listen-certificate-file")?;
-                let key = listen_key_file.clone().map(ListenKey::read);
+                let key = options.listen_key_file.clone().map(ListenKey::read);
                 let key = key.transpose().context("--listen-key-file")?;
                 let config = ListenConfig { address, tls, key };
                 check_security(&config)?;
@@ -157,4 +156,28 @@ fn check_security(config: &ListenConfig) -> anyhow::Result<()> {
          --listen-client-ca-file, or a key with --listen-key-file"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(address: &str, key: bool) -> Result<(), String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        std::fs::write(&path, "k".repeat(32)).unwrap();
+        let key = key.then(|| ListenKey::read(path).unwrap());
+        let config = ListenConfig { address: address.parse().unwrap(), tls: None, key };
+        check_security(&config).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn listener_beyond_loopback_needs_tls() {
+        assert_eq!(check("127.0.0.1:8150", false), Ok(()));
+        assert_eq!(check("[::1]:8150", false), Ok(()));
+        for address in ["0.0.0.0:8150", "10.0.0.1:8150", "[::]:8150"] {
+            let error = check(address, true).unwrap_err();
+            assert!(error.contains("needs TLS: name a certificate"), "{error}");
+        }
+    }
 }

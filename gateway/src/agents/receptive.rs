@@ -30,8 +30,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::slot::{SlotEvent, SlotEventKind, SlotId};
-pub(crate) use self::{address::AddressPolicy, connect::AgentDialer, error::DialError, slot::DialledTunnel};
+pub(crate) use self::{address::AddressPolicy, connect::AgentDialer, slot::DialledTunnel};
+use self::{
+    error::DialError,
+    slot::{SlotEvent, SlotEventKind, SlotId},
+};
 use super::AgentServer;
 
 /// The interval in which leases are renewed, a quarter of [`LEASE_TTL`]. A free lease is taken within this time.

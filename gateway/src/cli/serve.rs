@@ -44,8 +44,9 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 20] = [
+const OURS: [&str; 21] = [
     "access",
+    "backoff",
     "cli",
     "cores",
     "files",

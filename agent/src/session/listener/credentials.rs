@@ -185,11 +185,10 @@ mod tests {
     use super::*;
 
     fn headers(values: &[&str]) -> HeaderMap {
-        let values = values.iter().map(|value| (AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
         let mut headers = HeaderMap::new();
-        values.for_each(|(name, value)| {
-            headers.append(name, value);
-        });
+        for value in values {
+            headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        }
         headers
     }
 

@@ -47,21 +47,6 @@ pub(crate) enum DialError {
 }
 
 impl DialError {
-    /// The values of the label `result` of `kas_dials_total` besides those of refused agents.
-    pub(crate) const LABELS: [&str; 11] = [
-        "dns",
-        "connect",
-        "timeout",
-        "tls",
-        "setup",
-        "lost",
-        "key-refused",
-        "redirect",
-        "refused",
-        "not-agentk",
-        "wrong-agent",
-    ];
-
     /// Returns the value of the label `result`.
     pub(crate) fn label(&self) -> &'static str {
         match self {

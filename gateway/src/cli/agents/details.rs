@@ -28,6 +28,9 @@ pub(super) fn details(listing: &AgentList) -> String {
                 &format!("{}: the token is used in each of them", agent.clusters.join(", ")),
             );
         }
+        if let Some(error) = &agent.dial_error {
+            line(&mut text, "cannot dial", error);
+        }
         if let Some(RefusedTunnel { message, time, .. }) = &agent.refused {
             line(&mut text, "refused", &format!("{message} ({})", humantime::format_rfc3339_seconds(*time)));
         }
