@@ -409,7 +409,7 @@ impl RouteStore for RedisStore {
         replica: ReplicaId,
         requests: &'a [LeaseRequest],
     ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
-        Box::pin(RedisStore::renew_leases(self, replica, requests))
+        Box::pin(self.run_lease_script(replica, requests))
     }
 
     fn send_push(&self, push: GitPush) {

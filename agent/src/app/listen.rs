@@ -14,7 +14,7 @@ use crate::{
 /// The end that opens the tunnels.
 pub(crate) enum KasConnection {
     /// agentk dials this kas.
-    Dials(KasAddress, TcpDialer),
+    Dials(KasAddress, Box<TcpDialer>),
     /// kas dials agentk.
     Listens(ListenConfig),
 }
@@ -42,7 +42,7 @@ impl KasConnection {
                     "--listen-certificate-file and --listen-key-file need --listen, in place of --kas-address"
                 );
                 check_protocol(options.protocol, kas)?;
-                Ok(Self::Dials(kas.clone(), dialer(options, kas)?))
+                Ok(Self::Dials(kas.clone(), Box::new(dialer(options, kas)?)))
             }
             (None, Some(address)) => {
                 let certificate = options.listen_certificate_file.clone();
@@ -96,7 +96,7 @@ impl KasConnection {
                     tunnel,
                     tracer,
                 };
-                AnyAgent::Dials(Agent::new(config, dialer, services, observability))
+                AnyAgent::Dials(Agent::new(config, *dialer, services, observability))
             }
             Self::Listens(config) => {
                 AnyAgent::Listens(ListeningAgent::new(config, serve, services, observability))

@@ -1,4 +1,5 @@
 //! kas dials agents that accept connections and open none. The connections are TCP on this machine, in real time.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 

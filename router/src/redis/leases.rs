@@ -10,7 +10,7 @@ use crate::{
 
 impl RedisStore {
     /// Renews leases of a replica, with one script for all agents.
-    pub(super) async fn renew_leases(
+    pub(super) async fn run_lease_script(
         &self,
         replica: ReplicaId,
         requests: &[LeaseRequest],

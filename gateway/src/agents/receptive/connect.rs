@@ -126,7 +126,7 @@ impl AgentDialer {
         tcp: TcpStream,
         address: SocketAddr,
     ) -> Result<TlsStream<ReadAhead<TcpStream>>, DialError> {
-        let name = target.tls_server_name.as_deref().unwrap_or(target.url.host()).to_owned();
+        let name = target.tls_server_name.as_deref().unwrap_or_else(|| target.url.host()).to_owned();
         let name = ServerName::try_from(name)
             .map_err(|error| DialError::Setup(format!("{error}, which a certificate cannot have")))?;
         let (certificate, ca_file) = (self.certificate.clone(), target.ca_file.clone());
