@@ -45,7 +45,7 @@ use crate::{
         kube_client::Restrictions,
         prometheus::discovery::Discovery,
     },
-    session::FORCED_CLOSE_TIMEOUT,
+    tunnel_context::FORCED_CLOSE_TIMEOUT,
 };
 
 /// The time that the first tunnel waits for the cluster's version, which its hello contains.

@@ -35,6 +35,7 @@ pub mod policy;
 mod scope_health;
 pub mod services;
 mod session;
+mod tunnel_context;
 pub mod upstream;
 
 pub use self::{
@@ -46,8 +47,6 @@ pub use self::{
     log_filter::log_filter,
     metrics::AgentMetrics,
     services::{ServiceError, Services},
-    session::{
-        Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, Pod, ServeConfig,
-        SessionConfig,
-    },
+    session::{Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, SessionConfig},
+    tunnel_context::{Pod, ServeConfig},
 };

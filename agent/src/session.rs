@@ -14,7 +14,6 @@ mod active_tunnel;
 mod listener;
 mod slot;
 mod spread;
-mod tunnel_context;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -27,20 +26,14 @@ use telemetry::Tracer;
 use tokio::{sync::Semaphore, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::tunnel_context::TunnelContext;
-pub use self::{
-    listener::{ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent},
-    tunnel_context::ServeConfig,
-};
+pub use self::listener::{ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent};
 use self::{slot::TunnelSlot, spread::ReplicaSpread};
 use crate::{
     AgentToken, Dial, KasAddress, Observability, Services,
     connect::{KasHeader, KasTarget, ProtocolChoice},
     gitlab::GitLabContext,
+    tunnel_context::{Pod, ServeConfig, TunnelContext},
 };
-
-/// The time that tasks may take to end once the grace period is over and their tunnel is cut.
-pub(crate) const FORCED_CLOSE_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// The pause after a panic of a slot, so that a slot that panics each time does not keep a core busy.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
@@ -75,15 +68,6 @@ pub struct SessionConfig {
     pub tunnel: tunnel::TunnelConfig,
     /// Creates the spans of requests, if they are traced.
     pub tracer: Option<Tracer>,
-}
-
-/// The pod that agentk runs in, which kas shows in its list of agents and in its logs.
-#[derive(Clone, Debug, Default)]
-pub struct Pod {
-    /// The name of the pod.
-    pub name: Option<String>,
-    /// The namespace of the pod.
-    pub namespace: Option<String>,
 }
 
 /// Keeps tunnels to kas open and serves their requests.

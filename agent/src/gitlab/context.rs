@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gitlab_tunnel::messages::{AgentMeta, ConfigurationRequest, KubernetesVersion, RegisterRequest};
 use parking_lot::Mutex;
 
-use crate::{ClusterStatus, Pod, session::TunnelContext};
+use crate::{ClusterStatus, Pod, tunnel_context::TunnelContext};
 
 /// The parts of an agent that its connections to GitLab's kas use.
 pub(crate) struct GitLabContext {

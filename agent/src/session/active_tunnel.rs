@@ -11,7 +11,7 @@ use tokio::{
 };
 use tunnel::{CloseReason, DrainHandle, IDLE_TIMEOUT_HINT, TunnelServer, websocket::WebSocket};
 
-use super::tunnel_context::TunnelContext;
+use crate::tunnel_context::TunnelContext;
 use crate::{
     connect::TokenChange,
     gitlab::{ConnectionEnd, DrainSignals, GitLabConnection, GitLabContext},

@@ -43,13 +43,13 @@ use tunnel::{
 
 pub use self::credentials::{ListenConfigError, ListenKey, ListenTls};
 use super::{
-    LOG_PERIOD, ServeConfig,
+    LOG_PERIOD,
     active_tunnel::{ActiveTunnel, TunnelEvent},
-    tunnel_context::TunnelContext,
 };
 use crate::{
-    Observability, Services,
+    Observability, ServeConfig, Services,
     connect::{BoxIo, TokenChange},
+    tunnel_context::TunnelContext,
 };
 
 /// The time from the TCP connection to the request for a tunnel.

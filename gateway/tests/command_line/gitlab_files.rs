@@ -86,7 +86,11 @@ async fn file_of_omnibus_with_sentinels_and_tls_is_accepted() {
 #[tokio::test]
 async fn key_that_kas_cannot_keep_is_refused_with_its_place() {
     for (old, new, expected) in [
-        ("websocket: true", "websocket: false", "agent.listen.websocket: agents connect by WebSocket only"),
+        (
+            "websocket: true",
+            "websocket: false\n    protocols: [ws-tunnel]",
+            "agent.listen.websocket: without WebSocket",
+        ),
         ("network: tcp", "network: unix", "agent.listen.network: unix is not supported"),
         ("config:\n", "config:\n  command: /usr/bin/print-secrets\n", "config.command: kas runs no command"),
         (

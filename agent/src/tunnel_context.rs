@@ -10,8 +10,19 @@ use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{IdleTimeoutDetector, TunnelConfig};
 
-use super::{FORCED_CLOSE_TIMEOUT, Pod};
 use crate::{AgentToken, ClusterStatus, Observability, Services, dispatch::Dispatcher};
+
+/// The time that tasks may take to end once the grace period is over and their tunnel is cut.
+pub(crate) const FORCED_CLOSE_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// The pod that agentk runs in, which kas shows in its list of agents and in its logs.
+#[derive(Clone, Debug, Default)]
+pub struct Pod {
+    /// The name of the pod.
+    pub name: Option<String>,
+    /// The namespace of the pod.
+    pub namespace: Option<String>,
+}
 
 /// The configuration of the tunnels of an agent.
 #[derive(Clone, Debug)]
@@ -39,9 +50,9 @@ pub(crate) struct TunnelContext {
     pub(crate) config: ServeConfig,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) observability: Observability,
-    pub(super) idle_timeouts: Mutex<IdleTimeoutDetector>,
-    pub(super) shutdown: CancellationToken,
-    pub(super) tunnels: TaskTracker,
+    pub(crate) idle_timeouts: Mutex<IdleTimeoutDetector>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) tunnels: TaskTracker,
     pub(crate) requests: TaskTracker,
     services: Vec<ServiceName>,
 }
@@ -63,7 +74,7 @@ impl ServeConfig {
 }
 
 impl TunnelContext {
-    pub(super) fn new(config: ServeConfig, services: Services, observability: Observability) -> Self {
+    pub(crate) fn new(config: ServeConfig, services: Services, observability: Observability) -> Self {
         Self {
             services: services.names(),
             dispatcher: Arc::new(Dispatcher::new(services, &observability.metrics, config.tracer.clone())),
@@ -82,7 +93,7 @@ impl TunnelContext {
     }
 
     /// Describes agentk to kas. `index` is the number of the tunnel.
-    pub(super) fn hello(&self, index: u16) -> Hello {
+    pub(crate) fn hello(&self, index: u16) -> Hello {
         let health = &self.observability.health;
         let kubernetes_version = match health.cluster() {
             ClusterStatus::Up { version } => version,
@@ -103,7 +114,7 @@ impl TunnelContext {
 
     /// Drains all tunnels, and waits for `dialling`, which opens them, and for the requests in flight. They take at most the grace
     /// period and less than a second.
-    pub(super) async fn drain(&self, dialling: &TaskTracker) {
+    pub(crate) async fn drain(&self, dialling: &TaskTracker) {
         let grace = self.config.grace;
         tracing::info!(?grace, "draining all tunnels");
         self.shutdown.cancel();
