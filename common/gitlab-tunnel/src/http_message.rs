@@ -308,12 +308,13 @@ fn encode_target(path: &str, query: ValueMap) -> Result<Uri, MalformedHead> {
         return Err(MalformedHead::Invalid("url_path"));
     }
     let mut target = utf8_percent_encode(path, PATH).to_string();
+    let mut parameters = url::form_urlencoded::Serializer::new(String::new());
+    for (name, Values { value: values }) in BTreeMap::from_iter(query) {
+        parameters.extend_pairs(values.iter().map(|value| (&name, value)));
+    }
+    let query = parameters.finish();
     if !query.is_empty() {
-        let mut parameters = url::form_urlencoded::Serializer::new(String::new());
-        for (name, Values { value: values }) in BTreeMap::from_iter(query) {
-            parameters.extend_pairs(values.iter().map(|value| (&name, value)));
-        }
-        target = format!("{target}?{}", parameters.finish());
+        target = format!("{target}?{query}");
     }
     target.parse().map_err(|_| MalformedHead::Invalid("url_path"))
 }

@@ -24,6 +24,7 @@ targets! {
     authorization
     config
     disabled
+    gitlab_tunnel
     headers
     hello
     identity

@@ -11,6 +11,7 @@ mod browser;
 mod cluster;
 mod floods;
 mod gitlab;
+mod gitlab_agentk;
 mod hostile_agent;
 mod hosts;
 mod http1;

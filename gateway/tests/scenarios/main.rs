@@ -15,6 +15,7 @@ mod drain;
 mod environment_health;
 mod fidelity;
 mod gitaly;
+mod gitlab_agentk;
 mod gitlab_agents;
 mod gitlab_callers;
 mod gitlab_client;

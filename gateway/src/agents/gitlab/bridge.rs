@@ -161,11 +161,12 @@ fn content_length(header: Option<&HeaderValue>) -> i64 {
 /// Returns the reason for a request that agentk could not answer.
 fn reason(status: &Status) -> Reason {
     match status.code() {
+        // Its code is Unavailable.
+        _ if status.message().contains(NESTED_IMPERSONATION) => Reason::NestedImpersonation,
         Code::DeadlineExceeded => Reason::ClusterTimeout,
         Code::Unavailable => Reason::ClusterUnreachable,
         Code::Unimplemented => Reason::UnknownService,
         Code::ResourceExhausted => Reason::TooManyRequests,
-        _ if status.message().contains(NESTED_IMPERSONATION) => Reason::NestedImpersonation,
         _ => Reason::ClusterMisbehaved,
     }
 }

@@ -65,6 +65,8 @@ pub(super) struct Exchange {
     is_head: bool,
     /// The bytes of the response's body that have not arrived, if its length is known.
     remaining: Option<u64>,
+    /// agentk has sent a step.
+    has_begun: bool,
     /// agentk has sent its last step.
     is_complete: bool,
     metrics: RpcMetrics,
@@ -136,6 +138,7 @@ impl Exchange {
             upload,
             is_head,
             remaining: None,
+            has_begun: false,
             is_complete: false,
             metrics,
         })
@@ -146,6 +149,7 @@ impl Exchange {
         let header = match self.next_event().await? {
             Event::Part(ResponsePart::Header(header)) => header,
             Event::Part(_) => return Err(self.violation("the response has no head")),
+            Event::End if self.has_begun => return Err(self.violation("the response has no head")),
             Event::End => return Err(ExchangeError::NotProcessed(self.upload.take_whole())),
         };
         self.upload.sent = None;
@@ -233,6 +237,7 @@ impl Exchange {
                 Err(status) => return Err(self.violation(status.message())),
             };
             self.agent_order.agent_step(step.as_ref()).map_err(|error| self.violation(error.to_string()))?;
+            self.has_begun = true;
             match step.expect("an empty step is not allowed") {
                 AgentStep::Message(Payload { data }) => {
                     let part =
