@@ -202,13 +202,16 @@ impl AgentServer {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let client = ClientAddress::new(self.addresses.client(&HeaderMap::new(), peer), peer);
-        if let Err(error) = self.check_client(&client) {
+        // The headers of a proxy, which come later, have the address of its client.
+        if !self.addresses.trusts(peer.ip())
+            && let Err(error) = self.check_client(&client)
+        {
             return self.report_refusal(&client, &error);
         }
         let (first, io) = io.into_parts();
         let stalls = self.metrics.tunnel_write_stalls.clone();
         let io = StallGuard::new(io, self.write_stall_timeout, stalls);
-        gitlab::serve(Arc::clone(self), AuthorityFilter::new(io, &first), client).await;
+        gitlab::serve(Arc::clone(self), AuthorityFilter::new(io, &first), client, Some(peer)).await;
     }
 
     async fn handle<T>(self: &Arc<Self>, mut request: Request<Incoming>, peer: SocketAddr) -> Response<Body>
@@ -293,7 +296,7 @@ impl AgentServer {
         let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
         let socket = WebSocket::new(io, parts.read_buf, Role::Server).with_gitlab_roles();
         let cut = self.connections.cut.child_token();
-        let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client);
+        let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client, None);
         cut.run_until_cancelled(serving).await;
     }
 

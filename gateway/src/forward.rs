@@ -205,8 +205,10 @@ impl Forwarder {
                 (false, _) => {
                     format!("agent {name} is connected, but none of its tunnels accepts requests now")
                 }
-                (true, _) if let Some(error) = self.dial_errors.get(to.agent) => {
-                    format!("agent {name} is not connected, and kas cannot dial it: {error}")
+                (true, _) if let Some(kind) = self.dial_errors.kind(to.agent) => {
+                    format!(
+                        "agent {name} is not connected, and kas cannot dial it ({kind}): `kas agents show` has the reason"
+                    )
                 }
                 (true, Some(since)) => format!("agent {name} disconnected {} ago", format_age(since)),
                 (true, None) => format!(

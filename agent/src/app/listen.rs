@@ -45,6 +45,15 @@ impl KasConnection {
                 Ok(Self::Dials(kas.clone(), Box::new(dialer(options, kas)?)))
             }
             (None, Some(address)) => {
+                // They describe the kas that agentk dials. Nobody should take --kas-ca-cert-file for the authority of its clients.
+                anyhow::ensure!(
+                    options.protocol != ProtocolChoice::GitLab
+                        && options.kas_headers.is_empty()
+                        && options.kas_ca_cert_file.is_none()
+                        && options.kas_tls_server_name.is_none(),
+                    "--protocol gitlab, --kas-header, --kas-ca-cert-file and --kas-tls-server-name need --kas-address, in place \
+                     of --listen; --listen-client-ca-file authenticates kas"
+                );
                 let certificate = options.listen_certificate_file.clone();
                 let key = options.listen_certificate_key_file.clone();
                 let client_ca = options.listen_client_ca_file.clone();

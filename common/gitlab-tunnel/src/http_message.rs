@@ -60,6 +60,9 @@ pub enum UnsupportedRequest {
     /// A header is not UTF-8.
     #[error("one of its headers is not UTF-8")]
     Header,
+    /// The request impersonates two users, or has an unknown header for it.
+    #[error("its Impersonate-* headers name two users, or are unknown")]
+    Impersonation,
 }
 
 /// A message that is not a valid HTTP head.
@@ -124,6 +127,13 @@ pub fn decode_request(header: RequestHeader) -> Result<request::Parts, Malformed
     head.method = Method::from_bytes(method.as_bytes()).map_err(|_| MalformedHead::Invalid("method"))?;
     head.uri = encode_target(&url_path, query)?;
     head.headers = decode_headers(fields)?;
+    // Before the identity is added: `Connection` must not remove it.
+    let upgrade = hop_by_hop::upgrade_protocol(&head.headers);
+    hop_by_hop::strip(&mut head.headers);
+    if let Some(protocol) = upgrade {
+        head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        head.headers.insert(UPGRADE, protocol);
+    }
     head.headers.remove(HOST);
     // The length of the message is that of its data.
     head.headers.remove(CONTENT_LENGTH);
@@ -244,11 +254,12 @@ fn take_impersonation(headers: &mut HeaderMap) -> Result<Option<ImpersonationCon
         let Some(field) = name.as_str().strip_prefix(impersonation::PREFIX) else { continue };
         let text = std::str::from_utf8(value.as_bytes()).map_err(|_| UnsupportedRequest::Header)?;
         match field {
-            "user" => config.username = text.to_owned(),
-            "uid" => config.uid = text.to_owned(),
+            // The audit log has the first one, and a message only one.
+            "user" if config.username.is_empty() => config.username = text.to_owned(),
+            "uid" if config.uid.is_empty() => config.uid = text.to_owned(),
             "group" => config.groups.push(text.to_owned()),
             _ => {
-                let Some(key) = field.strip_prefix("extra-") else { continue };
+                let key = field.strip_prefix("extra-").ok_or(UnsupportedRequest::Impersonation)?;
                 let key = percent_decode_str(key).decode_utf8().map_err(|_| UnsupportedRequest::Header)?;
                 extra.entry(key.into_owned()).or_default().push(text.to_owned());
             }
@@ -378,6 +389,22 @@ mod tests {
         let fields = &mut header.request.as_mut().unwrap().header;
         fields.insert("impersonate-UID".into(), Values { value: vec!["0".into()] });
         assert_eq!(decode_request(header).unwrap_err(), MalformedHead::NestedImpersonation);
+    }
+
+    #[test]
+    fn connection_removes_no_identity() {
+        let mut header = encode("/api", &[("impersonate-user", "alice")]).unwrap();
+        let fields = &mut header.request.as_mut().unwrap().header;
+        fields.insert("Connection".into(), Values { value: vec!["Impersonate-User, X".into()] });
+        assert_eq!(decode_request(header).unwrap().headers["impersonate-user"], "alice");
+    }
+
+    #[test]
+    fn request_with_two_identities_is_refused() {
+        for (name, value) in [("impersonate-user", "bob"), ("impersonate-foo", "x")] {
+            let headers = [("impersonate-user", "alice"), (name, value)];
+            assert_eq!(encode("/api", &headers), Err(UnsupportedRequest::Impersonation), "{name}");
+        }
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub(super) struct Admission {
     /// Reports the revocation of the token.
     source: Arc<dyn AgentAuthenticator>,
     permit: Arc<TunnelPermit>,
+    client: ClientAddress,
+    /// The identity file did not have the agent.
+    pub(super) is_of_gitlab: bool,
 }
 
 /// An agent whose tunnel is admitted.
@@ -52,8 +55,8 @@ pub(super) struct ClientAddress {
 }
 
 impl AuthenticatedAgent {
-    pub(super) fn new(admission: Admission, hello: Hello, client: ClientAddress) -> Self {
-        let Admission { identity, token, source, permit } = admission;
+    pub(super) fn new(admission: Admission, hello: Hello) -> Self {
+        let Admission { identity, token, source, permit, client, is_of_gitlab: _ } = admission;
         let (hello, tunnel) = (Arc::new(hello), TunnelId::random());
         Self { identity, token, source, hello, tunnel, client, dialled: None, _permit: permit }
     }
@@ -73,8 +76,9 @@ impl AgentServer {
             self.conflicts.record_refusal(identity.id, error.label(), message, SystemTime::now());
         })?;
         let permit = self.admit_tunnel(&identity, &token).await?;
-        let admission = Admission { identity, token, source, permit };
-        Ok(AuthenticatedAgent::new(admission, hello, client.clone()))
+        let is_of_gitlab = self.identities.load().name(identity.id).is_none();
+        let admission = Admission { identity, token, source, permit, client: client.clone(), is_of_gitlab };
+        Ok(AuthenticatedAgent::new(admission, hello))
     }
 
     /// Authenticates an agent that describes itself later, and applies the limits of its tunnel.
@@ -83,13 +87,15 @@ impl AgentServer {
         headers: &HeaderMap,
         client: &ClientAddress,
     ) -> Result<Admission, HandshakeError> {
+        self.check_client(client)?;
         let (token, identity, source) = self.identify(headers, client).await?;
         if let Some(pinned) = self.identities.load().cluster(identity.id) {
             let (agent, pinned) = (identity.name.clone(), pinned.to_owned());
             return Err(HandshakeError::WrongCluster { agent, pinned, reported: None });
         }
         let permit = self.admit_tunnel(&identity, &token).await?;
-        Ok(Admission { identity, token, source, permit })
+        let is_of_gitlab = self.identities.load().name(identity.id).is_none();
+        Ok(Admission { identity, token, source, permit, client: client.clone(), is_of_gitlab })
     }
 
     /// Logs and counts the refusal of an agent.

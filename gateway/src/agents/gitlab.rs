@@ -21,6 +21,7 @@ mod pool;
 use std::{
     convert::Infallible,
     io,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -40,7 +41,7 @@ use proto::ServiceName;
 use secrecy::SecretString;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OnceCell, watch},
+    sync::{OnceCell, Semaphore, watch},
     time::{sleep, timeout},
 };
 use tonic::Status;
@@ -58,8 +59,8 @@ use super::{
 const PIPE: usize = 16 << 10;
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
 const CALL_WINDOW: u32 = 1 << 20;
-/// The window of a connection in bytes, which its calls share. Only the windows of calls bound the memory.
-const CONNECTION_WINDOW: u32 = 1 << 30;
+/// The window of a connection in bytes, which its calls share. It bounds the memory of a connection, also before its token is checked.
+const CONNECTION_WINDOW: u32 = 64 << 20;
 /// The most calls of a connection: 500 streams for requests, and a few others.
 const MAX_CALLS: u32 = 600;
 /// The longest headers of a call in bytes.
@@ -77,10 +78,14 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 struct GitlabConnection {
     server: Arc<AgentServer>,
     client: ClientAddress,
+    /// The other end of a connection without a WebSocket. The headers of its first call have the client, if it is a proxy.
+    peer: Option<SocketAddr>,
     /// The agent of the first call.
     agent: OnceCell<Admission>,
     /// The last description that agentk has sent of itself.
     meta: watch::Sender<AgentMeta>,
+    /// The requests of modules to GitLab that may be handled at the same time.
+    module_calls: Semaphore,
     /// A call of an unknown method was logged.
     unknown_reported: AtomicBool,
     pool: StreamPool,
@@ -91,7 +96,7 @@ struct GitlabConnection {
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn serve<S>(server: Arc<AgentServer>, io: S, client: ClientAddress)
+pub(super) async fn serve<S>(server: Arc<AgentServer>, io: S, client: ClientAddress, peer: Option<SocketAddr>)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -100,8 +105,10 @@ where
     let connection = Arc::new(GitlabConnection {
         server,
         client,
+        peer,
         agent: OnceCell::new(),
         meta: watch::Sender::default(),
+        module_calls: Semaphore::new(gitlab_access::MAX_CALLS),
         unknown_reported: AtomicBool::new(false),
         pool: StreamPool::default(),
         leaving: watch::Sender::default(),
@@ -176,8 +183,12 @@ impl GitlabConnection {
     /// Returns the agent of a call. The first call admits it; its limits are those of a tunnel.
     async fn admit(&self, headers: &HeaderMap) -> Result<&Admission, HandshakeError> {
         let first = async {
-            let admitted = self.server.admit_agent(headers, &self.client).await;
-            admitted.inspect_err(|error| self.server.report_refusal(&self.client, error))
+            let client = match self.peer {
+                Some(peer) => ClientAddress::new(self.server.addresses.client(headers, peer), peer),
+                None => self.client.clone(),
+            };
+            let admitted = self.server.admit_agent(headers, &client).await;
+            admitted.inspect_err(|error| self.server.report_refusal(&client, error))
         };
         let agent = self.agent.get_or_try_init(|| first).await?;
         match super::admission::bearer(headers) {
@@ -189,7 +200,8 @@ impl GitlabConnection {
     /// Returns the client of GitLab, and the token of the agent, if it is one of GitLab. Tokens of the identity file are not sent there.
     fn gitlab(&self) -> Result<(&GitLabClient, &SecretString), Status> {
         let agent = self.agent.get().expect("each call is admitted");
-        let is_of_gitlab = self.server.identities.load().name(agent.identity.id).is_none();
+        let is_of_gitlab =
+            agent.is_of_gitlab && self.server.identities.load().name(agent.identity.id).is_none();
         let gitlab = self.server.gitlab.as_ref().filter(|_| is_of_gitlab);
         let what = "this agent is not one of GitLab, so that its modules cannot reach GitLab";
         Ok((gitlab.ok_or_else(|| Status::failed_precondition(what))?, &agent.token))
@@ -239,7 +251,7 @@ impl GitlabConnection {
         if prometheus.is_some() {
             hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
         }
-        let agent = AuthenticatedAgent::new(admission.clone(), hello, self.client.clone());
+        let agent = AuthenticatedAgent::new(admission.clone(), hello);
         let (kas, agentk) = tokio::io::duplex(PIPE);
         let (bridged, drain) = direct::accept(agentk, &self.server.settings);
         let bridge = Arc::new(Bridge {

@@ -43,12 +43,15 @@ const LEASE_INTERVAL: Duration = Duration::from_secs(3);
 /// The time after a failed dial in which other replicas keep tunnels that this one could have. Later it tries again.
 const FAILURE_MEMORY: Duration = Duration::from_secs(600);
 
+/// A tunnel that agentk drains earlier counts as a failed dial.
+const MIN_LIFETIME: Duration = Duration::from_secs(1);
+
 /// The period in which failed dials of one kind are logged once.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// The reasons for which kas cannot dial agents, for the list of agents and for callers.
 #[derive(Debug, Default)]
-pub struct DialErrors(Mutex<HashMap<AgentId, String>>);
+pub struct DialErrors(Mutex<HashMap<AgentId, (&'static str, String)>>);
 
 /// Dials the agents of the identity file that have a URL.
 #[derive(Debug)]
@@ -95,17 +98,22 @@ struct Slot {
 }
 
 impl DialErrors {
-    /// Returns why the last dial of an agent failed, or `None` if this replica does not dial it, or has dialled it.
+    /// Returns why the last dial of an agent failed, for operators. `None` if this replica does not dial it, or has dialled it.
     pub(crate) fn get(&self, agent: AgentId) -> Option<String> {
-        self.0.lock().get(&agent).cloned()
+        self.0.lock().get(&agent).map(|(_, error)| error.clone())
     }
 
-    fn set(&self, agent: AgentId, error: Option<String>) {
-        let mut errors = self.0.lock();
-        match error {
-            Some(error) => drop(errors.insert(agent, error)),
-            None => drop(errors.remove(&agent)),
-        }
+    /// Returns the kind of this error, for callers: the text has addresses, files and names of other agents.
+    pub(crate) fn kind(&self, agent: AgentId) -> Option<&'static str> {
+        self.0.lock().get(&agent).map(|(kind, _)| *kind)
+    }
+
+    fn set(&self, agent: AgentId, error: &DialError) {
+        self.0.lock().insert(agent, (error.label(), error.to_string()));
+    }
+
+    fn remove(&self, agent: AgentId) {
+        self.0.lock().remove(&agent);
     }
 }
 
@@ -168,7 +176,7 @@ impl ReceptiveAgents {
             let stays = targets.contains_key(id);
             if !stays {
                 agent.slots.values_mut().for_each(Slot::leave);
-                errors.set(*id, None);
+                errors.remove(*id);
                 self.released.push(*id);
             }
             stays
@@ -178,7 +186,7 @@ impl ReceptiveAgents {
             match self.agents.get_mut(&id) {
                 Some(agent) if agent.target == *target => agent.name = name,
                 Some(agent) => {
-                    errors.set(id, None);
+                    errors.remove(id);
                     agent.slots.values_mut().for_each(Slot::leave);
                     let (granted, slots) = (agent.granted, mem::take(&mut agent.slots));
                     *agent = DialledAgent { granted, slots, ..DialledAgent::new(name, target.clone()) };
@@ -200,15 +208,21 @@ impl ReceptiveAgents {
                     slot.opened = Some(Instant::now());
                 }
                 (agent.retry_at, agent.failed_at) = (None, None);
-                self.server.dial_errors.set(id, None);
+                self.server.dial_errors.remove(id);
                 let mut replaced = agent.slots.values().filter(|slot| slot.leaving);
                 if let Some(replaced) = replaced.find(|slot| !slot.replaced.is_cancelled()) {
                     replaced.replaced.cancel();
                 }
             }
             SlotEventKind::Leaving => {
-                if let Some(slot) = agent.slots.get_mut(&slot) {
-                    slot.leaving = true;
+                let Some(slot) = agent.slots.get_mut(&slot) else { return };
+                slot.leaving = true;
+                let Some(age) = slot.opened.map(|opened| opened.elapsed()) else { return };
+                // An agentk that drains each tunnel at once is not dialled again at once.
+                if age < MIN_LIFETIME {
+                    agent.retry_at = Some(Instant::now() + agent.backoff.lost(age, rand::random()));
+                } else {
+                    agent.backoff.replaced(age);
                 }
             }
             SlotEventKind::Ended(error) => {
@@ -240,7 +254,7 @@ impl ReceptiveAgents {
         }
         let retry_in = agent.retry_at.map(|at| at - now);
         let (name, url) = (&agent.name, &agent.target.url);
-        self.server.dial_errors.set(id, Some(error.to_string()));
+        self.server.dial_errors.set(id, error);
         match self.log_limit.admit(error.label(), now.into_std()) {
             Some(suppressed) => {
                 tracing::warn!(agent.id = %id, agent.name = %name, %url, %error, ?retry_in, suppressed, "cannot dial an agent");
@@ -281,6 +295,10 @@ impl ReceptiveAgents {
                 for (request, granted) in requests.iter().zip(granted) {
                     if let Some(agent) = self.agents.get_mut(&request.agent) {
                         agent.granted = granted;
+                        // Other replicas have the tunnels: an earlier error of this one says nothing about the agent now.
+                        if granted == 0 && request.may_dial {
+                            self.server.dial_errors.remove(request.agent);
+                        }
                     }
                 }
             }

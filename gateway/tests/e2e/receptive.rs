@@ -97,7 +97,7 @@ fn kubectl_reaches_an_agent_that_kas_dials_and_another_replica_takes_over() {
     assert_eq!(agent.exit_code(), 0);
     eventually("kas reports why it cannot dial", || two.metric_with("kas_dials_total", "connect\"") > 0.0);
     let response = through[1].run(&["get", "pods"]);
-    assert!(response.stderr.contains("kas cannot dial it: cannot connect to 127.0.0.1"), "{response:?}");
+    assert!(response.stderr.contains("kas cannot dial it (connect)"), "{response:?}");
     let agent = Process::start("agentk", &mut serve);
     eventually("kas dials again", || two.metric("kas_tunnels") == 2.0);
     through[1].ok(&["get", "pods"]);

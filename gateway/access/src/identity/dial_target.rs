@@ -43,8 +43,16 @@ pub struct AgentUrl {
 
 /// The error of a text that is not the URL of an agentk.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is not the URL of an agentk: write it like wss://agentk.example.com:8150")]
+#[error("{} is not the URL of an agentk: write it like wss://agentk.example.com:8150", shown(.0))]
 pub struct AgentUrlError(String);
+
+/// Returns a URL for an error, unless a password or a token may be in it.
+fn shown(url: &str) -> String {
+    match url.contains(['@', '?', '#']) {
+        true => "a text with a user, a query or a fragment".to_owned(),
+        false => format!("{url:?}"),
+    }
+}
 
 /// The keys of an agent that kas dials.
 #[derive(Debug)]
@@ -196,5 +204,15 @@ mod tests {
         ] {
             assert!(text.parse::<AgentUrl>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn error_does_not_contain_a_password_or_a_token() {
+        for text in ["wss://user:hunter2@agentk", "wss://agentk?token=hunter2", "https://user:hunter2@agentk"]
+        {
+            let error = text.parse::<AgentUrl>().unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        assert!("https://agentk".parse::<AgentUrl>().unwrap_err().to_string().contains("https://agentk"));
     }
 }

@@ -132,7 +132,10 @@ impl Bridge {
         }
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let target = format!("{}{target}", prometheus.as_str());
-        *request.uri_mut() = target.parse().expect("two paths are a path");
+        match target.parse() {
+            Ok(uri) => *request.uri_mut() = uri,
+            Err(_) => return Ok(error(Reason::BadRequest, "the path is too long")),
+        }
         self.exchange(request).await
     }
 

@@ -4,7 +4,7 @@ use std::{error::Error as _, pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _};
 use gitlab_tunnel::{
-    KUBERNETES_METHOD, Order,
+    KUBERNETES_METHOD, MAX_MESSAGE, Order,
     messages::{
         AgentStep, ConfigurationRequest, ConnectRequest, Descriptor, Empty, HttpRequest,
         ReconcileProjectsRequest, RegisterRequest,
@@ -12,6 +12,7 @@ use gitlab_tunnel::{
 };
 use http::{Request, Response};
 use hyper::body::Incoming;
+use prost::Message as _;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming, body::Body};
 use tower::service_fn;
@@ -24,6 +25,10 @@ const REGISTER: &str = "/gitlab.agent.agent_registrar.rpc.AgentRegistrar/Registe
 const UNREGISTER: &str = "/gitlab.agent.agent_registrar.rpc.AgentRegistrar/Unregister";
 const RECONCILE_PROJECTS: &str = "/gitlab.agent.flux.rpc.GitLabFlux/ReconcileProjects";
 const GITLAB_ACCESS: &str = "/gitlab.agent.gitlab_access.rpc.GitlabAccess/MakeRequest";
+/// The longest request of a call with one request, in bytes.
+const MAX_REQUEST: usize = 1 << 20;
+/// The longest descriptor, in bytes.
+const MAX_DESCRIPTOR: usize = 64 << 10;
 /// The value of the label `method` for a method that kas does not have.
 const UNKNOWN: &str = "unknown";
 
@@ -55,7 +60,7 @@ async fn dispatch(
                 let connection = Arc::clone(&connection);
                 async move { connect(&connection, request.into_inner()).await.map(tonic::Response::new) }
             });
-            grpc().streaming(service, request).await
+            grpc(MAX_MESSAGE).streaming(service, request).await
         }
         GET_CONFIGURATION => {
             let service = service_fn(move |request: tonic::Request<ConfigurationRequest>| {
@@ -63,25 +68,25 @@ async fn dispatch(
                 let configurations = configuration::follow(&connection, request.into_inner());
                 async move { Ok(tonic::Response::new(configurations)) }
             });
-            grpc().server_streaming(service, request).await
+            grpc(MAX_REQUEST).server_streaming(service, request).await
         }
         REGISTER => {
             let service = service_fn(move |request: tonic::Request<RegisterRequest>| {
                 connection.describe(request.into_inner().agent_meta);
                 async { Ok(tonic::Response::new(Empty {})) }
             });
-            grpc().unary(service, request).await
+            grpc(MAX_REQUEST).unary(service, request).await
         }
         UNREGISTER => {
             let service = service_fn(|_: tonic::Request<Empty>| async { Ok(tonic::Response::new(Empty {})) });
-            grpc().unary(service, request).await
+            grpc(MAX_REQUEST).unary(service, request).await
         }
         RECONCILE_PROJECTS => {
             let service = service_fn(move |request: tonic::Request<ReconcileProjectsRequest>| {
                 let connection = Arc::clone(&connection);
                 async move { flux::follow(&connection, request.into_inner()).map(tonic::Response::new) }
             });
-            grpc().server_streaming(service, request).await
+            grpc(MAX_REQUEST).server_streaming(service, request).await
         }
         GITLAB_ACCESS => {
             let service = service_fn(move |request: tonic::Request<Streaming<HttpRequest>>| {
@@ -91,7 +96,7 @@ async fn dispatch(
                     response.map(tonic::Response::new)
                 }
             });
-            grpc().streaming(service, request).await
+            grpc(MAX_MESSAGE).streaming(service, request).await
         }
         _ => {
             let path: String =
@@ -123,6 +128,9 @@ async fn connect(
     let Some(AgentStep::Descriptor(descriptor)) = step else {
         return Err(Status::internal("the first step is a descriptor"));
     };
+    if descriptor.encoded_len() > MAX_DESCRIPTOR {
+        return Err(violation(format!("the descriptor has more than {MAX_DESCRIPTOR} bytes")));
+    }
     if !serves_kubernetes(&descriptor) {
         return Err(violation(format!("the descriptor does not have {KUBERNETES_METHOD}")));
     }

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 
-use gitlab_tunnel::MAX_MESSAGE;
 use prost::Message;
 use tonic::{
     codec::{BufferSettings, Codec, CompressionEncoding},
@@ -18,14 +17,14 @@ pub(super) struct SmallCodec<T, U>(PhantomData<(T, U)>);
 
 /// Returns the server of one call. Messages of agentk are compressed; those of kas are not, as a choice of kas: a CPU is more expensive
 /// here than the network.
-pub(super) fn grpc<T, U>() -> Grpc<SmallCodec<T, U>>
+pub(super) fn grpc<T, U>(max_message: usize) -> Grpc<SmallCodec<T, U>>
 where
     T: Message + Send + 'static,
     U: Message + Default + Send + 'static,
 {
     Grpc::new(SmallCodec(PhantomData))
         .accept_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(MAX_MESSAGE)
+        .max_decoding_message_size(max_message)
 }
 
 impl<T, U> Codec for SmallCodec<T, U>

@@ -20,7 +20,7 @@ use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tonic::{Code, Status};
 use tunnel::{Body, BodyError, upgrade::UpgradedConnection};
@@ -30,6 +30,8 @@ use super::{
     pool::{ReadyStream, StepSender},
 };
 
+/// The time in which a reset of agentk may cross a request on its way.
+const CROSSING_TIME: Duration = Duration::from_secs(1);
 /// The time that agentk has for the end of its stream after the end of its response.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for which an upgraded connection stays open after the caller has ended its direction, if agentk sends nothing. GitLab's
@@ -65,6 +67,7 @@ pub(super) struct Exchange {
     is_head: bool,
     /// The bytes of the response's body that have not arrived, if its length is known.
     remaining: Option<u64>,
+    started: Instant,
     /// agentk has sent a step.
     has_begun: bool,
     /// agentk has sent its last step.
@@ -138,6 +141,7 @@ impl Exchange {
             upload,
             is_head,
             remaining: None,
+            started: Instant::now(),
             has_begun: false,
             is_complete: false,
             metrics,
@@ -226,7 +230,10 @@ impl Exchange {
                 Ok(None) => {
                     // Without a step, agentk has not accepted the request: it resets only streams that wait for one, and the reset,
                     // which tonic reports as an end, crossed the request on its way.
-                    if self.agent_order.end().is_ok() {
+                    // A proxy in between resets streams of an agentk that is gone, too, and later.
+                    if self.agent_order.end().is_ok()
+                        && (self.has_begun || self.started.elapsed() < CROSSING_TIME)
+                    {
                         self.is_complete = true;
                         return Ok(Event::End);
                     }
@@ -381,6 +388,10 @@ impl Upload {
 
     /// Returns the body of the request if all of it is still there.
     fn take_whole(&mut self) -> Option<Body> {
+        // agentk has stopped to read, and the body may have ended or not.
+        if self.state == UploadState::Stopped {
+            return None;
+        }
         let mut sent = self.sent.take()?;
         sent.push(std::mem::take(&mut self.rest));
         let sent = sent.into_iter().filter(|data| !data.is_empty());

@@ -1,5 +1,7 @@
 //! `GitlabAccess/MakeRequest`: the requests of other modules of GitLab's agentk to GitLab, such as workspaces and container scanning.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use gitlab_tunnel::{
@@ -7,13 +9,21 @@ use gitlab_tunnel::{
     messages::{Chunk, Empty, GitlabAccessExtra, HttpRequest, HttpResponse, RequestPart, ResponsePart},
 };
 use http::{
-    HeaderMap, Request, Uri,
+    HeaderMap, Method, Request, Uri,
     header::{ACCEPT, CONTENT_TYPE},
 };
 use prost::Message as _;
+use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
 use super::{GitlabConnection, calls::Responses};
+
+/// The module calls of one connection that are handled at the same time.
+pub(super) const MAX_CALLS: usize = 4;
+/// The time that agentk has for its request.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest path with its query, in bytes.
+const MAX_TARGET: usize = 8 << 10;
 
 /// The parts of the response. GitLab's answers are a few kilobytes.
 type Parts = Vec<Result<HttpResponse, Status>>;
@@ -24,7 +34,9 @@ pub(super) async fn forward(
     parts: Streaming<HttpRequest>,
 ) -> Result<Responses<HttpResponse>, Status> {
     let (gitlab, token) = connection.gitlab()?;
-    let request = read(parts).await?;
+    let _permit = connection.module_calls.acquire().await.map_err(|_| Status::unavailable("kas stops"))?;
+    let request = timeout(READ_TIMEOUT, read(parts)).await;
+    let request = request.map_err(|_| Status::deadline_exceeded("the request did not arrive in time"))??;
     let response = gitlab.send_of_module(request, token).await;
     let (head, body) = response.map_err(|error| Status::unavailable(error.to_string()))?.into_parts();
     let data = body.chunks(MAX_CHUNK).map(|data| ResponsePart::Data(Chunk { data: body.slice_ref(data) }));
@@ -61,7 +73,13 @@ async fn read(mut parts: Streaming<HttpRequest>) -> Result<Request<Bytes>, Statu
     let head = decode_request(header).map_err(|error| Status::invalid_argument(error.to_string()))?;
     let is_below = |path: &str| !path.split('/').any(|segment| matches!(segment, "." | ".."));
     let target = head.uri.path_and_query().map(|target| format!("/{module}{target}"));
-    let uri = target.filter(|_| is_below(head.uri.path())).and_then(|target| target.parse::<Uri>().ok());
+    let target = target.filter(|target| target.len() <= MAX_TARGET && is_below(head.uri.path()));
+    let uri = target.and_then(|target| target.parse::<Uri>().ok());
+    // GitLab's web server would answer TRACE with the headers of kas.
+    let methods = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+    if !methods.contains(&head.method) {
+        return Err(Status::invalid_argument("the method is not one of modules"));
+    }
     let uri = uri.ok_or_else(|| Status::invalid_argument("the path is not one of the module"))?;
     let mut request = Request::new(body.freeze());
     *request.method_mut() = head.method;

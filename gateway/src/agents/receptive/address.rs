@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use settings::Network;
 
 /// The networks that are refused unless a configured network lies within them: the kind for messages, and the network.
-const REFUSED: [(&str, &str); 19] = [
+const REFUSED: [(&str, &str); 21] = [
     ("a loopback address", "127.0.0.0/8"),
     ("a loopback address", "::1/128"),
     ("a link-local address", "169.254.0.0/16"),
@@ -29,6 +29,9 @@ const REFUSED: [(&str, &str); 19] = [
     ("the address of a metadata service", "168.63.129.16/32"),
     ("the address of a metadata service", "192.0.0.192/32"),
     ("a site-local address", "fec0::/10"),
+    // Gateways translate them to any IPv4 address (RFC 8215, RFC 2765).
+    ("a translated address", "64:ff9b:1::/48"),
+    ("a translated address", "::ffff:0:0:0/96"),
 ];
 
 /// The rules for addresses that kas dials.
@@ -125,6 +128,8 @@ mod tests {
             "fd20:ce::254",
             "100.100.100.200",
             "168.63.129.16",
+            "64:ff9b:1::a9fe:a9fe",
+            "::ffff:0:169.254.169.254",
             "64:ff9b::169.254.169.254",
             "64:ff9b::127.0.0.1",
             "2002:7f00:1::",
