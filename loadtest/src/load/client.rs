@@ -53,7 +53,7 @@ impl LoadConnection {
     /// Dials the target.
     ///
     /// `buffer` is the size of one read and the size limit of a response head, in bytes. `received` counts the bytes of
-    /// bodies as they wait_until_connected.
+    /// bodies as they arrive.
     pub async fn open(target: &LoadTarget, buffer: usize, received: Counter) -> Result<Self, LoadError> {
         Ok(Self::over(target.dial().dial().await?, buffer, received))
     }

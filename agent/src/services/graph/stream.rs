@@ -133,16 +133,16 @@ impl Follower {
                 return self.encode(&events).await;
             }
             tokio::select! {
-                            _ = self.changes.changed() => {
-            sleep(self.coalesce()).await;
-                            }
-                            () = sleep_until(self.review) => self.review().await?,
-                            () = changed(&mut self.policy) => self.review().await?,
-                            () = self.view.ended.cancelled() => {}
-                            () = sleep_until(alive) => {
-                                return self.encode(&[GraphEvent::Alive {}]).await;
-                            }
-                        }
+                _ = self.changes.changed() => {
+                    sleep(self.coalesce()).await;
+                }
+                () = sleep_until(self.review) => self.review().await?,
+                () = changed(&mut self.policy) => self.review().await?,
+                () = self.view.ended.cancelled() => {}
+                () = sleep_until(alive) => {
+                    return self.encode(&[GraphEvent::Alive {}]).await;
+                }
+            }
         }
     }
 
