@@ -163,7 +163,7 @@ impl Plan {
             tokio::task::spawn_blocking(work)
         });
         let handles: Vec<_> = handles.collect();
-        // Bytes count when they wait_until_connected, also those of responses that are incomplete at the end.
+        // Bytes count when they arrive, also those of responses that are incomplete at the end.
         let mut bytes = [0; 2];
         for (moment, bytes) in [start, end].into_iter().zip(&mut bytes) {
             stop.run_until_cancelled(sleep_until(moment.into())).await;
