@@ -9,15 +9,9 @@
 //! dials: kas is the client of HTTP/2. kas opens the next tunnel by itself before it sends a drain request.
 
 mod credentials;
+mod strangers;
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    convert::Infallible,
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use cores::Cores;
@@ -42,6 +36,7 @@ use tunnel::{
 };
 
 pub use self::credentials::{ListenConfigError, ListenKey, ListenTls};
+use self::strangers::{Stranger, Strangers};
 use super::{
     LOG_PERIOD,
     active_tunnel::{ActiveTunnel, TunnelEvent},
@@ -54,8 +49,6 @@ use crate::{
 
 /// The time from the TCP connection to the request for a tunnel.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most connections that have not authenticated. A further one replaces the oldest.
-const MAX_STRANGERS: usize = 64;
 /// The most tunnels: those of several replicas of kas, and others that drain.
 const MAX_TUNNELS: usize = 256;
 /// The longest head of a request, in bytes.
@@ -94,10 +87,6 @@ struct Listener {
     /// Limits the log lines of refused connections, by reason.
     refusals: LogLimiter<&'static str>,
 }
-
-/// The connections that have not authenticated, in the order of their arrival.
-#[derive(Default)]
-struct Strangers(Mutex<VecDeque<CancellationToken>>);
 
 /// The index of a tunnel, which is free again when this is dropped.
 struct IndexGuard {
@@ -188,12 +177,12 @@ impl Listener {
             };
             // The task that serves the connection polls it on another runtime.
             let Ok(tcp) = tcp.into_std() else { continue };
-            let (listener, stranger) = (Arc::clone(&self), self.strangers.insert());
+            let (listener, stranger) = (Arc::clone(&self), self.strangers.insert(peer.ip()));
             self.cores.reserve().spawn(connections, async move {
                 let serving = Box::pin(listener.serve(tcp, peer, &stranger));
                 tokio::select! {
                     () = serving => {}
-                    () = stranger.cancelled() => {}
+                    () = stranger.evicted() => {}
                     () = listener.context.shutdown.cancelled() => {}
                 }
                 listener.strangers.remove(&stranger);
@@ -202,12 +191,7 @@ impl Listener {
     }
 
     /// Serves a connection until it is refused, or has become a tunnel, which has a task of its own.
-    async fn serve(
-        self: &Arc<Self>,
-        tcp: std::net::TcpStream,
-        peer: SocketAddr,
-        stranger: &CancellationToken,
-    ) {
+    async fn serve(self: &Arc<Self>, tcp: std::net::TcpStream, peer: SocketAddr, stranger: &Stranger) {
         let opening = async {
             let tcp = TcpStream::from_std(tcp)?;
             tcp.set_nodelay(true)?;
@@ -362,26 +346,6 @@ impl Listener {
         if let Some(suppressed) = self.refusals.admit(reason, Instant::now().into_std()) {
             tracing::warn!(%error, reason, suppressed, "{message}");
         }
-    }
-}
-
-impl Strangers {
-    /// Adds a connection. If there are too many, the oldest one ends.
-    fn insert(&self) -> CancellationToken {
-        let stranger = CancellationToken::new();
-        let mut strangers = self.0.lock();
-        if strangers.len() >= MAX_STRANGERS
-            && let Some(oldest) = strangers.pop_front()
-        {
-            oldest.cancel();
-        }
-        strangers.push_back(stranger.clone());
-        stranger
-    }
-
-    /// Removes a connection that has authenticated, or ended.
-    fn remove(&self, stranger: &CancellationToken) {
-        self.0.lock().retain(|other| other != stranger);
     }
 }
 
