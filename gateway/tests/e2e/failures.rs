@@ -171,13 +171,13 @@ fn client_without_tunnel_protocol_gets_426() {
         "Upgrade: websocket",
         "Sec-WebSocket-Version: 13",
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
-        "Sec-WebSocket-Protocol: ws-tunnel",
+        "Sec-WebSocket-Protocol: chat.v1",
     ]
     .map(|header| ["--header", header])
     .concat();
     let response = curl(&[&["--http1.1", &*url], &upgrade[..]].concat());
     assert_eq!(response.status, 426);
-    assert!(response.text().contains("it supports kas-tunnel.v1"), "{}", response.text());
+    assert!(response.text().contains("it supports kas-tunnel.v1, ws-tunnel"), "{}", response.text());
     assert_eq!(response.header("sec-websocket-protocol"), Some("kas-tunnel.v1"));
 }
 
