@@ -80,7 +80,7 @@ pub struct Agent<D> {
 struct AgentContext<D> {
     config: SessionConfig,
     dialer: D,
-    /// What the open tunnels share.
+    /// The state that all tunnels share.
     tunnel: Arc<TunnelContext>,
     observability: Observability,
     spread: Mutex<ReplicaSpread>,

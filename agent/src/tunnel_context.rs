@@ -1,4 +1,4 @@
-//! What the tunnels of an agent need, whether agentk or kas dials them.
+//! The state that all tunnels of an agent share, whether agentk or kas dials them.
 
 use std::{sync::Arc, time::Duration};
 

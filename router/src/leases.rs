@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// The time after which the leases of a replica that does not renew them are free.
 pub const LEASE_TTL: Duration = Duration::from_secs(12);
 
-/// What one replica requests of the tunnels of an agent that kas dials.
+/// The request of one replica for leases of the tunnels of an agent that kas dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRequest {
     /// The agent.

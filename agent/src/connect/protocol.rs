@@ -8,12 +8,12 @@ use super::KasAddress;
 /// The protocol that agentk uses, as `--protocol` sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ProtocolChoice {
-    /// That which kas chooses from both
+    /// Both are offered, and kas chooses
     #[default]
     Auto,
-    /// That of this project
+    /// The protocol of this project
     KasTunnel,
-    /// That of GitLab's kas: gRPC
+    /// The protocol of GitLab's kas: gRPC
     #[value(name = "gitlab")]
     GitLab,
 }

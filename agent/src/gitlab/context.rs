@@ -9,7 +9,7 @@ use crate::{ClusterStatus, Pod, tunnel_context::TunnelContext};
 
 /// The parts of an agent that its connections to GitLab's kas use.
 pub(crate) struct GitLabContext {
-    /// What all tunnels share.
+    /// The state that all tunnels share.
     pub(super) tunnel: Arc<TunnelContext>,
     /// The commit of the last configuration.
     commit: Mutex<String>,

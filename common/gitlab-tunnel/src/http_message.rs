@@ -292,7 +292,7 @@ fn decode_query(query: &str) -> Result<ValueMap, UnsupportedRequest> {
         return Err(UnsupportedRequest::Semicolon);
     }
     let decode = |text: &str| {
-        // What is not an encoded byte stays as it is, and Go drops the whole parameter.
+        // The decoder keeps an invalid `%` as it is, but Go drops the whole parameter.
         let mut rest = text.as_bytes();
         while let Some(position) = rest.iter().position(|byte| *byte == b'%') {
             let digits = rest.get(position + 1..position + 3);

@@ -1,4 +1,4 @@
-//! What proves both ends of a tunnel that kas dials: the certificate of agentk, and a client certificate or a key of kas.
+//! The credentials of a tunnel that kas dials: agentk has a certificate, and kas has a client certificate or a key.
 
 use std::{
     io,
