@@ -69,25 +69,6 @@ fn agent_meta(pod_name: String, pod_namespace: String, kubernetes: Option<String
         commit_id: String::new(),
         pod_namespace,
         pod_name,
-        kubernetes_version: Some(kubernetes.map(kubernetes_version).unwrap_or_default()),
-    }
-}
-
-fn kubernetes_version(git_version: String) -> KubernetesVersion {
-    let mut numbers = git_version.trim_start_matches('v').split('.').map(str::to_owned);
-    let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-    KubernetesVersion { major, minor, git_version, platform: String::new() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn version_of_the_cluster_is_split() {
-        let version = kubernetes_version("v1.33.1-eks-1".to_owned());
-        assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "33"));
-        assert_eq!(version.git_version, "v1.33.1-eks-1");
-        assert_eq!(kubernetes_version("unknown".to_owned()).minor, "");
+        kubernetes_version: Some(kubernetes.map(KubernetesVersion::from_git_version).unwrap_or_default()),
     }
 }

@@ -371,6 +371,15 @@ pub struct KubernetesVersion {
     pub platform: String,
 }
 
+impl KubernetesVersion {
+    /// Returns the version of a cluster with this whole version, and no platform. A number that the text lacks is empty.
+    pub fn from_git_version(git_version: String) -> Self {
+        let mut numbers = git_version.trim_start_matches('v').split('.').map(str::to_owned);
+        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+        Self { major, minor, git_version, platform: String::new() }
+    }
+}
+
 /// `agent_configuration.rpc.ConfigurationResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ConfigurationResponse {
@@ -468,4 +477,24 @@ pub struct ReconcileProjectsResponse {
     /// The project that received a push.
     #[prost(message, optional, tag = "1")]
     pub project: Option<FluxProject>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_the_cluster_is_split() {
+        for (version, major, minor) in [
+            ("v1.34.1", "1", "34"),
+            ("v1.30.4-gke.5", "1", "30"),
+            ("v1.33.1-eks-1", "1", "33"),
+            ("1.29+", "1", "29+"),
+            ("unknown", "unknown", ""),
+            ("", "", ""),
+        ] {
+            let split = KubernetesVersion::from_git_version(version.into());
+            assert_eq!((&*split.major, &*split.minor, &*split.git_version), (major, minor, version));
+        }
+    }
 }

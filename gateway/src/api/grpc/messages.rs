@@ -5,6 +5,7 @@ use std::{collections::HashMap, fmt};
 use prost::{Message, Oneof};
 
 use gitlab::gitaly::messages::RepositoryLocation;
+use gitlab_tunnel::messages::AgentMeta;
 
 /// `google.protobuf.Timestamp`.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -90,37 +91,6 @@ pub struct ConnectedAgentInfo {
     /// The project with its configuration, or 0.
     #[prost(int64, tag = "5")]
     pub project_id: i64,
-}
-
-/// `gitlab.agent.entity.AgentMeta`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct AgentMeta {
-    /// The version of agentk.
-    #[prost(string, tag = "1")]
-    pub version: String,
-    /// The namespace of the pod.
-    #[prost(string, tag = "3")]
-    pub pod_namespace: String,
-    /// The name of the pod.
-    #[prost(string, tag = "4")]
-    pub pod_name: String,
-    /// The version of the cluster.
-    #[prost(message, optional, tag = "5")]
-    pub kubernetes_version: Option<KubernetesVersion>,
-}
-
-/// `gitlab.agent.entity.KubernetesVersion`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct KubernetesVersion {
-    /// The first number of the version.
-    #[prost(string, tag = "1")]
-    pub major: String,
-    /// The second number of the version.
-    #[prost(string, tag = "2")]
-    pub minor: String,
-    /// The version, such as `v1.34.1`.
-    #[prost(string, tag = "3")]
-    pub git_version: String,
 }
 
 /// `gitlab.agent.configuration_project.rpc.ListAgentConfigFilesRequest`.
@@ -267,6 +237,8 @@ pub struct ViewRow {
 
 #[cfg(test)]
 mod tests {
+    use gitlab_tunnel::messages::KubernetesVersion;
+
     use super::*;
 
     /// Returns the field numbers of a message, in order.
@@ -287,10 +259,11 @@ mod tests {
     /// The numbers of GitLab's definitions.
     #[test]
     fn fields_have_the_numbers_of_gitlab() {
-        let version = KubernetesVersion { major: "1".into(), minor: "34".into(), git_version: "v1".into() };
+        let version = KubernetesVersion::from_git_version("v1.34".into());
         assert_eq!(numbers(&version.encode_to_vec()), [1, 2, 3]);
         let meta = AgentMeta {
             version: "v".into(),
+            commit_id: String::new(),
             pod_namespace: "n".into(),
             pod_name: "p".into(),
             kubernetes_version: Some(version),

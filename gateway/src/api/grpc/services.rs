@@ -4,14 +4,15 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configuration_path};
 use gitlab::gitaly::{GitalyRepository, GitalyServer};
+use gitlab_tunnel::messages::{AgentMeta, KubernetesVersion};
 use proto::AgentId;
 use router::GitPush;
 use tonic::Status;
 
 use super::messages::{
-    AgentConfigFile, AgentMeta, AgentSelector, AgentViews, ConnectedAgentInfo, Empty, GetAgentViewsRequest,
+    AgentConfigFile, AgentSelector, AgentViews, ConnectedAgentInfo, Empty, GetAgentViewsRequest,
     GetAgentViewsResponse, GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest,
-    GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEventRequest, GitalyInfo, KubernetesVersion,
+    GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEventRequest, GitalyInfo,
     ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, ServerInfo, Timestamp, View, ViewRow,
 };
 use crate::{
@@ -157,9 +158,10 @@ fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentI
     ConnectedAgentInfo {
         agent_meta: Some(AgentMeta {
             version: reported.version,
+            commit_id: String::new(),
             pod_namespace: reported.pod_namespace.unwrap_or_default(),
             pod_name: reported.pod_name.unwrap_or_default(),
-            kubernetes_version: reported.kubernetes_version.map(kubernetes_version),
+            kubernetes_version: reported.kubernetes_version.map(KubernetesVersion::from_git_version),
         }),
         connected_at: Some(timestamp(since)),
         // 63 bits of a random number.
@@ -167,13 +169,6 @@ fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentI
         agent_id: agent.0.cast_signed(),
         project_id: project.cast_signed(),
     }
-}
-
-/// Splits a version such as `v1.34.1-gke.5`.
-fn kubernetes_version(git_version: String) -> KubernetesVersion {
-    let mut numbers = git_version.trim_start_matches('v').split('.');
-    let mut number = || numbers.next().unwrap_or_default().to_owned();
-    KubernetesVersion { major: number(), minor: number(), git_version }
 }
 
 fn positive(field: &str, number: i64) -> Result<u64, Status> {
@@ -189,20 +184,5 @@ fn status(error: RepositoryError) -> Status {
         RepositoryError::NotAFile { .. }
         | RepositoryError::TooLarge { .. }
         | RepositoryError::TooManyFiles(_) => Status::failed_precondition(message),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn version_of_a_cluster_is_split() {
-        for (version, major, minor) in
-            [("v1.34.1", "1", "34"), ("v1.30.4-gke.5", "1", "30"), ("1.29+", "1", "29+"), ("", "", "")]
-        {
-            let split = kubernetes_version(version.into());
-            assert_eq!((&*split.major, &*split.minor, &*split.git_version), (major, minor, version));
-        }
     }
 }
