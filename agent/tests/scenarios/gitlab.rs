@@ -9,6 +9,7 @@ mod upgrades;
 use agent::{AgentToken, KasAddress, Services, SessionConfig};
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tunnel::Body;
@@ -31,6 +32,21 @@ async fn connect(services: Services) -> (RunningAgent, GitLabKas, KasConnection)
     let agent = start(config(), dial, services);
     let connection = kas.connection().await;
     (agent, kas, connection)
+}
+
+/// Returns a cluster like [`echo`] with a service that takes configurations, and the configurations that it received.
+fn configurable() -> (Services, mpsc::UnboundedReceiver<Value>) {
+    let (sender, updates) = mpsc::unbounded_channel();
+    let services = echo().with_fn("configuration", move |request: Request<Body>| {
+        let sender = sender.clone();
+        async move {
+            assert_eq!((request.method().as_str(), request.uri().path()), ("PUT", "/v1/configuration"));
+            let body = request.into_body().collect().await.expect("it is whole").to_bytes();
+            sender.send(serde_json::from_slice(&body).expect("JSON")).expect("the test runs");
+            Response::new(Body::empty())
+        }
+    });
+    (services, updates)
 }
 
 /// Returns a cluster that responds with the request: method, target, some headers, and the body.

@@ -11,11 +11,10 @@ use std::{
     time::Duration,
 };
 
-use access::token::{self, Holder, TokenHash};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use proto::InstanceId;
-use testing::kas::world::{World, parse};
+use testing::kas::world::World;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex},
     time::sleep,
@@ -230,16 +229,7 @@ async fn flooded_tunnel(world: &World, upgrade: &str) -> (DuplexStream, Arc<Cont
 async fn attack_82_flood_of_agent_delays_no_other_agent_and_is_cut() {
     for flood in floods(Role::Client).into_iter().chain(floods_of_agent()) {
         let world = World::new();
-        let other = token::new(Holder::Agent);
-        let text = world
-            .identity_file("services: ['*']")
-            .replace("agents: [prod]", "agents: [prod, test]")
-            .replacen(
-                "}]\n",
-                &format!("}}, {{id: 2, name: test, tokens: ['{}']}}]\n", TokenHash::of(&other)),
-                1,
-            );
-        world.kas.identities.replace(parse(&text));
+        let other = world.add_second_agent();
         let _honest = world.agent(services()).await;
         let honest = world.kas.agents.metrics.tunnels.get();
         let (mut pipe, control) = flooded_tunnel(&world, &upgrade_as(&other, InstanceId::random())).await;

@@ -7,12 +7,11 @@ mod messages;
 
 use std::time::Duration;
 
-use access::token::{self, Holder, TokenHash};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use secrecy::ExposeSecret as _;
-use testing::kas::world::{World, parse, text};
+use testing::kas::world::{World, text};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -48,16 +47,7 @@ struct Attacked {
 impl Attacked {
     async fn new() -> Self {
         let world = World::new();
-        let other = token::new(Holder::Agent);
-        let text = world
-            .identity_file("services: ['*']")
-            .replace("agents: [prod]", "agents: [prod, test]")
-            .replacen(
-                "}]\n",
-                &format!("}}, {{id: 2, name: test, tokens: ['{}']}}]\n", TokenHash::of(&other)),
-                1,
-            );
-        world.kas.identities.replace(parse(&text));
+        let other = world.add_second_agent();
         let agentk = Agentk::over(dial(&world), other.expose_secret()).await;
         let (mut agentk, [first, second]) = agentk.started(&world, "honest").await;
         let honest = tokio::spawn(async move {

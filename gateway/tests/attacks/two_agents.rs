@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use access::token::{self, Holder, TokenHash};
 use http::{StatusCode, header::AUTHORIZATION};
 use proto::InstanceId;
 use secrecy::{ExposeSecret as _, SecretString};
-use testing::kas::world::{World, parse, text};
+use testing::kas::world::{World, text};
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 
 use crate::{
@@ -19,12 +18,7 @@ use crate::{
 /// Returns a kas with another agent, whose token this is, and a caller of both.
 fn with_another() -> (World, SecretString) {
     let world = World::new();
-    let other = token::new(Holder::Agent);
-    let text = world
-        .identity_file("services: ['*']")
-        .replace("agents: [prod]", "agents: [prod, test]")
-        .replacen("}]\n", &format!("}}, {{id: 2, name: test, tokens: ['{}']}}]\n", TokenHash::of(&other)), 1);
-    world.kas.identities.replace(parse(&text));
+    let other = world.add_second_agent();
     (world, other)
 }
 

@@ -9,13 +9,13 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use testing::kas::{
     fleet::TestFleet,
-    world::{endless, text},
+    world::{endless, text, uppercase_upgrade},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{sleep, timeout},
 };
-use tunnel::{Body, upgrade::UpgradedConnection};
+use tunnel::Body;
 
 pub(crate) const PATH: &str = "/agents/prod/kubernetes/api";
 
@@ -115,21 +115,7 @@ async fn watch_stays_open_and_its_cancellation_is_forwarded() {
 #[tokio::test(start_paused = true)]
 async fn exec_through_another_replica_preserves_half_close() {
     let fleet = TestFleet::new(2);
-    let services = Services::new().with_fn("kubernetes", async |_| {
-        let (near, mut far) = tokio::io::duplex(1024);
-        tokio::spawn(async move {
-            far.write_all(b"early ").await.unwrap();
-            let mut input = Vec::new();
-            far.read_to_end(&mut input).await.unwrap();
-            input.make_ascii_uppercase();
-            far.write_all(&input).await.unwrap();
-        });
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
-        response.extensions_mut().insert(UpgradedConnection::new(near));
-        response
-    });
+    let services = Services::new().with_fn("kubernetes", async |_| uppercase_upgrade("early "));
     let _agent = fleet.agent(1, services).await;
     let mut caller = fleet.replicas[0].connect();
     let head = format!(

@@ -13,14 +13,14 @@ use secrecy::SecretString;
 use testing::kas::{
     fleet::TestFleet,
     server::{listen, read_head, read_until},
-    world::{World, endless, parse, text},
+    world::{World, endless, parse, text, uppercase_upgrade},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tunnel::{Body, upgrade::UpgradedConnection};
+use tunnel::Body;
 
 const PATH: &str = "/agents/prod/kubernetes/api";
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -155,18 +155,7 @@ async fn request_and_upgrade_reach_an_agent_that_kas_dials() {
         if !request.headers().contains_key("upgrade") {
             return Response::new(Body::from("here"));
         }
-        let (near, mut far) = tokio::io::duplex(1024);
-        tokio::spawn(async move {
-            let mut input = Vec::new();
-            far.read_to_end(&mut input).await.unwrap();
-            input.make_ascii_uppercase();
-            far.write_all(&input).await.unwrap();
-        });
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
-        response.extensions_mut().insert(UpgradedConnection::new(near));
-        response
+        uppercase_upgrade("")
     });
     let loopback = "127.0.0.1:0".parse().unwrap();
     let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key.clone()), services).await;

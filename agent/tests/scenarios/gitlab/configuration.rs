@@ -2,16 +2,10 @@
 
 use std::time::Duration;
 
-use http::{Request, Response};
-use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, timeout},
-};
-use tunnel::Body;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{config, echo};
+use super::{config, configurable, echo};
 use crate::support::{
     gitlab_kas::{AgentStream, GitLabKas},
     protobuf::Message,
@@ -32,16 +26,7 @@ fn commit(stream: &AgentStream) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn log_level_is_applied_and_the_next_stream_has_the_last_commit() {
-    let (sender, mut updates) = mpsc::unbounded_channel::<Value>();
-    let services = echo().with_fn("configuration", move |request: Request<Body>| {
-        let sender = sender.clone();
-        async move {
-            assert_eq!((request.method().as_str(), request.uri().path()), ("PUT", "/v1/configuration"));
-            let body = request.into_body().collect().await.expect("it is whole").to_bytes();
-            sender.send(serde_json::from_slice(&body).expect("JSON")).expect("the test runs");
-            Response::new(Body::empty())
-        }
-    });
+    let (services, mut updates) = configurable();
     let (mut kas, dial) = GitLabKas::grpc();
     let _agent = start(config(), dial, services);
     let mut connection = kas.connection().await;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use agent::Services;
 use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
@@ -12,7 +11,7 @@ use tokio::{
 };
 use tunnel::{Body, upgrade::UpgradedConnection};
 
-use super::{config, connect, echo};
+use super::{config, configurable, connect, echo};
 use crate::support::{
     gitlab_kas::{GitLabKas, Step},
     protobuf::Message,
@@ -121,15 +120,7 @@ async fn recorded_upgrade_is_served_to_its_half_close() {
 
 #[tokio::test(start_paused = true)]
 async fn recorded_configurations_are_applied() {
-    let (sender, mut updates) = mpsc::unbounded_channel::<serde_json::Value>();
-    let services = echo().with_fn("configuration", move |request: Request<Body>| {
-        let sender = sender.clone();
-        async move {
-            let body = request.into_body().collect().await.expect("it is whole").to_bytes();
-            sender.send(serde_json::from_slice(&body).expect("JSON")).expect("the test runs");
-            Response::new(Body::empty())
-        }
-    });
+    let (services, mut updates) = configurable();
     let (mut kas, dial) = GitLabKas::grpc();
     let _agent = start(config(), dial, services);
     let mut connection = kas.connection().await;

@@ -20,7 +20,7 @@ use gateway::{
     test_support::{TlsName, Traces},
 };
 use gitlab::{GitLabClient, Verifier};
-use http::{Request, Response, header::AUTHORIZATION};
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -30,9 +30,9 @@ use proto::ReplicaId;
 use router::MemoryStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use telemetry::Tracer;
-use tokio::io::DuplexStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tunnel::Body;
+use tunnel::{Body, upgrade::UpgradedConnection};
 
 use crate::kas::{fleet::secret, issuer::TestIssuer};
 
@@ -343,6 +343,18 @@ impl World {
         )
     }
 
+    /// Replaces the identity file by one with a second agent, `test`, which the caller may use, too. Returns its token.
+    pub fn add_second_agent(&self) -> SecretString {
+        let token = token::new(Holder::Agent);
+        let second = format!("}}, {{id: 2, name: test, tokens: ['{}']}}]\n", TokenHash::of(&token));
+        let text = self
+            .identity_file("services: ['*']")
+            .replace("agents: [prod]", "agents: [prod, test]")
+            .replacen("}]\n", &second, 1);
+        self.kas.identities.replace(parse(&text));
+        token
+    }
+
     /// Replaces the identity file by one with another token for the caller.
     pub fn revoke_caller(&self) {
         let other = token::new(Holder::Caller);
@@ -406,6 +418,23 @@ pub fn endless(first: &'static str) -> Body {
     })
     .chain(stream::pending());
     Body::new(http_body_util::StreamBody::new(frames))
+}
+
+/// Accepts an upgrade to SPDY. The connection sends `first`, reads to the end, and sends it back in upper case.
+pub fn uppercase_upgrade(first: &'static str) -> Response<Body> {
+    let (near, mut far) = tokio::io::duplex(1024);
+    tokio::spawn(async move {
+        far.write_all(first.as_bytes()).await.unwrap();
+        let mut input = Vec::new();
+        far.read_to_end(&mut input).await.unwrap();
+        input.make_ascii_uppercase();
+        far.write_all(&input).await.unwrap();
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+    response.extensions_mut().insert(UpgradedConnection::new(near));
+    response
 }
 
 /// Returns the default configuration.
