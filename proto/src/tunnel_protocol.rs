@@ -7,7 +7,7 @@ use std::fmt;
 pub enum TunnelProtocol {
     /// HTTP/2 in which kas is the client.
     KasTunnel,
-    /// That of GitLab's kas and agentk: gRPC in which agentk is the client.
+    /// The protocol of GitLab's kas and agentk: gRPC in which agentk is the client.
     GitLab,
 }
 

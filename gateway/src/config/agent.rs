@@ -71,7 +71,7 @@ pub struct AgentListen {
     #[serde(deserialize_with = "listeners::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
-    /// With false, there is no protocol of `protocols` that needs a WebSocket: GitLab's agentk alone connects.
+    /// False excludes the protocols that need a WebSocket: only GitLab's agentk with `grpcs://` can connect.
     pub websocket: bool,
     /// The protocols of agents: `kas-tunnel.v1` is that of this agentk, `ws-tunnel` and `h2` are those of GitLab's agentk.
     #[serde(deserialize_with = "protocols")]
@@ -124,7 +124,7 @@ pub struct AgentListen {
 /// A protocol of agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
 pub enum AgentProtocol {
-    /// That of this agentk, in a WebSocket.
+    /// The protocol of this agentk, in a WebSocket.
     #[serde(rename = "kas-tunnel.v1")]
     KasTunnel,
     /// gRPC in a WebSocket: GitLab's agentk with `wss://`.
