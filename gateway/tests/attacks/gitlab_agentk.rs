@@ -114,6 +114,8 @@ fn bomb(length: usize) -> Vec<u8> {
 enum Sends {
     Step(AgentStep),
     Raw(u8, Vec<u8>),
+    /// The beginning of a message of this length.
+    Beginning(u32),
 }
 
 impl Sends {
@@ -121,6 +123,7 @@ impl Sends {
         match self {
             Self::Step(step) => stream.step(step),
             Self::Raw(flag, bytes) => stream.send_raw(flag, &bytes),
+            Self::Beginning(length) => stream.send_beginning(length),
         }
     }
 }
@@ -135,6 +138,7 @@ fn malformed() -> Vec<(&'static str, Sends)> {
         ("an unknown flag", Sends::Raw(7, b"x".to_vec())),
         ("a gzip bomb", Sends::Raw(1, bomb(200 << 20))),
         ("a long message", Sends::Raw(0, vec![0; (10 << 20) + 1])),
+        ("a long message that never ends", Sends::Beginning((256 << 10) + 1)),
     ]
 }
 

@@ -25,8 +25,11 @@ const REGISTER: &str = "/gitlab.agent.agent_registrar.rpc.AgentRegistrar/Registe
 const UNREGISTER: &str = "/gitlab.agent.agent_registrar.rpc.AgentRegistrar/Unregister";
 const RECONCILE_PROJECTS: &str = "/gitlab.agent.flux.rpc.GitLabFlux/ReconcileProjects";
 const GITLAB_ACCESS: &str = "/gitlab.agent.gitlab_access.rpc.GitlabAccess/MakeRequest";
-/// The longest request of a call with one request, in bytes.
-const MAX_REQUEST: usize = 1 << 20;
+/// The longest message of a call in bytes: pieces of bodies have 32 KiB, and a tunnel forwards heads of at most 128 KiB. kas keeps a
+/// message until it is complete, and each of the calls of a connection can have such a message.
+const MAX_REQUEST: usize = 256 << 10;
+/// The longest list of projects, in bytes.
+const MAX_PROJECT_LIST: usize = 1 << 20;
 /// The longest descriptor, in bytes.
 const MAX_DESCRIPTOR: usize = 64 << 10;
 /// The value of the label `method` for a method that kas does not have.
@@ -60,7 +63,7 @@ async fn dispatch(
                 let connection = Arc::clone(&connection);
                 async move { connect(&connection, request.into_inner()).await.map(tonic::Response::new) }
             });
-            grpc(MAX_MESSAGE).streaming(service, request).await
+            grpc(MAX_REQUEST).streaming(service, request).await
         }
         GET_CONFIGURATION => {
             let service = service_fn(move |request: tonic::Request<ConfigurationRequest>| {
@@ -86,7 +89,7 @@ async fn dispatch(
                 let connection = Arc::clone(&connection);
                 async move { flux::follow(&connection, request.into_inner()).map(tonic::Response::new) }
             });
-            grpc(MAX_REQUEST).server_streaming(service, request).await
+            grpc(MAX_PROJECT_LIST).server_streaming(service, request).await
         }
         GITLAB_ACCESS => {
             let service = service_fn(move |request: tonic::Request<Streaming<HttpRequest>>| {

@@ -269,6 +269,12 @@ impl Call {
         let _ = self.requests.send_data(framed.into(), false);
     }
 
+    /// Sends only the beginning of a message that has this length.
+    pub(crate) fn send_beginning(&mut self, length: u32) {
+        let beginning = [&[0][..], &length.to_be_bytes(), &[0]].concat();
+        let _ = self.requests.send_data(beginning.into(), false);
+    }
+
     pub(crate) fn step(&mut self, step: AgentStep) {
         self.send(&ConnectRequest { step: Some(step) });
     }
