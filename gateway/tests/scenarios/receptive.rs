@@ -359,7 +359,7 @@ async fn agent_that_restarts_is_dialled_again_while_its_streams_end() {
     assert_eq!(watch.frame().await.unwrap().unwrap().into_data().unwrap(), "watching");
 
     let stopping = tokio::spawn(agentk.stop());
-    sleep(Duration::from_millis(200)).await;
+    until("the port is free", || std::net::TcpStream::connect(address).is_err()).await;
     let _new = Agentk::start_at(address, &world.agent_token, None, cluster("new")).await;
     let started = Instant::now();
     assert_eq!(text(world.get(PATH).await).await, "new");
