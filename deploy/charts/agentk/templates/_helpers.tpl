@@ -53,7 +53,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{/* The flags of agentk, which `agentk check` has, too. Those with a variable are in its environment, so that `kubectl exec
 deployment/agentk -- agentk check` needs none of them. */}}
 {{- define "agentk.args" -}}
+{{- if not .Values.listen.enabled -}}
 - --tunnels={{ .Values.tunnels }}
+{{ end -}}
 - --shutdown-grace-period={{ sub .Values.terminationGracePeriodSeconds 5 }}s
 {{- with .Values.config.kasTlsServerName }}
 - --kas-tls-server-name={{ . }}

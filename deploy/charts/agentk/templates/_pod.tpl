@@ -34,6 +34,26 @@ volumes:
   - name: config
     configMap: {name: {{ include "agentk.fullname" . }}}
   {{- end }}
+  {{- with .Values.listen }}
+  {{- if .enabled }}
+  - name: listen
+    projected:
+      sources:
+        - secret:
+            name: {{ .tlsSecret }}
+            items:
+              - {key: tls.crt, path: tls.crt}
+              - {key: tls.key, path: tls.key}
+        {{- range $path, $secret := dict "key" .keySecret "ca.crt" .clientCaSecret }}
+        {{- if $secret }}
+        - secret:
+            name: {{ $secret }}
+            items:
+              - {key: {{ $path }}, path: {{ $path }}}
+        {{- end }}
+        {{- end }}
+  {{- end }}
+  {{- end }}
   {{- range $index, $server := .Values.prometheus.servers }}
   {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}
   - name: prometheus-{{ $index }}
@@ -62,8 +82,25 @@ securityContext:
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
 env:
+  {{- if .Values.listen.enabled }}
+  - name: AGENTK_LISTEN
+    value: "0.0.0.0:8150"
+  - name: AGENTK_LISTEN_CERTIFICATE_FILE
+    value: /etc/agentk/listen/tls.crt
+  - name: AGENTK_LISTEN_CERTIFICATE_KEY_FILE
+    value: /etc/agentk/listen/tls.key
+  {{- if .Values.listen.keySecret }}
+  - name: AGENTK_LISTEN_KEY_FILE
+    value: /etc/agentk/listen/key
+  {{- end }}
+  {{- if .Values.listen.clientCaSecret }}
+  - name: AGENTK_LISTEN_CLIENT_CA_FILE
+    value: /etc/agentk/listen/ca.crt
+  {{- end }}
+  {{- else }}
   - name: AGENTK_KAS_ADDRESS
     value: {{ .Values.config.kasAddress | quote }}
+  {{- end }}
   - name: AGENTK_TOKEN_FILE
     value: /etc/agentk/token/token
   {{- if .Values.config.kasCaCert }}
@@ -110,6 +147,9 @@ volumeMounts:
   - {name: token, mountPath: /etc/agentk/token, readOnly: true}
   {{- if include "agentk.hasConfig" . }}
   - {name: config, mountPath: /etc/agentk/config, readOnly: true}
+  {{- end }}
+  {{- if .Values.listen.enabled }}
+  - {name: listen, mountPath: /etc/agentk/listen, readOnly: true}
   {{- end }}
   {{- range $index, $server := .Values.prometheus.servers }}
   {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}

@@ -1,7 +1,25 @@
 {{/* Refuses values that the schema cannot refuse. Each message begins with the key. */}}
 {{- define "agentk.validate" -}}
-{{- if not .Values.config.kasAddress -}}
-{{- fail "config.kasAddress: set the address of kas, as in wss://kas.example.com:8150" -}}
+{{- if .Values.listen.enabled -}}
+{{- if .Values.config.kasAddress -}}
+{{- fail "config.kasAddress: set one of config.kasAddress and listen.enabled, not both" -}}
+{{- end -}}
+{{- range $key := list "kasCaCert" "kasTlsServerName" "kasHeaders" -}}
+{{- if get $.Values.config $key -}}
+{{- fail (printf "config.%s: it is for connections to kas, and agentk opens none, because listen.enabled is true" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.listen.tlsSecret -}}
+{{- fail "listen.tlsSecret: name the secret with the certificate of agentk, because listen.enabled is true" -}}
+{{- end -}}
+{{- if not (or .Values.listen.keySecret .Values.listen.clientCaSecret) -}}
+{{- fail "listen.keySecret: kas has to authenticate: set listen.keySecret, listen.clientCaSecret, or both" -}}
+{{- end -}}
+{{- if .Values.requireScope -}}
+{{- fail "requireScope: set one of requireScope and listen.enabled, not both: the Service has ready pods only, and agentk is ready after kas has sent the scope" -}}
+{{- end -}}
+{{- else if not .Values.config.kasAddress -}}
+{{- fail "config.kasAddress: set the address of kas, as in wss://kas.example.com:8150; if kas connects to agentk, set listen.enabled" -}}
 {{- end -}}
 {{- if not (or .Values.config.token .Values.config.secretName) -}}
 {{- fail "config.token: set config.token, or config.secretName" -}}
