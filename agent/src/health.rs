@@ -185,7 +185,8 @@ impl AgentHealth {
                 problems.push(format!("the Kubernetes API cannot be used: {reason}"));
             }
         }
-        if self.scope.is_awaited() {
+        // kas sends the scope through a tunnel, and with a Service it reaches ready pods only.
+        if self.scope.is_awaited() && !self.listening.load(Relaxed) {
             problems.extend(self.scope.problems());
         }
         problems

@@ -140,6 +140,7 @@ async fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::health::AgentHealth;
 
     #[test]
     fn each_problem_is_a_line_with_the_namespace() {
@@ -157,5 +158,15 @@ mod tests {
             assert!(health.problems()[0].contains("--require-scope"));
             assert_eq!(health.is_awaited(), awaited);
         }
+    }
+
+    #[test]
+    fn agentk_that_listens_is_ready_before_it_has_its_scope() {
+        let health = AgentHealth::default();
+        health.scope.replace(BTreeMap::from([(String::new(), ScopeProblem::Absent(MissingScope::Awaited))]));
+        let waits = || health.problems().iter().any(|problem| problem.contains("--require-scope"));
+        assert!(waits());
+        health.set_listening(true);
+        assert!(!waits());
     }
 }

@@ -15,9 +15,6 @@
 {{- if not (or .Values.listen.keySecret .Values.listen.clientCaSecret) -}}
 {{- fail "listen.keySecret: kas has to authenticate: set listen.keySecret, listen.clientCaSecret, or both" -}}
 {{- end -}}
-{{- if .Values.requireScope -}}
-{{- fail "requireScope: set one of requireScope and listen.enabled, not both: the Service has ready pods only, and agentk is ready after kas has sent the scope" -}}
-{{- end -}}
 {{- else if not .Values.config.kasAddress -}}
 {{- fail "config.kasAddress: set the address of kas, as in wss://kas.example.com:8150; if kas connects to agentk, set listen.enabled" -}}
 {{- end -}}
