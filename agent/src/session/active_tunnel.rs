@@ -130,13 +130,15 @@ impl ActiveTunnel {
         self.opened.elapsed()
     }
 
-    /// Stops accepting requests. The tunnel ends once those in flight are complete, or cut after `within`.
-    pub(super) fn drain(self, within: Duration) {
+    /// Stops accepting requests. The tunnel ends once those in flight are complete, or cut after `within`. Returns the task that
+    /// ends with it.
+    pub(super) fn drain(self, within: Duration) -> JoinHandle<()> {
         match self.drain {
             DrainTrigger::Tunnel(drain) => drain.drain(within),
             // Fails if the connection has ended.
             DrainTrigger::GitLab(drain) => drop(drain.send(within)),
         }
+        self.task
     }
 }
 

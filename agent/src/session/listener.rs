@@ -311,19 +311,22 @@ impl Listener {
         tracing::info!(%tunnel, %replica, "tunnel opened by kas");
         let mut active =
             ActiveTunnel::spawn(&self.context, (tunnel, replica), (session, drain, token_change));
-        match active.event().await {
+        let draining = match active.event().await {
             // kas has opened another tunnel, unless it stops.
             TunnelEvent::Drain(request) => active.drain(request.within),
             TunnelEvent::TokenChanged => {
                 // kas opens another tunnel once it sees that this one drains, and receives the new token.
                 tracing::info!(%tunnel, "the agent token has changed, draining the tunnel with the old one");
                 let step = TOKEN_CHANGE_STEP * u32::from(index.index);
-                if timeout(step, active.ended()).await.is_err() {
-                    active.drain(OLD_TOKEN_TIMEOUT);
+                match timeout(step, active.ended()).await {
+                    Ok(()) => return,
+                    Err(_) => active.drain(OLD_TOKEN_TIMEOUT),
                 }
             }
-            TunnelEvent::Ended | TunnelEvent::Replacement(_) => {}
-        }
+            TunnelEvent::Ended | TunnelEvent::Replacement(_) => return,
+        };
+        // A tunnel that drains has memory and streams like any other one, so it counts until its end. Its task has logged that.
+        let _ = draining.await;
     }
 
     /// Returns the lowest free index of a tunnel, or `None` if there are too many tunnels.

@@ -349,6 +349,47 @@ async fn tunnel_with_the_maximum_age_is_replaced_first() {
 }
 
 #[tokio::test]
+async fn tunnel_that_drains_counts_until_its_end() {
+    let world = World::with(|config| {
+        allow_loopback(config);
+        config.agent.listen.max_connection_age = Duration::from_millis(1500).into();
+    });
+    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let _dialling = dial(&world, &agentk.url(), "tunnels: 1");
+    world.tunnels(1).await;
+    let mut watch = world.get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
+    assert_eq!(watch.frame().await.unwrap().unwrap().into_data().unwrap(), "watching");
+
+    // The third tunnel opens while the first serves the watch, and the second has not begun to drain.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let list = world.kas.admin.agent_lister.list().await;
+        let indexes: Vec<u16> = list.agents[0].tunnels.iter().map(|tunnel| tunnel.index).collect();
+        assert!(indexes.is_sorted_by(|a, b| a < b), "agentk counts a tunnel twice: {indexes:?}");
+        if indexes.contains(&2) {
+            break;
+        }
+        assert!(Instant::now() < end, "{indexes:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn single_replica_that_stops_waits_for_no_other_one() {
+    let world = world();
+    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let _dialling = dial(&world, &agentk.url(), "");
+    world.tunnels(2).await;
+    let started = Instant::now();
+    world.kas.agents.connections.drain();
+    world.tunnels(0).await;
+    // Another replica would have 4.5 s.
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    let graceful = world.metric("kas_tunnel_lifetime_seconds_count{reason=\"graceful\"}");
+    assert_eq!(graceful, 2.0);
+}
+
+#[tokio::test]
 async fn agent_that_restarts_is_dialled_again_while_its_streams_end() {
     let world = world();
     let agentk = Agentk::start(&world.agent_token, cluster("old")).await;

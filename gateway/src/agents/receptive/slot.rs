@@ -28,8 +28,9 @@ use super::{
 /// The time that the next tunnel of a slot may take before one with the maximum age drains.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The time that another replica may take to dial the agent before the tunnel to this one drains.
-const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time that another replica may take to dial the agent before the tunnel to this one drains. A free lease is taken within 3 s. A
+/// replica that stops cuts tunnels after 5 s, and until then agentk has to learn that this one drains.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_millis(4500);
 
 /// The interval in which kas looks whether agentk drains a tunnel. agentk sends GOAWAY then, and the library reports it only to the
 /// next request.
@@ -176,7 +177,8 @@ impl AgentServer {
         };
     }
 
-    /// Completes when the agent has a tunnel to another replica, or if `local` is true, one to this replica that stays.
+    /// Completes when the agent has a tunnel to another replica, or if `local` is true, one to this replica that stays. Without another
+    /// replica, there is nothing to wait for.
     async fn another_tunnel(&self, agent: AgentId, local: bool) {
         loop {
             let (change, arrival) = (self.store.changed(agent), self.tunnels.registered(agent));
@@ -188,10 +190,13 @@ impl AgentServer {
             if local && stays {
                 return;
             }
-            let live: HashSet<_> = self.store.replicas().into_iter().map(|replica| replica.id).collect();
+            let live = self.store.replicas().into_iter().map(|replica| replica.id);
+            let others: HashSet<_> = live.filter(|replica| *replica != self.replica).collect();
+            if others.is_empty() && !local {
+                return;
+            }
             let routes = self.store.lookup(agent).await.map(|found| found.routes).unwrap_or_default();
-            let elsewhere = |replica| replica != self.replica && live.contains(&replica);
-            if routes.iter().any(|route| elsewhere(route.replica)) {
+            if routes.iter().any(|route| others.contains(&route.replica)) {
                 return;
             }
             tokio::select! { () = change => {}, () = arrival => {} }
