@@ -59,10 +59,13 @@ use super::{
 const PIPE: usize = 16 << 10;
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
 const CALL_WINDOW: u32 = 1 << 20;
-/// The window of a connection in bytes, which its calls share. It bounds the memory of a connection, also before its token is checked.
+/// The window of a connection in bytes, which its calls share.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 /// The most calls of a connection: 500 streams for requests, and a few others.
 const MAX_CALLS: u32 = 600;
+/// The most calls that wait until the first one is admitted, which may need an answer of GitLab. agentk begins with about six. Each may
+/// have sent [`CALL_WINDOW`].
+const MAX_WAITING_CALLS: usize = 16;
 /// The longest headers of a call in bytes.
 const MAX_HEADERS: u32 = 16 << 10;
 /// The time for which a new tunnel waits until agentk has described itself.
@@ -82,6 +85,8 @@ struct GitlabConnection {
     peer: Option<SocketAddr>,
     /// The agent of the first call.
     agent: OnceCell<Admission>,
+    /// The calls that may wait for it.
+    admissions: Semaphore,
     /// The last description that agentk has sent of itself.
     meta: watch::Sender<AgentMeta>,
     /// The requests of modules to GitLab that may be handled at the same time.
@@ -107,6 +112,7 @@ where
         client,
         peer,
         agent: OnceCell::new(),
+        admissions: Semaphore::new(MAX_WAITING_CALLS),
         meta: watch::Sender::default(),
         module_calls: Semaphore::new(gitlab_access::MAX_CALLS),
         unknown_reported: AtomicBool::new(false),
@@ -181,7 +187,7 @@ fn builder(settings: &TunnelConfig) -> http2::Builder<TokioExecutor> {
 
 impl GitlabConnection {
     /// Returns the agent of a call. The first call admits it; its limits are those of a tunnel.
-    async fn admit(&self, headers: &HeaderMap) -> Result<&Admission, HandshakeError> {
+    async fn admit(&self, headers: &HeaderMap) -> Result<&Admission, Status> {
         let first = async {
             let client = match self.peer {
                 Some(peer) => ClientAddress::new(self.server.addresses.client(headers, peer), peer),
@@ -190,10 +196,17 @@ impl GitlabConnection {
             let admitted = self.server.admit_agent(headers, &client).await;
             admitted.inspect_err(|error| self.server.report_refusal(&client, error))
         };
-        let agent = self.agent.get_or_try_init(|| first).await?;
+        let agent = match self.agent.get() {
+            Some(agent) => agent,
+            None => {
+                let busy = "kas still checks the token of the first calls of this connection; try again";
+                let _permit = self.admissions.try_acquire().map_err(|_| Status::unavailable(busy))?;
+                self.agent.get_or_try_init(|| first).await.map_err(|error| status(&error))?
+            }
+        };
         match super::admission::bearer(headers) {
             Some(token) if TokenHash::of(&token) == TokenHash::of(&agent.token) => Ok(agent),
-            _ => Err(HandshakeError::Unauthorized),
+            _ => Err(status(&HandshakeError::Unauthorized)),
         }
     }
 

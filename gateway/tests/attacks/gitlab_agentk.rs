@@ -7,11 +7,19 @@ mod messages;
 
 use std::time::Duration;
 
+use agent::Services;
+use gitlab::ApiRateLimit;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use secrecy::ExposeSecret as _;
-use testing::kas::world::{World, text};
+use testing::{
+    gitlab::Fault,
+    kas::{
+        gitlab::world_with,
+        world::{World, text},
+    },
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -540,6 +548,27 @@ async fn thousands_of_strangers_need_little_memory_and_no_tunnel() {
             .ok();
     }
     assert_eq!(attacked.world.kas.agents.metrics.tunnels.get(), 1);
+}
+
+/// Each call may have sent as much as its window has room for.
+#[tokio::test(start_paused = true)]
+async fn few_calls_of_a_stranger_wait_for_gitlab() {
+    let (gitlab, world, _agent) = world_with(&ApiRateLimit::default(), |_| {}, Services::new()).await;
+    gitlab.set_fault(Fault::Slow(Duration::from_secs(30)));
+    let mut stranger = Agentk::over(dial(&world), "glagent-guess").await;
+    let mut calls = Vec::new();
+    for _ in 0..64 {
+        calls.push(stranger.idle().await);
+    }
+    let mut refused = 0;
+    for call in &mut calls {
+        if let Ok(End::Status(code, message)) = timeout(Duration::from_millis(100), call.any_end()).await {
+            assert_eq!(code, 14, "{message}");
+            assert!(message.contains("still checks the token"), "{message}");
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 64 - 16);
 }
 
 /// Each call counts, not each connection: a token cannot be guessed faster in one connection.

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status, Streaming, body::Body};
 use tower::service_fn;
 
-use super::{GitlabConnection, codec::grpc, configuration, flux, gitlab_access, pool::Steps, status};
+use super::{GitlabConnection, codec::grpc, configuration, flux, gitlab_access, pool::Steps};
 
 const CONNECT: &str = "/gitlab.agent.reverse_tunnel.rpc.ReverseTunnel/Connect";
 const GET_CONFIGURATION: &str = "/gitlab.agent.agent_configuration.rpc.AgentConfiguration/GetConfiguration";
@@ -45,7 +45,7 @@ pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<I
     let method = methods.into_iter().find(|method| *method == request.uri().path()).unwrap_or(UNKNOWN);
     let response = match connection.admit(request.headers()).await {
         Ok(_) => dispatch(connection, method, request).await,
-        Err(error) => status(&error).into_http(),
+        Err(status) => status.into_http(),
     };
     let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
     metrics.count_call(method.rsplit_once('.').map_or(method, |(_, method)| method), code);
