@@ -311,7 +311,8 @@ impl GitLabClient {
         let path = format!("{}{}", endpoint.path(), head.uri.path());
         let url = self.inner.address.url(&path, head.uri.query().unwrap_or_default());
         let prepared = Prepared { method: head.method, endpoint, url, headers, body };
-        let exchanged = self.exchange_in_time(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
+        let client = self.with_share(BudgetShare::Modules);
+        let exchanged = client.exchange_in_time(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
         let (status, headers, body) = exchanged.map_err(|failure| failure.error)?;
         let mut response = Response::new(body);
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
