@@ -221,7 +221,7 @@ impl AgentServer {
         let client = ClientAddress::new(self.addresses.client(request.headers(), peer), peer);
         let refuse = |error: HandshakeError| {
             self.report_refusal(&client, &error);
-            error.to_response()
+            error.to_response(self.subprotocols())
         };
         if let Err(error) = self.check_client(&client) {
             return refuse(error);

@@ -7,7 +7,7 @@ use http::{
     HeaderValue, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
 };
-use proto::{AgentName, SUBPROTOCOL};
+use proto::{AgentName, TunnelProtocol};
 use router::{AddressLimit, AddressRefusal};
 use tunnel::Body;
 
@@ -146,7 +146,8 @@ impl HandshakeError {
         }
     }
 
-    pub(super) fn to_response(&self) -> Response<Body> {
+    /// Returns the response, which names the subprotocols that kas supports where the client should use another one.
+    pub(super) fn to_response(&self, supported: &[TunnelProtocol]) -> Response<Body> {
         let mut response = Response::new(Body::from(format!("{self}\n")));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
@@ -157,7 +158,8 @@ impl HandshakeError {
         }
         if self.status() == StatusCode::UPGRADE_REQUIRED {
             headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-            headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+            let supported = HeaderValue::from_str(&TunnelProtocol::list(supported)).expect("names are ASCII");
+            headers.insert(SEC_WEBSOCKET_PROTOCOL, supported);
         }
         response
     }

@@ -178,7 +178,7 @@ fn client_without_tunnel_protocol_gets_426() {
     let response = curl(&[&["--http1.1", &*url], &upgrade[..]].concat());
     assert_eq!(response.status, 426);
     assert!(response.text().contains("it supports kas-tunnel.v1, ws-tunnel"), "{}", response.text());
-    assert_eq!(response.header("sec-websocket-protocol"), Some("kas-tunnel.v1"));
+    assert_eq!(response.header("sec-websocket-protocol"), Some("kas-tunnel.v1, ws-tunnel"));
 }
 
 #[test]
