@@ -88,6 +88,7 @@ impl Site {
                 tunnels: 2,
                 grace: 25,
                 network: Some(self.networks.names[CLIENT].clone()),
+                gitlab_protocol: false,
             },
         );
         eventually("the tunnels are open", || self.kas.metric("kas_tunnels") == 2.0);

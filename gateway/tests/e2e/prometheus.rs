@@ -9,8 +9,9 @@ use std::{
 };
 
 use secrecy::ExposeSecret as _;
+use serde_json::json;
 
-use crate::support::{AGENT, Installation, Prometheus, curl, run};
+use crate::support::{AGENT, Agent, Cluster, Installation, Prometheus, curl, eventually, run};
 
 const SERIES: &str = "prometheus_http_requests_total";
 /// A metric whose values do not depend on the duration of scrapes.
@@ -51,6 +52,61 @@ fn query_responses_equal_those_of_prometheus() {
     // The responses above are not empty.
     let gzip = world.curl(&through(&format!("/api/v1/query?query=up&time={time}")), &["--compressed"]);
     assert_eq!(gzip.json()["data"]["result"][0]["value"][1], "1");
+}
+
+/// GitLab's agentk has no request type for PromQL: kas asks the API server, which is a proxy to Services.
+#[test]
+fn queries_reach_a_service_of_the_cluster_over_gitlabs_protocol() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let node = cluster.kubectl.ok(&[
+        "get",
+        "nodes",
+        "--output",
+        "jsonpath={.items[0].status.addresses[?(@.type==\"InternalIP\")].address}",
+    ]);
+    let Some(prometheus) = Prometheus::at_or_skip(&node) else { return };
+    let namespace = cluster.namespace("promql");
+    let port: u16 = prometheus.url.rsplit(':').next().unwrap().parse().unwrap();
+    let metadata = json!({"name": "prometheus", "labels": {"kubernetes.io/service-name": "prometheus"}});
+    for object in [
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 9090, "targetPort": port}]}}),
+        json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": [{"addresses": [{"ip": node}], "ports": [{"port": port}]}]}),
+    ] {
+        namespace.kubectl.ok_with_stdin(&["create", "--filename=-"], &object.to_string());
+    }
+    let mut world = Installation::start(&cluster.kubeconfig, |options, certificates| {
+        options.public_tls = Some(certificates);
+        options.prometheus_service = Some(format!("{}/prometheus:9090", namespace.name));
+    });
+    world.agent.process.terminate();
+    world.agent.process.exit_code();
+    world.agent_options.gitlab_protocol = true;
+    let _agent = Agent::start(world.directory(), &world.agent_options);
+    eventually("agentk is connected", || world.kas.metric("kas_tunnels") == 1.0);
+
+    let time = prometheus.time;
+    for path in [
+        format!("/api/v1/query?query=up&time={time}"),
+        format!("/api/v1/query?query={STABLE}%5B1s%5D&time={time}"),
+        "/api/v1/label/job/values".to_owned(),
+    ] {
+        let mut response = world.curl(&through(&path), &[]);
+        // kube-proxy is not asked, but the API server learns of the Endpoints a moment later.
+        eventually("the API server reaches the Service", || {
+            response = world.curl(&through(&path), &[]);
+            response.status == 200
+        });
+        assert_eq!(response.json(), prometheus.get_json(&path), "{path}");
+    }
+    let form = ["--data-urlencode", "query=sum(up)", "--data-urlencode", &format!("time={time}")];
+    let response = world.curl(&through("/api/v1/query"), &form);
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.json()["data"]["result"][0]["value"][1], "1");
+    let refused = world.curl(&through("/api/v1/query?query=sum("), &[]);
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert_eq!(refused.json()["errorType"], "bad_data", "the error is that of Prometheus");
+    let admin = world.curl(&through("/api/v1/admin/tsdb/snapshot"), &["--request", "POST"]);
+    assert_eq!((admin.status, admin.header("kas-error")), (403, Some("not-proxied")));
 }
 
 #[test]

@@ -37,10 +37,12 @@ pub(crate) struct AgentOptions {
     pub(crate) grace: u32,
     /// The network namespace, or `None` for that of the machine.
     pub(crate) network: Option<String>,
+    /// agentk speaks GitLab's protocol.
+    pub(crate) gitlab_protocol: bool,
 }
 
 /// Returns whether kas and agentk speak GitLab's protocol in this run: `make e2e-gitlab`.
-fn has_gitlab_protocol() -> bool {
+pub(super) fn has_gitlab_protocol() -> bool {
     std::env::var_os("E2E_PROTOCOL").is_some_and(|protocol| protocol == "gitlab")
 }
 
@@ -83,7 +85,7 @@ impl Agent {
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&options.kubeconfig);
         command.args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "text"]);
         command.args(["--log-level", "info,agent=debug,tunnel=debug"]);
-        if has_gitlab_protocol() {
+        if options.gitlab_protocol {
             command.args(["--protocol", "gitlab"]);
         }
         if let Some(authority) = &options.kas_authority {

@@ -14,7 +14,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{
-    AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens, eventually,
+    AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens,
+    agent::has_gitlab_protocol,
+    eventually,
     installation::unreachable_cluster,
     kas::{Membership, bearer},
     kubeconfig, run,
@@ -59,6 +61,7 @@ impl Fleet {
             tunnels: 1,
             grace: 25,
             network: None,
+            gitlab_protocol: has_gitlab_protocol(),
         };
         Self { options, tokens, agent_options, directory, started: AtomicUsize::new(0) }
     }

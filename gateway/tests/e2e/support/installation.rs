@@ -9,8 +9,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tempfile::TempDir;
 
 use super::{
-    Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, Kubectl, Tokens, curl, default_tunnels,
-    eventually, kas::bearer, kubeconfig,
+    Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, Kubectl, Tokens,
+    agent::has_gitlab_protocol, curl, default_tunnels, eventually, kas::bearer, kubeconfig,
 };
 
 /// The name of the agent that the tests start; its id is 7.
@@ -83,6 +83,7 @@ impl Installation {
             tunnels: 2,
             grace: 25,
             network: None,
+            gitlab_protocol: has_gitlab_protocol(),
         };
         let agent = Agent::start(directory.path(), &agent_options);
         eventually("the tunnels are open", || kas.metric("kas_tunnels") == default_tunnels());

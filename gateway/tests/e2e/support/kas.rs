@@ -38,6 +38,8 @@ pub(crate) struct KasOptions {
     pub(crate) gitops: Vec<(&'static str, Value)>,
     /// The patterns of `agent.kubernetes_api.hosts`.
     pub(crate) hosts: Vec<String>,
+    /// The Service of Prometheus in clusters of GitLab's agentk.
+    pub(crate) prometheus_service: Option<String>,
     /// The section `agent.receptive`.
     pub(crate) receptive: Option<Value>,
     /// Additional sections of the configuration.
@@ -257,6 +259,9 @@ impl KasOptions {
         }
         if let Some(receptive) = &self.receptive {
             config["agent"]["receptive"] = receptive.clone();
+        }
+        if let Some(service) = &self.prometheus_service {
+            config["agent"]["gitlab_agentk"] = json!({"prometheus_service": service});
         }
         if let Some(configuration) = &self.configuration {
             config["agent"]["configuration"] = configuration.clone();

@@ -36,12 +36,17 @@ scrape_configs:
 impl Prometheus {
     /// Starts Prometheus and waits for data, or skips the test if the program is missing.
     pub(crate) fn or_skip() -> Option<Self> {
+        Self::at_or_skip("127.0.0.1")
+    }
+
+    /// The same, where Prometheus listens at this IP address of the machine.
+    pub(crate) fn at_or_skip(ip: &str) -> Option<Self> {
         if !installed("prometheus") || !installed("promtool") {
             skipped("there is no prometheus or promtool");
             return None;
         }
 
-        let server = PrometheusServer::start(CONFIG);
+        let server = PrometheusServer::start_at(ip, CONFIG);
         let url = server.url.clone();
         let address = url.trim_start_matches("http://");
         let targets = json!([{"targets": [address]}]).to_string();
@@ -68,18 +73,18 @@ impl Prometheus {
 impl PrometheusServer {
     /// Starts Prometheus with a configuration, and waits until it is ready.
     pub(crate) fn start(config: &str) -> Self {
+        Self::start_at("127.0.0.1", config)
+    }
+
+    fn start_at(ip: &str, config: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("prometheus.yml");
         fs::write(&file, config).unwrap();
         let mut command = Command::new("prometheus");
         command.arg("--config.file").arg(file);
         command.arg("--storage.tsdb.path").arg(directory.path().join("data"));
-        command.args([
-            "--web.listen-address",
-            "127.0.0.1:0",
-            "--web.enable-lifecycle",
-            "--web.enable-admin-api",
-        ]);
+        command.args(["--web.listen-address", &format!("{ip}:0")]);
+        command.args(["--web.enable-lifecycle", "--web.enable-admin-api"]);
         let process = Process::start("prometheus", &mut command);
         let line = process.line("Listening on", |line| line.contains("\"Listening on\""));
         let address = line.rsplit("address=").next().unwrap();
