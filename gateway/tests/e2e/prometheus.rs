@@ -9,9 +9,9 @@ use std::{
 };
 
 use secrecy::ExposeSecret as _;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::{AGENT, Agent, Cluster, Installation, Prometheus, curl, eventually, run};
+use crate::support::{AGENT, Agent, Cluster, Installation, Prometheus, curl, eventually, pod_manifest, run};
 
 const SERIES: &str = "prometheus_http_requests_total";
 /// A metric whose values do not depend on the duration of scrapes.
@@ -67,11 +67,17 @@ fn queries_reach_a_service_of_the_cluster_over_gitlabs_protocol() {
     let Some(prometheus) = Prometheus::at_or_skip(&node) else { return };
     let namespace = cluster.namespace("promql");
     let port: u16 = prometheus.url.rsplit(':').next().unwrap().parse().unwrap();
-    let metadata = json!({"name": "prometheus", "labels": {"kubernetes.io/service-name": "prometheus"}});
-    for object in [
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 9090, "targetPort": port}]}}),
-        json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": [{"addresses": [{"ip": node}], "ports": [{"port": port}]}]}),
-    ] {
+    // The API server proxies to the address of a pod only: that of this one is the node's, where Prometheus listens.
+    let mut pod: Value = serde_json::from_str(&pod_manifest("prometheus", "sleep 600")).unwrap();
+    pod["spec"]["hostNetwork"] = json!(true);
+    let ports = json!([{"port": 9090, "targetPort": port}]);
+    let service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "prometheus"},
+        "spec": {"selector": {"app": "prometheus"}, "ports": ports},
+    });
+    for object in [pod, service] {
         namespace.kubectl.ok_with_stdin(&["create", "--filename=-"], &object.to_string());
     }
     let mut world = Installation::start(&cluster.kubeconfig, |options, certificates| {
@@ -91,7 +97,7 @@ fn queries_reach_a_service_of_the_cluster_over_gitlabs_protocol() {
         "/api/v1/label/job/values".to_owned(),
     ] {
         let mut response = world.curl(&through(&path), &[]);
-        // kube-proxy is not asked, but the API server learns of the Endpoints a moment later.
+        // The API server learns of the endpoint a moment after the pod is ready.
         eventually("the API server reaches the Service", || {
             response = world.curl(&through(&path), &[]);
             response.status == 200
