@@ -156,18 +156,18 @@ impl ProxyServer {
         let answer = |request: Request<Incoming>, guard| {
             let route = self.hosts.route(&request, &tls_name);
             let peer = (&address, self.addresses.trusted_proxies());
-            service.clone().call(ProxyRequest::new(self, peer, route, guard, request))
+            service.clone().call(ProxyRequest::new(self, peer, route, guard, request.map(Some)))
         };
         self.serve_connection(io, peer, stranger, answer).await;
     }
 
-    /// Answers one request by a path of an agent, which came over a connection of another listener. `proxies` are those of that
-    /// listener whose `X-Forwarded-For` is trusted.
+    /// Answers one request by a path of an agent, which came over a connection of another listener, or which that listener sends
+    /// for a caller, without a body. `proxies` are those of the listener whose `X-Forwarded-For` is trusted.
     pub(crate) async fn answer(
         self: &Arc<Self>,
         (peer, proxies): (&PeerAddress, &[IpNet]),
         guard: RequestGuard,
-        request: Request<Incoming>,
+        request: Request<Option<Incoming>>,
     ) -> Response<impl http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + use<>> {
         let request = ProxyRequest::new(self, (peer, proxies), Route::Path, guard, request);
         let Ok(response) = service().call(request).await;

@@ -163,7 +163,7 @@ impl WebServer {
                     Answer::Proxy(request, session) => (request, session),
                 };
                 let peer = (&*address, web.addresses.trusted_proxies());
-                let response = web.proxy.answer(peer, guard, request).await;
+                let response = web.proxy.answer(peer, guard, request.map(Some)).await;
                 Ok(contain(response.map(|body| session_body::until(session.ended(), Body::new(body)))))
             })
         };

@@ -126,13 +126,14 @@ pub(super) struct Access {
 pub(super) type AccessEnded = Pin<Box<dyn Future<Output = RequestError> + Send>>;
 
 impl ProxyRequest {
-    /// Takes a request over from the HTTP server. `proxies` are those of the listener whose `X-Forwarded-For` is trusted.
+    /// Takes a request over from the HTTP server, or from a part of kas that sends one for a caller, without a body. `proxies` are
+    /// those of the listener whose `X-Forwarded-For` is trusted.
     pub(super) fn new(
         server: &Arc<ProxyServer>,
         (peer, proxies): (&PeerAddress, &[IpNet]),
         route: Route,
         guard: RequestGuard,
-        request: Request<Incoming>,
+        request: Request<Option<Incoming>>,
     ) -> Self {
         let (parts, body) = request.into_parts();
         let id = request_id(&parts.headers);

@@ -99,10 +99,8 @@ impl BodyProgress {
 
 impl RequestBody {
     /// Takes the body over from the HTTP server. `expects_continue`: the request has an `Expect` header.
-    pub(super) fn new(body: Incoming, expects_continue: bool) -> Self {
-        if body.is_end_stream() {
-            return Self(None);
-        }
+    pub(super) fn new(body: Option<Incoming>, expects_continue: bool) -> Self {
+        let Some(body) = body.filter(|body| !body.is_end_stream()) else { return Self(None) };
         let state = Mutex::new(BodyState::Unread { body, expects_continue });
         Self(Some(Arc::new(SharedBody { state, answered: AtomicBool::new(false) })))
     }
