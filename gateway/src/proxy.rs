@@ -40,11 +40,12 @@ pub(crate) use self::budget::ResponseBudget;
 pub(crate) use self::connection::RequestGuard;
 pub(crate) use self::context::ProxyServer;
 pub(crate) use self::idle::IdleConnections;
+pub(crate) use self::response_body::ConcurrencyPermit;
 use self::{
     caller_io::CallerIo,
     connection::ConnectionState,
     context::{Access, ProxyRequest, RequestContext},
-    response_body::{ConcurrencyPermit, GuardedBody},
+    response_body::GuardedBody,
 };
 use crate::{
     audit::AuditedAccess,
@@ -58,7 +59,7 @@ use crate::{
     metrics::Limit,
     services,
 };
-use access::{AuthorizedCaller, RequestError, without_credentials};
+use access::{AuthorizedCaller, Grant, RequestError, without_credentials};
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -172,6 +173,15 @@ impl ProxyServer {
         let request = ProxyRequest::new(self, (peer, proxies), Route::Path, guard, request);
         let Ok(response) = service().call(request).await;
         response
+    }
+
+    /// Counts a stream of another listener as a request of the caller, until the permit is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns `too-many-requests` if `max_requests_per_caller` requests of the caller are in flight.
+    pub(crate) fn acquire(&self, grant: &Grant) -> Result<ConcurrencyPermit, RequestError> {
+        ConcurrencyPermit::acquire(self, grant)
     }
 
     /// Serves one connection until it ends: `answer` responds to its requests.

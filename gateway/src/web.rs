@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   browser ──► origin ──► /web/v1/session, /web/v1/agents      this module
+//!                     ├──► /web/v1/live                         the stream of a tab (`live`) ──► proxy
 //!                     └──► /agents/<agent>/<service>/…          the token of the session in place of the cookie ──► proxy
 //!           ──► everything else                                 assets
 //! ```
@@ -11,6 +12,7 @@
 //! the session of the reader.
 
 mod assets;
+mod live;
 mod metrics;
 mod origin;
 mod session_body;
@@ -171,7 +173,12 @@ impl WebServer {
     }
 
     /// Answers a request, or prepares it for the proxy.
-    async fn answer(&self, request: Request<Incoming>, peer: &PeerAddress, guard: &RequestGuard) -> Answer {
+    async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        peer: &Arc<PeerAddress>,
+        guard: &RequestGuard,
+    ) -> Answer {
         let client = self.addresses.client_of(request.headers(), peer);
         let path = request.uri().path();
         if !self.addresses.allows(client) {
@@ -196,6 +203,9 @@ impl WebServer {
         let session = self.session(request.headers(), client);
         if session.is_some() {
             guard.admit();
+        }
+        if path == live::PATH {
+            return own(live::respond(self, request, session, peer, guard).await);
         }
         if !is_agent {
             return own(self.api(request, client, session).await);
@@ -327,7 +337,7 @@ fn contain(mut response: Response<Body>) -> Response<Body> {
 }
 
 /// Replaces the cookie of a request by the token of its session. The headers of browsers about the page are of no use for a cluster.
-fn with_token(mut request: Request<Incoming>, session: &Session) -> Request<Incoming> {
+fn with_token<B>(mut request: Request<B>, session: &Session) -> Request<B> {
     let headers = request.headers_mut();
     for name in [COOKIE, ORIGIN, REFERER, UPGRADE, CONNECTION, origin::MARK] {
         headers.remove(name);

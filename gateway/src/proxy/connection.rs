@@ -85,6 +85,13 @@ impl RequestGuard {
     }
 }
 
+/// Counts another request of the same connection, which may end later.
+impl Clone for RequestGuard {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
 impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.requests.end();

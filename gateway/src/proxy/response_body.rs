@@ -66,7 +66,7 @@ pub(super) struct ResponseGuard {
 
 /// One of the requests that a caller may have in flight.
 #[derive(Debug)]
-pub(super) struct ConcurrencyPermit(Arc<AtomicU32>);
+pub(crate) struct ConcurrencyPermit(Arc<AtomicU32>);
 
 impl ResponseGuard {
     pub(super) fn new(

@@ -45,3 +45,4 @@ mod tracing;
 mod views;
 mod watches;
 mod web;
+mod web_live;

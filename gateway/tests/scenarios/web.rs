@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use access::Identity;
 use agent::Services;
-use gateway::kill_switch::file;
+use gateway::{config::Config, kill_switch::file};
 use http::{
     Method, Request, Response, StatusCode,
     header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, LOCATION, ORIGIN, SET_COOKIE},
@@ -22,23 +22,30 @@ use tunnel::Body;
 const HOST_NAME: &str = "kas.example.com:8156";
 
 /// A browser with the page of a kas, whose agent tells what it has received.
-struct Browser {
-    world: World,
+pub(crate) struct Browser {
+    pub(crate) world: World,
     cookie: String,
 }
 
+/// Edits a configuration so that kas serves the page.
+pub(crate) fn with_page(config: &mut Config) {
+    config.web = Some(serde_json::from_value(json!({"listen": {}})).unwrap());
+    // No stream ends with its tunnel here.
+    config.agent.listen.max_connection_age = Duration::from_secs(24 * 3600).into();
+}
+
 impl Browser {
-    fn new() -> Self {
-        let world = World::with(|config| {
-            config.web = Some(serde_json::from_value(json!({"listen": {}})).unwrap());
-            // No stream ends with its tunnel here.
-            config.agent.listen.max_connection_age = Duration::from_secs(24 * 3600).into();
-        });
+    pub(crate) fn new() -> Self {
+        Self::of(World::with(with_page))
+    }
+
+    /// Returns a browser with the page of a replica.
+    pub(crate) fn of(world: World) -> Self {
         Self { world, cookie: String::new() }
     }
 
     /// Sends a request as the page does, with more headers or other ones.
-    async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         path: &str,
@@ -61,11 +68,11 @@ impl Browser {
         sender.send_request(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap()
     }
 
-    async fn page(&self, method: Method, path: &str) -> Response<Incoming> {
+    pub(crate) async fn page(&self, method: Method, path: &str) -> Response<Incoming> {
         self.send(method, path, "", &[("kas-web", "1"), ("sec-fetch-site", "same-origin")]).await
     }
 
-    async fn get(&self, path: &str) -> Response<Incoming> {
+    pub(crate) async fn get(&self, path: &str) -> Response<Incoming> {
         self.page(Method::GET, path).await
     }
 
@@ -75,7 +82,7 @@ impl Browser {
     }
 
     /// Logs in as the caller of the world. Keeps the cookie as a browser does.
-    async fn log_in(&mut self) {
+    pub(crate) async fn log_in(&mut self) {
         let token = self.world.caller_token.expose_secret().to_owned();
         let response = self.try_login(&format!(" {token}\n")).await;
         assert_eq!(response.status(), 204);
