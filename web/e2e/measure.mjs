@@ -2,9 +2,10 @@
 
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
-import { get } from "node:http";
+import { request as send } from "node:http";
 import { chromium } from "playwright-core";
 import { Demo } from "./demo.mjs";
+import { DATA, readKinds, showEvents } from "./live.mjs";
 
 /** The time that the network adds to each exchange, in milliseconds. */
 const LATENCY = 40;
@@ -106,17 +107,20 @@ async function tabs(context) {
   const headers = { "kas-web": "1", cookie: `${cookie.name}=${cookie.value}` };
   const open = () =>
     new Promise((resolve, reject) => {
-      const path = `${demo.address}/agents/demo/graph/v1/watch`;
-      const request = get(path, { headers, agent: false }, (response) => {
-        if (response.statusCode !== 200) return reject(new Error(`the watch got ${response.statusCode}`));
-        let text = "";
-        response.setEncoding("utf8").on("data", (chunk) => {
-          text = (text + chunk).slice(-1000);
-          if (text.includes('"event":"commit"')) resolve(request);
+      const init = { method: "POST", headers, agent: false };
+      const request = send(`${demo.address}/web/v1/live`, init, (response) => {
+        if (response.statusCode !== 200) return reject(new Error(`the stream got ${response.statusCode}`));
+        // The snapshot has arrived when nothing has followed for a while.
+        let timer;
+        readKinds(response, (kind) => {
+          if (kind !== DATA) return;
+          clearTimeout(timer);
+          timer = setTimeout(() => resolve(request), 500);
         });
         response.on("error", () => {});
       });
       request.on("error", reject);
+      request.end(JSON.stringify({ agents: true, watches: [{ agent: "demo" }] }));
     });
   (await open()).destroy();
   const before = memory();
@@ -141,10 +145,7 @@ async function scroll(page) {
     { event: "state", loaded: true, partial: [], resources: [] },
     { event: "commit", token: "1" },
   ];
-  const body = events.map((event) => JSON.stringify(event)).join("\n");
-  await page.route(/graph\/v1\/watch/, (route) =>
-    route.fulfill({ contentType: "application/x-ndjson", body }),
-  );
+  await showEvents(page, events);
   await page.goto(`${demo.address}/agents/demo`);
   await page.getByRole("row", { name: /pod-10000/ }).waitFor();
   const rates = [];

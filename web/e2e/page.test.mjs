@@ -7,6 +7,7 @@ import { createRequire } from "node:module";
 import { after, before, describe, it } from "node:test";
 import { chromium } from "playwright-core";
 import { Demo } from "./demo.mjs";
+import { showEvents } from "./live.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
@@ -80,10 +81,7 @@ function showOnly(page, nodes) {
     { event: "state", loaded: true, partial: [], resources: [] },
     { event: "commit", token: "1" },
   ];
-  const body = events.map((event) => JSON.stringify(event)).join("\n");
-  return page.route(/graph\/v1\/watch/, (route) =>
-    route.fulfill({ contentType: "application/x-ndjson", body }),
-  );
+  return showEvents(page, events);
 }
 
 function uidOf(resource) {

@@ -62,23 +62,28 @@ export function isAbort(error: unknown): boolean {
   return error instanceof DOMException && error.name === "AbortError";
 }
 
-/** Returns a text for people. Errors of Kubernetes are a `Status` in JSON; those of kas are text. */
 async function failureOf(response: Response): Promise<RequestFailure> {
   const body = (await response.text().catch(() => "")).slice(0, 64 * 1024);
+  const { headers, status, statusText } = response;
+  return failureOfText(body, status, headers.get("kas-error"), headers.get("x-request-id"), statusText);
+}
+
+/** Returns a failure with a text for people. Errors of Kubernetes are a `Status` in JSON; those of kas are text. */
+export function failureOfText(
+  body: string,
+  status: number,
+  reason: string | null,
+  requestId: string | null,
+  statusText = "",
+): RequestFailure {
   let message = body.trim();
   try {
-    const status = JSON.parse(body) as { message?: unknown; error?: unknown };
-    const text = status.message ?? status.error;
+    const object = JSON.parse(body) as { message?: unknown; error?: unknown };
+    const text = object.message ?? object.error;
     if (typeof text === "string") message = text;
   } catch {
     // The body is text.
   }
-  if (message === "") message = `${response.status} ${response.statusText}`.trim();
-  const { headers } = response;
-  return new RequestFailure(
-    message.slice(0, MAX_ERROR),
-    response.status,
-    headers.get("kas-error"),
-    headers.get("x-request-id"),
-  );
+  if (message === "") message = `${status} ${statusText}`.trim();
+  return new RequestFailure(message.slice(0, MAX_ERROR), status, reason, requestId);
 }

@@ -1,6 +1,6 @@
 /** The API of kas itself for the page: the session and the agents. */
 
-import { getJson, request } from "./client";
+import { request } from "./client";
 
 export interface Session {
   caller: string;
@@ -51,8 +51,4 @@ export async function logIn(token: string): Promise<void> {
 
 export async function logOut(): Promise<void> {
   await request("/web/v1/session", { method: "DELETE" });
-}
-
-export function getAgents(signal?: AbortSignal): Promise<AgentList> {
-  return getJson<AgentList>("/web/v1/agents", signal);
 }

@@ -3,7 +3,8 @@
 import { signal, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { RequestFailure } from "../api/client";
-import { type GraphEvent, watch } from "../api/graph";
+import type { GraphEvent } from "../api/graph";
+import { live } from "../api/live";
 import { apply, EMPTY, type GraphState, MAX_NODES } from "./store";
 
 export interface Followed {
@@ -32,7 +33,6 @@ export function useGraph(agent: string): Followed {
     [agent],
   );
   useEffect(() => {
-    const stop = new AbortController();
     let waiting: GraphEvent[] = [];
     let timer: ReturnType<typeof setTimeout> | undefined;
     let isInSnapshot = false;
@@ -49,7 +49,7 @@ export function useGraph(agent: string): Followed {
         const next = apply(graph.value, events);
         graph.value = { ...next, isCut: isCut || next.nodes.size >= MAX_NODES };
       } catch (error) {
-        stop.abort();
+        stop();
         failure.value = { error: unknownForm(error), since: lastLine, isFinal: true };
       }
     };
@@ -79,9 +79,9 @@ export function useGraph(agent: string): Followed {
         failure.value = { error, since: failure.value?.since ?? lastLine, isFinal: false };
       },
     };
-    void watch(agent, new URLSearchParams(), listener, stop.signal);
+    const stop = live.follow(agent, new URLSearchParams(), listener);
     return () => {
-      stop.abort();
+      stop();
       clearTimeout(timer);
     };
   }, [agent]);

@@ -1,15 +1,15 @@
 import type { ResourceStatus } from "../../api/graph";
-import { type AgentInstance, getAgents } from "../../api/kas";
+import type { AgentInstance } from "../../api/kas";
 import type { GraphState } from "../../graph/store";
 import { plain } from "../../text";
-import { useLoaded } from "../../ui/loader";
+import { useAgents } from "../../ui/agents";
 import { Failure, Partial } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { Table } from "../../ui/table";
 
 /** The pods of agentk that read the objects, and the objects that the caller and agentk may read. */
 export function About({ agent, graph }: { agent: string; graph: GraphState }) {
-  const { value, error } = useLoaded("agents", getAgents, 5000);
+  const { value, error } = useAgents();
   const known = value?.agents.find(({ name }) => name === agent);
   const instances = known?.replicas.flatMap((replica) => replica.instances) ?? [];
   return (

@@ -1,13 +1,13 @@
-import { type Agent, getAgents } from "../../api/kas";
+import type { Agent } from "../../api/kas";
 import { plain } from "../../text";
-import { useLoaded } from "../../ui/loader";
+import { useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { Table } from "../../ui/table";
 
 /** The agents that the caller may use. */
 export function AgentsPage() {
-  const { value, error } = useLoaded("agents", getAgents, 5000);
+  const { value, error } = useAgents();
   return (
     <div class="stack">
       <h1>Agents</h1>

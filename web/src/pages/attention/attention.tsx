@@ -1,45 +1,40 @@
-import { useState } from "preact/hooks";
-import { type Attention, getHealth, type HealthReport, type Warning } from "../../api/graph";
-import { type Agent, getAgents } from "../../api/kas";
+import type { Attention, HealthReport, Warning } from "../../api/graph";
+import type { Agent } from "../../api/kas";
 import { plain } from "../../text";
+import { useAgents } from "../../ui/agents";
 import { Boundary } from "../../ui/boundary";
 import { Health, HealthCounts } from "../../ui/health";
-import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
+import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import { AgentState } from "../agents/agents";
-import { Table } from "../../ui/table";
-
-/** The agents that are asked at the same time. */
-const AT_ONCE = 16;
-
-/** The time in which an agent has to answer, in milliseconds. */
-const TIMEOUT = 15_000;
-
-interface AgentHealth {
-  agent: Agent;
-  report: HealthReport | null;
-  error: unknown;
-}
+import { type AgentHealth, useHealths } from "./healths";
 
 /** The objects that need attention, over all agents of the caller. */
 export function AttentionPage() {
-  const [arrived, setArrived] = useState<AgentHealth[]>([]);
-  const load = (signal: AbortSignal) => loadAll(signal, setArrived);
-  const { value, error } = useLoaded("attention", load, 10_000);
+  const { value, error } = useAgents();
+  const agents = (value?.agents ?? []).filter((agent) => agent.services.includes("graph"));
+  const connected = agents.filter(({ state }) => state === "connected");
+  const healths = useHealths(connected);
   // Until all agents have answered for the first time, the page shows those that have.
-  const sorted = (value?.agents ?? arrived).toSorted((one, other) => urgency(other) - urgency(one));
+  const shown = agents.flatMap((agent) => {
+    if (agent.state !== "connected") return [{ agent, report: null, error: null }];
+    const health = healths.get(agent.name);
+    return health ? [{ agent, ...health }] : [];
+  });
+  const sorted = shown.toSorted((one, other) => urgency(other) - urgency(one));
+  const isComplete = value !== null && shown.length === agents.length;
   const isQuiet =
-    value !== null && sorted.length > 0 && sorted.every(({ report }) => report?.health === "healthy");
+    isComplete && sorted.length > 0 && sorted.every(({ report }) => report?.health === "healthy");
   return (
     <div class="stack">
       <h1>What needs attention</h1>
       {error !== null && <Failure what="The page is not up to date" error={error} />}
-      {value === null && error === null && <p class="muted">Asking the agents…</p>}
+      {!isComplete && error === null && <p class="muted">Asking the agents…</p>}
       {value?.missing != null && (
         <Notice kind="warning">Agents of other replicas may be missing: {plain(value.missing)}</Notice>
       )}
-      {value?.agents.length === 0 && (
+      {value !== null && agents.length === 0 && (
         <Notice>
           This caller may use the service graph of no agent. The operator of kas grants it in the identity
           file.
@@ -58,39 +53,12 @@ export function AttentionPage() {
   );
 }
 
-async function loadAll(
-  signal: AbortSignal,
-  onArrival: (results: AgentHealth[]) => void,
-): Promise<{ agents: AgentHealth[]; missing: string | null }> {
-  const { agents, missing } = await getAgents(signal);
-  const waiting = agents.filter((agent) => agent.services.includes("graph"));
-  const results: AgentHealth[] = [];
-  const work = async () => {
-    for (let agent = waiting.shift(); agent; agent = waiting.shift()) {
-      if (agent.state !== "connected") {
-        results.push({ agent, report: null, error: null });
-        continue;
-      }
-      try {
-        const limit = AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]);
-        results.push({ agent, report: await getHealth(agent.name, limit), error: null });
-      } catch (error) {
-        if (signal.aborted) throw error;
-        results.push({ agent, report: null, error });
-      }
-      onArrival([...results]);
-    }
-  };
-  await Promise.all(Array.from({ length: AT_ONCE }, work));
-  return { agents: results.sort((one, other) => one.agent.id - other.agent.id), missing };
-}
-
 function urgency({ report, error }: AgentHealth): number {
   if (error !== null || report === null) return 2;
   return { degraded: 3, unknown: 1, progressing: 1, suspended: 0, healthy: 0 }[report.health];
 }
 
-function AgentSection({ agent, report, error }: AgentHealth) {
+function AgentSection({ agent, report, error }: AgentHealth & { agent: Agent }) {
   const address = `/agents/${encodeURIComponent(agent.name)}`;
   return (
     <section class="stack" aria-label={agent.name}>

@@ -1,6 +1,6 @@
-import { type Agent, type AgentInstance, type AgentList, getAgents } from "../../api/kas";
+import type { Agent, AgentInstance, AgentList } from "../../api/kas";
 import { plain } from "../../text";
-import { useLoaded } from "../../ui/loader";
+import { useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { AgentState } from "../agents/agents";
@@ -8,7 +8,7 @@ import { Table } from "../../ui/table";
 
 /** The tunnels between the replicas of kas and the pods of agents: the ways that a request can take. */
 export function RoutingPage() {
-  const { value, error } = useLoaded("agents", getAgents, 2000);
+  const { value, error } = useAgents();
   return (
     <div class="stack">
       <h1>Routing</h1>
