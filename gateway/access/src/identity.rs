@@ -137,6 +137,8 @@ struct Rights {
     services: Allowed<ServiceName>,
     labels: Option<Labels>,
     networks: AllowedNetworks,
+    /// May read about the requests of all callers.
+    audit: bool,
 }
 
 /// All values, or those of a list.
@@ -346,7 +348,11 @@ impl Caller {
     pub fn of_agent(name: String, agent: AgentId, services: Vec<ServiceName>, access_as: AccessAs) -> Self {
         let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
         let networks = AllowedNetworks::default();
-        Self { rights: Rights { name, agents, services, labels: None, networks }, access_as, user: None }
+        Self {
+            rights: Rights { name, agents, services, labels: None, networks, audit: false },
+            access_as,
+            user: None,
+        }
     }
 
     /// Returns the name of the entry, which is also the user name of basic authentication.
@@ -367,6 +373,11 @@ impl Caller {
     /// Returns whether the caller may use a service of its agents.
     pub fn may_use_service(&self, service: &ServiceName) -> bool {
         self.rights.services.contains(service)
+    }
+
+    /// Returns whether the caller may read about the requests of all callers, and not only about its own.
+    pub fn may_audit(&self) -> bool {
+        self.rights.audit
     }
 
     /// Returns whether the caller may connect from an address.

@@ -91,6 +91,9 @@ struct CallerEntry {
     prometheus: Option<PrometheusEntry>,
     #[serde(default)]
     allowed_networks: Option<Spanned<Vec<Network>>>,
+    /// May read about the requests of all callers.
+    #[serde(default)]
+    audit: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -246,7 +249,8 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
     });
     let (labels, networks) = (labels.transpose()?, networks(entry.allowed_networks, at)?.unwrap_or_default());
-    let rights = Rights { name: entry.name.value.clone(), agents, services, labels, networks };
+    let rights =
+        Rights { name: entry.name.value.clone(), agents, services, labels, networks, audit: entry.audit };
     let access = match entry.access_as {
         None => OidcAccess::Fixed(AccessAs::Agent),
         Some(access_as) => {

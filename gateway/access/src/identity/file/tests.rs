@@ -17,7 +17,7 @@ fn example() -> String {
         "agents:\n- {{id: 1, name: prod, tokens: ['{}']}}\n- {{id: 2, name: test, tokens: ['{}']}}\n\
          callers:\n- name: ci\n  tokens: ['{}']\n  agents: [prod]\n  services: [kubernetes]\n  \
          access_as: {{impersonate: {{username: 'ci', groups: ['jobs'], extra: [{{key: a/b, val: [c]}}]}}}}\n\
-         - {{name: ops, tokens: ['{}'], agents: ['*'], services: ['*']}}\n",
+         - {{name: ops, tokens: ['{}'], agents: ['*'], services: ['*'], audit: true}}\n",
         hash("a"),
         hash("b"),
         hash("c"),
@@ -44,6 +44,7 @@ fn agents_and_callers_are_found_by_token() {
     let ops = &identity.grant(&hash("d")).unwrap().caller;
     assert!(ops.may_use(AgentId(2)));
     assert_eq!(ops.access_as, AccessAs::Agent);
+    assert!(ops.may_audit() && !ci.may_audit());
     assert_eq!(identity.agents_of(ci).len(), 1);
 }
 
