@@ -44,6 +44,7 @@ use crate::{
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
+    recent::Recent,
     services::{ServiceContext, TunnelServices},
     tasks::TaskGroup,
     tls::Certificate,
@@ -144,6 +145,7 @@ impl App {
             kill_switch: Arc::default(),
             dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry),
+            recent: Recent::new(&config, replica.id),
         };
         shared.register(&mut registry, exporter.as_ref());
         let gitlab = gitlab.map(|client| shared.gitlab(client, &config));

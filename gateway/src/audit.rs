@@ -28,7 +28,10 @@ use tokio::time::sleep;
 
 pub(crate) use self::record::{AuditRecord, AuditedAccess, ByteCounts, NewRequest};
 use self::{file::RotatingFile, strangers::StrangerLimit};
-use crate::config::{AuditConfig, AuditSink};
+use crate::{
+    config::{AuditConfig, AuditSink},
+    recent::Recent,
+};
 use settings::{ConfigError, unreadable};
 
 /// Most bytes of lines that wait for the sink, which are some ten thousand lines.
@@ -48,6 +51,7 @@ pub struct AuditLog {
     replica: Arc<str>,
     strangers: Arc<StrangerLimit>,
     metrics: AuditMetrics,
+    recent: Option<Arc<Recent>>,
 }
 
 /// The metrics of the audit log.
@@ -66,12 +70,18 @@ struct ReportingSink<S> {
 }
 
 impl AuditLog {
-    /// Starts the thread that writes lines to `sink`.
-    pub fn start(sink: impl Write + Send + 'static, metrics: AuditMetrics, replica: ReplicaId) -> Self {
+    /// Starts the thread that writes lines to `sink`. `recent` keeps the last ones for the web page.
+    pub fn start(
+        sink: impl Write + Send + 'static,
+        metrics: AuditMetrics,
+        replica: ReplicaId,
+        recent: Option<Arc<Recent>>,
+    ) -> Self {
         let losses = Arc::new(LogLimiter::new(LOG_PERIOD));
         let sink = ReportingSink { sink, losses: Arc::clone(&losses) };
         let lines = LineWriter::start("audit", MAX_QUEUED, sink, metrics.dropped.clone(), |_| {});
-        Self { lines, losses, replica: replica.to_string().into(), strangers: Arc::default(), metrics }
+        let (replica, strangers) = (replica.to_string().into(), Arc::default());
+        Self { lines, losses, replica, strangers, metrics, recent }
     }
 
     /// Returns the sink of the configuration, or `None` if there is none. Creates the file if it does not exist.
@@ -121,6 +131,9 @@ impl AuditLog {
     }
 
     fn send(&self, line: Vec<u8>) {
+        if let Some(recent) = &self.recent {
+            recent.audit.push(&line);
+        }
         if !self.lines.send(line) {
             report(&self.losses, "the sink is too slow, and the queue is full");
         }

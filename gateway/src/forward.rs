@@ -24,7 +24,7 @@ use std::{
 use access::RequestError;
 use http::{Request, Response};
 use http_body::Body as _;
-use proto::{Reason, ServiceName, TunnelId, header};
+use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, RequestPermit, RetryPolicy, RouteStore, TunnelChoice};
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
@@ -64,6 +64,8 @@ pub struct ForwardedResponse {
     pub response: Response<Body>,
     /// Counts the request in its tunnel until it is dropped; `None` if another replica has the tunnel.
     pub request_permit: Option<RequestPermit<TunnelEntry>>,
+    /// The replica that has the tunnel, if it is another one.
+    pub owner: Option<ReplicaId>,
     /// The time at which the request was sent.
     pub sent: Instant,
 }
@@ -108,11 +110,9 @@ impl Forwarder {
             };
             let error = match called {
                 Ok(response) => {
-                    return Ok(ForwardedResponse {
-                        response,
-                        request_permit: next_hop.into_request_permit(),
-                        sent,
-                    });
+                    let owner = next_hop.owner();
+                    let request_permit = next_hop.into_request_permit();
+                    return Ok(ForwardedResponse { response, request_permit, owner, sent });
                 }
                 Err(error) => error,
             };
@@ -246,6 +246,13 @@ impl NextHop {
         match self {
             Self::Tunnel(request_permit) => Some(request_permit),
             Self::Owner(_) => None,
+        }
+    }
+
+    fn owner(&self) -> Option<ReplicaId> {
+        match self {
+            Self::Tunnel(_) => None,
+            Self::Owner(owner) => Some(owner.replica()),
         }
     }
 

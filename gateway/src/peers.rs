@@ -34,6 +34,7 @@ mod client;
 mod connection;
 mod header;
 mod health;
+mod recent;
 mod response;
 mod server;
 mod url_mac;

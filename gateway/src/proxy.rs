@@ -123,6 +123,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
         let (grant, destination) = (Arc::clone(&grant), destination.clone());
         record.set_access(AuditedAccess { grant, destination, upgrade, login }, &uri, context.trace_id());
     });
+    context.record_access(&grant, &destination);
     // After the audit log has the caller.
     disabled?;
     Ok(Access { grant, destination, uri, upgrade })

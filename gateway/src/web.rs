@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   browser ──► origin ──► /web/v1/session, /web/v1/agents      this module
+//!                     ├──► /web/v1/audit, /web/v1/requests/<id> recent entries of all replicas (`recent`)
 //!                     ├──► /web/v1/live                         the stream of a tab (`live`) ──► proxy
 //!                     └──► /agents/<agent>/<service>/…          the token of the session in place of the cookie ──► proxy
 //!           ──► everything else                                 assets
@@ -15,6 +16,7 @@ mod assets;
 mod live;
 mod metrics;
 mod origin;
+mod recent;
 mod session_body;
 mod sessions;
 
@@ -253,6 +255,10 @@ impl WebServer {
             },
             (AGENTS_PATH, &Method::GET) => match session {
                 Some((_, grant)) => json(&self.agents(&grant).await),
+                None => no_session(),
+            },
+            (path, _) if recent::is_path(path) => match session {
+                Some((_, grant)) => recent::respond(self, &request, client, &grant).await,
                 None => no_session(),
             },
             (SESSION_PATH, _) => wrong_method("GET, POST, DELETE"),

@@ -34,6 +34,7 @@ use crate::{
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
+    recent::Recent,
     services::TunnelServices,
     tasks::TaskGroup,
     traces::Traces,
@@ -55,6 +56,7 @@ pub(super) struct SharedState {
     pub kill_switch: Arc<KillSwitch>,
     pub dial_errors: Arc<DialErrors>,
     pub metrics: Metrics,
+    pub recent: Option<Arc<Recent>>,
 }
 
 impl SharedState {
@@ -163,6 +165,7 @@ impl SharedState {
             access,
             kill_switch: Arc::clone(&self.kill_switch),
             audit: OnceLock::new(),
+            recent: self.recent.clone(),
             forwarder: Forwarder {
                 tunnels: Arc::clone(&self.tunnels),
                 store: Arc::clone(&self.store),
@@ -188,7 +191,8 @@ impl SharedState {
         config: &Config,
     ) -> PeerServer {
         let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
-        PeerServer::new(own, secret, tunnels, peers, store, config, self.metrics.clone())
+        let server = PeerServer::new(own, secret, tunnels, peers, store, config, self.metrics.clone());
+        server.with_recent(self.recent.clone())
     }
 
     /// Builds the server of probes, metrics and the list of agents. It serves all metrics of the `registry`.

@@ -243,7 +243,8 @@ impl ValidatedConfig {
         app.callers.kill_switch.set_file(self.disabled);
         if let Some(AuditOutput(sink)) = self.audit {
             let metrics = app.callers.metrics.audit.clone();
-            app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica));
+            let recent = app.callers.recent.clone();
+            app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica, recent));
         }
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate);
         app.credentials.certificates =

@@ -98,6 +98,16 @@ impl PeerClient {
         &self.0.metrics
     }
 
+    /// Returns the replica that sends the requests.
+    pub(super) fn replica(&self) -> ReplicaId {
+        self.0.replica
+    }
+
+    /// Returns the secret of all replicas.
+    pub(super) fn secret(&self) -> Option<&Secret> {
+        self.0.secret.as_ref()
+    }
+
     /// Opens a connection that no other request uses.
     pub(super) fn connect(&self, replica: &Replica) -> ConnectFuture {
         self.0.connector.connect(replica)

@@ -41,6 +41,8 @@ pub enum PeerRequestKind {
     Ping,
     /// A request to ping the sender at its address in the route store.
     PingBack,
+    /// A question about recent requests or the audit log, for a reader of the web page.
+    Recent,
 }
 
 /// The decoded header.
@@ -115,6 +117,7 @@ impl PeerHeader {
                 1 => PeerRequestKind::Forward,
                 2 => PeerRequestKind::Ping,
                 3 => PeerRequestKind::PingBack,
+                4 => PeerRequestKind::Recent,
                 _ => return Err(DecodeError::Malformed),
             },
             class: match class {
@@ -142,6 +145,7 @@ impl PeerHeader {
             PeerRequestKind::Forward => 1,
             PeerRequestKind::Ping => 2,
             PeerRequestKind::PingBack => 3,
+            PeerRequestKind::Recent => 4,
         };
         content[1] = match class {
             RequestClass::Short => 0,
@@ -182,7 +186,13 @@ mod tests {
         let ping = |kind| PeerHeader { kind, agent: AgentId(0), ..header() };
         let probe =
             PeerHeader { kind: PeerRequestKind::Probe, class: RequestClass::Short, mac: None, ..header() };
-        for header in [header(), probe, ping(PeerRequestKind::Ping), ping(PeerRequestKind::PingBack)] {
+        for header in [
+            header(),
+            probe,
+            ping(PeerRequestKind::Ping),
+            ping(PeerRequestKind::PingBack),
+            ping(PeerRequestKind::Recent),
+        ] {
             assert_eq!(PeerHeader::decode(&header.encode()).unwrap(), header);
         }
     }
@@ -212,7 +222,7 @@ mod tests {
             "v2 ".to_owned(),
             good.replace("v2", "v1"),
             good.replace(' ', "  "),
-            with(4, 0, CONTENT_LENGTH),
+            with(5, 0, CONTENT_LENGTH),
             with(0, 2, CONTENT_LENGTH),
             with(0, 0, CONTENT_LENGTH - 1),
             with(0, 0, CONTENT_LENGTH + 1),

@@ -23,12 +23,14 @@ use super::{
     PeerClient,
     auth::{RequestVerifier, ResponseKey, VerifiedRequest, VerifyError},
     header::{PEER_HEADER, PeerHeader, PeerRequestKind},
+    recent,
     response::ProbeResponse,
 };
 use crate::{
     config::Config,
     listen::Listener,
     metrics::{Metrics, ServedResult},
+    recent::Recent,
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
@@ -55,6 +57,8 @@ pub struct PeerServer {
     /// Connections of other replicas and their requests. New requests are refused once the group drains.
     pub connections: TaskGroup,
     metrics: Metrics,
+    /// Answers questions about recent requests, if this replica serves the web page.
+    recent: Option<Arc<Recent>>,
     refusals: LogLimiter<&'static str>,
 }
 
@@ -78,8 +82,15 @@ impl PeerServer {
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
             connections: TaskGroup::default(),
             metrics,
+            recent: None,
             refusals: LogLimiter::new(LOG_PERIOD),
         }
+    }
+
+    /// Returns the server with the entries about which other replicas may ask, and to which it adds their requests.
+    #[must_use]
+    pub(crate) fn with_recent(self, recent: Option<Arc<Recent>>) -> Self {
+        Self { recent, ..self }
     }
 
     /// Accepts connections of other replicas until their group drains.
@@ -142,6 +153,7 @@ impl PeerServer {
         let _ = verified.set(());
         let response = match request.header.kind {
             PeerRequestKind::Forward => return self.forward(incoming, &request).await,
+            PeerRequestKind::Recent => return self.answer_recent(incoming, &request.header).await,
             PeerRequestKind::Probe => {
                 self.choose(&request).map_or_else(|declined| declined, |_| ProbeResponse::Accepted)
             }
@@ -199,8 +211,35 @@ impl PeerServer {
         self.metrics.peers.record_served(ServedResult::Forwarded);
         incoming.request_mut().headers_mut().remove(PEER_HEADER);
         let id = incoming.request().headers().get(header::REQUEST_ID).cloned();
+        if let (Some(recent), Some(id)) = (&self.recent, &id) {
+            let tunnel = (request_permit.tunnel(), Arc::clone(&request_permit.handle().hello));
+            recent.requests.push_relay(id.clone(), request.header.from, request.header.agent, tunnel);
+        }
         if let Err(error) = incoming.relay(&request_permit.handle().tunnel).await {
             tracing::debug!(request.id = id.as_ref().and_then(|id| id.to_str().ok()), %error, tunnel = %request_permit.tunnel(), "request of another replica got no response");
+        }
+    }
+
+    /// Answers a question about recent entries.
+    async fn answer_recent(&self, incoming: IncomingRequest, request: &PeerHeader) {
+        let question = recent::decode(incoming.request().uri());
+        let answer = match (&self.recent, question) {
+            (Some(recent), Some(question)) => Ok(recent.answer(&question)),
+            (None, _) => Err("it does not serve the web page"),
+            (_, None) => Err("it does not know this question"),
+        };
+        self.metrics.peers.record_served(ServedResult::Answered);
+        let key = ResponseKey::new(self.verifier.secret(), request.mac.as_ref());
+        match answer {
+            Ok(answer) => {
+                let response = recent::encode_answer(answer, key);
+                incoming.respond(|_| std::future::ready(response)).await;
+            }
+            Err(message) => {
+                let declined =
+                    ProbeResponse::Declined { reason: Reason::UnknownService, message: message.to_owned() };
+                self.respond(incoming, request, declined).await;
+            }
         }
     }
 

@@ -32,6 +32,7 @@ use crate::{
     hosts::{AgentHosts, Route},
     kill_switch::{KillSwitch, RequestAttributes},
     metrics::Metrics,
+    recent::{Recent, RequestRecord},
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
 };
@@ -48,6 +49,8 @@ pub struct ProxyServer {
     pub kill_switch: Arc<KillSwitch>,
     /// The audit log, if it is configured.
     pub audit: OnceLock<AuditLog>,
+    /// Keeps the last requests for the web page, if kas serves it.
+    pub recent: Option<Arc<Recent>>,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
@@ -105,6 +108,8 @@ pub(super) struct RequestContext {
     pub(super) trace: Mutex<RequestTrace>,
     /// The record for the audit log, if there is one. The line is written when the context is dropped.
     pub(super) audit: Option<Box<Mutex<AuditRecord>>>,
+    /// The record for the web page, if kas serves it, until the response begins.
+    pub(super) recent: Option<Box<Mutex<Option<RequestRecord>>>>,
     /// The body of the request.
     pub(super) body: RequestBody,
     /// Counts the request on its connection.
@@ -143,6 +148,8 @@ impl ProxyRequest {
             let request = NewRequest { id: &id, client: forwarded.client, method, host: route.host(), uri };
             Box::new(Mutex::new(AuditRecord::new(log, request)))
         });
+        let recent = server.recent.as_ref();
+        let recent = recent.map(|_| Box::new(Mutex::new(Some(RequestRecord::new(&id, &parts.method)))));
         let prefix = &server.url_path_prefix;
         let context = RequestContext {
             server: Arc::clone(server),
@@ -156,6 +163,7 @@ impl ProxyRequest {
             route,
             trace: Mutex::default(),
             audit,
+            recent,
             body: RequestBody::new(body, parts.headers.contains_key(http::header::EXPECT)),
             guard,
         };
@@ -192,6 +200,24 @@ impl RequestContext {
     pub(super) fn audit(&self, add: impl FnOnce(&mut AuditRecord)) {
         if let Some(record) = &self.audit {
             add(&mut record.lock());
+        }
+    }
+
+    /// Adds the result of the authorization to the record for the web page, if there is one.
+    pub(super) fn record_access(&self, grant: &Arc<Grant>, destination: &Destination) {
+        if let Some(slot) = &self.recent
+            && let Some(record) = &mut *slot.lock()
+        {
+            record.set_access(grant, destination);
+        }
+    }
+
+    /// Completes the record for the web page, if there is one, and shows it to readers.
+    pub(super) fn complete_record(&self, complete: impl FnOnce(RequestRecord) -> RequestRecord) {
+        if let (Some(slot), Some(recent)) = (&self.recent, &self.server.recent)
+            && let Some(record) = slot.lock().take()
+        {
+            recent.requests.push(complete(record));
         }
     }
 

@@ -113,6 +113,7 @@ async fn refuse(context: &RequestContext, error: &RequestError) -> Response<Guar
     let trace = context.trace_id();
     server.metrics.count_error(reason);
     context.audit(|record| record.refuse(error, trace));
+    context.complete_record(|record| record.refused(error.reason, error.caller.clone()));
     if let Some(suppressed) = server.log_limit.admit(error.reason, std::time::Instant::now()) {
         let (client, id) = (context.forwarded.client, context.id.to_str().ok());
         let trace_id = trace.map(display);

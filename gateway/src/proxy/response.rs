@@ -10,6 +10,7 @@ use http::{
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, header};
+use router::RequestPermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
@@ -19,7 +20,10 @@ use super::{
     response_body::{ConcurrencyPermit, GuardedBody, ResponseGuard},
     upgrade::PendingUpgrade,
 };
-use crate::{destination::AgentLabel, forward::ForwardedResponse, headers, timing::RequestTiming};
+use crate::{
+    destination::AgentLabel, forward::ForwardedResponse, headers, recent::Hop, timing::RequestTiming,
+    tunnel_entry::TunnelEntry,
+};
 
 /// On HTTP/1.1 a response of at most this size is not counted in the budget.
 const SMALL_RESPONSE: u64 = 64 << 10;
@@ -37,7 +41,7 @@ pub(super) async fn respond(
     upgrade: Option<OnUpgrade>,
     forwarded: ForwardedResponse,
 ) -> Result<Response<GuardedBody>, RequestError> {
-    let ForwardedResponse { mut response, request_permit, sent } = forwarded;
+    let ForwardedResponse { mut response, request_permit, owner, sent } = forwarded;
     let server = &context.server;
     if let Some(error) = agent_error(&response, access.destination.label()) {
         return Err(error);
@@ -56,6 +60,13 @@ pub(super) async fn respond(
     timing.write(response.headers_mut());
     context.audit(|record| record.set_response(response.status(), response.headers()));
     log(&context, &access, response.status(), &timing);
+    context.complete_record(|record| {
+        let local = |permit: &RequestPermit<TunnelEntry>| {
+            Hop::Tunnel(permit.tunnel(), Arc::clone(&permit.handle().hello))
+        };
+        let hop = request_permit.as_ref().map(local).or(owner.map(Hop::Replica));
+        record.answered(response.status().as_u16(), timing, hop)
+    });
     let guard = |status| {
         context.trace.lock().record_response(status, &timing);
         ResponseGuard::new(Arc::clone(&context), Arc::clone(metrics), request_permit)

@@ -46,7 +46,7 @@ pub(crate) fn audit(world: &World) -> Sink {
     let sink = Sink::default();
     let callers = &world.kas.callers;
     let metrics = callers.metrics.audit.clone();
-    let log = AuditLog::start(sink.clone(), metrics, world.kas.agents.replica);
+    let log = AuditLog::start(sink.clone(), metrics, world.kas.agents.replica, callers.recent.clone());
     callers.audit.set(log.clone()).unwrap();
     tokio::spawn(async move { log.run().await });
     sink

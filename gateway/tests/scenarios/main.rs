@@ -46,3 +46,4 @@ mod views;
 mod watches;
 mod web;
 mod web_live;
+mod web_recent;
