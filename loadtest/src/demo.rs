@@ -143,6 +143,7 @@ impl RunningDemo {
             callers: issuer.as_ref().map(|_| DemoIssuer::caller()).unwrap_or_default(),
             configuration: configuration
                 .map(|repository| json!({"poll_period": "1s", "repository": {"url": repository}})),
+            audit: true,
             gitops: configuration.map(|_| json!({"min_interval": "1s", "poll_period": "1s"})),
             ..StackConfig::default()
         };

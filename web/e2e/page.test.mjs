@@ -73,6 +73,11 @@ async function hasFocus(page, pattern) {
   assert.match(text, pattern);
 }
 
+/** Sends a request with the session of the page, which is not one of the page itself. */
+function send(page, path, id) {
+  return page.request.get(demo.address + path, { headers: { "kas-web": "1", "x-request-id": id } });
+}
+
 /** Lets the page see these objects only. The Kubernetes API stays that of the cluster. */
 function showOnly(page, nodes) {
   const events = [
@@ -121,6 +126,14 @@ describe("every page", () => {
           await page.getByRole("cell", { name: "demo" }).first().waitFor();
           await check(name);
         }
+        await send(page, "/agents/nobody/kubernetes/api", `refused-${colorScheme}-${width}`);
+        await page.goto(`${demo.address}/audit?result=deny`);
+        await page.getByRole("link", { name: `refused-${colorScheme}-${width}` }).waitFor();
+        await check("audit");
+        await send(page, "/agents/demo/kubernetes/version", "found-1");
+        await page.goto(`${demo.address}/routing?request=found-1`);
+        await page.getByRole("listitem").filter({ hasText: "Cluster" }).first().waitFor();
+        await check("request");
         await page.goto(tree());
         await page.getByRole("row", { name: /Deployment web/ }).waitFor();
         await check("tree");
@@ -391,6 +404,28 @@ it("metrics of the namespace and a query of the reader are charts", async () => 
   await page.getByLabel("PromQL").fill("sum by (");
   await page.getByRole("button", { name: "Run" }).click();
   await page.getByText("The query failed: ").getByText("parse error").waitFor();
+  await close();
+});
+
+it("a reader finds the path of a request that failed, and its line in the audit log", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  await page.goto(`${demo.address}/agents/nobody`);
+  const link = page.getByRole("alert").getByRole("link").first();
+  const id = await link.textContent();
+  await link.click();
+  const stops = page.getByRole("region", { name: "The path of a request" }).getByRole("listitem");
+  await stops.filter({ hasText: "Ends here" }).waitFor();
+  assert.deepEqual(await stops.count(), 3);
+  await page.screenshot({ path: `${SCREENSHOTS}request-refused.png` });
+  await page.goto(`${demo.address}/audit`);
+  await page.getByRole("link", { name: id }).waitFor();
+  await page.getByLabel("Result").selectOption("allow");
+  await page.getByRole("link", { name: id }).waitFor({ state: "detached" });
+  await page.goto(`${demo.address}/routing`);
+  await page.getByLabel("Id of a request").fill("unknown-1");
+  await page.keyboard.press("Enter");
+  await page.getByText("No replica knows a request unknown-1").waitFor();
   await close();
 });
 

@@ -2,6 +2,7 @@ import { useEffect } from "preact/hooks";
 import { path } from "./router";
 import { endSession, session } from "./session";
 import { Boundary } from "./ui/boundary";
+import { Lazy } from "./ui/lazy";
 import { Failure } from "./ui/notice";
 import { ShortcutHelp } from "./ui/shortcuts";
 import { AgentPage } from "./pages/agent/agent";
@@ -16,6 +17,7 @@ const NAVIGATION = [
   { address: "/", name: "Attention", first: undefined },
   { address: "/agents", name: "Agents", first: "agents" },
   { address: "/routing", name: "Routing", first: "routing" },
+  { address: "/audit", name: "Audit", first: "audit" },
 ];
 
 export function App() {
@@ -65,6 +67,9 @@ export function App() {
   }
 }
 
+/** The first load does not need it. */
+const loadAudit = () => import("./pages/audit/audit").then((module) => module.AuditPage);
+
 function Page() {
   const [first, second, ...more] = path.value;
   const title = [second ?? first ?? "Attention", "kas"].join(" · ");
@@ -76,5 +81,6 @@ function Page() {
   if (first === "agents")
     return second === undefined ? <AgentsPage /> : <AgentPage key={second} agent={second} />;
   if (first === "routing" && second === undefined) return <RoutingPage />;
+  if (first === "audit" && second === undefined) return <Lazy name="audit" load={loadAudit} props={{}} />;
   return <MissingPage />;
 }

@@ -1,5 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { RequestFailure } from "../api/client";
+import { requestAddress } from "../api/recent";
 import { plain } from "../text";
 
 export function Notice({
@@ -27,7 +28,10 @@ export function Failure({ what, error }: { what: string; error: unknown }) {
       </p>
       {id !== null && (
         <p class="small muted">
-          Request <code>{plain(id, 128)}</code> in the log of kas
+          Request{" "}
+          <a href={requestAddress(id)}>
+            <code>{plain(id, 64)}</code>
+          </a>
         </p>
       )}
     </Notice>

@@ -60,6 +60,8 @@ pub struct StackConfig {
     pub configuration: Option<serde_json::Value>,
     /// The section `agent.gitops` of kas.
     pub gitops: Option<serde_json::Value>,
+    /// If true, kas writes the audit log to `audit.log`.
+    pub audit: bool,
     /// Further sections of the configuration of kas.
     pub sections: String,
     /// Further callers of the identity file.
@@ -120,6 +122,7 @@ pub(super) fn config(setup: &StackConfig) -> String {
     } else {
         (", listen_grace_period: 0s, shutdown_grace_period: 1s", ", listen_grace_period: 0s")
     };
+    let audit = if setup.audit { "  audit: {sink: file, file: audit.log}\n" } else { "" };
     let level = if setup.debug { "debug" } else { "info" };
     let section = |name: &str, section: &Option<serde_json::Value>| {
         section.as_ref().map(|section| format!("  {name}: {section}\n")).unwrap_or_default()
@@ -133,7 +136,7 @@ pub(super) fn config(setup: &StackConfig) -> String {
 {configuration}observability:
   listen: {{address: \"127.0.0.1:0\"}}
   logging: {{level: {level}}}
-identity: {{file: identity.yaml}}
+{audit}identity: {{file: identity.yaml}}
 "
     );
     config += &setup.sections;
@@ -193,7 +196,7 @@ pub const IDENTITY: &str = "\
 agents:
 - {id: 1, name: demo, tokens: [\"AGENT_HASH\"]}
 callers:
-- {name: you, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"]}
+- {name: you, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"], audit: true}
 ";
 
 /// Three rules on services and resources, the last of which allows everything.

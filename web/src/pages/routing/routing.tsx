@@ -3,6 +3,7 @@ import { plain } from "../../text";
 import { useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
+import { Lazy } from "../../ui/lazy";
 import { AgentState } from "../agents/agents";
 import { Table } from "../../ui/table";
 
@@ -21,6 +22,11 @@ export function RoutingPage() {
         <Notice kind="warning">The tunnels to other replicas are missing: {plain(value.missing)}</Notice>
       )}
       {value !== null && <Replicas list={value} />}
+      <Lazy
+        name="request-path"
+        load={() => import("./request-path").then((module) => module.RequestPath)}
+        props={{}}
+      />
     </div>
   );
 }
