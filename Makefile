@@ -47,7 +47,7 @@ doc: ## The documentation builds without warnings, private items included
 
 .PHONY: unit
 unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
-	cargo nextest run --workspace -E 'not binary(e2e)'
+	cargo nextest run --workspace --test-threads 4 -E 'not binary(e2e)'
 
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
