@@ -145,6 +145,8 @@ export class Live {
           return;
         }
       }
+      // The lines that were sent before the end.
+      await Promise.all(watches.map(({ input }) => close(input)));
       this.#lost(watches, stop, new RequestFailure("The stream has ended.", 0, null, null));
     } catch (error) {
       if (!isAbort(error)) this.#lost(watches, stop, asFailure(error));
@@ -179,7 +181,7 @@ export class Live {
       const { encoding } = JSON.parse(text(payload)) as { encoding: string | null };
       watch.input = this.#begin(watch, encoding);
     } else if (kind === FrameKind.Data) {
-      watch.input?.controller.enqueue(payload);
+      push(watch.input, payload);
     } else if (kind === FrameKind.End) {
       const { status, reason, message, request_id: id } = JSON.parse(text(payload)) as EndOfWatch;
       const failure =
@@ -187,12 +189,8 @@ export class Live {
           ? new RequestFailure(message, 0, null, null)
           : failureOfText(message, status, reason, id);
       const { input } = watch;
-      if (input) {
-        input.isClosed = true;
-        input.controller.close();
-      }
       // After the lines that were sent before.
-      void Promise.resolve(input?.read).then(() => {
+      void close(input).then(() => {
         if (watch.input === input) this.#fail(watch, failure);
       });
     }
@@ -268,14 +266,28 @@ interface EndOfWatch {
 /** The stream of this tab. */
 export const live = new Live();
 
-/** Ends the bytes of a watch. */
+/** Leaves the bytes of a watch unread. */
 function cancel(watch: Watch): void {
-  const { input } = watch;
+  void close(watch.input);
   watch.input = null;
+}
+
+/** Ends the bytes of a watch. Completes when all lines were read. */
+async function close(input: WatchInput | null): Promise<void> {
+  if (input === null) return;
+  push(input, null);
+  input.isClosed = true;
+  await input.read;
+}
+
+/** Adds bytes of a watch, or their end. */
+function push(input: WatchInput | null, payload: LiveFrame["payload"] | null): void {
+  if (input === null || input.isClosed) return;
   try {
-    input?.controller.close();
+    if (payload === null) input.controller.close();
+    else input.controller.enqueue(payload);
   } catch {
-    // It was closed before.
+    // The lines are not read any more, because one of them has no form that this page knows.
   }
 }
 

@@ -170,8 +170,8 @@ function Kept({ page: { replicas } }: { page: Page }) {
   if (oldest[0] === undefined) return null;
   return (
     <>
-      {replicas.length === 1 ? "One replica" : `${replicas.length} replicas`} of kas keep the newest ones,
-      here of the last <Age time={oldest[0]} />.
+      {replicas.length === 1 ? "kas keeps" : `${replicas.length} replicas of kas keep`} the newest lines, here
+      those of the last <Age time={oldest[0]} />.
     </>
   );
 }
