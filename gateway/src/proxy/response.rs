@@ -64,7 +64,7 @@ pub(super) async fn respond(
         let local = |permit: &RequestPermit<TunnelEntry>| {
             Hop::Tunnel(permit.tunnel(), Arc::clone(&permit.handle().hello))
         };
-        let hop = request_permit.as_ref().map(local).or(owner.map(Hop::Replica));
+        let hop = request_permit.as_ref().map(local).or_else(|| owner.map(Hop::Replica));
         record.answered(response.status().as_u16(), timing, hop)
     });
     let guard = |status| {
