@@ -38,7 +38,7 @@ use self::{
     frame::{FrameKind, frame},
     watch::{Watch, WatchSource},
 };
-use super::{LOGIN_TIMEOUT, WebServer, no_session, refusal, sessions::Session, wrong_method};
+use super::{WebServer, no_session, refusal, sessions::Session, wrong_method};
 use crate::{
     headers::PeerAddress,
     proxy::{ConcurrencyPermit, RequestGuard},
@@ -47,6 +47,8 @@ use crate::{
 pub(super) const PATH: &str = "/web/v1/live";
 /// The longest request, in bytes.
 const MAX_REQUEST: usize = 64 << 10;
+/// The time in which it has to arrive.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most watches of one stream.
 const MAX_WATCHES: usize = 64;
 /// The period of the frames that show that the connection works.
@@ -88,7 +90,7 @@ pub(super) async fn respond(
     }
     let Some((session, grant)) = session else { return no_session() };
     let (head, body) = request.into_parts();
-    let body = timeout(LOGIN_TIMEOUT, Limited::new(body, MAX_REQUEST).collect()).await;
+    let body = timeout(REQUEST_TIMEOUT, Limited::new(body, MAX_REQUEST).collect()).await;
     let Some(body) = body.ok().and_then(Result::ok) else {
         return refusal(StatusCode::BAD_REQUEST, "the body is incomplete or too long");
     };

@@ -27,7 +27,7 @@ use testing::kas::{
 };
 use tokio::{
     sync::broadcast,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tunnel::Body;
 
@@ -213,9 +213,11 @@ async fn agent_that_disconnects_ends_its_watch_alone() {
     let mut live = Live::open(&browser, &watches(&["prod", "test"])).await;
     live.state_of("prod", "connected").await;
     agent.kill();
+    let begun = Instant::now();
     let failure = live.end_of(0).await;
     assert!(failure["message"].as_str().unwrap().contains("ended"), "{failure}");
     live.state_of("prod", "away").await;
+    assert!(begun.elapsed() < Duration::from_secs(3), "the change of a route is pushed");
     test.events.send("still here\n").unwrap();
     live.data(1, "still here\n").await;
     let _again = browser.world.start_agent(prod.services());

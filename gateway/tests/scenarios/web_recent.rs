@@ -12,7 +12,7 @@ use http::{Request, StatusCode};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use testing::kas::{
-    fleet::TestFleet,
+    fleet::{TestFleet, secret},
     world::{RunningAgent, World, text},
 };
 use tokio::time::sleep;
@@ -211,6 +211,17 @@ async fn reader_that_is_disabled_or_revoked_reads_nothing() {
         .replace(Identity::parse(Path::new("identity.yaml"), nobody).unwrap());
     for path in ["/web/v1/audit", "/web/v1/requests/one"] {
         assert_eq!(mine.get(path).await.status(), 401);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replica_with_another_secret_is_not_believed() {
+    let fleet = TestFleet::with_secrets(&[Some(secret(1)), Some(secret(2))], with_page);
+    let mut browser = Browser::of(fleet.replicas[0].clone());
+    browser.log_in().await;
+    for path in ["/web/v1/audit", "/web/v1/requests/one"] {
+        let page = get(&browser, path).await;
+        assert!(page["missing"][0]["error"].as_str().unwrap().contains("do not trust one another"), "{page}");
     }
 }
 
