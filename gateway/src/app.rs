@@ -128,7 +128,7 @@ impl App {
         exporter: Option<Exporter>,
         redis: Option<(RedisStore, SyncTask)>,
     ) -> Self {
-        let ReplicaSources { identity, issuers, gitlab, gitaly_tls, api_tokens } = sources;
+        let ReplicaSources { identity, issuers, gitlab, gitaly_tls, api_tokens, environments } = sources;
         let mut registry = Registry::default();
         issuers.metrics.register(&mut registry);
         if let Some(gitlab) = &gitlab {
@@ -169,7 +169,9 @@ impl App {
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
         let web = config.web.as_ref().map(|web| {
-            Arc::new(WebServer::new(Arc::clone(&callers), &agents, web.listen.addresses(), &mut registry))
+            let (addresses, environments) =
+                (web.listen.addresses(), environment_sources(&environments, &agents));
+            Arc::new(WebServer::new(Arc::clone(&callers), &agents, addresses, environments, &mut registry))
         });
         let credentials = CredentialFiles::new(CertificateExpirations::register(&mut registry));
         let readiness = Readiness::default();
@@ -190,7 +192,7 @@ impl App {
             notifier: Notifier::default(),
             readiness,
             credentials,
-            environments: None,
+            environments,
             exporter,
             redis,
             gitlab: gitlab.map(|(client, _)| client),
@@ -275,16 +277,15 @@ impl App {
     }
 
     /// Builds the server of the internal API, which accepts the tokens of `verifier`.
-    fn api_server(&self, verifier: Verifier, environments: Option<EnvironmentFile>) -> ApiServer {
+    fn api_server(&self, verifier: Verifier) -> ApiServer {
         let addresses = self.config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
-        let file = environments.map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
         let gitlab = self.gitlab.clone().map(|client| {
             let section = &self.config.agent.kubernetes_api;
             let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
             Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
         });
-        let named = Arc::new(self.agents.services.environments.clone()) as Arc<dyn EnvironmentSource>;
-        let environments = EnvironmentSources(file.into_iter().chain([named]).chain(gitlab).collect());
+        let mut environments = environment_sources(&self.environments, &self.agents);
+        environments.0.extend(gitlab);
         let (gitaly, deployments) = (self.gitaly.clone(), self.deployments.clone());
         let health = HealthInquiry::new(&self.callers);
         ApiServer::new(&self.agents, gitaly, verifier, addresses, environments, health, deployments)
@@ -317,4 +318,11 @@ impl App {
             background: TaskGroup::default(),
         }
     }
+}
+
+/// Returns the sources of environments that need no token of GitLab: the file, and the configurations of agents.
+fn environment_sources(file: &Option<EnvironmentFile>, agents: &AgentServer) -> EnvironmentSources {
+    let file = file.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
+    let named = Arc::new(agents.services.environments.clone()) as Arc<dyn EnvironmentSource>;
+    EnvironmentSources(file.into_iter().chain([named]).collect())
 }

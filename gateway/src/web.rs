@@ -1,7 +1,7 @@
 //! The listener of the web page: its files, the sessions of browsers, and the requests of the page to agents.
 //!
 //! ```text
-//!   browser ──► origin ──► /web/v1/session, /web/v1/agents      this module
+//!   browser ──► origin ──► /web/v1/session, agents, environments this module
 //!                     ├──► /web/v1/audit, /web/v1/requests/<id> recent entries of all replicas (`recent`)
 //!                     ├──► /web/v1/live                         the stream of a tab (`live`) ──► proxy
 //!                     └──► /agents/<agent>/<service>/…          the token of the session in place of the cookie ──► proxy
@@ -13,6 +13,7 @@
 //! the session of the reader.
 
 mod assets;
+mod environments;
 mod live;
 mod metrics;
 mod origin;
@@ -29,6 +30,7 @@ use std::{
 
 use access::{AccessControl, Grant, Identities, RequestError, token::TokenHash};
 use axum::body::Body;
+use gitlab::environments::EnvironmentSources;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{
@@ -50,6 +52,7 @@ use tokio::{
 };
 
 use self::{
+    environments::EnvironmentList,
     metrics::WebMetrics,
     sessions::{Session, Sessions},
 };
@@ -64,6 +67,7 @@ use crate::{
 
 const SESSION_PATH: &str = "/web/v1/session";
 const AGENTS_PATH: &str = "/web/v1/agents";
+const ENVIRONMENTS_PATH: &str = "/web/v1/environments";
 /// The beginning of the paths of agents.
 const AGENTS_PREFIX: &str = "/agents/";
 /// The beginning of the paths of sessions and of the list of agents.
@@ -85,6 +89,7 @@ pub struct WebServer {
     addresses: AddressRules,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
+    environments: EnvironmentSources,
     metrics: WebMetrics,
 }
 
@@ -136,6 +141,7 @@ impl WebServer {
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
         addresses: AddressRules,
+        environments: EnvironmentSources,
         registry: &mut Registry,
     ) -> Self {
         let (sessions, identities) = (Sessions::default(), agents.identities.clone());
@@ -148,6 +154,7 @@ impl WebServer {
             addresses,
             store: Arc::clone(&agents.store),
             replica: agents.replica,
+            environments,
             metrics,
         }
     }
@@ -257,12 +264,16 @@ impl WebServer {
                 Some((_, grant)) => json(&self.agents(&grant).await),
                 None => no_session(),
             },
+            (ENVIRONMENTS_PATH, &Method::GET) => match session {
+                Some((_, grant)) => self.environments(&grant).await,
+                None => no_session(),
+            },
             (path, _) if recent::is_path(path) => match session {
                 Some((_, grant)) => recent::respond(self, &request, client, &grant).await,
                 None => no_session(),
             },
             (SESSION_PATH, _) => wrong_method("GET, POST, DELETE"),
-            (AGENTS_PATH, _) => wrong_method("GET"),
+            (AGENTS_PATH | ENVIRONMENTS_PATH, _) => wrong_method("GET"),
             _ => refusal(StatusCode::NOT_FOUND, "there is no such path"),
         }
     }
@@ -320,6 +331,14 @@ impl WebServer {
         });
         let agents = agents.collect();
         AgentList { replica: self.replica, agents, missing: locations.missing }
+    }
+
+    async fn environments(&self, grant: &Grant) -> Response<Body> {
+        let identity = self.identities.load_full();
+        match EnvironmentList::load(&self.environments, &identity, &grant.caller).await {
+            Ok(list) => json(&list),
+            Err(error) => refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
+        }
     }
 }
 

@@ -53,12 +53,19 @@ export class Demo {
 
   /** Commits files to the repository with the configuration of the agent, which has one project of manifests. */
   commit(message, files) {
-    const repository = join(this.directory, "agents");
     const project = `{paths: [{glob: /manifests/**}], default_namespace: ${this.namespace}, interval: 1s}`;
-    const all = {
-      ".gitlab/agents/demo/config.yaml": `gitops: {manifest_projects: [${project}]}\n`,
-      ...files,
-    };
+    this.configure(message, `gitops: {manifest_projects: [${project}]}\n`, files);
+  }
+
+  /** Commits a configuration of the agent, which names two environments, with these sections and files. */
+  configure(message, sections, files = {}) {
+    const repository = join(this.directory, "agents");
+    const places = [
+      `{slug: live, project: shop/web, tier: production, namespace: ${this.namespace}, labels: {app: web}}`,
+      `{slug: broken, project: shop/web, tier: staging, namespace: ${this.namespace}, labels: {app: crash}}`,
+    ];
+    const environments = `environments: [${places.join(", ")}]\n`;
+    const all = { ".gitlab/agents/demo/config.yaml": environments + sections, ...files };
     for (const [path, text] of Object.entries(all)) {
       mkdirSync(dirname(join(repository, path)), { recursive: true });
       writeFileSync(join(repository, path), text);
@@ -77,6 +84,7 @@ export class Demo {
 
   /** Creates some healthy, some broken and some hostile objects. */
   fill() {
+    this.configure("Name two environments", "");
     this.kubectl(
       ["apply", "--filename=-"],
       JSON.stringify({ apiVersion: "v1", kind: "List", items: objects() }),

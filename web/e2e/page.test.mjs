@@ -118,7 +118,7 @@ describe("every page", () => {
         await logIn();
         await page.getByRole("link", { name: /crash/ }).first().waitFor();
         await check("attention");
-        for (const name of ["agents", "routing"]) {
+        for (const name of ["environments", "agents", "routing"]) {
           await page
             .getByRole("navigation", { name: "Pages" })
             .getByRole("link", { name, exact: false })
@@ -134,6 +134,9 @@ describe("every page", () => {
         await page.goto(`${demo.address}/routing?request=found-1`);
         await page.getByRole("listitem").filter({ hasText: "Cluster" }).first().waitFor();
         await check("request");
+        await page.goto(`${demo.address}/e/shop%2Fweb/live`);
+        await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+        await check("environment");
         await page.goto(tree());
         await page.getByRole("row", { name: /Deployment web/ }).waitFor();
         await check("tree");
@@ -211,6 +214,25 @@ it("a change of the cluster appears without a reload", async () => {
   await web.getByText("1/1").first().waitFor();
   demo.kubectl(["scale", "deployment/web", "--replicas=2"]);
   await web.getByText("2/2").first().waitFor();
+  await close();
+});
+
+it("an environment shows the objects of its namespace with its labels", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.getByRole("region", { name: "Environments" }).getByRole("link", { name: "broken" }).waitFor();
+  await page.getByRole("link", { name: "Environments" }).first().click();
+  const rows = page.getByRole("region", { name: "shop" }).getByRole("row");
+  await rows.filter({ hasText: "live" }).locator(".health.healthy").waitFor();
+  await rows.filter({ hasText: "broken" }).locator(".health.degraded").waitFor();
+  await page.getByRole("link", { name: "broken" }).click();
+  await page.getByRole("heading", { name: "shop/web broken" }).waitFor();
+  await page.getByRole("row", { name: /Deployment crash/ }).waitFor();
+  assert.equal(await page.getByRole("row", { name: /Deployment web/ }).count(), 0);
+  assert.equal(new URL(page.url()).pathname, "/e/shop%2Fweb/broken");
+  await page.goto(`${demo.address}/e/shop%2Fweb/none`);
+  await page.getByText("There is no such environment").waitFor();
+  assert.deepEqual(errors, []);
   await close();
 });
 

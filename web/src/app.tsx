@@ -8,16 +8,20 @@ import { ShortcutHelp } from "./ui/shortcuts";
 import { AgentPage } from "./pages/agent/agent";
 import { AgentsPage } from "./pages/agents/agents";
 import { AttentionPage } from "./pages/attention/attention";
+import { EnvironmentPage } from "./pages/environment/environment";
+import { EnvironmentsPage } from "./pages/environments/environments";
 import { LoginPage } from "./pages/login/login";
 import { MissingPage } from "./pages/missing/missing";
 import { RoutingPage } from "./pages/routing/routing";
 import { plain } from "./text";
 
-const NAVIGATION = [
-  { address: "/", name: "Attention", first: undefined },
-  { address: "/agents", name: "Agents", first: "agents" },
-  { address: "/routing", name: "Routing", first: "routing" },
-  { address: "/audit", name: "Audit", first: "audit" },
+/** The pages, with the first parts of their paths. */
+const NAVIGATION: readonly { address: string; name: string; parts: readonly (string | undefined)[] }[] = [
+  { address: "/", name: "Attention", parts: [undefined] },
+  { address: "/environments", name: "Environments", parts: ["environments", "e"] },
+  { address: "/agents", name: "Agents", parts: ["agents"] },
+  { address: "/routing", name: "Routing", parts: ["routing"] },
+  { address: "/audit", name: "Audit", parts: ["audit"] },
 ];
 
 export function App() {
@@ -45,8 +49,12 @@ export function App() {
               kas
             </a>
             <nav aria-label="Pages">
-              {NAVIGATION.map(({ address, name, first }) => (
-                <a key={address} href={address} aria-current={path.value[0] === first ? "page" : undefined}>
+              {NAVIGATION.map(({ address, name, parts }) => (
+                <a
+                  key={address}
+                  href={address}
+                  aria-current={parts.includes(path.value[0]) ? "page" : undefined}
+                >
                   {name}
                 </a>
               ))}
@@ -71,15 +79,19 @@ export function App() {
 const loadAudit = () => import("./pages/audit/audit").then((module) => module.AuditPage);
 
 function Page() {
-  const [first, second, ...more] = path.value;
-  const title = [second ?? first ?? "Attention", "kas"].join(" · ");
+  const [first, second, third, ...more] = path.value;
+  const title = [third, second ?? first ?? "Attention", "kas"].filter(Boolean).join(" · ");
   useEffect(() => {
     document.title = plain(title, 200);
   }, [title]);
   if (more.length > 0) return <MissingPage />;
+  if (first === "e" && second !== undefined && third !== undefined)
+    return <EnvironmentPage project={second} slug={third} />;
+  if (third !== undefined) return <MissingPage />;
   if (first === undefined) return <AttentionPage />;
   if (first === "agents")
     return second === undefined ? <AgentsPage /> : <AgentPage key={second} agent={second} />;
+  if (first === "environments" && second === undefined) return <EnvironmentsPage />;
   if (first === "routing" && second === undefined) return <RoutingPage />;
   if (first === "audit" && second === undefined) return <Lazy name="audit" load={loadAudit} props={{}} />;
   return <MissingPage />;

@@ -3,7 +3,7 @@
 use access::{AccessControl, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials};
 use gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, InFlightCounters,
-    InternalApiAuthorizer, Verifier, deployments::Deployments,
+    InternalApiAuthorizer, Verifier, deployments::Deployments, environments::EnvironmentFile,
 };
 use oidc::Issuers;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub struct ReplicaSources {
     pub gitaly_tls: Option<Arc<rustls::ClientConfig>>,
     /// The tokens of GitLab and other clients of the internal API, if it is configured.
     pub api_tokens: Option<Verifier>,
+    /// The file of environments, if there is one.
+    pub environments: Option<EnvironmentFile>,
 }
 
 impl From<Identity> for ReplicaSources {

@@ -238,6 +238,7 @@ impl ValidatedConfig {
             gitlab,
             gitaly_tls: self.gitlab.as_ref().and_then(GitLabSetup::tls),
             api_tokens: api_tokens.clone(),
+            environments: self.environments,
         };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
@@ -255,12 +256,11 @@ impl ValidatedConfig {
             peer_secret.into_iter().chain(self.api_secret.clone()).chain(gitlab_secret).collect();
         app.credentials.gitlab = self.gitlab;
         app.credentials.peer_tls = peer_tls;
-        app.environments = self.environments.clone();
         app.reachability = own.map(|own| {
             let peers = app.callers.forwarder.peers.clone();
             ReachabilityProbe { client: peers, store: Arc::clone(&app.callers.forwarder.store), own }
         });
-        app.api = api_tokens.map(|verifier| Arc::new(app.api_server(verifier, self.environments)));
+        app.api = api_tokens.map(|verifier| Arc::new(app.api_server(verifier)));
         Ok((app, listeners))
     }
 }

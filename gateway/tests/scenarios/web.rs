@@ -15,9 +15,11 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
-use testing::kas::world::{CALLER, World, endless, text};
+use testing::kas::world::{CALLER, World, endless, parse, text};
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
+
+use crate::set_configuration::Configuration;
 
 const HOST_NAME: &str = "kas.example.com:8156";
 
@@ -74,6 +76,12 @@ impl Browser {
 
     pub(crate) async fn get(&self, path: &str) -> Response<Incoming> {
         self.page(Method::GET, path).await
+    }
+
+    async fn get_json(&self, path: &str) -> Value {
+        let response = self.get(path).await;
+        assert_eq!(response.status(), 200, "{path}");
+        serde_json::from_str(&text(response).await).unwrap()
     }
 
     async fn try_login(&self, token: &str) -> Response<Incoming> {
@@ -161,6 +169,33 @@ async fn session_stands_for_its_token() {
     browser.log_in().await;
     sleep(Duration::from_secs(8 * 3600 + 1)).await;
     assert_eq!(browser.get("/web/v1/session").await.status(), 204, "a session lasts eight hours");
+}
+
+#[tokio::test(start_paused = true)]
+async fn caller_sees_environments_of_its_agents_only() {
+    let mut browser = Browser::new();
+    let configuration = Configuration::default();
+    configuration.set("environments: [{slug: live, project: group/web, tier: production, namespace: shop}]");
+    browser.world.kas.agents.services.configuration.add_source(Arc::new(configuration));
+    let _agent = browser.world.agent(services()).await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(browser.get("/web/v1/environments").await.status(), 401);
+    browser.log_in().await;
+    let list = browser.get_json("/web/v1/environments").await;
+    let live = &list["environments"][0];
+    assert_eq!(
+        (&live["project"], &live["slug"], &live["tier"]),
+        (&json!("group/web"), &json!("live"), &json!("production"))
+    );
+    assert_eq!(live["agents"], json!([{"agent": "prod", "namespace": "shop", "labels": {}}]));
+
+    let rights = browser.world.identity_file("services: ['*']");
+    let other = rights.replacen("tokens: [", "tokens: []}, {id: 2, name: test, tokens: [", 1);
+    browser.world.kas.identities.replace(parse(&other.replace("agents: [prod]", "agents: [test]")));
+    assert_eq!(browser.get_json("/web/v1/environments").await, json!({"environments": []}));
+    browser.world.kas.identities.replace(parse("agents: [{id: 1, name: prod, tokens: []}]\ncallers: []"));
+    assert_eq!(browser.get("/web/v1/environments").await.status(), 401, "the token was revoked");
+    assert_eq!(browser.page(Method::PUT, "/web/v1/environments").await.status(), 405);
 }
 
 /// Content of a cluster must not run as a page with the session of the reader.

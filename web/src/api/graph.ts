@@ -13,14 +13,34 @@ export type Warning = Schemas["Warning"];
 export type ComponentList = Schemas["ComponentList"];
 export type ResourceStatus = Schemas["ResourceStatus"];
 
-function graphPath(agent: string, path: string): string {
-  return `/agents/${encodeURIComponent(agent)}/graph/v1/${path}`;
+/** A part of a cluster: the objects of a namespace that have these labels. */
+export interface Scope {
+  namespace: string;
+  labels: Record<string, string>;
 }
 
-export function getHealth(agent: string, signal?: AbortSignal): Promise<HealthReport> {
-  return getJson<HealthReport>(graphPath(agent, "health"), signal);
+/** Returns the parameters that select the objects of a part of a cluster, or of all of it. */
+export function scopeQuery(scope: Scope | null): URLSearchParams {
+  if (scope === null) return new URLSearchParams();
+  const label = Object.entries(scope.labels).map(([name, value]) => `${name}=${value}`);
+  const query = new URLSearchParams({ namespace: scope.namespace });
+  if (label.length > 0) query.set("label", label.join());
+  return query;
 }
 
-export function getComponents(agent: string, signal?: AbortSignal): Promise<ComponentList> {
-  return getJson<ComponentList>(graphPath(agent, "components"), signal);
+function graphPath(agent: string, path: string, scope: Scope | null): string {
+  const query = scopeQuery(scope).toString();
+  return `/agents/${encodeURIComponent(agent)}/graph/v1/${path}${query === "" ? "" : `?${query}`}`;
+}
+
+export function getHealth(agent: string, scope: Scope | null, signal?: AbortSignal): Promise<HealthReport> {
+  return getJson<HealthReport>(graphPath(agent, "health", scope), signal);
+}
+
+export function getComponents(
+  agent: string,
+  scope: Scope | null,
+  signal?: AbortSignal,
+): Promise<ComponentList> {
+  return getJson<ComponentList>(graphPath(agent, "components", scope), signal);
 }

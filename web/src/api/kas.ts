@@ -1,6 +1,6 @@
-/** The API of kas itself for the page: the session and the agents. */
+/** The API of kas itself for the page: the session, the agents and the environments. */
 
-import { request } from "./client";
+import { getJson, request } from "./client";
 
 export interface Session {
   caller: string;
@@ -39,6 +39,23 @@ export interface AgentList {
   missing: string | null;
 }
 
+/** A place to which a project deploys: namespaces of agents that the caller may use. */
+export interface Environment {
+  id: number;
+  project: string;
+  slug: string;
+  tier: string;
+  group: string | null;
+  agents: EnvironmentPlace[];
+}
+
+/** A namespace of an agent, and the labels that all objects of the environment have there. */
+export interface EnvironmentPlace {
+  agent: string;
+  namespace: string;
+  labels: Record<string, string>;
+}
+
 /** Returns the session, or `null` if nobody is logged in. */
 export async function getSession(): Promise<Session | null> {
   const response = await request("/web/v1/session");
@@ -51,4 +68,13 @@ export async function logIn(token: string): Promise<void> {
 
 export async function logOut(): Promise<void> {
   await request("/web/v1/session", { method: "DELETE" });
+}
+
+export function getAgents(signal?: AbortSignal): Promise<AgentList> {
+  return getJson<AgentList>("/web/v1/agents", signal);
+}
+
+export async function getEnvironments(signal?: AbortSignal): Promise<Environment[]> {
+  const { environments } = await getJson<{ environments: Environment[] }>("/web/v1/environments", signal);
+  return environments;
 }

@@ -3,7 +3,7 @@
 import { signal, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { RequestFailure } from "../api/client";
-import type { GraphEvent } from "../api/graph";
+import { type GraphEvent, type Scope, scopeQuery } from "../api/graph";
 import { live } from "../api/live";
 import { apply, EMPTY, type GraphState, MAX_NODES } from "./store";
 
@@ -26,11 +26,12 @@ const MAX_SIZE = 64 << 20;
 /** The time for which events are collected before the page changes, in milliseconds. */
 const BATCH = 100;
 
-/** Follows an agent while the component is shown. */
-export function useGraph(agent: string): Followed {
+/** Follows the objects of an agent, or a part of them, while the component is shown. */
+export function useGraph(agent: string, scope: Scope | null): Followed {
+  const selector = scopeQuery(scope).toString();
   const { graph, failure } = useMemo(
     () => ({ graph: signal<GraphState>(EMPTY), failure: signal<ConnectionFailure | null>(null) }),
-    [agent],
+    [agent, selector],
   );
   useEffect(() => {
     let waiting: GraphEvent[] = [];
@@ -79,12 +80,12 @@ export function useGraph(agent: string): Followed {
         failure.value = { error, since: failure.value?.since ?? lastLine, isFinal: false };
       },
     };
-    const stop = live.follow(agent, new URLSearchParams(), listener);
+    const stop = live.follow(agent, new URLSearchParams(selector), listener);
     return () => {
       stop();
       clearTimeout(timer);
     };
-  }, [agent]);
+  }, [agent, selector]);
   return { graph, failure };
 }
 

@@ -1,7 +1,7 @@
 import { useComputed } from "@preact/signals";
 import type { ComponentChildren, ComponentType } from "preact";
 import { useRef } from "preact/hooks";
-import { getComponents, getHealth, type HealthState } from "../../api/graph";
+import { getComponents, getHealth, type HealthState, type Scope } from "../../api/graph";
 import { type Followed, useGraph } from "../../graph/follow";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
 import type { GraphState } from "../../graph/store";
@@ -26,13 +26,26 @@ const VIEWS = ["tree", "changes", "metrics", "events", "components", "about"] as
 
 /** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
-  const followed = useGraph(agent);
+  return <ClusterViews agent={agent} scope={null} heading={<h1>{plain(agent, 100)}</h1>} />;
+}
+
+/** The views of the cluster of an agent, or of a part of it. */
+export function ClusterViews({
+  agent,
+  scope,
+  heading,
+}: {
+  agent: string;
+  scope: Scope | null;
+  heading: ComponentChildren;
+}) {
+  const followed = useGraph(agent, scope);
   const view = VIEWS.find((name) => name === query.value.get("view")) ?? "tree";
   const uid = query.value.get("o");
   return (
     <div class="stack">
       <div class="row spread">
-        <h1>{plain(agent, 100)}</h1>
+        {heading}
         <nav class="row" aria-label="Views">
           {VIEWS.map((name) => (
             <button
@@ -49,12 +62,17 @@ export function AgentPage({ agent }: { agent: string }) {
         </nav>
       </div>
       <Connection followed={followed} />
-      {view === "tree" && <TreeView followed={followed} />}
+      {view === "tree" && <TreeView followed={followed} scope={scope} />}
       {(view === "changes" || view === "metrics") && (
-        <Lazy key={view} name={view} load={LAZY[view]} props={{ agent, graph: followed.graph.value }} />
+        <Lazy
+          key={view}
+          name={view}
+          load={LAZY[view]}
+          props={{ agent, scope, graph: followed.graph.value }}
+        />
       )}
-      {view === "events" && <EventsView agent={agent} />}
-      {view === "components" && <ComponentsView agent={agent} />}
+      {view === "events" && <EventsView agent={agent} scope={scope} />}
+      {view === "components" && <ComponentsView agent={agent} scope={scope} />}
       {view === "about" && <About agent={agent} graph={followed.graph.value} />}
       {uid !== null && (
         <Boundary key={uid} what="The object cannot be shown">
@@ -66,8 +84,9 @@ export function AgentPage({ agent }: { agent: string }) {
 }
 
 /** The properties of a view that is loaded when it is opened. */
-interface ViewProps {
+export interface ViewProps {
   agent: string;
+  scope: Scope | null;
   graph: GraphState;
 }
 
@@ -102,13 +121,13 @@ function readFilter(): Filter {
   };
 }
 
-function TreeView({ followed: { graph, failure } }: { followed: Followed }) {
+function TreeView({ followed: { graph, failure }, scope }: { followed: Followed; scope: Scope | null }) {
   const visible = useComputed(() => rows(graph.value.nodes.values(), readFilter(), toggled.value));
   const { complete, loaded, nodes, partial, isCut } = graph.value;
   if (!complete) return failure.value === null ? <p class="muted">Loading the objects…</p> : null;
   return (
     <>
-      <FilterBar graph={graph} />
+      <FilterBar graph={graph} scope={scope} />
       {!loaded && <Notice>agentk is still loading objects. More of them appear here.</Notice>}
       {isCut && (
         <Notice kind="warning">
@@ -148,7 +167,7 @@ function Nothing({ isEmpty }: { isEmpty: boolean }) {
   );
 }
 
-function FilterBar({ graph }: { graph: Followed["graph"] }) {
+function FilterBar({ graph, scope }: { graph: Followed["graph"]; scope: Scope | null }) {
   const search = useRef<HTMLInputElement>(null);
   const filter = readFilter();
   const counts = useComputed(() => countByHealth(graph.value.nodes.values(), readFilter().namespace));
@@ -172,7 +191,7 @@ function FilterBar({ graph }: { graph: Followed["graph"] }) {
           setQuery({ q: event.currentTarget.value });
         }}
       />
-      <NamespaceSelect nodes={graph.value.nodes} />
+      {scope === null && <NamespaceSelect nodes={graph.value.nodes} />}
       {HEALTH_ORDER.toReversed().map((state) => (
         <Toggle
           key={state}
@@ -215,8 +234,9 @@ function Toggle({
   );
 }
 
-function EventsView({ agent }: { agent: string }) {
-  const { value, error } = useLoaded(`health/${agent}`, (signal) => getHealth(agent, signal), 10_000);
+function EventsView({ agent, scope }: { agent: string; scope: Scope | null }) {
+  const load = (signal: AbortSignal) => getHealth(agent, scope, signal);
+  const { value, error } = useLoaded(`health/${agent}`, load, 10_000);
   const warnings = value?.warnings ?? [];
   return (
     <>
@@ -229,8 +249,9 @@ function EventsView({ agent }: { agent: string }) {
   );
 }
 
-function ComponentsView({ agent }: { agent: string }) {
-  const { value, error } = useLoaded(`components/${agent}`, (signal) => getComponents(agent, signal), 30_000);
+function ComponentsView({ agent, scope }: { agent: string; scope: Scope | null }) {
+  const load = (signal: AbortSignal) => getComponents(agent, scope, signal);
+  const { value, error } = useLoaded(`components/${agent}`, load, 30_000);
   return (
     <>
       {error !== null && <Failure what="The components are not up to date" error={error} />}

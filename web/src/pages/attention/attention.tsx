@@ -4,10 +4,13 @@ import { plain } from "../../text";
 import { useAgents } from "../../ui/agents";
 import { Boundary } from "../../ui/boundary";
 import { Health, HealthCounts } from "../../ui/health";
+import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import { AgentState } from "../agents/agents";
+import { EnvironmentTable } from "../environments/environments";
+import { loadEnvironments, unhealthy } from "../environments/health";
 import { type AgentHealth, useHealths } from "./healths";
 
 /** The objects that need attention, over all agents of the caller. */
@@ -41,6 +44,7 @@ export function AttentionPage() {
         </Notice>
       )}
       {isQuiet && <Notice>Nothing: all objects that this caller may see are healthy.</Notice>}
+      <UnhealthyEnvironments />
       {sorted.map((health) => (
         <Boundary
           key={health.agent.id}
@@ -50,6 +54,26 @@ export function AttentionPage() {
         </Boundary>
       ))}
     </div>
+  );
+}
+
+/** The environments that are not healthy. They appear when all agents have answered. */
+function UnhealthyEnvironments() {
+  const load = (signal: AbortSignal) => loadEnvironments(signal, () => undefined);
+  const { value, error } = useLoaded("environments", load, 30_000);
+  const environments = unhealthy(value ?? []);
+  return (
+    <>
+      {error !== null && <Failure what="The environments are not up to date" error={error} />}
+      {environments.length > 0 && (
+        <section class="stack" aria-label="Environments">
+          <h2>
+            <a href="/environments">Environments</a>
+          </h2>
+          <EnvironmentTable environments={environments} />
+        </section>
+      )}
+    </>
   );
 }
 

@@ -90,7 +90,7 @@ class Reports {
     this.#running += 1;
     this.#resting.add(name);
     try {
-      const report = await getHealth(name, AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]));
+      const report = await getHealth(name, null, AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]));
       if (!signal.aborted) this.onHealth(name, { report, error: null });
     } catch (error) {
       if (!signal.aborted && !isAbort(error)) this.onHealth(name, { report: null, error });

@@ -2,11 +2,11 @@
 
 import { useState } from "preact/hooks";
 import { queryRange } from "../../../api/prometheus";
-import type { GraphState } from "../../../graph/store";
 import { query, setQuery } from "../../../router";
 import { plain } from "../../../text";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice, Partial } from "../../../ui/notice";
+import type { ViewProps } from "../agent";
 import { NamespaceSelect } from "../namespaces";
 import { Chart } from "./chart";
 import { chartData, quote, stepOf, type Unit } from "./series";
@@ -46,15 +46,15 @@ function questions(namespace: string): Question[] {
   ];
 }
 
-export function Metrics({ agent, graph }: { agent: string; graph: GraphState }) {
-  const namespace = query.value.get("namespace") ?? "";
+export function Metrics({ agent, scope, graph }: ViewProps) {
+  const namespace = scope?.namespace ?? query.value.get("namespace") ?? "";
   const asked = query.value.get("range") ?? "";
   const range: Range = asked in RANGES ? (asked as Range) : "1h";
   const own = query.value.get("promql") ?? "";
   return (
     <>
       <div class="row">
-        <NamespaceSelect nodes={graph.nodes} />
+        {scope === null && <NamespaceSelect nodes={graph.nodes} />}
         {(Object.keys(RANGES) as Range[]).map((name) => (
           <button
             key={name}
