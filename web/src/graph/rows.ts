@@ -68,6 +68,15 @@ function isShown(node: Node, filter: Filter): boolean {
   return !isHistory(node) && (!PASSIVE.has(node.kind) || node.health === "degraded");
 }
 
+/** Returns whether the filter selects an object by itself. */
+export function isSelected(node: Node, filter: Filter): boolean {
+  return isInNamespace(node, filter.namespace) && isShown(node, filter) && matches(node, filter);
+}
+
+function isInNamespace(node: Node, namespace: string): boolean {
+  return namespace === "" || (node.namespace ?? "") === namespace;
+}
+
 function matches(node: Node, filter: Filter): boolean {
   if (filter.health.size > 0 && !filter.health.has(node.health)) return false;
   if (filter.text === "") return true;
@@ -83,8 +92,7 @@ function matches(node: Node, filter: Filter): boolean {
 export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlyMap<string, boolean>): Row[] {
   const shown = new Map<string, Node>();
   for (const node of nodes) {
-    if (filter.namespace !== "" && (node.namespace ?? "") !== filter.namespace) continue;
-    if (isShown(node, filter)) shown.set(node.uid, node);
+    if (isInNamespace(node, filter.namespace) && isShown(node, filter)) shown.set(node.uid, node);
   }
   const { roots, children } = forest(shown);
   const selected = new Map<string, HealthState>();
@@ -182,7 +190,7 @@ function order(one: string, other: string): number {
 export function countByHealth(nodes: Iterable<Node>, namespace: string): Map<HealthState, number> {
   const counts = new Map<HealthState, number>();
   for (const node of nodes) {
-    if (namespace !== "" && (node.namespace ?? "") !== namespace) continue;
+    if (!isInNamespace(node, namespace)) continue;
     if (isHistory(node) || (PASSIVE.has(node.kind) && node.health !== "degraded")) continue;
     counts.set(node.health, (counts.get(node.health) ?? 0) + 1);
   }

@@ -3,6 +3,7 @@ import type { ComponentChildren, ComponentType } from "preact";
 import { useRef } from "preact/hooks";
 import { getComponents, getHealth, type HealthState, type Scope } from "../../api/graph";
 import { type Followed, useGraph } from "../../graph/follow";
+import { list, parseSorting } from "../../graph/list";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
 import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
@@ -18,11 +19,12 @@ import { Warnings } from "../attention/attention";
 import { About } from "./about";
 import "./agent.css";
 import { Drawer } from "./drawer";
+import { List } from "./list";
 import { NamespaceSelect } from "./namespaces";
 import { toggled, Tree } from "./tree";
 import { Table } from "../../ui/table";
 
-const VIEWS = ["tree", "changes", "metrics", "events", "components", "about"] as const;
+const VIEWS = ["tree", "list", "changes", "metrics", "events", "components", "about"] as const;
 
 /** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
@@ -62,7 +64,7 @@ export function ClusterViews({
         </nav>
       </div>
       <Connection followed={followed} />
-      {view === "tree" && <TreeView followed={followed} scope={scope} />}
+      {(view === "tree" || view === "list") && <ObjectsView view={view} followed={followed} scope={scope} />}
       {(view === "changes" || view === "metrics") && (
         <Lazy
           key={view}
@@ -121,8 +123,22 @@ function readFilter(): Filter {
   };
 }
 
-function TreeView({ followed: { graph, failure }, scope }: { followed: Followed; scope: Scope | null }) {
-  const visible = useComputed(() => rows(graph.value.nodes.values(), readFilter(), toggled.value));
+/** The objects that the filter selects, as a tree or as a list. */
+function ObjectsView({
+  view,
+  followed: { graph, failure },
+  scope,
+}: {
+  view: "tree" | "list";
+  followed: Followed;
+  scope: Scope | null;
+}) {
+  const treeRows = useComputed(() => rows(graph.value.nodes.values(), readFilter(), toggled.value));
+  const listed = useComputed(() =>
+    list(graph.value.nodes.values(), readFilter(), parseSorting(query.value.get("sort"))),
+  );
+  // Of the two signals, only the one that is read is computed.
+  const isNothing = (view === "tree" ? treeRows.value : listed.value).length === 0;
   const { complete, loaded, nodes, partial, isCut } = graph.value;
   if (!complete) return failure.value === null ? <p class="muted">Loading the objects…</p> : null;
   return (
@@ -136,7 +152,8 @@ function TreeView({ followed: { graph, failure }, scope }: { followed: Followed;
         </Notice>
       )}
       <Partial reasons={partial} />
-      {visible.value.length > 0 ? <Tree rows={visible} /> : <Nothing isEmpty={nodes.size === 0} />}
+      {isNothing && <Nothing isEmpty={nodes.size === 0} />}
+      {!isNothing && (view === "tree" ? <Tree rows={treeRows} /> : <List nodes={listed} />)}
     </>
   );
 }
