@@ -24,7 +24,7 @@ import { NamespaceSelect } from "./namespaces";
 import { toggled, Tree } from "./tree";
 import { Table } from "../../ui/table";
 
-const VIEWS = ["tree", "list", "changes", "metrics", "events", "components", "about"] as const;
+const VIEWS = ["tree", "list", "map", "changes", "metrics", "events", "components", "about"] as const;
 
 /** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
@@ -65,7 +65,7 @@ export function ClusterViews({
       </div>
       <Connection followed={followed} />
       {(view === "tree" || view === "list") && <ObjectsView view={view} followed={followed} scope={scope} />}
-      {(view === "changes" || view === "metrics") && (
+      {(view === "map" || view === "changes" || view === "metrics") && (
         <Lazy
           key={view}
           name={view}
@@ -93,7 +93,8 @@ export interface ViewProps {
 }
 
 /** The views that the first load does not need. */
-const LAZY: Record<"changes" | "metrics", () => Promise<ComponentType<ViewProps>>> = {
+const LAZY: Record<"map" | "changes" | "metrics", () => Promise<ComponentType<ViewProps>>> = {
+  map: () => import("./map/map").then((module) => module.ObjectMap),
   changes: () => import("./changes/changes").then((module) => module.Changes),
   metrics: () => import("./metrics/metrics").then((module) => module.Metrics),
 };
