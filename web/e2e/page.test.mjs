@@ -140,14 +140,15 @@ describe("every page", () => {
         await page.goto(tree());
         await page.getByRole("row", { name: /Deployment web/ }).waitFor();
         await check("tree");
-        for (const view of ["changes", "metrics", "events", "components", "about"]) {
+        for (const view of ["list", "map", "changes", "logs", "events", "metrics", "components", "about"]) {
           await page.goto(tree(`&view=${view}`));
-          await page.locator("table, .notice, .project, .chart").first().waitFor();
+          await page.locator("table, .notice, .project, .chart, [role=grid], .map").first().waitFor();
           await check(view);
         }
         const pod = podOf("web");
         for (const [tab, sign] of [
           ["summary", "Owned by"],
+          ["conditions", "ContainersReady"],
           ["yaml", "apiVersion"],
           ["events", "Started"],
           ["logs", "line 0"],
@@ -232,6 +233,60 @@ it("an environment shows the objects of its namespace with its labels", async ()
   assert.equal(new URL(page.url()).pathname, "/e/shop%2Fweb/broken");
   await page.goto(`${demo.address}/e/shop%2Fweb/none`);
   await page.getByText("There is no such environment").waitFor();
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("the list is sorted by its columns, and used with the keyboard", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree("&view=list"));
+  const rows = page.getByRole("grid", { name: "Objects" }).locator(".tree-body [role=row]");
+  await rows.first().getByText("degraded").waitFor();
+  await page.getByRole("button", { name: "Kind" }).click();
+  await page.getByRole("columnheader", { name: "Kind" }).and(page.locator("[aria-sort=ascending]")).waitFor();
+  await rows.first().getByText("Deployment").waitFor();
+  await page.getByRole("button", { name: "Kind" }).click();
+  await page.locator("[role=columnheader][aria-sort=descending]").waitFor();
+  await page.getByRole("button", { name: "Kind" }).click();
+  await rows.first().focus();
+  await page.keyboard.press("j");
+  await hasFocus(page, /^Deployment.*web/);
+  await page.keyboard.press("Enter");
+  await page.getByRole("region", { name: "Object" }).getByText("Deployment/web").waitFor();
+  await page.keyboard.press("Escape");
+  await hasFocus(page, /^Deployment.*web/);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("the map shows the way of a request, and says what it leaves out", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree("&view=map"));
+  const map = page.getByRole("region", { name: "Map" });
+  const pod = map.getByRole("region", { name: "Pods" }).getByRole("link", { name: /crash/ });
+  await pod.focus();
+  assert.ok((await map.locator("path.active").count()) > 0, "the lines of the object with the focus");
+  await page.keyboard.press("Enter");
+  await page
+    .getByRole("region", { name: "Object" })
+    .getByText(/^Pod\/crash/)
+    .waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}map-object.png` });
+  await page.keyboard.press("Escape");
+  await hasFocus(page, /crash/);
+  const service = (index) => ({
+    ...{ uid: `${index}`, kind: "Service", version: "v1", namespace: "n", name: `service-${index}` },
+    ...{ health: "healthy", sequence: index },
+  });
+  await showOnly(
+    page,
+    Array.from({ length: 160 }, (_, index) => service(index)),
+  );
+  await page.goto(`${demo.address}/agents/demo?view=map`);
+  await page.getByText("Not shown: 10 Service.").waitFor();
+  assert.equal(await map.getByRole("link").count(), 150);
   assert.deepEqual(errors, []);
   await close();
 });
@@ -337,6 +392,48 @@ it("an object that was replaced is not changed, and a caller without the right g
   await close();
 });
 
+it("the tabs of an object are chosen with the arrow keys", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree(`&o=${uidOf("deployment/web")}`));
+  await page.getByRole("tab", { name: "Summary" }).focus();
+  await page.keyboard.press("ArrowRight");
+  await hasFocus(page, /^Conditions$/);
+  await page.getByRole("tabpanel", { name: "Conditions" }).getByText("MinimumReplicasAvailable").waitFor();
+  await page.keyboard.press("End");
+  await page.getByRole("tabpanel", { name: "Logs" }).getByText("line 0").first().waitFor();
+  await page.keyboard.press("ArrowRight");
+  await page.getByRole("tabpanel", { name: "Summary" }).waitFor();
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("events of a namespace are searched, and lead to their objects", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree("&view=events"));
+  await page.getByRole("cell", { name: "ScalingReplicaSet" }).first().waitFor();
+  await page.getByRole("button", { name: "Warnings" }).click();
+  await page.getByRole("cell", { name: "ScalingReplicaSet" }).first().waitFor({ state: "detached" });
+  await page.getByLabel("Search reasons, messages and objects").fill("hostile");
+  await page.getByText("<img src=x onerror=alert(1)> javascript:alert(1) safe⟨U+202E⟩gpj.exe").waitFor();
+  await page.getByRole("link", { name: "Deployment/web" }).click();
+  await page.getByRole("region", { name: "Object" }).getByText("Deployment/web").waitFor();
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("the view of logs shows those of the workload that is selected", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree("&view=logs"));
+  await page.getByLabel("Workload").selectOption({ label: "Deployment/web" });
+  await page.getByText(/lines of 2 pods/).waitFor();
+  await page.getByLabel("Log", { exact: true }).getByText("line 1").first().waitFor();
+  assert.deepEqual(errors, []);
+  await close();
+});
+
 it("the logs of the pods of a workload are one", async () => {
   const { page, errors, logIn, close } = await open();
   await logIn();
@@ -382,6 +479,12 @@ it("a commit, a change of somebody else and a mass deletion are seen and answere
   await comparison.getByText("is changed").waitFor();
   await comparison.getByText("− changed").waitFor();
   await comparison.getByText("+ first").waitFor();
+  const one = demo.kubectl(["get", "configmap/one", "--output=jsonpath={.metadata.uid}"]);
+  await page.goto(tree(`&all=1&o=${one}&tab=git`));
+  await page.getByRole("tabpanel", { name: "Git" }).getByText("− changed").waitFor();
+  await page.goto(`${demo.address}/agents/demo?view=changes`);
+  await page.getByRole("button", { name: "Compare with Git" }).click();
+  await comparison.getByText("− changed").waitFor();
   await page.screenshot({ path: `${SCREENSHOTS}changes-diff.png` });
   const { violations } = await page.evaluate(() => window.axe.run({ resultTypes: ["violations"] }));
   assert.deepEqual(violations, []);

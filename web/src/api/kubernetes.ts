@@ -27,11 +27,12 @@ export interface KubernetesObject {
   [key: string]: unknown;
 }
 
-/** The most events of an object that are read. */
+/** The most events that are read. */
 const MAX_EVENTS = 5000;
 
 export interface KubernetesEvent {
   metadata: { uid: string };
+  involvedObject?: { uid?: string; kind?: string; namespace?: string; name?: string };
   type?: string;
   reason?: string;
   message?: string;
@@ -163,21 +164,41 @@ export function containersOf(pod: KubernetesObject): string[] {
 }
 
 /** Returns the events about an object, the newest first. */
-export async function getEvents(
+export function getEvents(
   agent: string,
   namespace: string,
   uid: string,
   signal: AbortSignal,
 ): Promise<KubernetesEvent[]> {
+  const place = namespace === "" ? "default" : namespace;
+  return listEvents(agent, place, `involvedObject.uid=${uid}`, signal);
+}
+
+/** Returns the events of a namespace, or of all with the empty one, the newest first. */
+export function getAllEvents(
+  agent: string,
+  namespace: string,
+  signal: AbortSignal,
+): Promise<KubernetesEvent[]> {
+  return listEvents(agent, namespace, "", signal);
+}
+
+async function listEvents(
+  agent: string,
+  namespace: string,
+  fieldSelector: string,
+  signal: AbortSignal,
+): Promise<KubernetesEvent[]> {
+  const place = namespace === "" ? "" : `/namespaces/${encodeURIComponent(namespace)}`;
   const items: KubernetesEvent[] = [];
   let next = "";
   // The API server sorts them by their names, so that the newest ones are known when all are.
   do {
-    const query = new URLSearchParams({ fieldSelector: `involvedObject.uid=${uid}`, limit: "500" });
+    const query = new URLSearchParams({ limit: "500" });
+    if (fieldSelector !== "") query.set("fieldSelector", fieldSelector);
     if (next !== "") query.set("continue", next);
-    const path = `/api/v1/namespaces/${encodeURIComponent(namespace === "" ? "default" : namespace)}/events`;
     const list = await getJson<{ items: KubernetesEvent[]; metadata?: { continue?: string } }>(
-      kubernetesPath(agent, `${path}?${query.toString()}`),
+      kubernetesPath(agent, `/api/v1${place}/events?${query.toString()}`),
       signal,
     );
     items.push(...list.items);

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { podsOf } from "./pods";
+import { podsOf, workloads } from "./pods";
 import { node, owner } from "./testing";
 
 const deployment = node({ uid: "d", kind: "Deployment", group: "apps" });
@@ -14,6 +14,15 @@ it("finds the pods below a workload, the newest first", () => {
   expect(podsOf(replicaSet, graph)).toEqual([young, old]);
   expect(podsOf(old, graph)).toEqual([old]);
   expect(podsOf(node({ kind: "ConfigMap", uid: "c" }), graph)).toEqual([]);
+});
+
+it("finds the workloads that write logs, without those that another one owns", () => {
+  const done = node({ uid: "done", kind: "Job", status: "Complete" });
+  const other = node({ uid: "other", kind: "StatefulSet", namespace: "bank" });
+  const config = node({ uid: "c", kind: "ConfigMap" });
+  const nodes = new Map([...graph.values(), done, other, config].map((one) => [one.uid, one]));
+  expect(workloads(nodes, "").map(({ uid }) => uid)).toEqual(["d", "stranger", "other"]);
+  expect(workloads(nodes, "bank").map(({ uid }) => uid)).toEqual(["other"]);
 });
 
 it("ends with owners in a circle", () => {

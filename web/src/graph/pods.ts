@@ -1,6 +1,31 @@
-/** The pods of a workload. Pure. */
+/** The workloads that write logs, and their pods. Pure. */
 
 import type { Node } from "../api/graph";
+import { isHistory } from "./rows";
+
+/** The kinds whose pods write logs. */
+export const WITH_LOGS: ReadonlySet<string> = new Set([
+  "Pod",
+  "Deployment",
+  "ReplicaSet",
+  "StatefulSet",
+  "DaemonSet",
+  "Job",
+]);
+
+/** Returns the workloads of a namespace, or of all with the empty one, by kind and name. An object that such a one owns is left out. */
+export function workloads(nodes: ReadonlyMap<string, Node>, namespace: string): Node[] {
+  const isOwned = (node: Node) => node.owners?.some(({ uid }) => WITH_LOGS.has(nodes.get(uid)?.kind ?? ""));
+  return [...nodes.values()]
+    .filter((node) => namespace === "" || node.namespace === namespace)
+    .filter((node) => WITH_LOGS.has(node.kind) && !isHistory(node) && isOwned(node) !== true)
+    .sort(
+      (one, other) =>
+        one.kind.localeCompare(other.kind) ||
+        one.name.localeCompare(other.name) ||
+        (one.namespace ?? "").localeCompare(other.namespace ?? ""),
+    );
+}
 
 /** Returns the pod itself, or the pods below an object, the newest first. */
 export function podsOf(node: Node, nodes: ReadonlyMap<string, Node>): Node[] {

@@ -1,7 +1,7 @@
 import { useComputed } from "@preact/signals";
 import type { ComponentChildren, ComponentType } from "preact";
 import { useRef } from "preact/hooks";
-import { getComponents, getHealth, type HealthState, type Scope } from "../../api/graph";
+import { getComponents, type HealthState, type Scope } from "../../api/graph";
 import { type Followed, useGraph } from "../../graph/follow";
 import { list, parseSorting } from "../../graph/list";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
@@ -15,7 +15,6 @@ import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
-import { Warnings } from "../attention/attention";
 import { About } from "./about";
 import "./agent.css";
 import { Drawer } from "./drawer";
@@ -24,7 +23,8 @@ import { NamespaceSelect } from "./namespaces";
 import { toggled, Tree } from "./tree";
 import { Table } from "../../ui/table";
 
-const VIEWS = ["tree", "list", "map", "changes", "metrics", "events", "components", "about"] as const;
+const VIEWS = ["tree", "list", "map", "changes", "logs", "events", "metrics", "components", "about"] as const;
+type View = (typeof VIEWS)[number];
 
 /** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
@@ -65,7 +65,7 @@ export function ClusterViews({
       </div>
       <Connection followed={followed} />
       {(view === "tree" || view === "list") && <ObjectsView view={view} followed={followed} scope={scope} />}
-      {(view === "map" || view === "changes" || view === "metrics") && (
+      {isLazy(view) && (
         <Lazy
           key={view}
           name={view}
@@ -73,7 +73,6 @@ export function ClusterViews({
           props={{ agent, scope, graph: followed.graph.value }}
         />
       )}
-      {view === "events" && <EventsView agent={agent} scope={scope} />}
       {view === "components" && <ComponentsView agent={agent} scope={scope} />}
       {view === "about" && <About agent={agent} graph={followed.graph.value} />}
       {uid !== null && (
@@ -93,11 +92,17 @@ export interface ViewProps {
 }
 
 /** The views that the first load does not need. */
-const LAZY: Record<"map" | "changes" | "metrics", () => Promise<ComponentType<ViewProps>>> = {
+const LAZY = {
   map: () => import("./map/map").then((module) => module.ObjectMap),
   changes: () => import("./changes/changes").then((module) => module.Changes),
   metrics: () => import("./metrics/metrics").then((module) => module.Metrics),
-};
+  logs: () => import("./logs/logs-view").then((module) => module.LogsView),
+  events: () => import("./events-view").then((module) => module.EventsView),
+} satisfies Partial<Record<View, () => Promise<ComponentType<ViewProps>>>>;
+
+function isLazy(view: View): view is keyof typeof LAZY {
+  return view in LAZY;
+}
 
 function Connection({ followed: { failure, graph } }: { followed: Followed }) {
   if (failure.value === null) return null;
@@ -249,21 +254,6 @@ function Toggle({
     <button type="button" aria-pressed={isOn} title={title} onClick={onClick}>
       {children}
     </button>
-  );
-}
-
-function EventsView({ agent, scope }: { agent: string; scope: Scope | null }) {
-  const load = (signal: AbortSignal) => getHealth(agent, scope, signal);
-  const { value, error } = useLoaded(`health/${agent}`, load, 10_000);
-  const warnings = value?.warnings ?? [];
-  return (
-    <>
-      {error !== null && <Failure what="The events are not up to date" error={error} />}
-      {value === null && error === null && <p class="muted">Loading the events…</p>}
-      {value !== null && warnings.length === 0 && <Notice>There is no recent warning.</Notice>}
-      <Warnings warnings={warnings} open />
-      <Partial reasons={value?.partial ?? []} />
-    </>
   );
 }
 

@@ -5,20 +5,23 @@ import type { ComponentType } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Node } from "../../api/graph";
 import { keyOf } from "../../api/kubernetes";
+import { WITH_LOGS } from "../../graph/pods";
 import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
 import { capitalized, kubectlCommand, plain, safeLink } from "../../text";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
 import { Notice } from "../../ui/notice";
+import { Tabs } from "../../ui/tabs";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
 import { ActionBar } from "./actions/action-bar";
 import { Relations } from "./relations";
 
-const TABS = ["summary", "yaml", "events", "logs"] as const;
-/** The kinds whose pods write logs. */
-const WITH_LOGS = new Set(["Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"]);
+const TABS = ["summary", "conditions", "yaml", "events", "logs", "git"] as const;
+type TabName = (typeof TABS)[number];
+/** The label of objects that a project of manifests manages (KEP-3659). */
+const APPLYSET = "applyset.kubernetes.io/part-of";
 
 /** The properties of the tabs that read the Kubernetes API. */
 export interface TabProps {
@@ -43,14 +46,15 @@ export function Drawer({
   const node = found ?? last.current;
   const heading = useRef<HTMLHeadingElement>(null);
   const close = () => {
+    const origin = document.querySelector<HTMLElement>('[role="row"][tabindex="0"], .map-item[aria-current]');
     setQuery({ o: "", tab: "" }, false);
-    document.querySelector<HTMLElement>('[role="row"][tabindex="0"]')?.focus();
+    origin?.focus();
   };
   useShortcut("Escape", close);
   useEffect(() => {
     heading.current?.focus();
   }, []);
-  const tabs = TABS.filter((name) => name !== "logs" || WITH_LOGS.has(node?.kind ?? ""));
+  const tabs = node === undefined ? TABS : tabsOf(node);
   const tab = tabs.find((name) => name === query.value.get("tab")) ?? "summary";
   return (
     <section class="drawer stack" aria-label="Object">
@@ -73,22 +77,15 @@ export function Drawer({
           {found === undefined && (
             <Notice kind="warning">This object was deleted. Its last state stays here.</Notice>
           )}
-          <div class="row" role="tablist" aria-label="Views of the object">
-            {tabs.map((name) => (
-              <button
-                key={name}
-                type="button"
-                role="tab"
-                aria-selected={name === tab}
-                onClick={() => {
-                  setQuery({ tab: name === "summary" ? "" : name });
-                }}
-              >
-                {name === "yaml" ? "YAML" : capitalized(name)}
-              </button>
-            ))}
-          </div>
-          <div role="tabpanel" aria-label={tab} class="stack">
+          <Tabs
+            label="Views of the object"
+            names={tabs}
+            current={tab}
+            titleOf={(name) => (name === "yaml" ? "YAML" : capitalized(name))}
+            onSelect={(name) => {
+              setQuery({ tab: name === "summary" ? "" : name });
+            }}
+          >
             {tab === "summary" && (
               <Summary agent={agent} node={node} graph={graph.value} isThere={found !== undefined} />
             )}
@@ -100,7 +97,7 @@ export function Drawer({
                 props={{ agent, node, graph: graph.value }}
               />
             )}
-          </div>
+          </Tabs>
         </>
       )}
     </section>
@@ -108,11 +105,22 @@ export function Drawer({
 }
 
 /** The tabs that the first load does not need. */
-const LAZY: Record<"yaml" | "events" | "logs", () => Promise<ComponentType<TabProps>>> = {
+const LAZY: Record<Exclude<TabName, "summary">, () => Promise<ComponentType<TabProps>>> = {
+  conditions: () => import("./conditions").then((module) => module.Conditions),
   yaml: () => import("./yaml").then((module) => module.Yaml),
   events: () => import("./events").then((module) => module.Events),
   logs: () => import("./logs/logs").then((module) => module.Logs),
+  git: () => import("./changes/object-diff").then((module) => module.ObjectDiffTab),
 };
+
+/** Returns the tabs of an object. The page does not load the values of a Secret for its conditions, which it has none of. */
+function tabsOf({ kind, labels = {} }: Node): TabName[] {
+  return TABS.filter((name) => {
+    if (name === "conditions") return kind !== "Secret";
+    if (name === "logs") return WITH_LOGS.has(kind);
+    return name !== "git" || APPLYSET in labels;
+  });
+}
 
 /** Returns the name of a detail as people write it: `Cluster IP` of `cluster_ip`. */
 function titleOf(name: string): string {

@@ -117,7 +117,7 @@ function More({ address, report }: { address: string; report: HealthReport }) {
   );
 }
 
-export function AttentionTable({ address, objects }: { address: string; objects: Attention[] }) {
+function AttentionTable({ address, objects }: { address: string; objects: Attention[] }) {
   if (objects.length === 0) return null;
   return (
     <Table columns={["Object", "Health", "Reason", "Since"]}>
@@ -142,10 +142,10 @@ export function AttentionTable({ address, objects }: { address: string; objects:
   );
 }
 
-export function Warnings({ warnings, open = false }: { warnings: Warning[]; open?: boolean }) {
+function Warnings({ warnings }: { warnings: Warning[] }) {
   if (warnings.length === 0) return null;
   return (
-    <details open={open}>
+    <details>
       <summary>Newest warnings ({warnings.length})</summary>
       <Table columns={["Age", "Object", "Reason", "Message"]}>
         {warnings.map((warning) => (

@@ -48,7 +48,7 @@ const ACTIONS: Readonly<Record<ObjectDiff["action"], string>> = {
   keep: "stays, although it left Git",
 };
 
-function ObjectView({ diff: { action, object, file, note, fields = [] } }: { diff: ObjectDiff }) {
+export function ObjectView({ diff: { action, object, file, note, fields = [] } }: { diff: ObjectDiff }) {
   return (
     <details open={fields.length < 20}>
       <summary class="wrap">
