@@ -40,6 +40,16 @@ it.each<[string, PlaceHealth[], ReturnType<typeof summarize>]>([
     [place(null), place("degraded", [broken("b", "2026-01-02"), broken("c", "2026-01-01")])],
     { health: "degraded", reason: "Pod/b: CrashLoopBackOff", since: "2026-01-01" },
   ],
+  [
+    "a workload that is progressing, of which a pod has crashed",
+    [
+      place("progressing", [
+        { ...broken("web", "2026-01-03"), kind: "Deployment", health: "progressing" },
+        broken("b", "2026-01-02"),
+      ]),
+    ],
+    { health: "progressing", reason: "Pod/b: CrashLoopBackOff", since: "2026-01-03" },
+  ],
 ])("health of %s", (_, places, expected) => {
   expect(summarize(places)).toEqual(expected);
 });

@@ -33,7 +33,7 @@ export interface EnvironmentHealth {
 /** The health of an environment in a line of a table. */
 export interface Summary {
   health: HealthState;
-  /** The reason of the worst object, or why there is no report. */
+  /** The worst object with its reason, or why there is no report. */
   reason: string;
   /** The time since which an object has this health. */
   since: string | undefined;
@@ -44,9 +44,11 @@ export function summarize(places: readonly PlaceHealth[]): Summary {
   let worst: HealthState = places.length === 0 ? "unknown" : "healthy";
   for (const { report } of places) worst = worse(worst, report?.health ?? "unknown");
   const attention = places.flatMap(({ report }) => report?.attention ?? []);
-  const same = attention.filter(({ health }) => health === worst);
-  const [first] = same;
+  // The health of a place is that of whole workloads: a Deployment may be progressing while a pod of it has crashed.
+  const rank = (health: HealthState) => HEALTH_ORDER.indexOf(health);
+  const [first] = attention.toSorted((one, other) => rank(other.health) - rank(one.health));
   const reason = first === undefined ? "" : `${first.kind}/${first.name}: ${first.message}`;
+  const same = attention.filter(({ health }) => health === worst);
   const since = same.map((object) => object.since).sort()[0];
   const missing = places.find(({ report }) => report === null)?.missing ?? "";
   return { health: worst, reason: worst === "unknown" && missing !== "" ? missing : reason, since };
@@ -111,11 +113,15 @@ export async function loadEnvironments(
     late.missing = `The page asks for the health of ${MAX_PLACES} places only.`;
   await forEachAtOnce(places.slice(0, MAX_PLACES), AT_ONCE, async (one) => {
     const agent = agents.find(({ name }) => name === one.place.agent);
-    one.missing = reasonWithout(agent);
-    if (one.missing !== "") return;
+    const reason = reasonWithout(agent);
+    if (reason !== "") {
+      one.missing = reason;
+      return;
+    }
     try {
       const limit = AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]);
       one.report = await getHealth(one.place.agent, one.place, limit);
+      one.missing = "";
     } catch (error) {
       if (signal.aborted) throw error;
       one.missing = error instanceof Error ? error.message : String(error);
