@@ -12,6 +12,7 @@ mod max_age;
 mod rebalancer;
 mod receptive;
 mod refusal;
+mod tunnel_ends;
 mod version_skew;
 
 use std::{
@@ -55,6 +56,7 @@ pub use self::receptive::ReceptiveAgents;
 pub(crate) use self::{
     admission::TunnelPermits,
     clusters::{AgentConflicts, RefusedTunnel},
+    tunnel_ends::{TunnelEnd, TunnelEnds},
     version_skew::VersionSkew,
 };
 use self::{
@@ -141,6 +143,8 @@ pub struct AgentServer {
     pub conflicts: Arc<AgentConflicts>,
     /// The reasons for which kas cannot dial agents.
     pub dial_errors: Arc<DialErrors>,
+    /// The ends of the last tunnels.
+    pub ends: Arc<TunnelEnds>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
     /// The services that kas runs in each tunnel by itself.
@@ -489,6 +493,7 @@ impl AgentServer {
         }
         self.metrics.observe_tunnel_end(ended.label(), duration);
         let AuthenticatedAgent { identity: AgentIdentity { id, name, .. }, tunnel, .. } = agent;
+        self.ends.record(*id, ended.to_string(), SystemTime::now());
         let seconds = duration.as_secs();
         if let CloseReason::Graceful | CloseReason::LocallyClosed = ended {
             return tracing::info!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, "tunnel ended");

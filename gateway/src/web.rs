@@ -12,6 +12,7 @@
 //! that the page has not sent gets no response of an agent: a cluster may contain web pages (`services/proxy`), which must never run with
 //! the session of the reader.
 
+mod agent_details;
 mod assets;
 mod environments;
 mod live;
@@ -22,6 +23,7 @@ mod session_body;
 mod sessions;
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -52,6 +54,7 @@ use tokio::{
 };
 
 use self::{
+    agent_details::AgentInspector,
     environments::EnvironmentList,
     metrics::WebMetrics,
     sessions::{Session, Sessions},
@@ -67,6 +70,8 @@ use crate::{
 
 const SESSION_PATH: &str = "/web/v1/session";
 const AGENTS_PATH: &str = "/web/v1/agents";
+/// The beginning of the paths of the details of agents.
+const AGENT_PREFIX: &str = "/web/v1/agents/";
 const ENVIRONMENTS_PATH: &str = "/web/v1/environments";
 /// The beginning of the paths of agents.
 const AGENTS_PREFIX: &str = "/agents/";
@@ -90,6 +95,7 @@ pub struct WebServer {
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
     environments: EnvironmentSources,
+    inspector: AgentInspector,
     metrics: WebMetrics,
 }
 
@@ -113,6 +119,8 @@ struct SessionInfo<'a> {
 #[derive(Serialize)]
 struct AgentList {
     replica: ReplicaId,
+    /// All live replicas, also those without a tunnel of these agents.
+    replicas: BTreeSet<ReplicaId>,
     agents: Vec<AgentInfo>,
     /// The error because of which the tunnels to other replicas are missing.
     missing: Option<String>,
@@ -155,6 +163,7 @@ impl WebServer {
             store: Arc::clone(&agents.store),
             replica: agents.replica,
             environments,
+            inspector: AgentInspector::new(agents),
             metrics,
         }
     }
@@ -268,6 +277,11 @@ impl WebServer {
                 Some((_, grant)) => self.environments(&grant).await,
                 None => no_session(),
             },
+            (path, method) if let Some(name) = path.strip_prefix(AGENT_PREFIX) => match (session, method) {
+                (Some((_, grant)), &Method::GET) => self.agent(&grant, name),
+                (Some(_), _) => wrong_method("GET"),
+                (None, _) => no_session(),
+            },
             (path, _) if recent::is_path(path) => match session {
                 Some((_, grant)) => recent::respond(self, &request, client, &grant).await,
                 None => no_session(),
@@ -330,7 +344,17 @@ impl WebServer {
             AgentInfo { id: id.0, name: name.to_string(), state, replicas, services: services.clone() }
         });
         let agents = agents.collect();
-        AgentList { replica: self.replica, agents, missing: locations.missing }
+        let others = self.store.replicas().into_iter().map(|replica| replica.id);
+        let replicas = others.chain([self.replica]).collect();
+        AgentList { replica: self.replica, replicas, agents, missing: locations.missing }
+    }
+
+    fn agent(&self, grant: &Grant, name: &str) -> Response<Body> {
+        let id = self.identities.load().find(name).filter(|id| grant.caller.may_use(*id));
+        match id {
+            Some(id) => json(&self.inspector.inspect(id)),
+            None => refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it"),
+        }
     }
 
     async fn environments(&self, grant: &Grant) -> Response<Body> {

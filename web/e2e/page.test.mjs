@@ -225,7 +225,10 @@ it("an environment shows the objects of its namespace with its labels", async ()
   await page.getByRole("link", { name: "Environments" }).first().click();
   const rows = page.getByRole("region", { name: "shop" }).getByRole("row");
   await rows.filter({ hasText: "live" }).locator(".health.healthy").waitFor();
-  await rows.filter({ hasText: "broken" }).locator(".health.degraded").waitFor();
+  await rows
+    .filter({ hasText: "broken" })
+    .filter({ hasText: /Pod.crash/ })
+    .waitFor();
   await page.getByRole("link", { name: "broken" }).click();
   await page.getByRole("heading", { name: "shop/web broken" }).waitFor();
   await page.getByRole("row", { name: /Deployment crash/ }).waitFor();
@@ -243,12 +246,12 @@ it("the list is sorted by its columns, and used with the keyboard", async () => 
   await page.goto(tree("&view=list"));
   const rows = page.getByRole("grid", { name: "Objects" }).locator(".tree-body [role=row]");
   await rows.first().getByText("degraded").waitFor();
-  await page.getByRole("button", { name: "Kind" }).click();
+  await page.getByRole("button", { name: "Kind", exact: true }).click();
   await page.getByRole("columnheader", { name: "Kind" }).and(page.locator("[aria-sort=ascending]")).waitFor();
   await rows.first().getByText("Deployment").waitFor();
-  await page.getByRole("button", { name: "Kind" }).click();
+  await page.getByRole("button", { name: "Kind", exact: true }).click();
   await page.locator("[role=columnheader][aria-sort=descending]").waitFor();
-  await page.getByRole("button", { name: "Kind" }).click();
+  await page.getByRole("button", { name: "Kind", exact: true }).click();
   await rows.first().focus();
   await page.keyboard.press("j");
   await hasFocus(page, /^Deployment.*web/);
@@ -653,6 +656,19 @@ it("5,000 objects are few elements", async () => {
   await close();
 });
 
+it("an error in the configuration of an agent is shown", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  demo.configure("Break the configuration", "gitops: {manifest_projects: 7}\n");
+  await page.goto(`${demo.address}/agents/demo?view=about`);
+  await page.getByText(/The newest configuration is not in force, for .*manifest_projects/).waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}about-error.png` });
+  demo.configure("Mend the configuration", "");
+  await page.getByText(/The newest configuration is not in force/).waitFor({ state: "detached" });
+  assert.deepEqual(errors, []);
+  await close();
+});
+
 describe("in the end", () => {
   it("the objects of an agent that disconnects stay, and the page says so", async () => {
     const { page, logIn, close } = await open();
@@ -663,6 +679,9 @@ describe("in the end", () => {
     await page.getByText(/The objects are as they were/).waitFor();
     await page.getByRole("row", { name: /Deployment web/ }).waitFor();
     await page.screenshot({ path: `${SCREENSHOTS}disconnected.png` });
+    await page.goto(tree("&view=about"));
+    await page.getByText(/^connection lost|^closed/).waitFor();
+    await page.screenshot({ path: `${SCREENSHOTS}about-disconnected.png` });
     await close();
   });
 

@@ -139,6 +139,7 @@ impl SharedState {
             metrics: self.metrics.clone(),
             epoch: AtomicU64::new(0),
             dial_errors: Arc::clone(&self.dial_errors),
+            ends: Arc::default(),
             log_limit: LogLimiter::new(LOG_PERIOD),
             idle_timeouts: Mutex::default(),
         }

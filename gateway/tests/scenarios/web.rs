@@ -144,6 +144,7 @@ async fn session_stands_for_its_token() {
         (&agents["agents"][0]["name"], &agents["agents"][0]["state"]),
         (&json!("prod"), &json!("connected"))
     );
+    assert_eq!(agents["replicas"], json!([agents["replica"]]));
     let replica = &agents["agents"][0]["replicas"][0];
     assert_eq!((&replica["replica"], &replica["instances"][0]["tunnels"]), (&agents["replica"], &json!(2)));
     let headers = [
@@ -196,6 +197,45 @@ async fn caller_sees_environments_of_its_agents_only() {
     browser.world.kas.identities.replace(parse("agents: [{id: 1, name: prod, tokens: []}]\ncallers: []"));
     assert_eq!(browser.get("/web/v1/environments").await.status(), 401, "the token was revoked");
     assert_eq!(browser.page(Method::PUT, "/web/v1/environments").await.status(), 405);
+}
+
+#[tokio::test(start_paused = true)]
+async fn details_of_an_agent_have_errors_and_the_last_end() {
+    let mut browser = Browser::new();
+    let configuration = Configuration::default();
+    configuration.set("environments: [{slug: Live, project: group/web, namespace: shop}]");
+    browser.world.kas.agents.services.configuration.add_source(Arc::new(configuration));
+    let agent = browser.world.agent(services()).await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(browser.get("/web/v1/agents/prod").await.status(), 401);
+    browser.log_in().await;
+    let details = browser.get_json("/web/v1/agents/prod").await;
+    assert!(
+        details["configuration"]["error"].as_str().unwrap().contains("environments[0].slug"),
+        "{details}"
+    );
+    assert_eq!(
+        (&details["last_end"], &details["dial_error"], &details["refused"]),
+        (&json!(null), &json!(null), &json!(null))
+    );
+    for name in ["test", "", "prod/x", "%2e%2e"] {
+        assert_eq!(browser.get(&format!("/web/v1/agents/{name}")).await.status(), 404, "{name}");
+    }
+    assert_eq!(browser.page(Method::DELETE, "/web/v1/agents/prod").await.status(), 405);
+
+    drop(agent);
+    sleep(Duration::from_secs(60)).await;
+    let details = browser.get_json("/web/v1/agents/prod").await;
+    assert_eq!(details["configuration"], json!(null));
+    assert!(
+        details["last_end"]["reason"].is_string() && details["last_end"]["time"].is_string(),
+        "{details}"
+    );
+
+    let rights = browser.world.identity_file("services: ['*']");
+    let other = rights.replacen("tokens: [", "tokens: []}, {id: 2, name: test, tokens: [", 1);
+    browser.world.kas.identities.replace(parse(&other.replace("agents: [prod]", "agents: [test]")));
+    assert_eq!(browser.get("/web/v1/agents/prod").await.status(), 404, "another caller's agent");
 }
 
 /// Content of a cluster must not run as a page with the session of the reader.

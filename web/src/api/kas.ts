@@ -34,9 +34,30 @@ export interface Agent {
 }
 
 export interface AgentList {
+  /** The replica that serves the page. */
   replica: string;
+  /** All live replicas. */
+  replicas: string[];
   agents: Agent[];
   missing: string | null;
+}
+
+/** What a replica knows about an agent beside its tunnels. */
+export interface AgentDetails {
+  /** The configuration, if the agent has a tunnel to this replica. */
+  configuration: {
+    version: string | null;
+    read: string | null;
+    warnings: string[];
+    error: string | null;
+    error_since: string | null;
+  } | null;
+  /** The kind of the reason for which kas cannot dial the agent. */
+  dial_error: string | null;
+  /** The last tunnel that the replica has refused in the last minutes. */
+  refused: { reason: string; time: string } | null;
+  /** The end of the last tunnel to the replica. */
+  last_end: { reason: string; time: string } | null;
 }
 
 /** A place to which a project deploys: namespaces of agents that the caller may use. */
@@ -72,6 +93,10 @@ export async function logOut(): Promise<void> {
 
 export function getAgents(signal?: AbortSignal): Promise<AgentList> {
   return getJson<AgentList>("/web/v1/agents", signal);
+}
+
+export function getAgentDetails(agent: string, signal?: AbortSignal): Promise<AgentDetails> {
+  return getJson<AgentDetails>(`/web/v1/agents/${encodeURIComponent(agent)}`, signal);
 }
 
 export async function getEnvironments(signal?: AbortSignal): Promise<Environment[]> {

@@ -42,7 +42,8 @@ interface Route {
 }
 
 function Replicas({ list }: { list: AgentList }) {
-  const replicas = new Map<string, Route[]>([[list.replica, []]]);
+  const others = list.replicas.filter((replica) => replica !== list.replica).sort();
+  const replicas = new Map<string, Route[]>([list.replica, ...others].map((replica) => [replica, []]));
   for (const agent of list.agents) {
     for (const { replica, instances } of agent.replicas) {
       const routes = replicas.get(replica) ?? [];
