@@ -219,8 +219,14 @@ impl WebServer {
             return own(refusal(StatusCode::FORBIDDEN, what));
         }
         let session = self.session(request.headers(), client);
-        if session.is_some() {
+        if let Some((_, grant)) = &session {
             guard.admit();
+            // The page finds out about the session and begins another one as any caller.
+            let is_open_to_all =
+                path == SESSION_PATH && matches!(*request.method(), Method::GET | Method::POST);
+            if !is_open_to_all && !origin::is_of_caller(request.headers(), grant.caller.name()) {
+                return own(other_caller(grant.caller.name()));
+            }
         }
         if path == live::PATH {
             return own(live::respond(self, request, session, peer, guard).await);
@@ -388,7 +394,7 @@ fn contain(mut response: Response<Body>) -> Response<Body> {
 /// Replaces the cookie of a request by the token of its session. The headers of browsers about the page are of no use for a cluster.
 fn with_token<B>(mut request: Request<B>, session: &Session) -> Request<B> {
     let headers = request.headers_mut();
-    for name in [COOKIE, ORIGIN, REFERER, UPGRADE, CONNECTION, origin::MARK] {
+    for name in [COOKIE, ORIGIN, REFERER, UPGRADE, CONNECTION, origin::MARK, origin::CALLER] {
         headers.remove(name);
     }
     let value = format!("Bearer {}", session.token.expose_secret());
@@ -411,7 +417,15 @@ fn is_web_content(path: &str) -> bool {
 }
 
 fn no_session() -> Response<Body> {
-    let what = "log in: there is no session, or it has ended, or its token was revoked";
+    unauthorized("log in: there is no session, or it has ended, or its token was revoked")
+}
+
+/// Refuses a request of a page that another caller has loaded. The two share the cookie of the browser.
+fn other_caller(name: &str) -> Response<Body> {
+    unauthorized(&format!("this browser has logged in as {name} since the page was loaded: load it again"))
+}
+
+fn unauthorized(what: &str) -> Response<Body> {
     let mut response = refusal(StatusCode::UNAUTHORIZED, what);
     // A 401 of a cluster has no `Kas-Error`, so that the page can tell them apart.
     response.headers_mut().insert(ERROR, HeaderValue::from_static(Reason::Unauthorized.as_str()));

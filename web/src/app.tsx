@@ -3,7 +3,7 @@ import { path } from "./router";
 import { endSession, session } from "./session";
 import { Boundary } from "./ui/boundary";
 import { Lazy } from "./ui/lazy";
-import { Failure } from "./ui/notice";
+import { Failure, Notice } from "./ui/notice";
 import { ShortcutHelp } from "./ui/shortcuts";
 import { AgentPage } from "./pages/agent/agent";
 import { AgentsPage } from "./pages/agents/agents";
@@ -34,6 +34,26 @@ export function App() {
         <main class="stack">
           <h1>kas</h1>
           <Failure what="The page cannot be shown" error={current.error} />
+        </main>
+      );
+    case "other":
+      return (
+        <main class="stack">
+          <h1>kas</h1>
+          <Notice kind="warning">
+            This page was loaded for the caller {plain(current.last, 128)}, and this browser has logged in as{" "}
+            {plain(current.caller, 128)} since then.
+          </Notice>
+          <div>
+            <button
+              type="button"
+              onClick={() => {
+                window.location.reload();
+              }}
+            >
+              Continue as {plain(current.caller, 128)}
+            </button>
+          </div>
         </main>
       );
     case "none":

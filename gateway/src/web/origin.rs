@@ -1,12 +1,16 @@
-//! Checks that a request comes from the page itself, and not from another site that uses the cookie of the reader (CSRF).
+//! Checks that a request comes from the page itself, and not from another site that uses the cookie of the reader (CSRF), nor from a tab
+//! whose reader was another caller.
 
 use http::{
     HeaderMap, HeaderName,
     header::{HOST, ORIGIN},
 };
+use percent_encoding::percent_decode;
 
 /// The header that the page sends with each request. Another site cannot send it without the consent of kas, which gives none (CORS).
 pub(super) const MARK: HeaderName = HeaderName::from_static("kas-web");
+/// The header in which the page sends the name of the caller that it was loaded for, percent-encoded.
+pub(super) const CALLER: HeaderName = HeaderName::from_static("kas-web-caller");
 /// The header in which browsers describe the site that sends the request (Fetch Metadata).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -22,6 +26,11 @@ pub(super) fn is_own(headers: &HeaderMap, authority: Option<&str>) -> bool {
         && text(&SITE).is_none_or(|site| site == "same-origin")
         && text(&ORIGIN).is_none_or(is_own_origin)
         && headers.get_all(ORIGIN).iter().count() <= 1
+}
+
+/// Returns whether a request comes from a page that was loaded for the caller `name`. The page sends no name before it knows its session.
+pub(super) fn is_of_caller(headers: &HeaderMap, name: &str) -> bool {
+    headers.get_all(CALLER).iter().all(|sent| percent_decode(sent.as_bytes()).eq(name.bytes()))
 }
 
 #[cfg(test)]
@@ -57,5 +66,16 @@ mod tests {
         }
         assert!(!own(&[host]), "a request without the header is that of a form or of an image");
         assert!(!own(&[("kas-web", "0"), host]));
+    }
+
+    #[test]
+    fn page_of_another_caller_is_recognized() {
+        let loaded_for = |sent: &[&'static str]| {
+            let headers: HeaderMap =
+                sent.iter().map(|name| (CALLER, HeaderValue::from_static(name))).collect();
+            is_of_caller(&headers, "Zoë 100%")
+        };
+        assert!(loaded_for(&[]) && loaded_for(&["Zo%C3%AB%20100%25"]));
+        assert!(!loaded_for(&["bob"]) && !loaded_for(&[""]) && !loaded_for(&["Zo%C3%AB%20100%25", "bob"]));
     }
 }

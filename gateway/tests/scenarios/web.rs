@@ -118,7 +118,7 @@ fn services() -> Services {
             _ => {}
         }
         assert_eq!(request.method(), Method::GET, "no upgrade");
-        for name in ["cookie", "origin", "authorization", "kas-web", "referer", "upgrade"] {
+        for name in ["cookie", "origin", "authorization", "kas-web", "kas-web-caller", "referer", "upgrade"] {
             assert!(!request.headers().contains_key(name), "the agent receives {name}");
         }
         let response = Response::builder().header(SET_COOKIE, "__Host-kas=stolen; Path=/; Secure");
@@ -329,6 +329,35 @@ async fn revoked_token_ends_the_session_and_its_streams() {
     });
     ended.await.expect("the stream ends");
     assert_eq!(browser.get("/web/v1/session").await.status(), 204);
+}
+
+/// Two tabs share the cookie. The one that was loaded for the caller of before must not act as the new one.
+#[tokio::test(start_paused = true)]
+async fn tab_of_another_caller_is_refused() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    browser.log_in().await;
+    let session: Value = serde_json::from_str(&text(browser.get("/web/v1/session").await).await).unwrap();
+    let (own, other) = (session["caller"].as_str().unwrap(), "somebody%20else");
+    let pods = "/agents/prod/kubernetes/api/v1/pods";
+    for (method, path, status) in [
+        (Method::GET, pods, 401),
+        (Method::DELETE, pods, 401),
+        (Method::GET, "/web/v1/agents", 401),
+        (Method::DELETE, "/web/v1/session", 401),
+        (Method::GET, "/web/v1/session", 200),
+    ] {
+        let headers = [("kas-web", "1"), ("kas-web-caller", other)];
+        let refused = browser.send(method.clone(), path, "", &headers).await;
+        assert_eq!(refused.status(), status, "{method} {path}");
+        if status == 401 {
+            assert_eq!(refused.headers()["kas-error"], "unauthorized");
+            let what = text(refused).await;
+            assert!(what.contains(&format!("has logged in as {own}")), "{what}");
+        }
+    }
+    let headers = [("kas-web", "1"), ("kas-web-caller", own)];
+    assert_eq!(browser.send(Method::GET, pods, "", &headers).await.status(), 200, "the session has stayed");
 }
 
 #[tokio::test(start_paused = true)]

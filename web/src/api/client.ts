@@ -16,11 +16,24 @@ export class RequestFailure extends Error {
 }
 
 const MARK = { "Kas-Web": "1" };
-/** The longest error text that is shown. */
+/** The most bytes of a body that are read: a cluster may send a few that unpack to any number. */
+const MAX_BODY = 64 << 20;
+/** The most bytes of an error that are read, and the longest text that is shown. */
+const MAX_ERROR_BODY = 64 << 10;
 const MAX_ERROR = 2000;
 
-/** Listeners for the end of the session. */
+/** The caller for whom the page was loaded. Other tabs may log in as another one, and all share the cookie. */
+let reader: string | null = null;
+/** Listener for the end of the session. */
 let onSessionEnd: () => void = () => undefined;
+
+export function setReader(caller: string | null): void {
+  reader = caller;
+}
+
+export function getReader(): string | null {
+  return reader;
+}
 
 export function setSessionEndListener(listener: () => void): void {
   onSessionEnd = listener;
@@ -35,7 +48,11 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
       credentials: "same-origin",
       // A redirect of a cluster would be followed with the session of the reader.
       redirect: "error",
-      headers: { ...MARK, ...(init.headers as Record<string, string> | undefined) },
+      headers: {
+        ...MARK,
+        ...(reader === null ? {} : { "Kas-Web-Caller": encodeURIComponent(reader) }),
+        ...(init.headers as Record<string, string> | undefined),
+      },
     });
   } catch (error) {
     if (isAbort(error)) throw error;
@@ -55,7 +72,41 @@ export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T>
     headers: { Accept: "application/json" },
     ...(signal ? { signal } : {}),
   });
-  return (await response.json()) as T;
+  return readJson<T>(response);
+}
+
+/** Reads the body of a response as JSON. Throws a {@link RequestFailure} if it is none, or has more than `limit` bytes. */
+export async function readJson<T>(response: Response, limit = MAX_BODY): Promise<T> {
+  const fail = (what: string) => new RequestFailure(what, response.status, null, requestIdOf(response));
+  const { text, isCut } = await readText(response, limit).catch((error: unknown) => {
+    throw isAbort(error) ? error : fail("the connection was lost while the answer arrived");
+  });
+  if (isCut) throw fail(`the answer has more than ${limit >> 20} MiB, and the page does not read it`);
+  try {
+    return JSON.parse(text) as T;
+  } catch (error) {
+    throw fail(`the answer is not JSON: ${String(error)}`);
+  }
+}
+
+export function requestIdOf(response: Response): string | null {
+  return response.headers.get("x-request-id");
+}
+
+/** Reads at most `limit` bytes of a body. */
+async function readText(response: Response, limit: number): Promise<{ text: string; isCut: boolean }> {
+  const decoder = new TextDecoder();
+  let [text, size] = ["", 0];
+  const stream = response.body?.getReader();
+  for (;;) {
+    const { done = true, value } = (await stream?.read()) ?? {};
+    if (done || value === undefined) return { text: text + decoder.decode(), isCut: false };
+    size += value.length;
+    text += decoder.decode(value.subarray(0, value.length - Math.max(0, size - limit)), { stream: true });
+    if (size <= limit) continue;
+    await stream?.cancel().catch(() => undefined);
+    return { text, isCut: true };
+  }
 }
 
 export function isAbort(error: unknown): boolean {
@@ -63,9 +114,9 @@ export function isAbort(error: unknown): boolean {
 }
 
 async function failureOf(response: Response): Promise<RequestFailure> {
-  const body = (await response.text().catch(() => "")).slice(0, 64 * 1024);
+  const { text } = await readText(response, MAX_ERROR_BODY).catch(() => ({ text: "" }));
   const { headers, status, statusText } = response;
-  return failureOfText(body, status, headers.get("kas-error"), headers.get("x-request-id"), statusText);
+  return failureOfText(text, status, headers.get("kas-error"), requestIdOf(response), statusText);
 }
 
 /** Returns a failure with a text for people. Errors of Kubernetes are a `Status` in JSON; those of kas are text. */
