@@ -1,6 +1,6 @@
 /** The API of kas itself for the page: the session, the agents and the environments. */
 
-import { getJson, request } from "./client";
+import { getJson, readJson, request } from "./client";
 
 export interface Session {
   caller: string;
@@ -80,7 +80,7 @@ export interface EnvironmentPlace {
 /** Returns the session, or `null` if nobody is logged in. */
 export async function getSession(): Promise<Session | null> {
   const response = await request("/web/v1/session");
-  return response.status === 204 ? null : ((await response.json()) as Session);
+  return response.status === 204 ? null : await readJson<Session>(response);
 }
 
 export async function logIn(token: string): Promise<void> {

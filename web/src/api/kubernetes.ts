@@ -1,6 +1,6 @@
 /** The Kubernetes API of a cluster, as the caller would use it with kubectl. */
 
-import { getJson, request } from "./client";
+import { getJson, readJson, request } from "./client";
 import type { Node } from "./graph";
 
 /** The identity of an object. */
@@ -109,7 +109,7 @@ export async function getMetadata(
 ): Promise<KubernetesObject> {
   const headers = { Accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1" };
   const response = await request(kubernetesPath(agent, await objectPath(agent, key)), { headers, signal });
-  const object = (await response.json()) as KubernetesObject;
+  const object = await readJson<KubernetesObject>(response);
   // Of the answer, only the metadata are those of the object: the kind is `PartialObjectMetadata`. Nothing else is kept, because
   // a server that does not know this form sends the whole object.
   const apiVersion = key.group === "" ? key.version : `${key.group}/${key.version}`;
@@ -134,7 +134,7 @@ export async function mayChange(
   const path = kubernetesPath(agent, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews");
   const headers = { Accept: "application/json", "Content-Type": "application/json" };
   const response = await request(path, { method: "POST", headers, body: JSON.stringify(review), signal });
-  const { status } = (await response.json()) as { status?: { allowed?: boolean } };
+  const { status } = await readJson<{ status?: { allowed?: boolean } }>(response);
   return status?.allowed === true;
 }
 

@@ -31,3 +31,14 @@ it("a line without an end is an error, or is cut once", async () => {
   await expect(read(response(...chunks), 3)).rejects.toThrow("too long");
   expect(await read(response(...chunks), 3, true)).toEqual(["abc…", "nex…", "xxx…", "las…"]);
 });
+
+it("lines that arrive faster than they are read let the page react", async () => {
+  let hasReacted = false;
+  setTimeout(() => (hasReacted = true));
+  const before: boolean[] = [];
+  for await (const _ of lines(response("\n\n\n"), 3, true)) {
+    before.push(hasReacted);
+    for (const begin = performance.now(); performance.now() - begin < 60;);
+  }
+  expect(before).toEqual([false, true, true]);
+});

@@ -1,6 +1,6 @@
 /** The service `prometheus` of an agent: the HTTP API of the Prometheus server in its cluster. */
 
-import { request } from "./client";
+import { readJson, request } from "./client";
 
 /** One line of a chart. */
 export interface Series {
@@ -38,7 +38,7 @@ export async function queryRange(
   const path = `/agents/${encodeURIComponent(agent)}/prometheus/api/v1/query_range`;
   const headers = { "Content-Type": "application/x-www-form-urlencoded", Accept: "application/json" };
   const response = await request(path, { method: "POST", headers, body: body.toString(), signal });
-  const answer = (await response.json()) as Answer;
+  const answer = await readJson<Answer>(response);
   const series = (answer.data?.result ?? []).map(({ metric = {}, values = [] }) => ({
     labels: metric,
     points: values.map(([time, value]): [number, number] => [time, Number(value)]),
