@@ -300,7 +300,11 @@ function pauseAfter({ status, reason }: RequestFailure, failures: number): numbe
 
 function asFailure(error: unknown): RequestFailure {
   if (error instanceof RequestFailure) return error;
-  return new RequestFailure(`The stream has failed: ${String(error)}`, 0, null, null);
+  const isNoJson = error instanceof SyntaxError;
+  const what = isNoJson
+    ? "The stream has a line that is not JSON."
+    : `The stream has failed: ${String(error)}`;
+  return new RequestFailure(what, 0, null, null);
 }
 
 function text(payload: Uint8Array): string {

@@ -5,15 +5,17 @@ import type { Loaded } from "./loader";
 
 /** Follows the list of the caller's agents while the component is shown. With an error, the last list stays. */
 export function useAgents(): Loaded<AgentList> {
-  const [state, setState] = useState<Loaded<AgentList>>({ value: null, error: null });
+  const [state, setState] = useState<Loaded<AgentList>>({ value: null, error: null, since: null });
   useEffect(
     () =>
       live.followAgents({
         onList: (value) => {
-          setState({ value, error: null });
+          setState({ value, error: null, since: null });
         },
         onFailure: (error) => {
-          setState((last) => ({ ...last, error }));
+          // The list was up to date until now, also if it has not changed for hours.
+          const now = new Date().toISOString();
+          setState(({ value, since }) => ({ value, error, since: since ?? (value && now) }));
         },
       }),
     [],

@@ -1,7 +1,8 @@
 import type { ComponentChildren } from "preact";
-import { RequestFailure } from "../api/client";
+import { getReader, RequestFailure } from "../api/client";
 import { requestAddress } from "../api/recent";
 import { plain } from "../text";
+import { Age } from "./time";
 
 export function Notice({
   kind = "info",
@@ -17,24 +18,49 @@ export function Notice({
   );
 }
 
-/** An error: what failed, for whom, and the id of the request in the logs of kas. */
-export function Failure({ what, error }: { what: string; error: unknown }) {
+/** An error: what failed, for whom, and the id of the request in the logs of kas. `since` is the time of what is shown in spite of it. */
+export function Failure({
+  what,
+  error,
+  since = null,
+}: {
+  what: string;
+  error: unknown;
+  since?: string | null;
+}) {
   const message = error instanceof Error ? error.message : String(error);
-  const id = error instanceof RequestFailure ? error.requestId : null;
   return (
     <Notice kind="error">
       <p>
         {what}: {plain(message)}
       </p>
+      {since !== null && (
+        <p>
+          The last answer is from <Age time={since} /> ago.
+        </p>
+      )}
+      <RequestOf error={error} />
+    </Notice>
+  );
+}
+
+/** For whom a request failed, and its id in the logs of kas. */
+export function RequestOf({ error }: { error: unknown }) {
+  const reader = getReader();
+  const id = error instanceof RequestFailure ? error.requestId : null;
+  if (reader === null && id === null) return null;
+  return (
+    <p class="small muted">
+      {reader !== null && `For the caller ${plain(reader, 128)}. `}
       {id !== null && (
-        <p class="small muted">
+        <>
           Request{" "}
           <a href={requestAddress(id)}>
             <code>{plain(id, 64)}</code>
           </a>
-        </p>
+        </>
       )}
-    </Notice>
+    </p>
   );
 }
 

@@ -11,13 +11,13 @@ import { AgentState } from "../agents/agents";
 
 /** The pods and the configuration of agentk, and the objects that the caller and agentk may read. */
 export function About({ agent, graph }: { agent: string; graph: GraphState }) {
-  const { value, error } = useAgents();
+  const { value, error, since } = useAgents();
   const details = useLoaded(`details/${agent}`, (signal) => getAgentDetails(agent, signal), 10_000);
   const known = value?.agents.find(({ name }) => name === agent);
   const instances = known?.replicas.flatMap((replica) => replica.instances) ?? [];
   return (
     <>
-      {error !== null && <Failure what="The agent is not known" error={error} />}
+      {error !== null && <Failure what="The agent is not known" error={error} since={since} />}
       {known && (
         <dl class="facts">
           <dt>State</dt>

@@ -12,7 +12,7 @@ import { Boundary } from "../../ui/boundary";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
 import { useLoaded } from "../../ui/loader";
-import { Failure, Notice, Partial } from "../../ui/notice";
+import { Failure, Notice, Partial, RequestOf } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
 import { About } from "./about";
@@ -114,6 +114,7 @@ function Connection({ followed: { failure, graph } }: { followed: Followed }) {
         The objects are as they were <Age time={since} /> ago. {plain(error.message)}
         {!isFinal && " The page tries again."}
       </p>
+      <RequestOf error={error} />
     </Notice>
   );
 }
@@ -259,10 +260,10 @@ function Toggle({
 
 function ComponentsView({ agent, scope }: { agent: string; scope: Scope | null }) {
   const load = (signal: AbortSignal) => getComponents(agent, scope, signal);
-  const { value, error } = useLoaded(`components/${agent}`, load, 30_000);
+  const { value, error, since } = useLoaded(`components/${agent}`, load, 30_000);
   return (
     <>
-      {error !== null && <Failure what="The components are not up to date" error={error} />}
+      {error !== null && <Failure what="The components are not up to date" error={error} since={since} />}
       {value === null && error === null && <p class="muted">Loading the components…</p>}
       {value?.components.length === 0 && (
         <Notice>agentk knows none of the programs that run in this cluster by name.</Notice>

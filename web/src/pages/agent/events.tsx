@@ -8,10 +8,10 @@ import type { TabProps } from "./drawer";
 /** The events about an object. */
 export function Events({ agent, node }: TabProps) {
   const load = (signal: AbortSignal) => getEvents(agent, node.namespace ?? "", node.uid, signal);
-  const { value, error } = useLoaded(`events/${agent}/${node.uid}`, load, 10_000);
+  const { value, error, since } = useLoaded(`events/${agent}/${node.uid}`, load, 10_000);
   return (
     <>
-      {error !== null && <Failure what="The events are not up to date" error={error} />}
+      {error !== null && <Failure what="The events are not up to date" error={error} since={since} />}
       {value === null && error === null && <p class="muted">Loading the events…</p>}
       {value?.length === 0 && <Notice>There is no event. Clusters forget events after an hour.</Notice>}
       {value !== null && value.length > 0 && (

@@ -7,11 +7,11 @@ import { Table } from "../../ui/table";
 
 /** The agents that the caller may use. */
 export function AgentsPage() {
-  const { value, error } = useAgents();
+  const { value, error, since } = useAgents();
   return (
     <div class="stack">
       <h1>Agents</h1>
-      {error !== null && <Failure what="The list is not up to date" error={error} />}
+      {error !== null && <Failure what="The list is not up to date" error={error} since={since} />}
       {value?.missing != null && (
         <Notice kind="warning">The tunnels to other replicas are missing: {plain(value.missing)}</Notice>
       )}

@@ -15,7 +15,7 @@ import { type AgentHealth, useHealths } from "./healths";
 
 /** The objects that need attention, over all agents of the caller. */
 export function AttentionPage() {
-  const { value, error } = useAgents();
+  const { value, error, since } = useAgents();
   const agents = (value?.agents ?? []).filter((agent) => agent.services.includes("graph"));
   const connected = agents.filter(({ state }) => state === "connected");
   const healths = useHealths(connected);
@@ -32,7 +32,7 @@ export function AttentionPage() {
   return (
     <div class="stack">
       <h1>What needs attention</h1>
-      {error !== null && <Failure what="The page is not up to date" error={error} />}
+      {error !== null && <Failure what="The page is not up to date" error={error} since={since} />}
       {!isComplete && error === null && <p class="muted">Asking the agents…</p>}
       {value?.missing != null && (
         <Notice kind="warning">Agents of other replicas may be missing: {plain(value.missing)}</Notice>

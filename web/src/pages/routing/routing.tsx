@@ -9,7 +9,7 @@ import { Table } from "../../ui/table";
 
 /** The tunnels between the replicas of kas and the pods of agents: the ways that a request can take. */
 export function RoutingPage() {
-  const { value, error } = useAgents();
+  const { value, error, since } = useAgents();
   return (
     <div class="stack">
       <h1>Routing</h1>
@@ -17,7 +17,7 @@ export function RoutingPage() {
         A request to an agent goes to a replica that holds a tunnel of the agent, and through it into the
         cluster.
       </p>
-      {error !== null && <Failure what="The routes are not up to date" error={error} />}
+      {error !== null && <Failure what="The routes are not up to date" error={error} since={since} />}
       {value?.missing != null && (
         <Notice kind="warning">The tunnels to other replicas are missing: {plain(value.missing)}</Notice>
       )}

@@ -41,14 +41,14 @@ const LOOKS: Readonly<Record<ProjectState, string>> = {
 export function Changes({ agent }: { agent: string }) {
   const [changes, setChanges] = useState(0);
   const key = `projects/${agent}/${changes}`;
-  const { value, error } = useLoaded(key, (signal) => getProjects(agent, signal), 3000);
+  const { value, error, since } = useLoaded(key, (signal) => getProjects(agent, signal), 3000);
   // The last list stays until the one after a command is there.
   const [last, setLast] = useState<Project[] | null>(null);
   if (value !== null && value !== last) setLast(value);
   const projects = value ?? last;
   return (
     <>
-      {error !== null && <Failure what="The projects are not up to date" error={error} />}
+      {error !== null && <Failure what="The projects are not up to date" error={error} since={since} />}
       {projects === null && error === null && <p class="muted">Loading the projects…</p>}
       {projects?.length === 0 && (
         <Notice>
