@@ -5,6 +5,7 @@
 
 mod gitlab;
 mod oidc;
+mod repository;
 mod smoke_test;
 
 use std::{
@@ -133,6 +134,12 @@ impl RunningDemo {
         configuration: Option<&str>,
     ) -> anyhow::Result<Self> {
         let directory = prepare_directory(directory)?;
+        let simulated = match (cluster, configuration) {
+            (DemoCluster::Simulated(_), None) => Some(repository::create(&directory).await?),
+            _ => None,
+        };
+        let simulated = simulated.as_deref().and_then(Path::to_str);
+        let configuration = configuration.or(simulated);
         // kubectl sends no token over plain HTTP, so the demo needs TLS.
         let gitlab = DemoGitLab::start(&directory).await?;
         let issuer = DemoIssuer::start(&directory).await?;
@@ -162,6 +169,7 @@ impl RunningDemo {
 
         let mut arguments = vec!["--shutdown-grace-period", "2s"];
         arguments.extend(prometheus.into_iter().flat_map(|url| ["--prometheus-url", url]));
+        arguments.extend(simulated.into_iter().flat_map(|_| ["--pod-namespace", repository::NAMESPACE]));
         let (token, kubeconfig) = (kas.agent_token(), cluster.kubeconfig());
         let agentk = kas.spawn_agentk("agentk", &setup, &token, kubeconfig.as_deref(), &arguments).await?;
         let token = &gitlab.agent_token;
@@ -209,6 +217,14 @@ impl RunningDemo {
                  \n  http://localhost:{}\n",
                 web.port()
             )?;
+            if matches!(cluster, DemoCluster::Simulated(_)) {
+                write!(
+                    out,
+                    "\n\
+                     It shows a rollout every minute, a crash loop, a certificate that expires after 3 minutes, and under\n\
+                     {AGENT}, Changes an object that differs from the repository {directory}agents.\n"
+                )?;
+            }
         }
         write!(
             out,
@@ -268,7 +284,9 @@ impl DemoCluster {
             return Ok(Self::Real { what });
         }
 
-        Simulator::start(SocketAddr::from(([127, 0, 0, 1], 0))).map(Self::Simulated)
+        let simulator = Simulator::start(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        simulator.spawn_activity()?;
+        Ok(Self::Simulated(simulator))
     }
 
     fn prometheus_url(&self) -> Option<String> {

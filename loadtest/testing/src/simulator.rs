@@ -4,6 +4,7 @@
 //! the header `kas-simulator`. Real `kubectl`, `promtool` and Grafana work with the implemented parts; requests for
 //! other parts are refused.
 
+mod activity;
 mod admission;
 mod clock;
 mod cluster;
@@ -66,6 +67,14 @@ impl Simulator {
         cluster.tasks.spawn(controller.run());
         cluster.tasks.spawn(accept(listener, Arc::clone(&cluster)));
         Ok(Self { address, cluster })
+    }
+
+    /// Adds objects that change by themselves, as those of a real cluster do: a Deployment with a rollout every minute, one whose
+    /// container crashes, and a certificate that expires.
+    pub fn spawn_activity(&self) -> io::Result<()> {
+        activity::plant(&self.cluster.store).map_err(io::Error::other)?;
+        self.cluster.tasks.spawn(activity::run(Arc::clone(&self.cluster)));
+        Ok(())
     }
 
     /// Returns the address it listens on.

@@ -71,7 +71,7 @@ pub(crate) fn plant(store: &Store) -> Result<(), StatusError> {
     create(store, &SECRETS, Some("demo"), object(&SECRETS, "web-secret", secret))
 }
 
-fn create(
+pub(super) fn create(
     store: &Store,
     resource: &Resource,
     namespace: Option<&str>,
@@ -81,7 +81,7 @@ fn create(
     store.put(&key, WriteMode::Commit, |_| Ok(object)).map(drop)
 }
 
-fn object(resource: &Resource, name: &str, mut rest: Value) -> Value {
+pub(super) fn object(resource: &Resource, name: &str, mut rest: Value) -> Value {
     rest["apiVersion"] = resource.api_version().into();
     rest["kind"] = resource.kind.into();
     rest["metadata"] = json!({
@@ -92,7 +92,7 @@ fn object(resource: &Resource, name: &str, mut rest: Value) -> Value {
     rest
 }
 
-fn deployment(name: &str, replicas: u64, image: &str, port: u16) -> Value {
+pub(super) fn deployment(name: &str, replicas: u64, image: &str, port: u16) -> Value {
     let labels = json!({ "app": name });
     let container =
         json!({ "name": name, "image": image, "ports": [{ "containerPort": port, "protocol": "TCP" }] });

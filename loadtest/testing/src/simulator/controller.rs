@@ -102,7 +102,8 @@ impl Controller {
                 continue;
             }
             let uid = text(&pod, "/metadata/uid");
-            let start = *self.pending.entry(uid.to_owned()).or_insert(now) + start_delay;
+            let start =
+                *self.pending.entry(uid.to_owned()).or_insert(now) + start_delay + pods::initial_delay(&pod);
             if start <= now {
                 let serial = self.cluster.store.serial();
                 self.edit(&key, uid, |pod| pods::start(pod, serial));
@@ -137,10 +138,10 @@ impl Controller {
             }
         }
         // Delete pods that do not run yet first.
-        current.sort_by_key(|(_, pod)| !pods::is_running(pod));
+        current.sort_by_key(|(_, pod)| !pods::is_ready(pod));
         current.iter().skip(wanted).for_each(|(key, pod)| self.delete(key, pod));
-        let running = current.iter().filter(|(_, pod)| pods::is_running(pod)).count();
-        if running >= wanted {
+        let ready = current.iter().filter(|(_, pod)| pods::is_ready(pod)).count();
+        if ready >= wanted {
             earlier.iter().for_each(|(key, pod)| self.delete(key, pod));
         }
     }
@@ -209,7 +210,7 @@ fn status<'pods>(deployment: &Value, pods: impl Iterator<Item = &'pods Value>) -
     for pod in pods {
         all += 1;
         updated += usize::from(pod["metadata"]["labels"][TEMPLATE_HASH] == hash);
-        ready += usize::from(pods::is_running(pod));
+        ready += usize::from(pods::is_ready(pod));
     }
     let complete = (all, updated, ready) == (wanted, wanted, wanted);
     let available = if ready >= wanted {

@@ -38,7 +38,7 @@ pub(crate) fn answer(path: &[&str]) -> Result<ApiResponse, StatusError> {
 }
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
-const GROUPS: [&str; 2] = ["apps", AUTHENTICATION];
+const GROUPS: [&str; 4] = ["apps", AUTHENTICATION, "cert-manager.io", "coordination.k8s.io"];
 
 fn version() -> Value {
     json!({

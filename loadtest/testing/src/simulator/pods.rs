@@ -20,7 +20,7 @@ use crate::simulator::{
     request::{ApiRequest, Query},
     resources::PODS,
     response::{self, ApiResponse, StatusError},
-    selector::{fields, items, section, text},
+    selector::{fields, items, number, section, text},
     store::Key,
 };
 
@@ -83,10 +83,15 @@ pub(crate) fn schedule(pod: &mut Value) {
     );
 }
 
-/// Sets a pending pod to running.
+/// Sets a pending pod to running. A container whose image has the tag `crash` ends at once.
 pub(crate) fn start(pod: &mut Value, serial: u64) {
     let now = clock::timestamp();
-    let running = container_statuses(pod, &json!({ "running": { "startedAt": now } }), true);
+    let is_ready = !crashes(pod);
+    let ready = if is_ready { "True" } else { "False" };
+    let mut statuses = container_statuses(pod, &json!({ "running": { "startedAt": now } }), is_ready);
+    if !is_ready {
+        statuses.iter_mut().for_each(|status| crash(status, 1));
+    }
     let address = format!("10.244.{}.{}", serial / 250 % 250, serial % 250 + 1);
     fields(pod).insert(
         "status".to_owned(),
@@ -100,17 +105,50 @@ pub(crate) fn start(pod: &mut Value, serial: u64) {
             "conditions": [
                 condition("PodScheduled", "True", &now),
                 condition("Initialized", "True", &now),
-                condition("ContainersReady", "True", &now),
-                condition("Ready", "True", &now),
+                condition("ContainersReady", ready, &now),
+                condition("Ready", ready, &now),
             ],
-            "containerStatuses": running,
+            "containerStatuses": statuses,
         }),
     );
 }
 
-/// Returns whether a pod is ready, which every running pod is.
+/// Returns whether a pod was started.
 pub(crate) fn is_running(pod: &Value) -> bool {
     text(pod, "/status/phase") == "Running"
+}
+
+/// Returns whether the containers of a pod run.
+pub(crate) fn is_ready(pod: &Value) -> bool {
+    is_running(pod) && !crashes(pod)
+}
+
+fn crashes(pod: &Value) -> bool {
+    items(pod, "/spec/containers").iter().any(|container| text(container, "/image").ends_with(":crash"))
+}
+
+/// Starts the containers of a pod again, which end at once.
+pub(crate) fn restart(pod: &mut Value) {
+    let statuses = pod.pointer_mut("/status/containerStatuses").and_then(Value::as_array_mut);
+    for status in statuses.into_iter().flatten() {
+        let restarts = number(status, "/restartCount").unwrap_or_default() + 1;
+        crash(status, restarts);
+    }
+}
+
+fn crash(status: &mut Value, restarts: i64) {
+    let now = clock::timestamp();
+    status["restartCount"] = restarts.into();
+    status["lastState"] =
+        json!({ "terminated": { "exitCode": 1, "reason": "Error", "startedAt": now, "finishedAt": now } });
+    let message = "back-off 5m0s restarting failed container";
+    status["state"] = json!({ "waiting": { "reason": "CrashLoopBackOff", "message": message } });
+}
+
+/// Returns how long a pod is not ready after its start.
+pub(crate) fn initial_delay(pod: &Value) -> Duration {
+    let delay = number(pod, "/spec/containers/0/readinessProbe/initialDelaySeconds");
+    Duration::from_secs(delay.and_then(|delay| u64::try_from(delay).ok()).unwrap_or_default())
 }
 
 /// Returns the uid of the deployment that owns a pod.
@@ -214,6 +252,7 @@ const KEPT: u64 = 1000;
 /// A position in the log of a pod.
 struct Log {
     pod: String,
+    crashes: bool,
     /// The Unix time of line 0.
     started: f64,
     timestamps: bool,
@@ -223,7 +262,7 @@ struct Log {
 impl Log {
     fn of(key: &Key, pod: &Value, timestamps: bool) -> Self {
         let started = clock::parse(text(pod, "/status/startTime")).unwrap_or_else(clock::now);
-        Self { pod: key.name.clone(), started, timestamps, next: 0 }
+        Self { pod: key.name.clone(), crashes: crashes(pod), started, timestamps, next: 0 }
     }
 
     /// Returns the recent lines that match the query, and moves the position behind them.
@@ -253,6 +292,11 @@ impl Log {
         self.next += 1;
         let time = clock::format(self.started + number as f64);
         let prefix = if self.timestamps { format!("{time} ") } else { String::new() };
+        if self.crashes {
+            return format!(
+                "{prefix}{time} FATAL the queue is missing; the container ends with 1 (simulated)\n"
+            );
+        }
         let milliseconds = 1 + suffix(number).bytes().map(u64::from).sum::<u64>() % 40;
         format!(
             "{prefix}{time} INFO simulated request served pod={} request={number} status=200 duration={milliseconds}ms\n",

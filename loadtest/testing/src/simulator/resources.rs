@@ -107,8 +107,29 @@ pub(crate) static REPLICA_SETS: Resource = Resource {
     ..core("replicasets", "replicaset", "ReplicaSet")
 };
 
-pub(crate) static RESOURCES: [&Resource; 9] =
-    [&CONFIG_MAPS, &EVENTS, &NAMESPACES, &NODES, &PODS, &SECRETS, &SERVICES, &DEPLOYMENTS, &REPLICA_SETS];
+/// The leases of agentk, which it needs for manifests from Git.
+static LEASES: Resource = Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease") };
+
+/// The certificates of cert-manager.
+pub(crate) static CERTIFICATES: Resource = Resource {
+    short_names: &["cert"],
+    group: "cert-manager.io",
+    ..core("certificates", "certificate", "Certificate")
+};
+
+pub(crate) static RESOURCES: [&Resource; 11] = [
+    &CONFIG_MAPS,
+    &EVENTS,
+    &NAMESPACES,
+    &NODES,
+    &PODS,
+    &SECRETS,
+    &SERVICES,
+    &DEPLOYMENTS,
+    &REPLICA_SETS,
+    &LEASES,
+    &CERTIFICATES,
+];
 
 const fn core(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
     Resource {
