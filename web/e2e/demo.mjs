@@ -7,7 +7,11 @@ import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
 import { Prometheus } from "./prometheus.mjs";
 
-const PROGRAM = new URL("../../target/debug/loadtest", import.meta.url).pathname;
+const ROOT = new URL("../..", import.meta.url).pathname;
+/** The directory of the programs, which may be others than those of `cargo build`: `E2E_PROGRAMS=target/release`. */
+export const PROGRAMS = process.env.E2E_PROGRAMS ?? "target/debug";
+const PROGRAM = join(ROOT, PROGRAMS, "loadtest");
+const KAS = join(ROOT, PROGRAMS, "kas");
 /** The time in which the programs have to start, in milliseconds. */
 const START = 60_000;
 
@@ -19,6 +23,8 @@ export class Demo {
     this.address = started.address;
     this.token = started.token;
     this.prometheus = started.prometheus;
+    /** The processes of agentk that were started again. */
+    this.agents = [];
   }
 
   static async start() {
@@ -102,15 +108,83 @@ export class Demo {
     renameSync(`${file}.new`, file);
   }
 
-  /** Ends the processes of agentk at once. */
+  /** Adds a caller with all rights to the identity file, and waits until kas knows it. Returns its token. */
+  async addCaller(name) {
+    const [, token, hash] = /token: (\S+)\nhash: +(\S+)/.exec(
+      execFileSync(KAS, ["token", "new", "caller"], { encoding: "utf8" }),
+    );
+    const file = join(this.directory, "identity.yaml");
+    const caller = `- {name: "${name}", tokens: ["${hash}"], agents: ["*"], services: ["*"]}\n`;
+    writeFileSync(`${file}.new`, readFileSync(file, "utf8") + caller);
+    renameSync(`${file}.new`, file);
+    const login = { method: "POST", headers: { "Kas-Web": "1" }, body: JSON.stringify({ token }) };
+    for (const end = Date.now() + START; ;) {
+      const { status } = await fetch(`${this.address}/web/v1/session`, login);
+      if (status === 204) return token;
+      if (Date.now() > end) throw new Error(`kas does not accept the new caller: ${status}`);
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+
+  /** Ends the processes of agentk at once. Returns a function that starts them again. */
   killAgents() {
-    execFileSync("pkill", ["-KILL", "--full", `agentk .*${this.directory}`]);
+    const commands = this.agentCommands();
+    for (const { pid } of commands) process.kill(pid, "SIGKILL");
+    return () => {
+      for (const command of commands) this.startAgent(command);
+    };
+  }
+
+  /** Starts further processes of the agent `demo`, as a Deployment with more replicas would. */
+  addAgents(count) {
+    const found = this.agentCommands().find(({ command }) =>
+      command.includes(join(this.directory, "agent-token")),
+    );
+    for (let index = 0; index < count; index += 1) this.startAgent(found);
+  }
+
+  agentCommands() {
+    const pids = execFileSync("pgrep", ["--full", `agentk .*${this.directory}`], { encoding: "utf8" });
+    return pids
+      .trim()
+      .split("\n")
+      .map((pid) => {
+        const fields = (name) => readFileSync(`/proc/${pid}/${name}`, "utf8").split("\0").slice(0, -1);
+        const env = fields("environ").map((line) => line.match(/^([^=]*)=([^]*)$/).slice(1));
+        return { pid: Number(pid), command: fields("cmdline"), env: Object.fromEntries(env) };
+      });
+  }
+
+  startAgent({ command: [program, ...flags], env }) {
+    this.agents.push(spawn(program, flags, { env, stdio: "ignore", cwd: ROOT }));
+  }
+
+  /** Waits until kas has at least so many tunnels of the agent `demo`. */
+  async waitForTunnels(count) {
+    const login = {
+      method: "POST",
+      headers: { "Kas-Web": "1" },
+      body: JSON.stringify({ token: this.token }),
+    };
+    const { headers } = await fetch(`${this.address}/web/v1/session`, login);
+    const cookie = headers.get("set-cookie").split(";")[0];
+    for (const end = Date.now() + START; ;) {
+      const response = await fetch(`${this.address}/web/v1/agents`, { headers: { "Kas-Web": "1", cookie } });
+      const { agents } = await response.json();
+      const { replicas } = agents.find(({ name }) => name === "demo");
+      const instances = replicas.flatMap((replica) => replica.instances);
+      const tunnels = instances.reduce((sum, instance) => sum + instance.tunnels, 0);
+      if (tunnels >= count) return;
+      if (Date.now() > end) throw new Error(`the agent has ${tunnels} tunnels`);
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
   }
 
   async stop() {
     const ended = new Promise((resolve) => this.process.once("exit", resolve));
     this.process.kill("SIGINT");
     await ended;
+    for (const agent of this.agents) agent.kill("SIGKILL");
     await this.prometheus.stop();
     rmSync(this.directory, { recursive: true });
     execFileSync("kubectl", ["delete", "namespace", this.namespace, "--wait=false"]);

@@ -11,14 +11,10 @@ function frame(kind, payload) {
   return Buffer.concat([head, payload]);
 }
 
-/** Lets the page receive these events of the first watch only. The stream ends after them. */
-export function showEvents(page, events) {
-  const lines = events.map((event) => `${JSON.stringify(event)}\n`).join("");
+/** Returns the body of a stream with these lines of the first watch. */
+export function streamOf(lines) {
   const begin = frame(BEGIN, Buffer.from(JSON.stringify({ encoding: null })));
-  const body = Buffer.concat([begin, frame(DATA, Buffer.from(lines))]);
-  return page.route("**/web/v1/live", (route) =>
-    route.fulfill({ contentType: "application/octet-stream", body }),
-  );
+  return Buffer.concat([begin, frame(DATA, Buffer.from(lines))]);
 }
 
 /** Calls `onKind` with the kind of each frame of a response. */
