@@ -120,6 +120,11 @@ web-e2e: ## The page in Chromium with KUBECONFIG's cluster; screenshots in targe
 	cargo build --workspace --bins
 	web/test browser
 
+.PHONY: web-measure
+web-measure: ## How long a reader of the page waits, and the memory of 200 tabs, with limits; KUBECONFIG's cluster, quiet machine
+	cargo build --workspace --bins
+	web/test measure
+
 E2E_LARGE_MIB ?= 1024
 
 .PHONY: e2e-large
