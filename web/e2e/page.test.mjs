@@ -596,11 +596,10 @@ describe("in the end", () => {
     await page.getByText(/The objects are as they were/).waitFor();
     await page.getByRole("row", { name: /Deployment web/ }).waitFor();
     await page.screenshot({ path: `${SCREENSHOTS}disconnected.png` });
-    await page.goto(tree("&view=about"));
+    await page.getByRole("button", { name: "About", exact: true }).click();
     await page.getByText(/^connection lost|^closed/).waitFor();
     await page.screenshot({ path: `${SCREENSHOTS}about-disconnected.png` });
-    await page.goto(tree());
-    await page.getByText(/The objects are as they were|not up to date/).first().waitFor();
+    await page.getByRole("button", { name: "Tree", exact: true }).click();
     startAgents();
     await page.getByText(/The objects are as they were/).waitFor({ state: "detached", timeout: 60_000 });
     demo.kubectl(["create", "deployment", "later", "--image=none", "--replicas=0"]);
