@@ -214,6 +214,12 @@ function objects() {
     deployment("crash", "echo out of order; exit 1", 1),
     {
       apiVersion: "v1",
+      kind: "Service",
+      metadata: { name: "web", labels: { app: "web" } },
+      spec: { selector: { app: "web" }, ports: [{ port: 80 }] },
+    },
+    {
+      apiVersion: "v1",
       kind: "Secret",
       metadata: { name: "keys" },
       stringData: { password: "hunter2-of-the-test" },

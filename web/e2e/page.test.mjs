@@ -197,6 +197,8 @@ it("the map shows the way of a request, and says what it leaves out", async () =
   await logIn();
   await page.goto(tree("&view=map"));
   const map = page.getByRole("region", { name: "Map" });
+  await map.getByRole("region", { name: "Services" }).getByRole("link", { name: "web" }).hover();
+  assert.equal(await map.locator("path.active").count(), 1, "the line from the Service to its Deployment");
   const pod = map.getByRole("region", { name: "Pods" }).getByRole("link", { name: /crash/ });
   await pod.focus();
   assert.ok((await map.locator("path.active").count()) > 0, "the lines of the object with the focus");
