@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use access::Grant;
 use bytes::Bytes;
 use futures_util::{
-    Stream, StreamExt as _,
-    future::BoxFuture,
+    FutureExt as _, Stream, StreamExt as _,
+    future::{BoxFuture, pending},
     stream::{self, FuturesUnordered},
 };
 use tokio::time::{sleep, timeout};
@@ -35,7 +35,9 @@ pub(super) fn frames(web: Arc<WebServer>, grant: Arc<Grant>) -> impl Stream<Item
             // Created before the list is read, so that no change in between is missed.
             let known = web.identities.load_full();
             let agents = known.agents_of(&grant.caller).into_iter();
-            let change = agents.map(|(_, agent)| web.store.changed(agent)).collect();
+            let changes = agents.map(|(_, agent)| web.store.changed(agent));
+            // Without an agent nothing changes, while an empty set of futures would end at once.
+            let change = changes.chain([pending().boxed()]).collect();
             let list = serde_json::to_vec(&web.agents(&grant).await).expect("it has keys that are text");
             Some((list, Some(change)))
         }
