@@ -19,6 +19,7 @@ mod pushes;
 mod rate_limit;
 pub mod redis;
 mod retry;
+mod sessions;
 mod store;
 mod waiters;
 
@@ -32,6 +33,7 @@ pub use self::memory::MemoryStore;
 pub use self::pushes::{GitPush, InvalidProject};
 pub use self::rate_limit::{AddressRateLimiter, KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;
+pub use self::sessions::{EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionId, SessionLimits};
 pub use self::store::{
     AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
     ReplicaInstances, ReportedInfo, Route, RouteStore, StoreError, StoreHealth,

@@ -9,6 +9,7 @@ use tokio::{sync::broadcast, time::Instant};
 use crate::{
     leases::{LeaseRequest, LeaseTable},
     pushes::{GitPush, PushEvents},
+    sessions::{EndedSessions, NewSession, SessionId, SessionLimits, SessionTable},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
         ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
@@ -23,6 +24,7 @@ pub struct MemoryStore {
     replicas: Mutex<HashMap<ReplicaId, Replica>>,
     loads: Mutex<HashMap<ReplicaId, u32>>,
     leases: Mutex<LeaseTable>,
+    sessions: Mutex<SessionTable>,
     waiters: Waiters,
     pushes: PushEvents,
 }
@@ -164,6 +166,29 @@ impl RouteStore for MemoryStore {
         let (mut leases, now) = (self.leases.lock(), Instant::now());
         let granted = requests.iter().map(|request| leases.renew(replica, request, now)).collect();
         Box::pin(ready(Ok(granted)))
+    }
+
+    fn begin_session(
+        &self,
+        session: NewSession,
+        limits: SessionLimits,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.sessions.lock().begin(session, limits, Instant::now());
+        Box::pin(ready(Ok(())))
+    }
+
+    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
+        Box::pin(ready(Ok(self.sessions.lock().read(id, Instant::now()))))
+    }
+
+    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        let (sessions, now) = (self.sessions.lock(), Instant::now());
+        Box::pin(ready(Ok(ids.iter().map(|id| sessions.is_live(*id, now)).collect())))
+    }
+
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.sessions.lock().end(sessions);
+        Box::pin(ready(Ok(())))
     }
 
     fn send_push(&self, push: GitPush) {

@@ -28,6 +28,7 @@
 //! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
 //! | `leases` | the leases of tunnels that kas dials |
 //! | `looks` | looks at repositories, which replicas share |
+//! | `sessions` | the sessions of browsers |
 //! | `environments` | the environments that agents name |
 //! | `views` | the last values of the views of agents |
 //! | `projects` | reads the agents of projects at other replicas |
@@ -47,6 +48,7 @@ mod lookup;
 mod members;
 mod projects;
 mod routes;
+mod sessions;
 mod settings;
 mod sync;
 mod url_mac;
@@ -81,6 +83,7 @@ use crate::{
     gcra::{AddressLimit, AddressRefusal, Gcra},
     leases::LeaseRequest,
     pushes::{GitPush, PushEvents},
+    sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
         RouteStore, StoreError, StoreHealth,
@@ -410,6 +413,26 @@ impl RouteStore for RedisStore {
         requests: &'a [LeaseRequest],
     ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
         Box::pin(self.run_lease_script(replica, requests))
+    }
+
+    fn begin_session(
+        &self,
+        session: NewSession,
+        limits: SessionLimits,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.run_begin_session(session, limits))
+    }
+
+    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
+        Box::pin(self.query_session(id))
+    }
+
+    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        Box::pin(self.check_sessions(ids))
+    }
+
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.run_end_sessions(sessions))
     }
 
     fn send_push(&self, push: GitPush) {

@@ -6,7 +6,11 @@ use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
-use crate::{leases::LeaseRequest, pushes::GitPush};
+use crate::{
+    leases::LeaseRequest,
+    pushes::GitPush,
+    sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
+};
 
 /// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -215,6 +219,22 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
         replica: ReplicaId,
         requests: &'a [LeaseRequest],
     ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>>;
+
+    /// Begins a session of a browser. At a limit, the session that ends first ends in favour of the new one.
+    fn begin_session(
+        &self,
+        session: NewSession,
+        limits: SessionLimits,
+    ) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Returns the record of a session, or `None` if there is none. It is not read from memory, and not trusted.
+    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>>;
+
+    /// Returns for each session whether it has not ended.
+    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
+
+    /// Ends sessions. Sessions that have ended before are no error.
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Sends a push to the receivers from [`RouteStore::pushes`] of all replicas, this one included.
     ///

@@ -19,8 +19,9 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::{AgentId, ReplicaId};
 use router::{
-    AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, LeaseRequest, MemoryStore, ProjectAgent,
-    ProjectAgentList, Replica, Route, RouteStore, StoreError, StoreHealth,
+    AgentRoutes, BoxFuture, EndedSessions, GitPush, Instance, InstanceList, LeaseRequest, MemoryStore,
+    NewSession, ProjectAgent, ProjectAgentList, Replica, Route, RouteStore, SessionId, SessionLimits,
+    StoreError, StoreHealth,
 };
 use testing::kas::world::{World, configuration, text};
 use tokio::sync::broadcast;
@@ -98,6 +99,26 @@ impl RouteStore for BrokenStore {
         requests: &'a [LeaseRequest],
     ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
         self.store.renew_leases(replica, requests)
+    }
+
+    fn begin_session(
+        &self,
+        session: NewSession,
+        limits: SessionLimits,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.begin_session(session, limits)
+    }
+
+    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
+        self.store.session(id)
+    }
+
+    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.store.live_sessions(ids)
+    }
+
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.end_sessions(sessions)
     }
 
     fn send_push(&self, push: GitPush) {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use proto::{AgentId, ReplicaId};
 use redis::Script;
 
+use crate::sessions::{SessionHolder, SessionId};
+
 /// The time between two heartbeats of a replica. They are all that an idle replica sends, so this is the load on Redis.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// The TTL of a heartbeat: three may be late or lost. A replica without a heartbeat for this long is dead.
@@ -31,6 +33,9 @@ pub(super) const VIEWS_TTL: Duration = Duration::from_secs(7 * 86_400);
 /// The TTL of the leases of all agents, so that those of agents that no replica dials any more are removed.
 pub(super) const LEASES_TTL: Duration = Duration::from_secs(3600);
 
+/// The length of the holder in hexadecimal digits, with which the record of a session begins.
+pub(super) const SESSION_HOLDER_LENGTH: usize = 32;
+
 /// The TTL of the list of deployments.
 pub(super) const DEPLOYMENTS_TTL: Duration = Duration::from_secs(30 * 86_400);
 
@@ -53,6 +58,9 @@ pub const SCHEMA: &str = "\
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:look:<digest>` | string | last look of a replica at a version of a repository with [manifests](gitops.md): `[1,time,\"result\"]`; the time is in milliseconds since 1970, the result is a hash of the commit, `0` after a failure, and empty while a replica looks; the digest is a hash of URL, version and names of credentials | 10 min, or 5 s while a replica looks | when a replica looks | 120 bytes per version |
 | `kas:views:<agent id>` | string | the last values of the [views](graph.md#views) of the agent, in JSON, with their time and the replica that follows them | 7 d | when a value changes, and every 15 s, while the configuration of the agent has views | at most 256 KiB per agent |
+| `{kas}:session:<id>` | string | session of a browser on the [web page](web.md#sessions): its holder, and its token, encrypted with a key that is derived from the cookie; the id is a hash of the cookie | until its end, at most 8 h | at a login | 300 bytes per session, with an OIDC token its length more |
+| `{kas}:sessions` | sorted set | ids of all sessions by their ends, in milliseconds since 1970; at most 10,000 | 8 h | at a login or logout | 130 bytes per session |
+| `{kas}:sessions:<holder>` | sorted set | the same for one token or user; the holder is a hash of the token's hash, or of the user; at most 50 | 8 h | at a login or logout | 130 bytes per session |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change | |
 ";
 
@@ -134,6 +142,28 @@ impl Keys {
         format!("{}:views:{agent}", self.prefix)
     }
 
+    /// Returns the prefix of the records of sessions.
+    pub(super) fn session_prefix(&self) -> String {
+        format!("{{{}}}:session:", self.prefix)
+    }
+
+    pub(super) fn session(&self, id: SessionId) -> String {
+        format!("{}{id}", self.session_prefix())
+    }
+
+    pub(super) fn sessions(&self) -> String {
+        format!("{{{}}}:sessions", self.prefix)
+    }
+
+    /// Returns the prefix of the sets of the sessions of one holder.
+    pub(super) fn holder_sessions_prefix(&self) -> String {
+        format!("{{{}}}:sessions:", self.prefix)
+    }
+
+    pub(super) fn holder_sessions(&self, holder: SessionHolder) -> String {
+        format!("{}{holder}", self.holder_sessions_prefix())
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -155,11 +185,12 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments disabled environments heartbeat instances join lease leave look lookup members notify project projects publish stage unknown views }
+scripts! { admit begin_session check cleanup deployments disabled end_sessions environments heartbeat instances join lease leave look lookup members notify project projects publish sessions stage unknown views }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sessions::SESSION_TTL;
     use std::collections::BTreeSet;
 
     #[test]
@@ -181,6 +212,9 @@ mod tests {
             keys.environments(),
             keys.leases(),
             keys.views(AgentId(7)),
+            format!("{}<id>", keys.session_prefix()),
+            keys.sessions(),
+            format!("{}<holder>", keys.holder_sessions_prefix()),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>").replace(":7", ":<agent id>");
@@ -195,6 +229,8 @@ mod tests {
             ("environments", ENVIRONMENTS_TTL),
             ("leases", LEASES_TTL),
             ("views:<agent id>", VIEWS_TTL),
+            ("sessions", SESSION_TTL),
+            ("sessions:<holder>", SESSION_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
             let ttl = match ttl.as_secs() {

@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
 use router::{
-    GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, ProjectAgent, ReportedInfo, Route, RouteStore,
+    EndedSessions, GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, NewSession, ProjectAgent,
+    ReportedInfo, Route, RouteStore, SessionHolder, SessionId, SessionLimits,
 };
 use tokio::time::timeout;
 
@@ -47,6 +48,9 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     lease_is_free_once_it_is_given_up_or_expires(here, there).await;
     leases_go_to_replicas_that_can_dial(here, there).await;
     older_lease_request_is_ignored(here, there).await;
+    session_is_read_by_all_replicas_until_it_ends(here, there).await;
+    sessions_of_a_holder_end_together(here, there).await;
+    session_that_ends_first_ends_in_favour_of_a_new_one(here, there).await;
 }
 
 impl TestStore<'_> {
@@ -66,6 +70,19 @@ impl TestStore<'_> {
         let granted = self.store.renew_leases(self.id, &[request]).await.unwrap();
         let [tunnels] = granted[..] else { panic!("{granted:?}") };
         tunnels
+    }
+
+    /// Begins a session. There may be five, and three of a holder.
+    async fn begin(&self, number: u8, holder: u8, ttl: Duration) {
+        let (id, holder) = (session(number), SessionHolder([holder; 16]));
+        let session = NewSession { id, holder, record: format!("record {number}").into_bytes(), ttl };
+        let limits = SessionLimits { sessions: 5, per_holder: 3 };
+        self.store.begin_session(session, limits).await.unwrap();
+    }
+
+    async fn live(&self, numbers: &[u8]) -> Vec<bool> {
+        let ids: Vec<SessionId> = numbers.iter().map(|number| session(*number)).collect();
+        self.store.live_sessions(&ids).await.unwrap()
     }
 
     async fn routes(&self, agent: AgentId) -> Vec<Route> {
@@ -314,4 +331,60 @@ async fn older_lease_request_is_ignored(here: TestStore<'_>, there: TestStore<'_
     assert_eq!(here.lease(lease(35, 1, 5)).await, 1);
     assert_eq!(here.lease(lease(35, 0, 4)).await, 1);
     assert_eq!(there.lease(lease(35, 1, 1)).await, 0);
+}
+
+async fn session_is_read_by_all_replicas_until_it_ends(here: TestStore<'_>, there: TestStore<'_>) {
+    here.begin(1, 1, Duration::from_secs(3600)).await;
+    here.begin(2, 1, Duration::from_millis(1500)).await;
+    for store in [here, there] {
+        assert_eq!(store.store.session(session(1)).await.unwrap().unwrap(), b"record 1");
+        assert_eq!(store.store.session(session(9)).await.unwrap(), None);
+        assert_eq!(store.live(&[9, 2, 1]).await, [false, true, true]);
+        assert!(store.live(&[]).await.is_empty());
+    }
+    tokio::time::sleep(Duration::from_millis(1600)).await;
+    assert_eq!(there.live(&[1, 2]).await, [true, false], "its time has passed");
+    for _ in 0..2 {
+        there.store.end_sessions(EndedSessions::One(session(1))).await.unwrap();
+        assert_eq!(here.store.session(session(1)).await.unwrap(), None);
+    }
+}
+
+async fn sessions_of_a_holder_end_together(here: TestStore<'_>, there: TestStore<'_>) {
+    for (number, holder) in [(11, 1), (12, 1), (13, 2)] {
+        here.begin(number, holder, Duration::from_secs(3600)).await;
+    }
+    there.store.end_sessions(EndedSessions::OfHolder(SessionHolder([1; 16]))).await.unwrap();
+    assert_eq!(here.live(&[11, 12, 13]).await, [false, false, true]);
+    there.store.end_sessions(EndedSessions::OfHolder(SessionHolder([2; 16]))).await.unwrap();
+    assert_eq!(here.live(&[13]).await, [false]);
+    there.store.end_sessions(EndedSessions::OfHolder(SessionHolder([2; 16]))).await.unwrap();
+}
+
+async fn session_that_ends_first_ends_in_favour_of_a_new_one(here: TestStore<'_>, there: TestStore<'_>) {
+    let hour = Duration::from_secs(3600);
+    there.begin(21, 1, hour).await;
+    for number in 22..25 {
+        there.begin(number, 2, hour + Duration::from_secs(u64::from(number))).await;
+    }
+    assert_eq!(here.live(&[21, 22, 23, 24]).await, [true; 4]);
+    here.begin(25, 2, hour * 2).await;
+    assert_eq!(here.live(&[21, 22, 23, 24, 25]).await, [true, false, true, true, true], "three of a holder");
+    here.begin(26, 3, hour * 2).await;
+    here.begin(27, 3, hour * 2).await;
+    assert_eq!(here.live(&[21, 23, 24, 25, 26, 27]).await, [false, true, true, true, true, true], "five");
+    // The holder whose session has ended may begin as many as before.
+    here.store.end_sessions(EndedSessions::One(session(24))).await.unwrap();
+    here.begin(28, 2, hour * 2).await;
+    assert_eq!(there.live(&[23, 25, 26, 27, 28]).await, [true; 5]);
+    // A session whose time has passed takes no place.
+    here.store.end_sessions(EndedSessions::One(session(26))).await.unwrap();
+    here.begin(29, 4, Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    here.begin(30, 4, hour).await;
+    assert_eq!(there.live(&[23, 25, 27, 28, 29, 30]).await, [true, true, true, true, false, true]);
+}
+
+fn session(number: u8) -> SessionId {
+    SessionId([number; 32])
 }

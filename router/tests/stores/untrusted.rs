@@ -1,10 +1,10 @@
 //! Tests of unusable values in Redis.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use proto::{AgentId, ReplicaId};
 use router::{
-    RouteStore as _,
+    EndedSessions, NewSession, RouteStore as _, SessionHolder, SessionId, SessionLimits,
     redis::{MAX_DEPLOYMENTS, RedisSettings, UrlAuthenticator},
 };
 
@@ -69,6 +69,39 @@ async fn unusable_heartbeats_and_events_add_no_replica() {
     there.wait_routes(1, &[here.route(1)]).await;
     here.wait_routes(1, &[here.route(1)]).await;
     assert_eq!(here.store.metrics().connections.get(), 1, "the first connection stays in use");
+}
+
+#[tokio::test]
+async fn unusable_values_of_sessions_are_no_sessions() {
+    let Some(server) = redis() else { return };
+    let here = TestReplica::joined(server.settings()).await;
+    let (id, holder, ttl) = (SessionId([1; 32]), SessionHolder([2; 16]), Duration::from_secs(60));
+    let key = format!("{{kas}}:session:{id}");
+    put(&server, "HSET", &key, &[b"a", b"b"]).await;
+    assert_eq!(here.store.session(id).await.unwrap(), None);
+    here.store.end_sessions(EndedSessions::One(id)).await.unwrap();
+    put(&server, "SET", &key, &[&[b'x'; 1 << 20]]).await;
+    assert_eq!(here.store.session(id).await.unwrap().unwrap().len(), NewSession::MAX_RECORD);
+
+    let (all, of_holder) = ("{kas}:sessions", format!("{{kas}}:sessions:{holder}"));
+    put(&server, "SET", all, &[b"a"]).await;
+    put(&server, "SET", &of_holder, &[b"a"]).await;
+    here.store.end_sessions(EndedSessions::OfHolder(holder)).await.unwrap();
+    put(&server, "SET", &of_holder, &[b"a"]).await;
+    let begin = |id| {
+        let limits = SessionLimits { sessions: 2, per_holder: 2 };
+        here.store.begin_session(NewSession { id, holder, record: b"record".to_vec(), ttl }, limits)
+    };
+    begin(id).await.unwrap();
+    assert_eq!(here.store.session(id).await.unwrap().unwrap(), b"record");
+    let ttl: i64 = server.run(&format!("PTTL {key}")).await;
+    assert!((1..=60_000).contains(&ttl), "{ttl}");
+    // The first of these sets has a member that is no session.
+    put(&server, "ZADD", all, &[b"9999999999998", b"../\0"]).await;
+    put(&server, "ZADD", &of_holder, &[b"9999999999998", b"../\0"]).await;
+    begin(SessionId([3; 32])).await.unwrap();
+    begin(SessionId([4; 32])).await.unwrap();
+    assert!(here.store.session(SessionId([4; 32])).await.unwrap().is_some());
 }
 
 /// MACs that everybody who knows the word can compute.
@@ -141,7 +174,7 @@ async fn attack_85_heartbeat_without_the_mac_of_its_url_adds_no_replica() {
 async fn eventually(condition: impl Fn() -> bool) {
     let reached = async {
         while !condition() {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(crate::TIMEOUT, reached).await.expect("the condition is never true");

@@ -10,7 +10,8 @@ for _, command in ipairs({
   { 'HSCAN', key, '0' },
   { 'PEXPIRE', key, 10000 }, { 'RENAME', key, key }, { 'HDEL', key, 'a' }, { 'SADD', key, 'a' }, { 'SRANDMEMBER', key, 1 },
   { 'SREM', key, 'a' }, { 'DEL', key }, { 'LPUSH', key, 'a' }, { 'LTRIM', key, 0, 0 }, { 'LRANGE', key, 0, 0 },
-  { 'DEL', key }, { 'TIME' }, { 'PUBLISH', ARGV[1], ARGV[2] },
+  { 'DEL', key }, { 'ZADD', key, '1', 'a' }, { 'ZCARD', key }, { 'ZRANGE', key, 0, 0 }, { 'ZREM', key, 'a' },
+  { 'ZREMRANGEBYSCORE', key, 0, 1 }, { 'DEL', key }, { 'TIME' }, { 'PUBLISH', ARGV[1], ARGV[2] },
 }) do
   local answer = redis.pcall(unpack(command))
   if type(answer) == 'table' and answer.err then found[#found + 1] = command[1] .. ': ' .. answer.err end

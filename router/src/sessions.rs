@@ -1,0 +1,128 @@
+//! The sessions of browsers: the rule by which the oldest ones end in favour of new ones, and their table in memory.
+//!
+//! The store knows neither tokens nor cookies. The caller of the store encrypts the records.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use tokio::time::Instant;
+
+/// The longest time of a session.
+pub const SESSION_TTL: Duration = Duration::from_secs(8 * 3600);
+
+/// The key of a session. The session cannot be used with it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SessionId(pub [u8; 32]);
+
+/// The key of all sessions of one token or of one user.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SessionHolder(pub [u8; 16]);
+
+/// A session that begins.
+#[derive(Clone, Debug)]
+pub struct NewSession {
+    /// Its key.
+    pub id: SessionId,
+    /// The key of its holder.
+    pub holder: SessionHolder,
+    /// Its contents, at most [`NewSession::MAX_RECORD`] bytes.
+    pub record: Vec<u8>,
+    /// The time after which it ends, at most [`SESSION_TTL`].
+    pub ttl: Duration,
+}
+
+/// The most sessions. At a limit, the one that ends first ends in favour of a new one.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionLimits {
+    /// The most sessions of all holders.
+    pub sessions: u32,
+    /// The most sessions of one holder.
+    pub per_holder: u32,
+}
+
+/// The sessions that end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EndedSessions {
+    /// One session.
+    One(SessionId),
+    /// All sessions of a holder.
+    OfHolder(SessionHolder),
+}
+
+/// The sessions in memory. The scripts `begin_session.lua` and `end_sessions.lua` have the same rule.
+#[derive(Debug, Default)]
+pub(crate) struct SessionTable(HashMap<SessionId, SessionEntry>);
+
+#[derive(Debug)]
+struct SessionEntry {
+    holder: SessionHolder,
+    record: Vec<u8>,
+    end: Instant,
+}
+
+impl NewSession {
+    /// The most bytes of a record. A longer one is cut.
+    pub const MAX_RECORD: usize = 64 << 10;
+}
+
+impl SessionTable {
+    pub(crate) fn begin(&mut self, session: NewSession, limits: SessionLimits, now: Instant) {
+        let NewSession { id, holder, record, ttl } = session;
+        self.0.retain(|_, entry| entry.end > now);
+        let of_holder = |entry: &SessionEntry| entry.holder == holder;
+        if self.0.values().filter(|entry| of_holder(entry)).count() >= limits.per_holder as usize {
+            self.end_first(of_holder);
+        } else if self.0.len() >= limits.sessions as usize {
+            self.end_first(|_| true);
+        }
+        self.0.insert(id, SessionEntry { holder, record, end: now + ttl });
+    }
+
+    pub(crate) fn read(&self, id: SessionId, now: Instant) -> Option<Vec<u8>> {
+        self.live(id, now).map(|entry| entry.record.clone())
+    }
+
+    pub(crate) fn is_live(&self, id: SessionId, now: Instant) -> bool {
+        self.live(id, now).is_some()
+    }
+
+    pub(crate) fn end(&mut self, sessions: EndedSessions) {
+        match sessions {
+            EndedSessions::One(id) => drop(self.0.remove(&id)),
+            EndedSessions::OfHolder(holder) => self.0.retain(|_, entry| entry.holder != holder),
+        }
+    }
+
+    fn live(&self, id: SessionId, now: Instant) -> Option<&SessionEntry> {
+        self.0.get(&id).filter(|entry| entry.end > now)
+    }
+
+    fn end_first(&mut self, which: impl Fn(&SessionEntry) -> bool) {
+        let candidates = self.0.iter().filter(|(_, entry)| which(entry));
+        let first = candidates.min_by_key(|(_, entry)| entry.end).map(|(id, _)| *id);
+        first.and_then(|id| self.0.remove(&id));
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Display for SessionHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for SessionHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
