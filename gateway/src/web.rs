@@ -14,12 +14,14 @@
 
 mod agent_details;
 mod assets;
+mod cookies;
 mod environments;
 mod live;
 mod metrics;
 mod origin;
 mod recent;
 mod session_body;
+mod session_record;
 mod sessions;
 
 use std::{
@@ -44,7 +46,7 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, header::ERROR};
-use router::RouteStore;
+use router::{RouteStore, SESSION_TTL, StoreError};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
@@ -80,6 +82,8 @@ const API_PREFIX: &str = "/web/";
 /// The longest request of a login, in bytes, and the time for it.
 const MAX_LOGIN: usize = 16 << 10;
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time after which a request is worth another attempt if the store does not respond: a replica connects to Redis within it.
+const RETRY_STORE: Duration = Duration::from_secs(5);
 /// The services that the list of agents reports.
 const SERVICES: [&str; 4] =
     [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
@@ -104,7 +108,7 @@ enum Answer {
     /// The response is complete.
     Own(Response<Body>),
     /// The proxy sends the request to an agent, with the token of the session.
-    Proxy(Request<Incoming>, Box<Session>),
+    Proxy(Request<Incoming>, Arc<Session>),
 }
 
 /// The session, for the page.
@@ -152,7 +156,7 @@ impl WebServer {
         environments: EnvironmentSources,
         registry: &mut Registry,
     ) -> Self {
-        let (sessions, identities) = (Sessions::default(), agents.identities.clone());
+        let (sessions, identities) = (Sessions::new(Arc::clone(&agents.store)), agents.identities.clone());
         let metrics = WebMetrics::register(registry, sessions.clone(), identities.clone());
         Self {
             sessions,
@@ -165,6 +169,23 @@ impl WebServer {
             environments,
             inspector: AgentInspector::new(agents),
             metrics,
+        }
+    }
+
+    /// Ends sessions that have ended at other replicas, and those of tokens that were removed from the identity file.
+    pub async fn run(&self) {
+        tokio::join!(self.sessions.run(), self.follow_identities());
+    }
+
+    async fn follow_identities(&self) {
+        let mut changes = self.identities.changes();
+        let mut before = self.identities.load_full();
+        while changes.changed().await.is_ok() {
+            let current = self.identities.load_full();
+            for token in before.caller_tokens().filter(|token| current.grant(token).is_none()) {
+                self.sessions.end_all_of(sessions::holder(token)).await;
+            }
+            before = current;
         }
     }
 
@@ -218,7 +239,10 @@ impl WebServer {
                 "only the web page of kas may send this request; programs use the listener for callers";
             return own(refusal(StatusCode::FORBIDDEN, what));
         }
-        let session = self.session(request.headers(), client);
+        let session = match self.session(request.headers(), client).await {
+            Ok(session) => session,
+            Err(response) => return own(response),
+        };
         if let Some((_, grant)) = &session {
             guard.admit();
             // The page finds out about the session and begins another one as any caller.
@@ -240,16 +264,41 @@ impl WebServer {
                     "web pages of the cluster are not shown here; use kubectl port-forward or kubectl proxy";
                 own(refusal(StatusCode::FORBIDDEN, what))
             }
-            Some((session, _)) => Answer::Proxy(with_token(request, &session), Box::new(session)),
+            Some((session, _)) => Answer::Proxy(with_token(request, &session), session),
             None => own(no_session()),
         }
     }
 
-    /// Returns the session of a request with the rights of its token, unless the token was revoked meanwhile.
-    fn session(&self, headers: &HeaderMap, client: IpAddr) -> Option<(Session, Arc<Grant>)> {
-        let session = self.sessions.find(headers, Instant::now())?;
-        let grant = self.grant(&session.hash)?;
-        grant.caller.may_connect_from(client).then_some((session, grant))
+    /// Returns the session of a request with the rights of its token.
+    ///
+    /// # Errors
+    ///
+    /// The response, if the session cannot be looked up.
+    async fn session(
+        &self,
+        headers: &HeaderMap,
+        client: IpAddr,
+    ) -> Result<Option<(Arc<Session>, Arc<Grant>)>, Response<Body>> {
+        if !Sessions::is_named_in(headers) {
+            return Ok(None);
+        }
+        let session = match self.sessions.known(headers, Instant::now()).await {
+            Some(session) => session,
+            None => {
+                self.access.check_unknown(client).map_err(|error| limited(&error))?;
+                let found = self.sessions.load(headers, Instant::now()).await;
+                let Some(session) = found.map_err(|error| unavailable(&error))? else {
+                    self.access.count_unknown(client).await.map_err(|error| limited(&error))?;
+                    return Ok(None);
+                };
+                session
+            }
+        };
+        let Some(grant) = self.grant(&session.hash) else {
+            self.sessions.end_all_of(session.holder).await;
+            return Ok(None);
+        };
+        Ok(grant.caller.may_connect_from(client).then_some((session, grant)))
     }
 
     fn grant(&self, token: &TokenHash) -> Option<Arc<Grant>> {
@@ -260,13 +309,14 @@ impl WebServer {
         &self,
         request: Request<Incoming>,
         client: IpAddr,
-        session: Option<(Session, Arc<Grant>)>,
+        session: Option<(Arc<Session>, Arc<Grant>)>,
     ) -> Response<Body> {
         match (request.uri().path(), request.method()) {
             (SESSION_PATH, &Method::POST) => self.log_in(request, client).await,
-            (SESSION_PATH, &Method::DELETE) => {
-                with_cookie(StatusCode::NO_CONTENT, &self.sessions.end(request.headers()))
-            }
+            (SESSION_PATH, &Method::DELETE) => match self.sessions.end(request.headers()).await {
+                Ok(cookie) => with_cookie(StatusCode::NO_CONTENT, &cookie),
+                Err(error) => unavailable(&error),
+            },
             (SESSION_PATH, &Method::GET) => match session {
                 Some((session, grant)) => {
                     let left = session.end.saturating_duration_since(Instant::now());
@@ -326,8 +376,17 @@ impl WebServer {
             let what = format!("caller {name} may not connect from this address");
             return refusal(StatusCode::FORBIDDEN, &what);
         }
-        self.sessions.end(&head.headers);
-        let cookie = self.sessions.begin(token, Instant::now());
+        let holder = sessions::holder(&TokenHash::of(&token));
+        let cookie = match self.sessions.begin(token, holder, SESSION_TTL, Instant::now()).await {
+            Ok(cookie) => cookie,
+            Err(error) => {
+                self.metrics.count_login("unavailable");
+                return unavailable(&error);
+            }
+        };
+        if let Err(error) = self.sessions.end(&head.headers).await {
+            tracing::debug!(%error, "session of before not ended");
+        }
         self.metrics.count_login("ok");
         tracing::info!(caller = name, %client, "session of a browser began");
         with_cookie(StatusCode::NO_CONTENT, &cookie)
@@ -439,6 +498,14 @@ fn limited(error: &RequestError) -> Response<Body> {
     if let Some(wait) = error.retry_after {
         response.headers_mut().insert(RETRY_AFTER, wait.as_secs().into());
     }
+    response
+}
+
+fn unavailable(error: &StoreError) -> Response<Body> {
+    tracing::debug!(%error, "session of a browser not found");
+    let what = "kas does not reach Redis, which has the sessions: try again in some seconds";
+    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, what);
+    response.headers_mut().insert(RETRY_AFTER, RETRY_STORE.as_secs().into());
     response
 }
 

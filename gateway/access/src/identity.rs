@@ -260,6 +260,11 @@ impl Identity {
         self.caller_tokens.get(token)
     }
 
+    /// Iterates over the hashes of the tokens of callers, in no order.
+    pub fn caller_tokens(&self) -> impl Iterator<Item = &TokenHash> {
+        self.caller_tokens.keys()
+    }
+
     /// Takes over the state of the previous version. The streams of a token continue if its caller has the same rights.
     fn inherit(&mut self, previous: &Self) {
         self.version = previous.version + 1;

@@ -118,6 +118,15 @@ impl AccessControl {
 }
 
 impl AccessControl {
+    /// Checks an address before an unknown credential is looked up in place of [`Self::authorize`]. It counts nothing.
+    ///
+    /// # Errors
+    ///
+    /// The address has sent too many unknown credentials.
+    pub fn check_unknown(&self, address: IpAddr) -> Result<(), RequestError> {
+        self.unknown.check(address)
+    }
+
     /// Counts a credential that is unknown to whoever has checked it in place of [`Self::authorize`].
     ///
     /// # Errors

@@ -28,6 +28,9 @@ impl App {
         if let Some(audit) = self.callers.audit.get().cloned() {
             spawn(async move { audit.run().await }.boxed());
         }
+        if let Some(web) = self.web.clone() {
+            spawn(async move { web.run().await }.boxed());
+        }
         let agents = Arc::clone(&self.agents);
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();

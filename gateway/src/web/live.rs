@@ -81,7 +81,7 @@ struct LiveStream {
 pub(super) async fn respond(
     web: &Arc<WebServer>,
     request: Request<Incoming>,
-    session: Option<(Session, Arc<Grant>)>,
+    session: Option<(Arc<Session>, Arc<Grant>)>,
     peer: &Arc<PeerAddress>,
     guard: &RequestGuard,
 ) -> Response<Body> {
@@ -138,7 +138,7 @@ pub(super) async fn respond(
 }
 
 /// Completes when the stream of a session ends, with its last frame.
-async fn end(draining: impl Future<Output = ()>, session: Session, grant: Arc<Grant>) -> Option<Bytes> {
+async fn end(draining: impl Future<Output = ()>, session: Arc<Session>, grant: Arc<Grant>) -> Option<Bytes> {
     tokio::select! {
         biased;
         () = session.ended() => None,

@@ -29,7 +29,7 @@ struct SessionGauge {
 impl WebMetrics {
     pub(super) fn register(registry: &mut Registry, sessions: Sessions, identities: Identities) -> Self {
         let metrics = Self::default();
-        let logins = "Logins of browsers by their result: ok, unknown, address, or limit";
+        let logins = "Logins of browsers by their result: ok, unknown, address, limit, or unavailable";
         registry.register("kas_web_logins", logins, metrics.logins.clone());
         registry.register_collector(Box::new(SessionGauge { sessions, identities }));
         metrics
@@ -45,7 +45,7 @@ impl Collector for SessionGauge {
         let identities = self.identities.load();
         let sessions = self.sessions.count(|token| identities.grant(token).is_some(), Instant::now());
         let gauge = ConstGauge::new(sessions as i64);
-        let help = "Sessions of browsers";
+        let help = "Sessions that browsers use at this replica";
         gauge.encode(encoder.encode_descriptor("kas_web_sessions", help, None, gauge.metric_type())?)
     }
 }

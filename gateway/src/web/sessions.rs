@@ -1,43 +1,63 @@
 //! The sessions of browsers. A session stands for the token with which it began: what the token may do is asked at each request.
+//!
+//! The route store has the sessions of all replicas, as [records](super::session_record) that only the holder of the cookie can open. A
+//! replica keeps those that its browsers use, and checks every few seconds whether they have ended. While Redis does not respond, these go
+//! on.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use access::token::TokenHash;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use http::{HeaderMap, header::COOKIE as COOKIE_HEADER};
+use http::HeaderMap;
 use parking_lot::Mutex;
+use router::{
+    EndedSessions, NewSession, RouteStore, SESSION_TTL, SessionHolder, SessionId, SessionLimits, StoreError,
+};
 use secrecy::SecretString;
-use sha2::{Digest as _, Sha256};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    cookies,
+    session_record::{self, SessionRecord},
+};
 
 /// The name of the cookie. With this prefix browsers accept it only with TLS or on loopback, for this host and for all paths
 /// (RFC 6265bis section 4.1.3.2), so that no other host of the same site can set it.
 const COOKIE: &str = "__Host-kas";
-/// The time after which a person has to log in again.
-pub(super) const LIFETIME: Duration = Duration::from_secs(8 * 3600);
-/// The limits of a replica.
-const LIMITS: Limits = Limits { sessions: 10_000, per_token: 50 };
+/// The limits over all replicas.
+const LIMITS: SessionLimits = SessionLimits { sessions: 10_000, per_holder: 50 };
+/// The time after which a session that is used is checked again: another replica may have ended it.
+const CHECK_PERIOD: Duration = Duration::from_secs(3);
+/// The same for a session that nobody uses.
+const IDLE_CHECK_PERIOD: Duration = Duration::from_secs(60);
 
-/// The most sessions, and the most of one token. The oldest one ends in favour of a new one.
-#[derive(Clone, Copy)]
-struct Limits {
-    sessions: usize,
-    per_token: usize,
+/// The sessions, as a replica sees them. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Sessions {
+    store: Arc<dyn RouteStore>,
+    local: Arc<Mutex<LocalSessions>>,
 }
 
-/// The sessions of this replica.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sessions(Arc<Mutex<HashMap<Key, Entry>>>);
-
-/// The hash of the value of a cookie, so that the time of a lookup says nothing about the cookies of others.
-type Key = [u8; 32];
+/// The sessions that browsers have used at this replica.
+#[derive(Debug, Default)]
+struct LocalSessions {
+    entries: HashMap<SessionId, Entry>,
+    /// The sessions that have ended, and may still be in the store.
+    unsent_ends: HashSet<EndedSessions>,
+}
 
 /// One session.
-#[derive(Clone)]
 pub(super) struct Session {
     pub(super) token: SecretString,
     pub(super) hash: TokenHash,
+    /// The key of the sessions of the same token or user.
+    pub(super) holder: SessionHolder,
     /// The time at which it ends.
     pub(super) end: Instant,
     ended: CancellationToken,
@@ -46,13 +66,14 @@ pub(super) struct Session {
 /// A session until it is removed, which ends its streams.
 #[derive(Debug)]
 struct Entry {
-    session: Session,
+    session: Arc<Session>,
+    checked: Instant,
     _end_streams: DropGuard,
 }
 
 impl Session {
     /// Waits until the session has ended: by the logout, in favour of a new one, or by its time.
-    pub(super) async fn ended(self) {
+    pub(super) async fn ended(self: Arc<Self>) {
         tokio::select! {
             () = self.ended.cancelled() => {}
             () = sleep_until(self.end) => {}
@@ -60,73 +81,197 @@ impl Session {
     }
 }
 
-impl Sessions {
-    /// Begins a session. Returns the value of `Set-Cookie`.
-    pub(super) fn begin(&self, token: SecretString, now: Instant) -> String {
-        self.begin_within(LIMITS, token, now)
-    }
-
-    fn begin_within(&self, limits: Limits, token: SecretString, now: Instant) -> String {
-        let random: [u8; 32] = rand::random();
-        let value = BASE64_URL_SAFE_NO_PAD.encode(random);
-        let mut sessions = self.0.lock();
-        sessions.retain(|_, entry| entry.session.end > now);
-        let hash = TokenHash::of(&token);
-        let of_token = |session: &Session| session.hash == hash;
-        if sessions.values().filter(|entry| of_token(&entry.session)).count() >= limits.per_token {
-            end_oldest(&mut sessions, of_token);
-        } else if sessions.len() >= limits.sessions {
-            end_oldest(&mut sessions, |_| true);
-        }
+impl Entry {
+    fn new(token: SecretString, holder: SessionHolder, end: Instant, now: Instant) -> Self {
         let ended = CancellationToken::new();
         let end_streams = ended.clone().drop_guard();
-        let session = Session { token, hash, end: now + LIFETIME, ended };
-        sessions.insert(key(value.as_bytes()), Entry { session, _end_streams: end_streams });
-        let seconds = LIFETIME.as_secs();
-        format!("{COOKIE}={value}; Path=/; Max-Age={seconds}; Secure; HttpOnly; SameSite=Strict")
+        let session = Session { hash: TokenHash::of(&token), token, holder, end, ended };
+        Self { session: Arc::new(session), checked: now, _end_streams: end_streams }
     }
 
-    /// Returns the session of a request with these headers.
-    pub(super) fn find(&self, headers: &HeaderMap, now: Instant) -> Option<Session> {
-        let key = key(value(headers)?);
-        let sessions = self.0.lock();
-        sessions.get(&key).map(|entry| entry.session.clone()).filter(|session| session.end > now)
+    /// Returns whether the store has to be asked about the session in this period.
+    fn is_due(&self, now: Instant) -> bool {
+        // The entry has one reference, and each request or stream has another.
+        Arc::strong_count(&self.session) > 1 || now >= self.checked + IDLE_CHECK_PERIOD
+    }
+}
+
+impl Sessions {
+    pub(super) fn new(store: Arc<dyn RouteStore>) -> Self {
+        Self { store, local: Arc::default() }
+    }
+
+    /// Begins a session, which ends after `ttl` or 8 h. Returns the value of `Set-Cookie`.
+    ///
+    /// # Errors
+    ///
+    /// The store does not respond.
+    pub(super) async fn begin(
+        &self,
+        token: SecretString,
+        holder: SessionHolder,
+        ttl: Duration,
+        now: Instant,
+    ) -> Result<String, StoreError> {
+        let random: [u8; 32] = rand::random();
+        let value = BASE64_URL_SAFE_NO_PAD.encode(random);
+        let id = session_record::id(value.as_bytes());
+        let ttl = ttl.min(SESSION_TTL);
+        let record = SessionRecord { token: token.clone(), holder, end: SystemTime::now() + ttl };
+        let (entry, record) = (Entry::new(token, holder, now + ttl, now), record.seal(value.as_bytes()));
+        self.store.begin_session(NewSession { id, holder, record, ttl }, LIMITS).await?;
+        self.local.lock().entries.insert(id, entry);
+        let seconds = ttl.as_secs();
+        Ok(format!("{COOKIE}={value}; Path=/; Max-Age={seconds}; Secure; HttpOnly; SameSite=Strict"))
+    }
+
+    /// Returns the session of a request with these headers, if this replica knows it.
+    pub(super) async fn known(&self, headers: &HeaderMap, now: Instant) -> Option<Arc<Session>> {
+        let id = session_record::id(cookies::value(headers, COOKIE)?);
+        let session = {
+            let mut local = self.local.lock();
+            let entry = local.entries.get_mut(&id).filter(|entry| entry.session.end > now)?;
+            let session = Arc::clone(&entry.session);
+            if now < entry.checked + CHECK_PERIOD {
+                return Some(session);
+            }
+            // One request of several at the same time asks the store.
+            entry.checked = now;
+            session
+        };
+        match self.store.live_sessions(&[id]).await {
+            Ok(live) if live == [false] => {
+                self.local.lock().entries.remove(&id);
+                None
+            }
+            Ok(_) | Err(_) => Some(session),
+        }
+    }
+
+    /// Returns the session of a request with these headers from the store.
+    ///
+    /// # Errors
+    ///
+    /// The store does not respond.
+    pub(super) async fn load(
+        &self,
+        headers: &HeaderMap,
+        now: Instant,
+    ) -> Result<Option<Arc<Session>>, StoreError> {
+        let Some(cookie) = cookies::value(headers, COOKIE) else { return Ok(None) };
+        let id = session_record::id(cookie);
+        let Some(sealed) = self.store.session(id).await? else { return Ok(None) };
+        let Some(record) = SessionRecord::open(cookie, sealed) else {
+            tracing::warn!(session = %id, "session of a browser refused: its record was changed");
+            return Ok(None);
+        };
+        let left = record.end.duration_since(SystemTime::now()).unwrap_or_default().min(SESSION_TTL);
+        let entry = Entry::new(record.token, record.holder, now + left, now);
+        let mut local = self.local.lock();
+        let ended = [EndedSessions::One(id), EndedSessions::OfHolder(record.holder)];
+        if left.is_zero() || ended.iter().any(|ended| local.unsent_ends.contains(ended)) {
+            return Ok(None);
+        }
+        // Another request may have been faster.
+        Ok(Some(Arc::clone(&local.entries.entry(id).or_insert(entry).session)))
+    }
+
+    /// Returns whether a request with these headers has a cookie of a session.
+    pub(super) fn is_named_in(headers: &HeaderMap) -> bool {
+        cookies::value(headers, COOKIE).is_some()
     }
 
     /// Ends the session of a request with these headers, and its streams. Returns the value of `Set-Cookie`.
-    pub(super) fn end(&self, headers: &HeaderMap) -> String {
-        if let Some(value) = value(headers) {
-            self.0.lock().remove(&key(value));
+    ///
+    /// # Errors
+    ///
+    /// The store does not respond, and this replica does not know the session.
+    pub(super) async fn end(&self, headers: &HeaderMap) -> Result<String, StoreError> {
+        if let Some(cookie) = cookies::value(headers, COOKIE) {
+            let id = session_record::id(cookie);
+            if self.local.lock().end(EndedSessions::One(id)) {
+                self.send_ends().await;
+            } else {
+                self.store.end_sessions(EndedSessions::One(id)).await?;
+            }
         }
-        format!("{COOKIE}=; Path=/; Max-Age=0; Secure; HttpOnly; SameSite=Strict")
+        Ok(format!("{COOKIE}=; Path=/; Max-Age=0; Secure; HttpOnly; SameSite=Strict"))
     }
 
-    /// Returns the number of sessions whose tokens are valid.
+    /// Ends all sessions of a token or of a user at all replicas.
+    pub(super) async fn end_all_of(&self, holder: SessionHolder) {
+        self.local.lock().end(EndedSessions::OfHolder(holder));
+        self.send_ends().await;
+    }
+
+    /// Checks the sessions of this replica from time to time, and ends sessions that the store did not end.
+    pub(super) async fn run(&self) {
+        loop {
+            sleep(CHECK_PERIOD).await;
+            self.send_ends().await;
+            self.check(Instant::now()).await;
+        }
+    }
+
+    /// Ends sessions in the store. If it does not respond, the next call tries again.
+    async fn send_ends(&self) {
+        let unsent: Vec<_> = self.local.lock().unsent_ends.iter().copied().collect();
+        for ended in unsent {
+            if let Err(error) = self.store.end_sessions(ended).await {
+                tracing::debug!(%error, "sessions of browsers not ended at other replicas yet");
+                return;
+            }
+            self.local.lock().unsent_ends.remove(&ended);
+        }
+    }
+
+    async fn check(&self, now: Instant) {
+        let due: Vec<SessionId> = {
+            let mut local = self.local.lock();
+            local.entries.retain(|_, entry| entry.session.end > now);
+            local.entries.iter().filter(|(_, entry)| entry.is_due(now)).map(|(id, _)| *id).collect()
+        };
+        if due.is_empty() {
+            return;
+        }
+        let Ok(live) = self.store.live_sessions(&due).await else { return };
+        let mut local = self.local.lock();
+        for (id, is_live) in due.iter().zip(live) {
+            if !is_live {
+                local.entries.remove(id);
+            } else if let Some(entry) = local.entries.get_mut(id) {
+                entry.checked = now;
+            }
+        }
+    }
+
+    /// Returns the number of sessions that this replica knows, and whose tokens are valid.
     pub(super) fn count(&self, is_valid: impl Fn(&TokenHash) -> bool, now: Instant) -> usize {
-        let sessions = self.0.lock();
-        sessions.values().filter(|entry| entry.session.end > now && is_valid(&entry.session.hash)).count()
+        let local = self.local.lock();
+        let sessions = local.entries.values().map(|entry| &entry.session);
+        sessions.filter(|session| session.end > now && is_valid(&session.hash)).count()
     }
 }
 
-fn end_oldest(sessions: &mut HashMap<Key, Entry>, which: impl Fn(&Session) -> bool) {
-    let candidates = sessions.iter().filter(|(_, entry)| which(&entry.session));
-    let oldest = candidates.min_by_key(|(_, entry)| entry.session.end).map(|(key, _)| *key);
-    oldest.and_then(|oldest| sessions.remove(&oldest));
+impl LocalSessions {
+    /// Removes sessions, and remembers that they have to end in the store. Returns whether they do.
+    fn end(&mut self, ended: EndedSessions) -> bool {
+        match ended {
+            EndedSessions::One(id) => {
+                if self.entries.remove(&id).is_none() {
+                    return false;
+                }
+            }
+            EndedSessions::OfHolder(holder) => self.entries.retain(|_, entry| entry.session.holder != holder),
+        }
+        self.unsent_ends.insert(ended);
+        true
+    }
 }
 
-/// Returns the value of the cookie, or `None` if there is none or there are two: another one cannot be ours. HTTP/2 may split `Cookie` into
-/// several fields. Other cookies of the host may have any bytes.
-fn value(headers: &HeaderMap) -> Option<&[u8]> {
-    let fields = headers.get_all(COOKIE_HEADER).iter();
-    let pairs = fields.flat_map(|field| field.as_bytes().split(|&byte| byte == b';'));
-    let mut values =
-        pairs.filter_map(|pair| pair.trim_ascii().strip_prefix(COOKIE.as_bytes())?.strip_prefix(b"="));
-    let first = values.next()?;
-    values.next().is_none().then_some(first)
-}
-
-fn key(value: &[u8]) -> Key {
-    Sha256::digest(value).into()
+/// Returns the key of the sessions of a token.
+pub(super) fn holder(token: &TokenHash) -> SessionHolder {
+    SessionHolder(token.digest())
 }
 
 impl fmt::Debug for Session {
@@ -137,84 +282,97 @@ impl fmt::Debug for Session {
 
 #[cfg(test)]
 mod tests {
+    use http::header;
+    use router::MemoryStore;
     use secrecy::ExposeSecret as _;
 
     use super::*;
 
-    /// Returns the headers of a request with cookies, each in a field of its own.
-    fn headers<const N: usize>(cookies: [&str; N]) -> HeaderMap {
-        cookies.into_iter().map(|cookie| (COOKIE_HEADER, cookie.parse().unwrap())).collect()
+    fn replicas() -> [Sessions; 2] {
+        let store: Arc<dyn RouteStore> = Arc::new(MemoryStore::default());
+        [Sessions::new(Arc::clone(&store)), Sessions::new(store)]
     }
 
-    fn cookie(set_cookie: &str) -> &str {
-        set_cookie.split(';').next().unwrap()
+    /// Returns the headers of a request with the cookie of a response.
+    fn headers(set_cookie: &str) -> HeaderMap {
+        let cookie = set_cookie.split(';').next().unwrap();
+        [(header::COOKIE, cookie.parse().unwrap())].into_iter().collect()
     }
 
-    fn token(text: &str) -> SecretString {
-        text.into()
+    /// Begins a session with a token. Returns the headers of a request with its cookie.
+    async fn begin(sessions: &Sessions, token: &str) -> HeaderMap {
+        let (token, now) = (SecretString::from(token), Instant::now());
+        let holder = holder(&TokenHash::of(&token));
+        headers(&sessions.begin(token, holder, SESSION_TTL, now).await.unwrap())
+    }
+
+    async fn find(sessions: &Sessions, headers: &HeaderMap) -> Option<Arc<Session>> {
+        match sessions.known(headers, Instant::now()).await {
+            None => sessions.load(headers, Instant::now()).await.unwrap(),
+            known => known,
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn session_lasts_until_its_end_or_the_logout() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
-        let set = sessions.begin(token("secret"), now);
+        let ([sessions, _], start) = (replicas(), Instant::now());
+        let holder = SessionHolder([1; 16]);
+        let set = sessions.begin("secret".into(), holder, SESSION_TTL * 2, start).await.unwrap();
         assert!(set.ends_with("; Path=/; Max-Age=28800; Secure; HttpOnly; SameSite=Strict"), "{set}");
-        let request = headers([&format!("a=b; {}; c=d", cookie(&set))]);
-        let found = sessions.find(&request, now + LIFETIME - Duration::from_secs(1)).unwrap();
+        let request = headers(&set);
+        sleep(SESSION_TTL - Duration::from_secs(1)).await;
+        let found = find(&sessions, &request).await.unwrap();
         assert_eq!(found.token.expose_secret(), "secret");
         assert!(!format!("{found:?}{sessions:?}").contains("secret"));
-        assert!(sessions.find(&request, now + LIFETIME).is_none());
-        let ended = tokio::spawn(found.ended());
+        sleep(Duration::from_secs(1)).await;
+        assert!(find(&sessions, &request).await.is_none());
+
+        let request = begin(&sessions, "secret").await;
+        let ended = tokio::spawn(find(&sessions, &request).await.unwrap().ended());
         tokio::task::yield_now().await;
         assert!(!ended.is_finished());
-        assert!(sessions.end(&request).contains("Max-Age=0"));
+        assert!(sessions.end(&request).await.unwrap().contains("Max-Age=0"));
         ended.await.unwrap();
-        assert!(now.elapsed() < LIFETIME && sessions.find(&request, now).is_none());
-
-        let set = sessions.begin(token("secret"), Instant::now());
-        sessions.find(&headers([cookie(&set)]), Instant::now()).unwrap().ended().await;
-        assert_eq!(now.elapsed().as_secs(), LIFETIME.as_secs());
+        assert!(start.elapsed() == SESSION_TTL && find(&sessions, &request).await.is_none());
     }
 
-    #[test]
-    fn other_cookies_are_no_session() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
-        let set = sessions.begin(token("secret"), now);
-        let value = cookie(&set).split_once('=').unwrap().1;
-        for cookies in [
-            String::new(),
-            "__Host-kas".to_owned(),
-            "__Host-kas=".to_owned(),
-            format!("kas={value}"),
-            format!("__host-kas={value}"),
-            format!("__Host-kas={value}x"),
-            format!("__Host-kas=stolen; __Host-kas={value}"),
-        ] {
-            assert!(sessions.find(&headers([&cookies]), now).is_none(), "{cookies}");
+    #[tokio::test(start_paused = true)]
+    async fn logout_at_another_replica_ends_the_streams_here() {
+        let [here, there] = replicas();
+        let request = begin(&here, "secret").await;
+        let (used, idle) = (find(&here, &request).await.unwrap(), find(&there, &request).await.unwrap());
+        drop(idle);
+        there.end(&request).await.unwrap();
+        let start = Instant::now();
+        tokio::select! {
+            () = here.run() => {}
+            () = used.ended() => {}
         }
-        let ours = format!("__Host-kas={value}");
-        assert!(sessions.find(&headers(["__Host-kas=stolen", &ours]), now).is_none(), "two fields");
-        assert!(sessions.find(&headers(["x=__Host-kas=y", "other=\u{e9}", &ours]), now).is_some());
+        assert!(start.elapsed() <= CHECK_PERIOD, "{:?}", start.elapsed());
+        assert!(find(&here, &request).await.is_none());
     }
 
-    #[test]
-    fn number_of_sessions_is_limited() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
-        let begin = |name: &str, now| {
-            let set = sessions.begin_within(Limits { sessions: 20, per_token: 5 }, token(name), now);
-            headers([cookie(&set)])
-        };
-        let first = begin("first", now);
-        let later = now + Duration::from_secs(1);
-        let mine: Vec<_> = (0..6).map(|_| begin("mine", later)).collect();
-        assert_eq!(sessions.count(|_| true, later), 6);
-        assert_eq!(sessions.count(|hash| *hash == TokenHash::of(&token("first")), later), 1);
-        assert!(sessions.find(&first, later).is_some(), "another token has lost nothing");
-        assert!(sessions.find(&mine[5], later).is_some());
-        for number in 0..20 {
-            begin(&format!("t{number}"), later + Duration::from_secs(1));
-        }
-        assert_eq!(sessions.count(|_| true, later), 20);
-        assert!(sessions.find(&first, later).is_none(), "the oldest one has ended");
+    #[tokio::test(start_paused = true)]
+    async fn idle_session_is_forgotten_after_its_end_elsewhere() {
+        let [here, there] = replicas();
+        let request = begin(&here, "secret").await;
+        there.end(&request).await.unwrap();
+        sleep(IDLE_CHECK_PERIOD - Duration::from_secs(1)).await;
+        here.check(Instant::now()).await;
+        assert_eq!(here.count(|_| true, Instant::now()), 1);
+        sleep(Duration::from_secs(1)).await;
+        here.check(Instant::now()).await;
+        assert_eq!(here.count(|_| true, Instant::now()), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removed_token_ends_its_sessions_at_all_replicas() {
+        let [here, there] = replicas();
+        let request = begin(&here, "secret").await;
+        let other = begin(&here, "other").await;
+        there.end_all_of(holder(&TokenHash::of(&"secret".into()))).await;
+        sleep(CHECK_PERIOD).await;
+        assert!(find(&here, &request).await.is_none() && find(&there, &request).await.is_none());
+        assert!(find(&there, &other).await.is_some());
     }
 }

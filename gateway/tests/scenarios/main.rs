@@ -47,3 +47,4 @@ mod watches;
 mod web;
 mod web_live;
 mod web_recent;
+mod web_sessions;

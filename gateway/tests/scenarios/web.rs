@@ -26,7 +26,7 @@ const HOST_NAME: &str = "kas.example.com:8156";
 /// A browser with the page of a kas, whose agent tells what it has received.
 pub(crate) struct Browser {
     pub(crate) world: World,
-    cookie: String,
+    pub(crate) cookie: String,
 }
 
 /// Edits a configuration so that kas serves the page.
@@ -78,13 +78,13 @@ impl Browser {
         self.page(Method::GET, path).await
     }
 
-    async fn get_json(&self, path: &str) -> Value {
+    pub(crate) async fn get_json(&self, path: &str) -> Value {
         let response = self.get(path).await;
         assert_eq!(response.status(), 200, "{path}");
         serde_json::from_str(&text(response).await).unwrap()
     }
 
-    async fn try_login(&self, token: &str) -> Response<Incoming> {
+    pub(crate) async fn try_login(&self, token: &str) -> Response<Incoming> {
         let body = json!({"token": token}).to_string();
         self.send(Method::POST, "/web/v1/session", &body, &[("kas-web", "1")]).await
     }
@@ -103,7 +103,7 @@ impl Browser {
     }
 }
 
-fn services() -> Services {
+pub(crate) fn services() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().query().is_some_and(|query| query.contains("watch")) {
             return Response::new(endless("watching"));

@@ -170,7 +170,7 @@ impl World {
     ) -> Self {
         let kas = Arc::new(App::of_replica(fleet, config, sources, traces, None, None));
         let (callers, issuers) = (Arc::clone(&kas.callers), kas.issuers.clone());
-        let gitlab_callers = kas.gitlab_callers.clone();
+        let (gitlab_callers, web) = (kas.gitlab_callers.clone(), kas.web.clone());
         let run = async move {
             let of_gitlab = async {
                 match gitlab_callers {
@@ -178,7 +178,14 @@ impl World {
                     None => std::future::pending().await,
                 }
             };
+            let of_browsers = async {
+                match web {
+                    Some(web) => web.run().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::join!(
+                of_browsers,
                 callers.budget.run(&callers.metrics),
                 callers.idle_connections.run(&callers.metrics),
                 issuers.run(),

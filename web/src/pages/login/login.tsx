@@ -19,7 +19,7 @@ export function LoginPage({ ended }: { ended: boolean }) {
       if (session.value.state === "none") {
         setError(
           new Error(
-            "kas has accepted the token, and the next request came without the session: the browser keeps no cookies of kas, or the load balancer sends it to another replica",
+            "kas has accepted the token, and the next request came without the session: the browser keeps no cookies of kas",
           ),
         );
       }
