@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { after, before, describe, it } from "node:test";
 import { Demo } from "./demo.mjs";
+import { Replicas } from "./replicas.mjs";
 import { checkAccess, hasFocus, launch, openTab, SCREENSHOTS, showOnly } from "./tab.mjs";
 
 /** @type {Demo} */
@@ -586,6 +587,32 @@ it("an error in the configuration of an agent is shown", async () => {
   demo.configure("Mend the configuration", "");
   await page.getByText(/The newest configuration is not in force/).waitFor({ state: "detached" });
   await close();
+});
+
+it("the tree goes on at another replica when the one that serves it is killed", async () => {
+  const replicas = await Replicas.start(demo);
+  try {
+    const { page, logIn, close } = await open({ address: replicas.address });
+    await logIn();
+    await page.goto(`${replicas.address}/agents/demo?namespace=${demo.namespace}`);
+    await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+    await page.evaluate(() => (window.isFirstLoad = true));
+    const sent = [];
+    page.on("request", (request) => sent.push(`${request.method()} ${new URL(request.url()).pathname}`));
+    await replicas.killFirst();
+    demo.kubectl(["create", "deployment", "afterwards", "--image=busybox:1.35", "--replicas=0"]);
+    await page.getByRole("row", { name: /Deployment afterwards/ }).waitFor({ timeout: 60_000 });
+    await page.getByText(/The objects are as they were/).waitFor({ state: "hidden" });
+    assert.ok(await page.evaluate(() => window.isFirstLoad), "the page was not loaded again");
+    assert.ok(!sent.includes("POST /web/v1/session"), "there was no other login");
+    await page.reload();
+    await page.getByRole("row", { name: /Deployment afterwards/ }).waitFor();
+    // The requests that the replica did not complete, and those before the tunnels to the other one.
+    await close(/net::ERR_/, /status of 50[234]/);
+  } finally {
+    await replicas.stop();
+    demo.kubectl(["delete", "deployment", "afterwards", "--ignore-not-found"]);
+  }
 });
 
 describe("in the end", () => {
