@@ -5,25 +5,27 @@ mod cache;
 mod callback;
 mod device;
 mod exec_credential;
-mod oauth;
 
 use std::{
     env,
     io::{ErrorKind, Write as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use clap::{ValueEnum, ValueHint, builder::NonEmptyStringValueParser};
-use oidc::{EndpointUrl, EndpointUrlError, IssuerClient, ProviderMetadata, scopes_for};
+use oidc::{
+    EndpointUrl, EndpointUrlError, IssuerClient, LoginError, OauthClient, ProviderMetadata, Tokens,
+    scopes_for,
+};
 use secrecy::SecretString;
 use settings::unreadable;
 
 use self::{
     cache::TokenCache,
     callback::RedirectUri,
-    exec_credential::ExecInfo,
-    oauth::{LoginError, OauthClient, Tokens},
+    exec_credential::{ExecInfo, expiration},
 };
 use crate::{CliError, CommandResult, print};
 
@@ -138,7 +140,7 @@ impl Login {
         };
         match exec {
             Some(exec) => print(&exec.credential(&tokens)),
-            None => print(&format!("logged in; the token is valid until {}\n", tokens.expiration())),
+            None => print(&format!("logged in; the token is valid until {}\n", expiration(&tokens))),
         }
     }
 
@@ -152,7 +154,10 @@ impl Login {
         let metadata = ProviderMetadata::fetch(&http, &self.issuer).await;
         let metadata = metadata.map_err(|error| CliError::unavailable(error.to_string()))?;
         let issuer = self.issuer.clone();
-        let client = OauthClient::new(http, issuer, self.client_id.clone(), secret, &metadata, self.token)?;
+        let (source, client_id) = (Arc::new(http), self.client_id.clone());
+        let client = OauthClient::new(source, issuer, client_id, secret, &metadata, self.token.into());
+        let client = client
+            .ok_or_else(|| CliError::usage("the issuer has no token_endpoint: nobody can log in there"))?;
         if let Some(refresh) = cached.as_ref().and_then(|tokens| tokens.refresh_token.as_ref()) {
             match client.refresh(refresh).await {
                 Ok(tokens) => return Ok(tokens),
@@ -216,6 +221,25 @@ impl Login {
     }
 }
 
+impl From<RequestedToken> for oidc::RequestedToken {
+    fn from(token: RequestedToken) -> Self {
+        match token {
+            RequestedToken::Id => Self::Id,
+            RequestedToken::Access => Self::Access,
+        }
+    }
+}
+
+impl From<LoginError> for CliError {
+    fn from(error: LoginError) -> Self {
+        let message = error.to_string();
+        match error {
+            LoginError::Unavailable(_) | LoginError::Failed(_) => Self::unavailable(message),
+            LoginError::Refused(_) => Self::forbidden(message),
+        }
+    }
+}
+
 impl Logout {
     /// Removes the cached tokens.
     pub fn run(self) -> CommandResult {
@@ -254,9 +278,4 @@ fn read_secret(file: &Path) -> Result<SecretString, CliError> {
 fn print_notice(text: &str) {
     // If standard error is closed, the user does not see the line.
     let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-/// Returns a text of the issuer without control characters, which could change what a terminal shows.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(500).collect()
 }

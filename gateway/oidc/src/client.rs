@@ -39,6 +39,17 @@ pub trait DocumentSource: fmt::Debug + Send + Sync {
     ///
     /// There was no response in time, or it is not 200, or too large.
     fn get<'a>(&'a self, url: &'a EndpointUrl) -> BoxFuture<'a, Result<Bytes, FetchError>>;
+
+    /// Sends a form, and returns the status and the body of the response.
+    ///
+    /// # Errors
+    ///
+    /// There was no response in time, or it is too large.
+    fn post<'a>(
+        &'a self,
+        url: &'a EndpointUrl,
+        form: String,
+    ) -> BoxFuture<'a, Result<(StatusCode, Bytes), FetchError>>;
 }
 
 /// The reason for which there is no valid document.
@@ -55,6 +66,11 @@ pub struct IssuerClient {
 }
 
 impl FetchError {
+    /// Returns an error with this text.
+    pub(super) fn new(what: String) -> Self {
+        Self(what)
+    }
+
     /// Returns an error about a response that was received.
     pub fn invalid(subject: &str, cause: &dyn fmt::Display) -> Self {
         Self(format!("{subject} is not valid: {cause}"))
@@ -75,18 +91,6 @@ impl IssuerClient {
     /// Checks that the file holds certificates. This blocks.
     pub fn check(&self) -> Result<(), String> {
         self.authority.as_deref().map_or(Ok(()), |file| read_roots(file).map(drop))
-    }
-
-    /// Sends a form, and returns the status and the body of the response.
-    ///
-    /// # Errors
-    ///
-    /// There was no response in time, or it is too large.
-    pub async fn post(&self, url: &EndpointUrl, form: String) -> Result<(StatusCode, Bytes), FetchError> {
-        let request = Request::post(url.uri())
-            .header(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"))
-            .body(Full::from(form));
-        self.send(url, request.expect("a valid request")).await
     }
 
     async fn send(
@@ -144,6 +148,17 @@ impl DocumentSource for IssuerClient {
                 (status, _) => Err(FetchError::failed(url, &format!("the response is {status}"))),
             }
         })
+    }
+
+    fn post<'a>(
+        &'a self,
+        url: &'a EndpointUrl,
+        form: String,
+    ) -> BoxFuture<'a, Result<(StatusCode, Bytes), FetchError>> {
+        let request = Request::post(url.uri())
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"))
+            .body(Full::from(form));
+        Box::pin(self.send(url, request.expect("a valid request")))
     }
 }
 

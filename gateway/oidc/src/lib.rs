@@ -6,8 +6,11 @@
 //!  issuer ══► DocumentSource ══► ProviderMetadata, KeySet ══► run ──┘
 //! ```
 //!
-//! The rights of a verified token are in the identity file. `kas login` uses the same client and metadata to get a token.
+//! The rights of a verified token are in the identity file.
+//!
+//! `kas login` and the web page get the tokens of people with [`AuthorizationRequest`] and [`OauthClient`].
 
+mod authorization;
 mod client;
 mod config;
 mod endpoint;
@@ -16,11 +19,13 @@ mod key_state;
 mod keys;
 mod metadata;
 mod metrics;
+mod oauth;
 mod policy;
 mod scopes;
 mod token;
 
 pub use self::{
+    authorization::AuthorizationRequest,
     client::{DocumentSource, FetchError, IssuerClient},
     config::{IssuerConfig, OidcConfig, SigningAlgorithm, StreamGrace},
     endpoint::{EndpointUrl, EndpointUrlError},
@@ -28,6 +33,7 @@ pub use self::{
     keys::KeySet,
     metadata::ProviderMetadata,
     metrics::OidcMetrics,
+    oauth::{LoginError, OauthClient, OauthError, RequestedToken, Tokens, printable},
     scopes::{scope_of, scopes_for},
     token::{Claims, TokenError, UnverifiedToken, VerifiedToken},
 };

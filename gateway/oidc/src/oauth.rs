@@ -84,7 +84,6 @@ impl Tokens {
         let has = |claim: &str| token.as_ref().is_some_and(|token| token.has_claim(claim));
         claims.iter().map(|claim| &**claim).filter(|claim| !has(claim)).collect()
     }
-
 }
 
 impl OauthClient {
@@ -160,12 +159,8 @@ impl OauthClient {
         endpoint: &EndpointUrl,
         parameters: &[(&str, &str)],
     ) -> Result<Bytes, LoginError> {
-        let mut form = Serializer::new(String::new());
-        form.extend_pairs(parameters).append_pair("client_id", &self.client_id);
-        if let Some(secret) = &self.secret {
-            form.append_pair("client_secret", secret.expose_secret());
-        }
-        let (status, body) = self.source.post(endpoint, form.finish()).await?;
+        let form = self.form(parameters);
+        let (status, body) = self.source.post(endpoint, form).await?;
         if status == StatusCode::OK {
             return Ok(body);
         }
@@ -173,6 +168,15 @@ impl OauthClient {
             Ok(error) => LoginError::Refused(error),
             Err(_) => FetchError::failed(endpoint, &format!("the response is {status}")).into(),
         })
+    }
+
+    fn form(&self, parameters: &[(&str, &str)]) -> String {
+        let mut form = Serializer::new(String::new());
+        form.extend_pairs(parameters).append_pair("client_id", &self.client_id);
+        if let Some(secret) = &self.secret {
+            form.append_pair("client_secret", secret.expose_secret());
+        }
+        form.finish()
     }
 }
 

@@ -8,12 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use oidc::Tokens;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::{oauth::Tokens, print_notice};
+use super::print_notice;
 use crate::CliError;
 
 /// The file of one session.

@@ -1,7 +1,6 @@
 //! The server to which the issuer redirects the browser after a login.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     future::ready,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -18,16 +17,13 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use oidc::{AuthorizationRequest, LoginError};
 use parking_lot::Mutex;
-use subtle::ConstantTimeEq as _;
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
     time::timeout,
 };
-use url::form_urlencoded;
-
-use super::oauth::{LoginError, OauthError};
 
 /// The time for the login in the browser.
 const MAX_TIME: Duration = Duration::from_secs(5 * 60);
@@ -49,7 +45,7 @@ pub(super) struct RedirectUriError;
 #[derive(Debug)]
 struct Expected {
     path: String,
-    state: String,
+    request: AuthorizationRequest,
     issuer: String,
 }
 
@@ -95,13 +91,13 @@ impl CallbackServer {
         format!("http://{}:{}{}", self.redirect.host, self.redirect.address.port(), self.redirect.path)
     }
 
-    /// Waits for the redirect with this `state`, and returns its code. Other requests are refused.
-    pub(super) async fn wait(self, state: &str, issuer: &str) -> Result<String, LoginError> {
-        let expected = Arc::new(Expected {
-            path: self.redirect.path,
-            state: state.to_owned(),
-            issuer: issuer.to_owned(),
-        });
+    /// Waits for the redirect of the login at this issuer, and returns its code. Other requests are refused.
+    pub(super) async fn wait(
+        self,
+        request: AuthorizationRequest,
+        issuer: String,
+    ) -> Result<String, LoginError> {
+        let expected = Arc::new(Expected { path: self.redirect.path, request, issuer });
         let accept = async {
             let mut connections = JoinSet::new();
             loop {
@@ -155,26 +151,14 @@ impl Expected {
         if method != Method::GET || uri.path() != self.path {
             return (StatusCode::NOT_FOUND, "kas login waits for another page.\n", None);
         }
-        let parameters: HashMap<_, _> =
-            form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
-        let state = parameters.get("state").map(String::as_bytes).unwrap_or_default();
-        if !bool::from(state.ct_eq(self.state.as_bytes())) {
-            return (StatusCode::BAD_REQUEST, "This is not the login that kas waits for.\n", None);
-        }
-        let failed = "The login failed. The terminal has the reason.\n";
-        // RFC 9207: another issuer must not be able to inject its code.
-        if parameters.get("iss").is_some_and(|issuer| *issuer != self.issuer) {
-            let error = LoginError::Failed("the browser came back from another issuer (iss)".to_owned());
-            return (StatusCode::BAD_REQUEST, failed, Some(Err(error)));
-        }
-        match (parameters.get("code"), parameters.get("error")) {
-            (Some(code), None) => {
-                (StatusCode::OK, "You are logged in, and may close this page.\n", Some(Ok(code.clone())))
+        let code = self.request.code(uri.query().unwrap_or_default(), &self.issuer);
+        match code {
+            None => (StatusCode::BAD_REQUEST, "This is not the login that kas waits for.\n", None),
+            Some(Ok(code)) => {
+                (StatusCode::OK, "You are logged in, and may close this page.\n", Some(Ok(code)))
             }
-            (_, error) => {
-                let error = error.cloned().unwrap_or_else(|| "the redirect has no code".to_owned());
-                let description = parameters.get("error_description").cloned();
-                let error = LoginError::Refused(OauthError::new(error, description));
+            Some(Err(error)) => {
+                let failed = "The login failed. The terminal has the reason.\n";
                 (StatusCode::BAD_REQUEST, failed, Some(Err(error)))
             }
         }
@@ -209,21 +193,19 @@ mod tests {
 
     #[test]
     fn only_the_redirect_of_this_login_ends_it() {
-        let expected = Expected { path: "/callback".into(), state: "s1".into(), issuer: "https://a".into() };
+        let request = serde_json::from_value(serde_json::json!({
+            "state": "s1", "nonce": "n", "verifier": "v", "redirect_uri": "http://localhost/callback",
+        }));
+        let request: AuthorizationRequest = request.unwrap();
+        let expected = Expected { path: "/callback".into(), request, issuer: "https://a".into() };
         let result = |uri: &str| {
             let (status, _, result) = expected.handle(&Method::GET, &uri.parse().unwrap());
             (status.as_u16(), result.map(|result| result.map_err(|error| error.to_string())))
         };
         assert_eq!(result("/callback?code=c%201&state=s1"), (200, Some(Ok("c 1".into()))));
-        assert_eq!(result("/callback?code=c&state=s1&iss=https://a"), (200, Some(Ok("c".into()))));
         assert_eq!(result("/favicon.ico"), (404, None));
-        for uri in ["/callback", "/callback?code=c", "/callback?code=c&state=", "/callback?code=c&state=s2"] {
-            assert_eq!(result(uri), (400, None), "{uri}");
-        }
-        let (_, refused) = result("/callback?error=access_denied&error_description=no%0Ano&state=s1");
-        assert_eq!(refused, Some(Err("the issuer refused the login: access_denied: nono".into())));
+        assert_eq!(result("/callback?code=c&state=s2"), (400, None));
         assert!(matches!(result("/callback?state=s1"), (400, Some(Err(_)))));
-        assert!(matches!(result("/callback?code=c&state=s1&iss=https://evil"), (400, Some(Err(_)))));
         let post = expected.handle(&Method::POST, &"/callback?code=c&state=s1".parse().unwrap());
         assert!(post.2.is_none());
     }

@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use oidc::{EndpointUrl, FetchError};
+use oidc::{EndpointUrl, FetchError, LoginError, OauthClient, Tokens, printable};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::{
-    oauth::{LoginError, OauthClient, Tokens},
-    print_notice, printable,
-};
+use super::print_notice;
 
 /// The longest time for a login, whatever the issuer allows.
 const MAX_TIME: Duration = Duration::from_secs(30 * 60);

@@ -1,10 +1,13 @@
 //! The protocol between kubectl and its credential plugins (`client.authentication.k8s.io`).
 
+use std::time::{Duration, UNIX_EPOCH};
+
+use humantime::format_rfc3339_seconds;
+use oidc::Tokens;
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::oauth::Tokens;
 use crate::CliError;
 
 /// The versions of the protocol, which have the same fields here.
@@ -38,10 +41,17 @@ impl ExecInfo {
     pub(super) fn credential(&self, tokens: &Tokens) -> String {
         let status = json!({
             "token": tokens.token.expose_secret(),
-            "expirationTimestamp": tokens.expiration(),
+            "expirationTimestamp": expiration(tokens),
         });
         json!({"apiVersion": self.api_version, "kind": "ExecCredential", "status": status}).to_string()
     }
+}
+
+/// Returns the time of the expiration in the format of RFC 3339.
+pub(super) fn expiration(tokens: &Tokens) -> String {
+    // The year 9999 is the last one of the format.
+    let expires = Duration::from_secs(tokens.expires.min(253_402_300_799));
+    format_rfc3339_seconds(UNIX_EPOCH + expires).to_string()
 }
 
 #[cfg(test)]

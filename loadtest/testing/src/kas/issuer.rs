@@ -1,6 +1,7 @@
 //! An issuer of OIDC tokens in this process: it rotates keys, goes down, is slow, and answers garbage.
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{
         Arc,
@@ -12,12 +13,15 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use http::StatusCode;
 use jsonwebtoken::{Algorithm, EncodingKey, crypto};
 use oidc::{DocumentSource, EndpointUrl, FetchError};
 use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
 use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize, SigningKey as _};
 use router::BoxFuture;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 /// A key of an issuer.
 pub struct IssuerKey {
@@ -92,7 +96,15 @@ pub enum Behavior {
 #[derive(Clone)]
 pub struct TestIssuer(Arc<State>);
 
+/// A code that the issuer has sent with a browser.
+struct Code {
+    /// The parameters of the authorization request.
+    parameters: HashMap<String, String>,
+    token: String,
+}
+
 struct State {
+    codes: Mutex<HashMap<String, Code>>,
     keys: Mutex<Vec<Value>>,
     behavior: Mutex<Behavior>,
     fetches: AtomicU32,
@@ -105,6 +117,7 @@ impl TestIssuer {
     /// Starts an issuer with these public keys.
     pub fn new(keys: &[&IssuerKey]) -> Self {
         let issuer = Self(Arc::new(State {
+            codes: Mutex::default(),
             keys: Mutex::default(),
             behavior: Mutex::new(Behavior::Up),
             fetches: AtomicU32::new(0),
@@ -118,6 +131,47 @@ impl TestIssuer {
         *self.0.keys.lock() = keys.iter().map(|key| key.jwk()).collect();
     }
 
+    /// Logs a person with these claims in at the URL to which kas sends a browser. Returns the query of the redirect back to kas.
+    pub fn authorize(&self, url: &str, key: &IssuerKey, claims: &Value) -> String {
+        let (page, query) = url.split_once('?').unwrap();
+        assert_eq!(page, format!("{}/authorize", Self::URL));
+        let parameters: HashMap<String, String> = form(query);
+        let mut claims = claims.clone();
+        claims["nonce"] = json!(parameters["nonce"]);
+        let mut codes = self.0.codes.lock();
+        let (code, state) = (format!("code-{}", codes.len()), parameters["state"].clone());
+        codes.insert(code.clone(), Code { parameters, token: key.token(&claims) });
+        format!("code={code}&state={state}&iss={}", Self::URL)
+    }
+
+    /// Returns the response of the token endpoint to a form.
+    fn exchange(&self, parameters: &HashMap<String, String>) -> (StatusCode, Value) {
+        let refused = (StatusCode::BAD_REQUEST, json!({"error": "invalid_grant"}));
+        // A code is valid once.
+        let Some(Code { parameters: asked, token }) = self.0.codes.lock().remove(&parameters["code"]) else {
+            return refused;
+        };
+        let challenge = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&parameters["code_verifier"]));
+        let is_same = |name: &str| parameters[name] == asked[name];
+        match challenge == asked["code_challenge"] && is_same("redirect_uri") && is_same("client_id") {
+            true => {
+                (StatusCode::OK, json!({"id_token": token, "access_token": "opaque", "token_type": "Bearer"}))
+            }
+            false => refused,
+        }
+    }
+
+    async fn respond(&self, url: &EndpointUrl) -> Result<Option<Bytes>, FetchError> {
+        let behavior = *self.0.behavior.lock();
+        match behavior {
+            Behavior::Up => {}
+            Behavior::Down => return Err(FetchError::failed(url, &"connection refused")),
+            Behavior::Slow(time) => tokio::time::sleep(time).await,
+            Behavior::Garbage => return Ok(Some(Bytes::from_static(b"<html>Sorry</html>"))),
+        }
+        Ok(None)
+    }
+
     /// Changes how the issuer responds.
     pub fn set(&self, behavior: Behavior) {
         *self.0.behavior.lock() = behavior;
@@ -127,6 +181,13 @@ impl TestIssuer {
     pub fn fetches(&self) -> u32 {
         self.0.fetches.load(Relaxed)
     }
+}
+
+/// Parses the parameters of a form.
+fn form(text: &str) -> HashMap<String, String> {
+    let decode = |part: &str| percent_decode_str(&part.replace('+', " ")).decode_utf8().unwrap().into_owned();
+    let pairs = text.split('&').map(|pair| pair.split_once('=').unwrap());
+    pairs.map(|(name, value)| (decode(name), decode(value))).collect()
 }
 
 /// Returns the claims of a valid token, with additional ones.
@@ -156,21 +217,38 @@ impl DocumentSource for TestIssuer {
     fn get<'a>(&'a self, url: &'a EndpointUrl) -> BoxFuture<'a, Result<Bytes, FetchError>> {
         async move {
             self.0.fetches.fetch_add(1, Relaxed);
-            let behavior = *self.0.behavior.lock();
-            match behavior {
-                Behavior::Up => {}
-                Behavior::Down => return Err(FetchError::failed(url, &"connection refused")),
-                Behavior::Slow(time) => tokio::time::sleep(time).await,
-                Behavior::Garbage => return Ok(Bytes::from_static(b"<html>Sorry</html>")),
+            if let Some(garbage) = self.respond(url).await? {
+                return Ok(garbage);
             }
             let document = match url.uri().path() {
                 "/.well-known/openid-configuration" => {
-                    json!({"issuer": Self::URL, "jwks_uri": format!("{}/keys", Self::URL)})
+                    json!({
+                        "issuer": Self::URL,
+                        "jwks_uri": format!("{}/keys", Self::URL),
+                        "authorization_endpoint": format!("{}/authorize", Self::URL),
+                        "token_endpoint": format!("{}/token", Self::URL),
+                    })
                 }
                 "/keys" => json!({"keys": *self.0.keys.lock()}),
                 path => panic!("nothing is at {path}"),
             };
             Ok(Bytes::from(document.to_string()))
+        }
+        .boxed()
+    }
+
+    fn post<'a>(
+        &'a self,
+        url: &'a EndpointUrl,
+        body: String,
+    ) -> BoxFuture<'a, Result<(StatusCode, Bytes), FetchError>> {
+        async move {
+            if let Some(garbage) = self.respond(url).await? {
+                return Ok((StatusCode::OK, garbage));
+            }
+            assert_eq!(url.uri().path(), "/token");
+            let (status, response) = self.exchange(&form(&body));
+            Ok((status, Bytes::from(response.to_string())))
         }
         .boxed()
     }
