@@ -32,7 +32,7 @@ pub use self::{
 use self::{
     shared::SharedState,
     shutdown::{GracePeriods, Shutdown},
-    sources::access_control,
+    sources::{CallerSources, access_control},
     watched_files::CredentialFiles,
 };
 use crate::{
@@ -165,13 +165,20 @@ impl App {
         });
         let agents = Arc::new(shared.agent_server(gitlab.as_ref(), services, &config, &mut registry));
         let deployments = Deployments::new(shared.redis.clone());
-        let (access, gitlab_callers) =
+        let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
         let web = config.web.as_ref().map(|web| {
-            let (addresses, environments) =
-                (web.listen.addresses(), environment_sources(&environments, &agents));
-            Arc::new(WebServer::new(Arc::clone(&callers), &agents, addresses, environments, &mut registry))
+            let environments = environment_sources(&environments, &agents);
+            let oidc = (issuers.clone(), oidc);
+            Arc::new(WebServer::new(
+                Arc::clone(&callers),
+                &agents,
+                oidc,
+                &web.listen,
+                environments,
+                &mut registry,
+            ))
         });
         let credentials = CredentialFiles::new(CertificateExpirations::register(&mut registry));
         let readiness = Readiness::default();

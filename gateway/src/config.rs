@@ -154,11 +154,13 @@ impl Config {
         let AgentConfig { configuration, gitops, .. } = &mut config.agent;
         let manifests = gitops.repositories.iter_mut().map(|section| &mut section.repository);
         let files = configuration.repository.iter_mut().chain(manifests).flat_map(RepositoryConfig::paths);
-        let authorities =
-            config.oidc.issuers.iter_mut().filter_map(|issuer| issuer.ca_certificate_file.as_mut());
+        let of_issuers = config.oidc.issuers.iter_mut().flat_map(|issuer| {
+            let secret = issuer.web.as_mut().and_then(|web| web.client_secret_file.as_mut());
+            issuer.ca_certificate_file.iter_mut().chain(secret)
+        });
         let web = config.web.iter_mut().flat_map(WebConfig::paths);
         let api = config.api.iter_mut().flat_map(ApiConfig::paths);
-        for path in api.chain(web).chain(files).chain(authorities) {
+        for path in api.chain(web).chain(files).chain(of_issuers) {
             path.value = directory.join(&path.value);
         }
 

@@ -1,7 +1,8 @@
 //! The listener of the web page: its files, the sessions of browsers, and the requests of the page to agents.
 //!
 //! ```text
-//!   browser ──► origin ──► /web/v1/session, agents, environments this module
+//!   browser ──► /web/v1/login, /web/v1/callback                 logins at issuers (`login`)
+//!           ──► origin ──► /web/v1/session, agents, environments this module
 //!                     ├──► /web/v1/audit, /web/v1/requests/<id> recent entries of all replicas (`recent`)
 //!                     ├──► /web/v1/live                         the stream of a tab (`live`) ──► proxy
 //!                     └──► /agents/<agent>/<service>/…          the token of the session in place of the cookie ──► proxy
@@ -17,9 +18,11 @@ mod assets;
 mod cookies;
 mod environments;
 mod live;
+mod login;
 mod metrics;
 mod origin;
 mod recent;
+mod response;
 mod session_body;
 mod session_record;
 mod sessions;
@@ -32,21 +35,22 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{AccessControl, Grant, Identities, RequestError, token::TokenHash};
+use access::{Grant, OidcAuthorizer, RequestError};
 use axum::body::Body;
 use gitlab::environments::EnvironmentSources;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{
         ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY,
-        CONTENT_TYPE, COOKIE, LOCATION, ORIGIN, REFERER, RETRY_AFTER, SET_COOKIE, UPGRADE,
+        COOKIE, LOCATION, ORIGIN, REFERER, SET_COOKIE, UPGRADE,
     },
 };
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
+use oidc::Issuers;
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, header::ERROR};
-use router::{RouteStore, SESSION_TTL, StoreError};
+use router::{RouteStore, StoreError};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
@@ -58,13 +62,16 @@ use tokio::{
 use self::{
     agent_details::AgentInspector,
     environments::EnvironmentList,
+    login::{CALLBACK_PATH, CompletedLogin, LoginFailure, Logins, TOO_MANY, WebCaller},
     metrics::WebMetrics,
+    response::{json, refusal, respond, with_retry_after},
     sessions::{Session, Sessions},
 };
 use crate::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentOwner, AgentState},
     agents::AgentServer,
+    config::WebListen,
     headers::PeerAddress,
     io::Stranger,
     proxy::{ProxyServer, RequestGuard},
@@ -75,6 +82,8 @@ const AGENTS_PATH: &str = "/web/v1/agents";
 /// The beginning of the paths of the details of agents.
 const AGENT_PREFIX: &str = "/web/v1/agents/";
 const ENVIRONMENTS_PATH: &str = "/web/v1/environments";
+const ISSUERS_PATH: &str = "/web/v1/issuers";
+const LOGIN_PATH: &str = "/web/v1/login";
 /// The beginning of the paths of agents.
 const AGENTS_PREFIX: &str = "/agents/";
 /// The beginning of the paths of sessions and of the list of agents.
@@ -84,6 +93,7 @@ const MAX_LOGIN: usize = 16 << 10;
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which a request is worth another attempt if the store does not respond: a replica connects to Redis within it.
 const RETRY_STORE: Duration = Duration::from_secs(5);
+const NO_STORE: &str = "kas does not reach Redis, which has the sessions: try again in some seconds";
 /// The services that the list of agents reports.
 const SERVICES: [&str; 4] =
     [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
@@ -93,8 +103,7 @@ const SERVICES: [&str; 4] =
 pub struct WebServer {
     proxy: Arc<ProxyServer>,
     sessions: Sessions,
-    identities: Identities,
-    access: AccessControl,
+    logins: Logins,
     addresses: AddressRules,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
@@ -147,23 +156,36 @@ struct Login {
     token: SecretString,
 }
 
+/// The issuers at which people log in.
+#[derive(Serialize)]
+struct IssuerList<'a> {
+    issuers: Vec<&'a str>,
+}
+
 impl WebServer {
-    /// Returns the server of a replica. `addresses` are the rules of its listener.
+    /// Returns the server of a replica.
     pub(crate) fn new(
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
-        addresses: AddressRules,
+        (issuers, oidc): (Issuers, Arc<OidcAuthorizer>),
+        listen: &WebListen,
         environments: EnvironmentSources,
         registry: &mut Registry,
     ) -> Self {
-        let (sessions, identities) = (Sessions::new(Arc::clone(&agents.store)), agents.identities.clone());
-        let metrics = WebMetrics::register(registry, sessions.clone(), identities.clone());
+        let sessions = Sessions::new(Arc::clone(&agents.store));
+        let metrics = WebMetrics::register(registry, sessions.clone());
+        let logins = Logins {
+            identities: agents.identities.clone(),
+            issuers,
+            oidc,
+            access: proxy.access.clone(),
+            has_tls: listen.certificate_file.is_some(),
+        };
         Self {
             sessions,
-            identities,
-            access: proxy.access.clone(),
+            logins,
+            addresses: listen.addresses(),
             proxy,
-            addresses,
             store: Arc::clone(&agents.store),
             replica: agents.replica,
             environments,
@@ -178,10 +200,10 @@ impl WebServer {
     }
 
     async fn follow_identities(&self) {
-        let mut changes = self.identities.changes();
-        let mut before = self.identities.load_full();
+        let mut changes = self.logins.identities.changes();
+        let mut before = self.logins.identities.load_full();
         while changes.changed().await.is_ok() {
-            let current = self.identities.load_full();
+            let current = self.logins.identities.load_full();
             for token in before.caller_tokens().filter(|token| current.grant(token).is_none()) {
                 self.sessions.end_all_of(sessions::holder(token)).await;
             }
@@ -225,6 +247,9 @@ impl WebServer {
                 "the address of this browser is in none of the networks of web.listen.allowed_networks";
             return own(refusal(StatusCode::FORBIDDEN, what));
         }
+        if let Some(response) = self.answer_navigation(&request, client).await {
+            return own(response);
+        }
         // The page has paths of the same beginning, to which people follow links: a request that the page has not sent gets the page.
         let is_agent = path.starts_with(AGENTS_PREFIX) && request.headers().contains_key(origin::MARK);
         if !is_agent && !path.starts_with(API_PREFIX) {
@@ -248,8 +273,8 @@ impl WebServer {
             // The page finds out about the session and begins another one as any caller.
             let is_open_to_all =
                 path == SESSION_PATH && matches!(*request.method(), Method::GET | Method::POST);
-            if !is_open_to_all && !origin::is_of_caller(request.headers(), grant.caller.name()) {
-                return own(other_caller(grant.caller.name()));
+            if !is_open_to_all && !origin::is_of_caller(request.headers(), name_of(grant)) {
+                return own(other_caller(name_of(grant)));
             }
         }
         if path == live::PATH {
@@ -285,24 +310,80 @@ impl WebServer {
         let session = match self.sessions.known(headers, Instant::now()).await {
             Some(session) => session,
             None => {
-                self.access.check_unknown(client).map_err(|error| limited(&error))?;
+                self.logins.access.check_unknown(client).map_err(|error| limited(&error))?;
                 let found = self.sessions.load(headers, Instant::now()).await;
                 let Some(session) = found.map_err(|error| unavailable(&error))? else {
-                    self.access.count_unknown(client).await.map_err(|error| limited(&error))?;
+                    self.logins.access.count_unknown(client).await.map_err(|error| limited(&error))?;
                     return Ok(None);
                 };
                 session
             }
         };
-        let Some(grant) = self.grant(&session.hash) else {
-            self.sessions.end_all_of(session.holder).await;
+        let caller = match self.logins.caller(&session.token, client).await {
+            Ok(caller) => caller,
+            Err(error) if error.reason == Reason::Unauthorized => None,
+            Err(error) => return Err(refused(&error)),
+        };
+        let Some(WebCaller { grant, .. }) = caller else {
+            self.sessions.end_one(&session).await;
             return Ok(None);
         };
         Ok(grant.caller.may_connect_from(client).then_some((session, grant)))
     }
 
-    fn grant(&self, token: &TokenHash) -> Option<Arc<Grant>> {
-        self.identities.load().grant(token).cloned()
+    /// Answers the requests of a login at an issuer, to which the browser goes as to a page.
+    async fn answer_navigation(&self, request: &Request<Incoming>, client: IpAddr) -> Option<Response<Body>> {
+        let result = match (request.uri().path(), request.method()) {
+            (LOGIN_PATH, &Method::GET) if !origin::is_foreign(request.headers()) => {
+                // A session of before ends: the browser does not send its cookie when it comes back.
+                if let Err(error) = self.sessions.end(request.headers()).await {
+                    tracing::debug!(%error, "session of before not ended");
+                }
+                self.logins.begin(request)
+            }
+            (CALLBACK_PATH, &Method::GET) => self.complete_login(request, client).await,
+            _ => return None,
+        };
+        Some(result.unwrap_or_else(|failure| {
+            self.metrics.count_login(failure.result);
+            let (result, reason) = (failure.result, &failure.what);
+            tracing::info!(%client, result, reason, "login of a browser at an issuer refused");
+            failure.into_response()
+        }))
+    }
+
+    async fn complete_login(
+        &self,
+        request: &Request<Incoming>,
+        client: IpAddr,
+    ) -> Result<Response<Body>, LoginFailure> {
+        let CompletedLogin { token, caller, page } = self.logins.complete(request, client).await?;
+        let cookie = self.begin_session(token, caller, client).await?;
+        Ok(login::logged_in(&page, &cookie))
+    }
+
+    /// Begins the session of a caller. Returns the value of `Set-Cookie`.
+    async fn begin_session(
+        &self,
+        token: SecretString,
+        caller: WebCaller,
+        client: IpAddr,
+    ) -> Result<String, LoginFailure> {
+        let WebCaller { grant, holder, ttl } = caller;
+        let name = grant.caller.name();
+        if !grant.caller.may_connect_from(client) {
+            let what = format!("caller {name} may not connect from this address");
+            return Err(LoginFailure::new("address", StatusCode::FORBIDDEN, what));
+        }
+        let begun = self.sessions.begin(token, holder, ttl, Instant::now()).await;
+        let cookie = begun.map_err(|error| {
+            tracing::debug!(%error, "session of a browser not begun");
+            let failure = LoginFailure::new("unavailable", StatusCode::SERVICE_UNAVAILABLE, NO_STORE);
+            LoginFailure { retry_after: Some(RETRY_STORE), ..failure }
+        })?;
+        self.metrics.count_login("ok");
+        tracing::info!(caller = name, user = grant.caller.user, %client, "session of a browser began");
+        Ok(cookie)
     }
 
     async fn api(
@@ -320,7 +401,7 @@ impl WebServer {
             (SESSION_PATH, &Method::GET) => match session {
                 Some((session, grant)) => {
                     let left = session.end.saturating_duration_since(Instant::now());
-                    json(&SessionInfo { caller: grant.caller.name(), expires: SystemTime::now() + left })
+                    json(&SessionInfo { caller: name_of(&grant), expires: SystemTime::now() + left })
                 }
                 // A request without a session is no error here: browsers log each 401 as one.
                 None => respond(StatusCode::NO_CONTENT, "application/json", String::new()),
@@ -342,8 +423,9 @@ impl WebServer {
                 Some((_, grant)) => recent::respond(self, &request, client, &grant).await,
                 None => no_session(),
             },
+            (ISSUERS_PATH, &Method::GET) => json(&IssuerList { issuers: self.logins.issuers() }),
             (SESSION_PATH, _) => wrong_method("GET, POST, DELETE"),
-            (AGENTS_PATH | ENVIRONMENTS_PATH, _) => wrong_method("GET"),
+            (AGENTS_PATH | ENVIRONMENTS_PATH | ISSUERS_PATH, _) => wrong_method("GET"),
             _ => refusal(StatusCode::NOT_FOUND, "there is no such path"),
         }
     }
@@ -358,42 +440,33 @@ impl WebServer {
             return refusal(StatusCode::BAD_REQUEST, "the body must be JSON: {\"token\": \"…\"}");
         };
         let token = SecretString::from(token.expose_secret().trim());
-        let Some(grant) = self.grant(&TokenHash::of(&token)) else {
-            let (result, response) = match self.access.count_unknown(client).await {
+        let begun = match self.logins.caller(&token, client).await {
+            Ok(Some(caller)) => self.begin_session(token, caller, client).await,
+            Ok(None) => Err(match self.logins.access.count_unknown(client).await {
                 Ok(()) => {
-                    ("unknown", refusal(StatusCode::UNAUTHORIZED, "the token is unknown or was revoked"))
+                    let what = "the token is unknown or was revoked";
+                    LoginFailure::new("unknown", StatusCode::UNAUTHORIZED, what)
                 }
-                Err(error) => ("limit", limited(&error)),
-            };
-            self.metrics.count_login(result);
-            tracing::info!(%client, result, "login of a browser refused");
-            return response;
+                Err(error) => LoginFailure::from(error),
+            }),
+            Err(error) => Err(error.into()),
         };
-        let name = grant.caller.name();
-        if !grant.caller.may_connect_from(client) {
-            self.metrics.count_login("address");
-            tracing::info!(caller = name, %client, result = "address", "login of a browser refused");
-            let what = format!("caller {name} may not connect from this address");
-            return refusal(StatusCode::FORBIDDEN, &what);
-        }
-        let holder = sessions::holder(&TokenHash::of(&token));
-        let cookie = match self.sessions.begin(token, holder, SESSION_TTL, Instant::now()).await {
+        let cookie = match begun {
             Ok(cookie) => cookie,
-            Err(error) => {
-                self.metrics.count_login("unavailable");
-                return unavailable(&error);
+            Err(failure) => {
+                self.metrics.count_login(failure.result);
+                tracing::info!(%client, result = failure.result, "login of a browser refused");
+                return failure.into_text();
             }
         };
         if let Err(error) = self.sessions.end(&head.headers).await {
             tracing::debug!(%error, "session of before not ended");
         }
-        self.metrics.count_login("ok");
-        tracing::info!(caller = name, %client, "session of a browser began");
         with_cookie(StatusCode::NO_CONTENT, &cookie)
     }
 
     async fn agents(&self, grant: &Grant) -> AgentList {
-        let identity = self.identities.load();
+        let identity = self.logins.identities.load();
         let known = identity.agents_of(&grant.caller);
         let ids: Vec<_> = known.iter().map(|(_, id)| *id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
@@ -415,7 +488,7 @@ impl WebServer {
     }
 
     fn agent(&self, grant: &Grant, name: &str) -> Response<Body> {
-        let id = self.identities.load().find(name).filter(|id| grant.caller.may_use(*id));
+        let id = self.logins.identities.load().find(name).filter(|id| grant.caller.may_use(*id));
         match id {
             Some(id) => json(&self.inspector.inspect(id)),
             None => refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it"),
@@ -423,7 +496,7 @@ impl WebServer {
     }
 
     async fn environments(&self, grant: &Grant) -> Response<Body> {
-        let identity = self.identities.load_full();
+        let identity = self.logins.identities.load_full();
         match EnvironmentList::load(&self.environments, &identity, &grant.caller).await {
             Ok(list) => json(&list),
             Err(error) => refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
@@ -492,21 +565,25 @@ fn unauthorized(what: &str) -> Response<Body> {
 }
 
 fn limited(error: &RequestError) -> Response<Body> {
-    let what = "this address has sent too many unknown tokens in this minute: wait, and check the token; if many readers share the \
-                address of a load balancer, name it in web.listen.trusted_proxies";
-    let mut response = refusal(StatusCode::TOO_MANY_REQUESTS, what);
-    if let Some(wait) = error.retry_after {
-        response.headers_mut().insert(RETRY_AFTER, wait.as_secs().into());
-    }
+    refused(&RequestError { message: TOO_MANY.to_owned(), ..error.clone() })
+}
+
+fn refused(error: &RequestError) -> Response<Body> {
+    let mut response = refusal(error.reason.status(), &error.message);
+    with_retry_after(&mut response, error.retry_after);
     response
 }
 
 fn unavailable(error: &StoreError) -> Response<Body> {
     tracing::debug!(%error, "session of a browser not found");
-    let what = "kas does not reach Redis, which has the sessions: try again in some seconds";
-    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, what);
-    response.headers_mut().insert(RETRY_AFTER, RETRY_STORE.as_secs().into());
+    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, NO_STORE);
+    with_retry_after(&mut response, Some(RETRY_STORE));
     response
+}
+
+/// Returns the name of a person for the page.
+fn name_of(grant: &Grant) -> &str {
+    grant.caller.user.as_deref().unwrap_or_else(|| grant.caller.name())
 }
 
 fn wrong_method(allowed: &'static str) -> Response<Body> {
@@ -522,23 +599,5 @@ fn with_cookie(status: StatusCode, cookie: &str) -> Response<Body> {
     let cookie = HeaderValue::from_str(cookie).expect("base64 and constants");
     response.headers_mut().insert(SET_COOKIE, cookie);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
-
-fn refusal(status: StatusCode, what: &str) -> Response<Body> {
-    respond(status, "text/plain; charset=utf-8", format!("{what}\n"))
-}
-
-fn json(value: &impl Serialize) -> Response<Body> {
-    let text = serde_json::to_string(value).expect("it has keys that are text");
-    respond(StatusCode::OK, "application/json", text)
-}
-
-fn respond(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }

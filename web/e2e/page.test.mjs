@@ -1,6 +1,7 @@
 /** The page in a browser, with kas, agentk and the cluster of KUBECONFIG. */
 
 import assert from "node:assert/strict";
+import { existsSync } from "node:fs";
 import { createServer } from "node:http";
 import { after, before, describe, it } from "node:test";
 import { Demo } from "./demo.mjs";
@@ -586,6 +587,28 @@ it("an error in the configuration of an agent is shown", async () => {
   await page.screenshot({ path: `${SCREENSHOTS}about-error.png` });
   demo.configure("Mend the configuration", "");
   await page.getByText(/The newest configuration is not in force/).waitFor({ state: "detached" });
+  await close();
+});
+
+const PROVIDER = new URL("../../target/oidc-provider/server", import.meta.url).pathname;
+
+it("a person logs in at an issuer", { skip: !existsSync(PROVIDER) && "make tools builds it" }, async () => {
+  const { page, close } = await open();
+  await page.goto(tree());
+  await page.getByRole("link", { name: "Log in with demo-login" }).click();
+  await page.locator("input[name=username]").fill("test-user@localhost");
+  await page.locator("input[name=password]").fill("verysecure");
+  await page.keyboard.press("Enter");
+  await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+  assert.equal(page.url(), tree());
+  await page.getByText("demo-login:id1").waitFor();
+  const cookies = await page.context().cookies(demo.address);
+  assert.deepEqual(
+    cookies.map(({ name, sameSite, httpOnly }) => [name, sameSite, httpOnly]),
+    [["__Host-kas", "Strict", true]],
+  );
+  await page.getByRole("button", { name: "Log out" }).click();
+  await page.getByLabel("Token of a caller").waitFor();
   await close();
 });
 

@@ -40,7 +40,7 @@ pub use self::{
         AccessAs, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError, Caller,
         CallerNames, ConfigurationLocation, DialTarget, Grant, Identities, Identity, SourceUnavailable,
     },
-    oidc_tokens::OidcAuthorizer,
+    oidc_tokens::{OidcAuthorizer, OidcCaller},
     session::without_credentials,
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,

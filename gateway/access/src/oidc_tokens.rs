@@ -1,6 +1,7 @@
 //! Callers with OIDC tokens. The issuer proves who the caller is, and the identity file has the rights.
 
 use std::{
+    net::IpAddr,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -10,7 +11,7 @@ use moka::sync::Cache;
 use oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken};
 use proto::Reason;
 use router::BoxFuture;
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{
     AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials, file_tokens, unauthorized,
@@ -24,6 +25,8 @@ use crate::{
 
 /// The time for which a token is not verified again. A key that its issuer has removed is used for this time longer.
 const CACHE_TIME: Duration = Duration::from_secs(300);
+/// The year 9999, in seconds since 1970: a later time may be none of the system.
+const MAX_EXPIRES: u64 = 253_402_300_799;
 /// The bytes of all cached tokens. A parsed token takes some times its length.
 const CACHE_BYTES: u64 = 16 << 20;
 
@@ -44,6 +47,28 @@ struct CachedToken {
     rights: ArcSwapOption<VersionedRights>,
 }
 
+/// The holder of a valid token.
+#[derive(Debug)]
+pub struct OidcCaller {
+    /// Its rights.
+    pub grant: Arc<Grant>,
+    /// The name of the issuer.
+    pub issuer: String,
+    /// The name of the user in a cluster.
+    pub username: String,
+    /// The time at which the token expires.
+    pub expires: SystemTime,
+}
+
+/// A valid token with rights.
+#[derive(Debug)]
+struct Granted {
+    grant: Arc<Grant>,
+    token: Arc<CachedToken>,
+    /// True if the token was verified for this request.
+    login: bool,
+}
+
 #[derive(Debug)]
 struct VersionedRights {
     version: u64,
@@ -61,11 +86,41 @@ impl OidcAuthorizer {
         Self { issuers, identities, verified, unknown }
     }
 
+    /// Authenticates the holder of a token, before it names an agent. Returns `None` if it is no token of an issuer.
+    ///
+    /// # Errors
+    ///
+    /// * `unauthorized`: the token is refused, or no entry of the identity file matches it.
+    /// * `identity-unavailable`: kas has no keys of the issuer.
+    /// * `too-many-requests`: the address has sent too many unknown credentials.
+    pub async fn authenticate(
+        &self,
+        token: &SecretString,
+        address: IpAddr,
+    ) -> Result<Option<OidcCaller>, RequestError> {
+        let (token, hash, kind) = (token.clone(), TokenHash::of(token), TokenKind::Plain);
+        let credential = Credential { token, hash, csrf_token: None, kind, name: None, address };
+        let granted = self.grant(&credential).await?;
+        Ok(granted.map(|Granted { grant, token, .. }| OidcCaller {
+            grant,
+            issuer: token.token.issuer.clone(),
+            username: token.token.username.clone(),
+            expires: UNIX_EPOCH + Duration::from_secs(token.token.expires.min(MAX_EXPIRES)),
+        }))
+    }
+
     async fn authorize(
         &self,
         credential: &Credential,
         target: &Target<'_>,
     ) -> Result<Option<AuthorizedCaller>, RequestError> {
+        let Some(Granted { grant, login, .. }) = self.grant(credential).await? else { return Ok(None) };
+        let caller = file_tokens::authorize(&self.identities.load(), &grant, credential, target)?;
+        Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
+    }
+
+    /// Verifies a token, and returns its rights. Returns `None` if it is not one for this source.
+    async fn grant(&self, credential: &Credential) -> Result<Option<Granted>, RequestError> {
         if self.issuers.is_empty() {
             return Ok(None);
         }
@@ -93,8 +148,7 @@ impl OidcAuthorizer {
                 error => refused(error),
             }
         })?;
-        let caller = file_tokens::authorize(&identity, &grant, credential, target)?;
-        Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
+        Ok(Some(Granted { grant, token: cached, login }))
     }
 
     /// Returns the error of a valid token that no entry of the identity file matches, with the claims that it lacks.

@@ -53,9 +53,23 @@ pub struct IssuerConfig {
     /// The scopes for which `kas login` asks. The default is those of the claims that kas uses, as far as the issuer has them.
     #[schemars(with = "Option<Vec<String>>", inner(regex(pattern = r"^[!#-\[\]-~]+$")))]
     pub scopes: Option<Spanned<Vec<String>>>,
+    /// The login of people to the web page at this issuer. Without it they do not log in there.
+    pub web: Option<PageLoginConfig>,
     /// The text before the name of each group. The default is the name of the issuer and a colon.
     #[schemars(with = "Option<String>")]
     pub groups_prefix: Option<Spanned<String>>,
+}
+
+/// Section `oidc.issuers[].web`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PageLoginConfig {
+    /// The id that the issuer knows for the page, one of `audiences`. The default is the first of them.
+    #[schemars(with = "Option<String>")]
+    pub client_id: Option<Spanned<String>>,
+    /// The file with the secret of the client, if the issuer demands one. It is read at each login.
+    #[schemars(with = "Option<PathBuf>")]
+    pub client_secret_file: Option<Spanned<PathBuf>>,
 }
 
 /// The time for which streams continue after the expiration of their token, or `None` if they do not end because of it.

@@ -14,8 +14,9 @@ use tokio::{
 };
 
 use super::{
-    DocumentSource, FetchError, IssuerClient, OidcConfig, OidcMetrics, ProviderMetadata, TokenError,
-    UnverifiedToken, VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy, scope_of,
+    DocumentSource, FetchError, IssuerClient, LoginError, OidcConfig, OidcMetrics, PageLogin,
+    ProviderMetadata, TokenError, UnverifiedToken, VerifiedToken, key_state::KeyState, keys::KeySet,
+    page_login::PageClient, policy::TokenPolicy, scope_of,
 };
 
 /// The time that a request waits for keys: two documents of five seconds each, and some time for the rest.
@@ -35,6 +36,9 @@ pub struct Issuer {
     policy: TokenPolicy,
     source: Arc<dyn DocumentSource>,
     keys: watch::Sender<KeyState>,
+    /// The last discovery document.
+    metadata: watch::Sender<Option<Arc<ProviderMetadata>>>,
+    page: Option<PageClient>,
     /// A request needs keys that are not there.
     wanted: Notify,
     metrics: OidcMetrics,
@@ -89,6 +93,8 @@ impl Issuers {
                 policy,
                 source: source(index, entry.ca_certificate_file.as_ref())?,
                 keys: watch::Sender::default(),
+                metadata: watch::Sender::default(),
+                page: PageClient::of(entry),
                 wanted: Notify::new(),
                 metrics: metrics.clone(),
             });
@@ -99,6 +105,11 @@ impl Issuers {
     /// Returns the names of the issuers.
     pub fn names(&self) -> Vec<String> {
         self.issuers.iter().map(|issuer| issuer.policy.name.clone()).collect()
+    }
+
+    /// Iterates over the issuers at which people log in to the web page.
+    pub fn of_the_page(&self) -> impl Iterator<Item = &Issuer> {
+        self.issuers.iter().filter(|issuer| issuer.page.is_some())
     }
 
     /// Returns whether there are none.
@@ -134,6 +145,33 @@ fn scopes_of<'a>(claims: impl Iterator<Item = &'a str>) -> String {
 }
 
 impl Issuer {
+    /// Returns its name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.policy.name
+    }
+
+    /// Returns its URL, as in the claim `iss`.
+    pub fn url(&self) -> &str {
+        &self.policy.issuer
+    }
+
+    /// Returns the means for a login to the web page, which needs these claims besides those of [`Self::claims`].
+    ///
+    /// # Errors
+    ///
+    /// kas has not reached the issuer yet, or people cannot log in to the page there.
+    pub fn page_login<'a>(
+        &'a self,
+        claims: impl IntoIterator<Item = &'a str>,
+    ) -> Result<PageLogin, LoginError> {
+        let metadata = self.metadata.borrow().clone();
+        let (Some(page), Some(metadata)) = (&self.page, metadata) else {
+            let what = format!("kas has not reached the issuer {} yet", self.policy.name);
+            return Err(LoginError::Unavailable(FetchError::new(what)));
+        };
+        page.login(Arc::clone(&self.source), &self.policy.issuer, &metadata, self.claims().chain(claims))
+    }
+
     /// Returns the claim with the name of the user.
     pub fn username_claim(&self) -> &str {
         &self.policy.username.claim
@@ -235,7 +273,9 @@ impl Issuer {
     /// Fetches the discovery document and the keys. A request that is cancelled does not cancel this.
     async fn fetch(&self) -> Result<KeySet, FetchError> {
         let metadata = ProviderMetadata::fetch(&*self.source, &self.policy.issuer).await?;
-        KeySet::parse(&self.source.get(&metadata.jwks_uri).await?)
+        let keys = KeySet::parse(&self.source.get(&metadata.jwks_uri).await?);
+        self.metadata.send_replace(Some(Arc::new(metadata)));
+        keys
     }
 
     fn record(&self, fetched: Result<KeySet, FetchError>) {

@@ -20,6 +20,7 @@ mod keys;
 mod metadata;
 mod metrics;
 mod oauth;
+mod page_login;
 mod policy;
 mod scopes;
 mod token;
@@ -27,13 +28,14 @@ mod token;
 pub use self::{
     authorization::AuthorizationRequest,
     client::{DocumentSource, FetchError, IssuerClient},
-    config::{IssuerConfig, OidcConfig, SigningAlgorithm, StreamGrace},
+    config::{IssuerConfig, OidcConfig, PageLoginConfig, SigningAlgorithm, StreamGrace},
     endpoint::{EndpointUrl, EndpointUrlError},
     issuer::{Issuer, Issuers, KeysUnavailable},
     keys::KeySet,
     metadata::ProviderMetadata,
     metrics::OidcMetrics,
     oauth::{LoginError, OauthClient, OauthError, RequestedToken, Tokens, printable},
+    page_login::PageLogin,
     scopes::{scope_of, scopes_for},
     token::{Claims, TokenError, UnverifiedToken, VerifiedToken},
 };

@@ -76,6 +76,12 @@ impl TokenPolicy {
             let what = "scopes are a list of names without spaces and quotes, such as [openid, email, offline_access]";
             return Err(error("scopes", scopes.referenced, what.to_owned()));
         }
+        if let Some(client) = config.web.as_ref().and_then(|web| web.client_id.as_ref())
+            && !audiences.value.contains(&client.value)
+        {
+            let what = "the client is the audience of its ID tokens: add it to audiences";
+            return Err(error("web.client_id", client.referenced, what.to_owned()));
+        }
         let prefix = |key: &str, prefix: &Option<Spanned<String>>| match prefix {
             Some(prefix) if prefix.value.starts_with(RESERVED) => {
                 let what = format!("names that begin with {RESERVED} belong to Kubernetes");

@@ -34,7 +34,16 @@ impl From<Identity> for ReplicaSources {
     }
 }
 
-/// Returns the sources of callers in their order, and that of GitLab's jobs and users.
+/// The sources of callers.
+pub(super) struct CallerSources {
+    /// All of them, in their order.
+    pub(super) access: AccessControl,
+    pub(super) oidc: Arc<OidcAuthorizer>,
+    /// The jobs and users of GitLab, if one is configured.
+    pub(super) gitlab: Option<Arc<GitLabAuthorizer>>,
+}
+
+/// Returns the sources of callers.
 pub(super) fn access_control(
     shared: &SharedState,
     issuers: &Issuers,
@@ -42,7 +51,7 @@ pub(super) fn access_control(
     api_tokens: Option<Verifier>,
     deployments: Deployments,
     config: &Config,
-) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
+) -> CallerSources {
     let identities = &shared.identities;
     let gitlab = gitlab.map(|(client, agents)| {
         (client, AgentNames::new(identities.clone(), agents, Arc::clone(&shared.store)))
@@ -62,7 +71,8 @@ pub(super) fn access_control(
             in_flight.clone(),
         )));
     }
-    sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), Arc::clone(&unknown))));
+    let oidc = Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), Arc::clone(&unknown)));
+    sources.push(Arc::clone(&oidc) as Arc<dyn CallerAuthorizer>);
     let gitlab = gitlab.map(|(client, names)| {
         Arc::new(GitLabAuthorizer::new(
             client,
@@ -78,5 +88,5 @@ pub(super) fn access_control(
         ))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
-    (AccessControl::new(sources, unknown), gitlab)
+    CallerSources { access: AccessControl::new(sources, unknown), oidc, gitlab }
 }

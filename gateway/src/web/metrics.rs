@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use access::Identities;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -23,15 +22,14 @@ pub(super) struct WebMetrics {
 #[derive(Debug)]
 struct SessionGauge {
     sessions: Sessions,
-    identities: Identities,
 }
 
 impl WebMetrics {
-    pub(super) fn register(registry: &mut Registry, sessions: Sessions, identities: Identities) -> Self {
+    pub(super) fn register(registry: &mut Registry, sessions: Sessions) -> Self {
         let metrics = Self::default();
-        let logins = "Logins of browsers by their result: ok, unknown, address, limit, or unavailable";
+        let logins = "Logins of browsers by their result: ok, unknown, address, limit, unavailable, issuer, refused, or state";
         registry.register("kas_web_logins", logins, metrics.logins.clone());
-        registry.register_collector(Box::new(SessionGauge { sessions, identities }));
+        registry.register_collector(Box::new(SessionGauge { sessions }));
         metrics
     }
 
@@ -42,8 +40,7 @@ impl WebMetrics {
 
 impl Collector for SessionGauge {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let identities = self.identities.load();
-        let sessions = self.sessions.count(|token| identities.grant(token).is_some(), Instant::now());
+        let sessions = self.sessions.count(Instant::now());
         let gauge = ConstGauge::new(sessions as i64);
         let help = "Sessions that browsers use at this replica";
         gauge.encode(encoder.encode_descriptor("kas_web_sessions", help, None, gauge.metric_type())?)

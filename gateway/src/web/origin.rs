@@ -14,6 +14,11 @@ pub(super) const CALLER: HeaderName = HeaderName::from_static("kas-web-caller");
 /// The header in which browsers describe the site that sends the request (Fetch Metadata).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
+/// Returns whether another site has sent the browser here. Browsers that do not name the site pass.
+pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
+    headers.get(SITE).is_some_and(|site| site != "same-origin" && site != "none")
+}
+
 /// Returns whether the page itself sends a request. `authority` is that of HTTP/2, in place of `Host`.
 pub(super) fn is_own(headers: &HeaderMap, authority: Option<&str>) -> bool {
     let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());

@@ -54,10 +54,10 @@ struct LocalSessions {
 
 /// One session.
 pub(super) struct Session {
+    id: SessionId,
     pub(super) token: SecretString,
-    pub(super) hash: TokenHash,
     /// The key of the sessions of the same token or user.
-    pub(super) holder: SessionHolder,
+    holder: SessionHolder,
     /// The time at which it ends.
     pub(super) end: Instant,
     ended: CancellationToken,
@@ -82,10 +82,10 @@ impl Session {
 }
 
 impl Entry {
-    fn new(token: SecretString, holder: SessionHolder, end: Instant, now: Instant) -> Self {
+    fn new(id: SessionId, token: SecretString, holder: SessionHolder, end: Instant, now: Instant) -> Self {
         let ended = CancellationToken::new();
         let end_streams = ended.clone().drop_guard();
-        let session = Session { hash: TokenHash::of(&token), token, holder, end, ended };
+        let session = Session { id, token, holder, end, ended };
         Self { session: Arc::new(session), checked: now, _end_streams: end_streams }
     }
 
@@ -118,7 +118,7 @@ impl Sessions {
         let id = session_record::id(value.as_bytes());
         let ttl = ttl.min(SESSION_TTL);
         let record = SessionRecord { token: token.clone(), holder, end: SystemTime::now() + ttl };
-        let (entry, record) = (Entry::new(token, holder, now + ttl, now), record.seal(value.as_bytes()));
+        let (entry, record) = (Entry::new(id, token, holder, now + ttl, now), record.seal(value.as_bytes()));
         self.store.begin_session(NewSession { id, holder, record, ttl }, LIMITS).await?;
         self.local.lock().entries.insert(id, entry);
         let seconds = ttl.as_secs();
@@ -166,7 +166,7 @@ impl Sessions {
             return Ok(None);
         };
         let left = record.end.duration_since(SystemTime::now()).unwrap_or_default().min(SESSION_TTL);
-        let entry = Entry::new(record.token, record.holder, now + left, now);
+        let entry = Entry::new(id, record.token, record.holder, now + left, now);
         let mut local = self.local.lock();
         let ended = [EndedSessions::One(id), EndedSessions::OfHolder(record.holder)];
         if left.is_zero() || ended.iter().any(|ended| local.unsent_ends.contains(ended)) {
@@ -196,6 +196,12 @@ impl Sessions {
             }
         }
         Ok(format!("{COOKIE}=; Path=/; Max-Age=0; Secure; HttpOnly; SameSite=Strict"))
+    }
+
+    /// Ends a session whose token is refused from now on.
+    pub(super) async fn end_one(&self, session: &Session) {
+        self.local.lock().end(EndedSessions::One(session.id));
+        self.send_ends().await;
     }
 
     /// Ends all sessions of a token or of a user at all replicas.
@@ -245,11 +251,9 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of sessions that this replica knows, and whose tokens are valid.
-    pub(super) fn count(&self, is_valid: impl Fn(&TokenHash) -> bool, now: Instant) -> usize {
-        let local = self.local.lock();
-        let sessions = local.entries.values().map(|entry| &entry.session);
-        sessions.filter(|session| session.end > now && is_valid(&session.hash)).count()
+    /// Returns the number of sessions that this replica knows.
+    pub(super) fn count(&self, now: Instant) -> usize {
+        self.local.lock().entries.values().filter(|entry| entry.session.end > now).count()
     }
 }
 
@@ -359,10 +363,10 @@ mod tests {
         there.end(&request).await.unwrap();
         sleep(IDLE_CHECK_PERIOD - Duration::from_secs(1)).await;
         here.check(Instant::now()).await;
-        assert_eq!(here.count(|_| true, Instant::now()), 1);
+        assert_eq!(here.count(Instant::now()), 1);
         sleep(Duration::from_secs(1)).await;
         here.check(Instant::now()).await;
-        assert_eq!(here.count(|_| true, Instant::now()), 0);
+        assert_eq!(here.count(Instant::now()), 0);
     }
 
     #[tokio::test(start_paused = true)]

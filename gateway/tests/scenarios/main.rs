@@ -46,5 +46,6 @@ mod views;
 mod watches;
 mod web;
 mod web_live;
+mod web_oidc;
 mod web_recent;
 mod web_sessions;

@@ -32,9 +32,10 @@ use crate::installation::stack::{
 pub(super) const PROGRAM: &str = "oidc-provider/server";
 /// The name of the issuer in the configuration of kas.
 const NAME: &str = "demo-login";
-/// The client of `kas login`, and the redirect that the provider allows for it.
+/// The client of `kas login` and of the web page, and the redirects that the provider allows for it, with any port.
 const CLIENT: &str = "native";
 const REDIRECT: &str = "http://localhost/auth/callback";
+const PAGE_REDIRECT: &str = "http://localhost/web/v1/callback";
 /// The user of the provider.
 pub(super) const USER: &str = "test-user@localhost";
 pub(super) const PASSWORD: &str = "verysecure";
@@ -58,7 +59,7 @@ impl DemoIssuer {
         }
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut command = Command::new(program);
-        command.env("PORT", port.to_string());
+        command.env("PORT", port.to_string()).env("REDIRECT_URI", format!("{REDIRECT},{PAGE_REDIRECT}"));
         let log = directory.join("oidc-provider.log");
         let (process, _) = ChildProcess::start(command, &log, None, START).await?;
         let issuer = Self { url: format!("http://localhost:{port}/"), _process: process };
@@ -83,13 +84,16 @@ impl DemoIssuer {
 
     /// Returns the section `oidc` of the configuration of kas.
     pub(super) fn section(&self) -> String {
-        format!("oidc: {{issuers: [{{name: {NAME}, issuer: \"{}\", audiences: [{CLIENT}]}}]}}\n", self.url)
+        let url = &self.url;
+        format!(
+            "oidc: {{issuers: [{{name: {NAME}, issuer: \"{url}\", audiences: [{CLIENT}], web: {{}}}}]}}\n"
+        )
     }
 
     /// Returns the entry of the users of the provider in the identity file.
     pub(super) fn caller() -> String {
         format!(
-            "- {{name: people, oidc: {{issuer: {NAME}, claims: {{sub: id1}}}}, agents: [\"*\"], services: [kubernetes]}}\n"
+            "- {{name: people, oidc: {{issuer: {NAME}, claims: {{sub: id1}}}}, agents: [\"*\"], services: [kubernetes, graph]}}\n"
         )
     }
 

@@ -83,6 +83,17 @@ export async function getSession(): Promise<Session | null> {
   return response.status === 204 ? null : await readJson<Session>(response);
 }
 
+/** Returns the names of the issuers at which people can log in. */
+export async function getIssuers(): Promise<string[]> {
+  return (await getJson<{ issuers: string[] }>("/web/v1/issuers")).issuers;
+}
+
+/** Returns the address that begins a login at an issuer, which comes back to this page. */
+export function loginAddress(issuer: string): string {
+  const { pathname, search } = window.location;
+  return `/web/v1/login?${new URLSearchParams({ issuer, page: pathname + search }).toString()}`;
+}
+
 export async function logIn(token: string): Promise<void> {
   await request("/web/v1/session", { method: "POST", body: JSON.stringify({ token }) });
 }

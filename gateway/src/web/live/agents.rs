@@ -33,7 +33,7 @@ pub(super) fn frames(web: Arc<WebServer>, grant: Arc<Grant>) -> impl Stream<Item
                 sleep(PAUSE).await;
             }
             // Created before the list is read, so that no change in between is missed.
-            let known = web.identities.load_full();
+            let known = web.logins.identities.load_full();
             let agents = known.agents_of(&grant.caller).into_iter();
             let changes = agents.map(|(_, agent)| web.store.changed(agent));
             // Without an agent nothing changes, while an empty set of futures would end at once.

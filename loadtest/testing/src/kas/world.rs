@@ -88,7 +88,13 @@ impl World {
     /// Creates a kas whose callers may have tokens of an OIDC issuer. `issuer` are additional keys of its entry in
     /// `oidc.issuers`.
     pub fn with_issuer(issuer: &TestIssuer, keys: &str) -> Self {
-        let (config, issuers) = with_issuer(issuer, keys);
+        Self::with_issuer_and(issuer, keys, |_| {})
+    }
+
+    /// Does the same with an edited configuration.
+    pub fn with_issuer_and(issuer: &TestIssuer, keys: &str, edit: impl FnOnce(&mut Config)) -> Self {
+        let (mut config, issuers) = with_issuer(issuer, keys);
+        edit(&mut config);
         let store = Arc::new(MemoryStore::default());
         let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
         Self::build(fleet, config, new_tokens(), issuers, None, None)

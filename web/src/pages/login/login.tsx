@@ -1,5 +1,5 @@
-import { useState } from "preact/hooks";
-import { logIn } from "../../api/kas";
+import { useEffect, useState } from "preact/hooks";
+import { getIssuers, logIn, loginAddress } from "../../api/kas";
 import { loadSession, session } from "../../session";
 import { Failure, Notice } from "../../ui/notice";
 import "./login.css";
@@ -8,6 +8,11 @@ export function LoginPage({ ended }: { ended: boolean }) {
   const [token, setToken] = useState("");
   const [error, setError] = useState<unknown>(null);
   const [isSending, setSending] = useState(false);
+  const [issuers, setIssuers] = useState<string[]>([]);
+  useEffect(() => {
+    // Without the list, people can log in with a token.
+    void getIssuers().then(setIssuers, () => undefined);
+  }, []);
   const submit = async (event: Event) => {
     event.preventDefault();
     setSending(true);
@@ -52,10 +57,16 @@ export function LoginPage({ ended }: { ended: boolean }) {
           Log in
         </button>
       </form>
+      {issuers.map((issuer) => (
+        // The router of the page leaves links with a target to the browser.
+        <a key={issuer} class="button" target="_self" href={loginAddress(issuer)}>
+          Log in with {issuer}
+        </a>
+      ))}
       {error !== null && <Failure what="The login failed" error={error} />}
       <p class="small muted">
-        The operator of kas creates a token with <code>kas token new caller</code>. The page shows what the
-        token may see, and nothing else.
+        The operator of kas creates a token with <code>kas token new caller</code>. A token of an OIDC issuer
+        that kas accepts works, too. The page shows what the token may see, and nothing else.
       </p>
     </main>
   );
