@@ -30,9 +30,18 @@ export class Front {
     return new Front(server, rules);
   }
 
-  /** Answers requests with these paths. The newest rule applies. */
+  /** Answers requests with these paths until the function is called that it returns. The newest rule applies. */
   answer(pattern, answer) {
-    this.rules.unshift({ pattern, answer });
+    const rule = { pattern, answer };
+    this.rules.unshift(rule);
+    return () => this.rules.splice(this.rules.indexOf(rule), 1);
+  }
+
+  /** Closes all connections, and those of requests with these paths until the function is called that it returns. */
+  cut(pattern) {
+    const mend = this.answer(pattern, (_, response) => response.destroy());
+    this.server.closeAllConnections();
+    return mend;
   }
 
   stop() {

@@ -483,7 +483,7 @@ it("values of a Secret are loaded and shown when the reader says so", async () =
   const { page, logIn, close } = await open();
   const received = [];
   page.on("response", async (response) => {
-    if (response.url().includes("/secrets/keys")) received.push(await response.text());
+    if (response.url().includes("/secrets/keys")) received.push(await response.text().catch(() => ""));
   });
   await logIn();
   const { namespace } = demo;
