@@ -336,8 +336,8 @@ impl WebServer {
         let result = match (request.uri().path(), request.method()) {
             (LOGIN_PATH, &Method::GET) if !origin::is_foreign(request.headers()) => {
                 // A session of before ends: the browser does not send its cookie when it comes back.
-                if let Err(error) = self.sessions.end(request.headers()).await {
-                    tracing::debug!(%error, "session of before not ended");
+                if let Ok(Some((session, _))) = self.session(request.headers(), client).await {
+                    self.sessions.end_one(&session).await;
                 }
                 self.logins.begin(request)
             }
