@@ -50,17 +50,8 @@ impl Admin {
     ///
     /// The current runtime runs only `/liveness`. The other requests run on the runtime `main`, which may be blocked.
     pub(crate) async fn run(self, listener: std::net::TcpListener, main: Handle) {
-        let routes = self.routes(main);
         let listener = TcpListener::from_std(listener).expect("the system has resources for a listener");
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(serve(routes.clone(), stream))),
-                Err(error) => {
-                    tracing::warn!(%error, "a connection to the observability listener was not accepted");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
+        serve_routes(listener, self.routes(main)).await;
     }
 
     fn routes(self, main: Handle) -> Router {
@@ -72,6 +63,19 @@ impl Admin {
             .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
             .fallback(async || (StatusCode::NOT_FOUND, "try /liveness, /readiness or /metrics\n"))
             .with_state(Arc::new(self))
+    }
+}
+
+/// Serves the connections of an observability listener. Never completes.
+pub(crate) async fn serve_routes(listener: TcpListener, routes: Router) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(serve(routes.clone(), stream))),
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the observability listener was not accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
 }
 

@@ -10,7 +10,8 @@
 //! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
 //! * `gitlab` is the connection to GitLab's kas, which takes the place of tunnels.
 //! * [`services`] are the request types. A new one is a handler there.
-//! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner.
+//! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner. [`admission`] is a webhook that
+//!   decides by the same file about what the API server receives.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
 //! * [`App`] builds and runs all of it from the command line ([`cli`]).
 //!
@@ -19,6 +20,7 @@
 //! the policy; kas decides which callers may use it.
 
 mod admin;
+pub mod admission;
 mod app;
 mod check;
 pub mod cli;
@@ -39,6 +41,7 @@ mod tunnel_context;
 pub mod upstream;
 
 pub use self::{
+    admission::AdmissionApp,
     app::{App, TaskPanicError},
     check::CheckCommand,
     connect::{AgentToken, Dial, DialError, KasAddress, ProtocolChoice, TcpDialer},

@@ -6,8 +6,8 @@ use std::{
 };
 
 use agent::{
-    App, CheckCommand, TaskPanicError,
-    cli::{Cli, Command, RunOptions, TOKEN_VARIABLE, token_from_env},
+    AdmissionApp, App, CheckCommand, TaskPanicError,
+    cli::{AdmissionOptions, Cli, Command, RunOptions, TOKEN_VARIABLE, token_from_env},
     cluster::kill_plugins,
     log_filter,
 };
@@ -49,6 +49,11 @@ fn main() -> ExitCode {
     match (cli.command, cli.run) {
         (Some(Command::Check(options)), _) => check(*options),
         (Some(Command::Serve(options)), _) => run(*options),
+        (Some(Command::Admission(options)), _) => admission(*options),
+        (Some(Command::Policy(command)), _) => match command.run(&mut stdout()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => refuse(&ErrorChain(&*error).to_string()),
+        },
         (Some(Command::Print(print)), _) => match print.run(&mut stdout()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -129,6 +134,39 @@ fn run(options: RunOptions) -> ExitCode {
         Err(error) => {
             tracing::error!("{}", ErrorChain(&*error));
             if error.is::<TaskPanicError>() { SOFTWARE_ERROR } else { UNAVAILABLE }.into()
+        }
+    }
+}
+
+/// Runs the admission webhook.
+fn admission(options: AdmissionOptions) -> ExitCode {
+    if let Err(error) = EnvFilter::try_new(&options.log_level) {
+        return refuse(&format!("--log-level {:?} is invalid: {error}", options.log_level));
+    }
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
+    let reload = watch::Sender::new(());
+    let sighup = {
+        let _entered = runtime.enter();
+        files::reload_on_sighup(reload.clone()).expect("signals can be handled")
+    };
+    let log = logs::start(EnvFilter::new(log_filter(&options.log_level)), options.log_format, true);
+    let app = match AdmissionApp::build(options, reload) {
+        Ok(app) => app,
+        Err(error) => {
+            drop(log);
+            return refuse(&ErrorChain(&*error).to_string());
+        }
+    };
+    let outcome = runtime.block_on(async {
+        let shutdown = signals::stop_token(|| {})?;
+        tokio::spawn(sighup);
+        app.run(shutdown).await
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", ErrorChain(&*error));
+            UNAVAILABLE.into()
         }
     }
 }

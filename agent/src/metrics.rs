@@ -72,8 +72,7 @@ impl AgentMetrics {
         for reason in CloseReason::LABELS {
             drop(metrics.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }));
         }
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("agentk_build", "The running version", build);
+        metrics.register_own_policy(registry);
         registry.register("agentk_tunnels", "Open tunnels to kas", metrics.tunnels.clone());
         registry.register("agentk_dials", "Attempts to open a tunnel, by result", metrics.dials.clone());
         registry.register_with_unit(
@@ -113,16 +112,6 @@ impl AgentMetrics {
             metrics.cluster_checks.clone(),
         );
         registry.register(
-            "agentk_policy_decisions",
-            "Requests by the policy rule that matched them, and by decision",
-            metrics.policy_decisions.clone(),
-        );
-        registry.register(
-            "agentk_policy_reloads",
-            "Reloads of the policy file, by result",
-            metrics.policy_reloads.clone(),
-        );
-        registry.register(
             "agentk_requests_out_of_scope",
             "Requests that the scope of the configuration refused",
             metrics.out_of_scope.clone(),
@@ -155,6 +144,28 @@ impl AgentMetrics {
         self.cluster_up.set(up.into());
         let result = if up { "ok" } else { "failed" };
         self.cluster_checks.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Returns metrics of which those of a policy are registered: those of a process that only decides by it.
+    pub(crate) fn register_policy(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        metrics.register_own_policy(registry);
+        metrics
+    }
+
+    fn register_own_policy(&self, registry: &mut Registry) {
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("agentk_build", "The running version", build);
+        registry.register(
+            "agentk_policy_decisions",
+            "Requests by the policy rule that matched them, and by decision",
+            self.policy_decisions.clone(),
+        );
+        registry.register(
+            "agentk_policy_reloads",
+            "Reloads of the policy file, by result",
+            self.policy_reloads.clone(),
+        );
     }
 
     /// Returns the counter of a policy rule.

@@ -8,6 +8,8 @@
 //!   requests in flight that the new version refuses ──► layer: PermittedRequest is revoked ◄──┘
 //! ```
 //!
+//! `review` decides by the same rules about the writes that the API server reviews, and `render` translates them for it.
+//!
 //! `scope` is a second restriction, which applies in addition to the policy.
 //!
 //! agentk sends no request to the cluster that the policy refuses. RBAC applies in addition to those that pass. The
@@ -17,6 +19,9 @@ mod enforcer;
 mod file;
 mod kubectl_names;
 mod layer;
+mod object_rule;
+mod render;
+mod review;
 mod rule;
 mod scope;
 mod user;
@@ -28,12 +33,14 @@ pub(crate) use request_info;
 
 pub(crate) use self::layer::{PermittedRequest, PolicyLayer, Restriction};
 pub use self::{
-    enforcer::PolicyEnforcer,
+    enforcer::{PolicyEnforcer, Verdict},
     request_info::UnclearRequestError,
+    review::JudgedUsers,
     rule::{Action, Rule},
     scope::{MissingScope, ScopeEnforcer},
 };
 use self::{
+    object_rule::ObjectRule,
     request_info::{DecodedPath, RequestInfo},
     user::EffectiveUser,
 };
@@ -48,6 +55,8 @@ const UNCLEAR: &str = "unclear";
 pub struct Policy {
     mode: PolicyMode,
     rules: Vec<Rule>,
+    /// Rules about the objects of writes, all of which apply. Only admission sees objects.
+    objects: Vec<ObjectRule>,
 }
 
 /// The effect of a decision to refuse a request.
@@ -79,6 +88,8 @@ pub enum DecisionSource {
     Default,
     /// The request cannot be interpreted.
     Unclear(UnclearRequestError),
+    /// The rule about objects with this index.
+    Object(usize),
 }
 
 impl Policy {
@@ -138,6 +149,7 @@ impl Policy {
             DecisionSource::Rule(index) => self.rules[index].name(),
             DecisionSource::Default => DEFAULT,
             DecisionSource::Unclear(_) => UNCLEAR,
+            DecisionSource::Object(index) => &self.objects[index].name,
         }
     }
 }
@@ -171,5 +183,7 @@ fn interpret<B, T>(
     Ok(then(&info, &user))
 }
 
+#[cfg(test)]
+mod review_tests;
 #[cfg(test)]
 mod tests;

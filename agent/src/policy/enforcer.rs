@@ -16,8 +16,11 @@ use proto::{Reason, ServiceName, header};
 use settings::ConfigError;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Action, DEFAULT, DecisionSource, Policy, PolicyMode, UNCLEAR, describe};
-use crate::{ServiceError, metrics::AgentMetrics};
+use super::{
+    Action, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR, describe,
+    review::{self, Review},
+};
+use crate::{ServiceError, admission::review::AdmissionRequest, metrics::AgentMetrics};
 
 /// The largest policy file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -43,10 +46,23 @@ struct ActivePolicy {
     version: u64,
     text: String,
     policy: Policy,
-    /// One for each rule, then that of the default, then that of unclear requests.
+    /// One for each rule, then that of the default, that of unclear requests, and one for each rule about objects.
     stats: Vec<RuleStats>,
     /// Limits the log lines of refusals, by the index in `stats`.
     log_limit: LogLimiter<usize>,
+}
+
+/// The result of the review of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The policy does not judge the write.
+    NotJudged,
+    /// The write may pass.
+    Allowed,
+    /// The write may pass because of `mode: dry-run`, and would be refused with this message.
+    WouldRefuse(String),
+    /// The write is refused with this message.
+    Refused(String),
 }
 
 #[derive(Debug)]
@@ -100,7 +116,37 @@ impl PolicyEnforcer {
         if !enforced {
             return Ok(active.version);
         }
-        Err(refusal(&active.stats[index].name, decision.source, &described))
+        let message = refusal(&active.stats[index].name, decision.source, &described);
+        Err(ServiceError::new(Reason::RefusedByPolicy, message))
+    }
+
+    /// Reviews a write for the API server, counts the decision, and logs a refusal.
+    pub fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Verdict {
+        let active = self.active.load();
+        let (index, source) = match active.policy.review(users, request) {
+            Review::NotJudged => return Verdict::NotJudged,
+            Review::Decided(decision) => {
+                let index = active.stats_index(decision.source);
+                if decision.allowed {
+                    active.stats[index].counter.inc();
+                    return Verdict::Allowed;
+                }
+                (index, decision.source)
+            }
+            Review::Object(index) => {
+                let source = DecisionSource::Object(index);
+                (active.stats_index(source), source)
+            }
+        };
+        active.stats[index].counter.inc();
+        let described = review::describe(request);
+        let enforced = active.policy.mode() == PolicyMode::Enforce;
+        active.log(index, "admission", &described, Some(&request.uid), enforced);
+        let message = refusal(&active.stats[index].name, source, &described);
+        match enforced {
+            true => Verdict::Refused(message),
+            false => Verdict::WouldRefuse(message),
+        }
     }
 
     /// Returns whether a request would be permitted. It is neither counted nor logged, because nobody sends it.
@@ -120,7 +166,8 @@ impl PolicyEnforcer {
         let (index, described) = (active.stats_index(decision.source), describe(service, request));
         active.stats[index].counter.inc();
         active.log_refusal(index, service, request, &described, true);
-        Err(refusal(&active.stats[index].name, decision.source, &described))
+        let message = refusal(&active.stats[index].name, decision.source, &described);
+        Err(ServiceError::new(Reason::RefusedByPolicy, message))
     }
 
     /// Returns the version in force.
@@ -199,7 +246,8 @@ impl ActivePolicy {
             Action::Allow => (rule.name(), "allowed"),
             Action::Deny => (rule.name(), refused),
         });
-        let stats = rules.chain([(DEFAULT, refused), (UNCLEAR, refused)]);
+        let objects = policy.objects.iter().map(|rule| (&*rule.name, refused));
+        let stats = rules.chain([(DEFAULT, refused), (UNCLEAR, refused)]).chain(objects);
         let stats = stats.map(|(name, decision)| RuleStats {
             name: name.to_owned(),
             decision,
@@ -214,6 +262,7 @@ impl ActivePolicy {
             DecisionSource::Rule(index) => index,
             DecisionSource::Default => self.policy.rules().len(),
             DecisionSource::Unclear(_) => self.policy.rules().len() + 1,
+            DecisionSource::Object(index) => self.policy.rules().len() + 2 + index,
         }
     }
 
@@ -225,8 +274,12 @@ impl ActivePolicy {
         described: &str,
         enforced: bool,
     ) {
-        let Some(suppressed) = self.log_limit.admit(index, Instant::now().into_std()) else { return };
         let id = request.headers().get(header::REQUEST_ID).and_then(|id| id.to_str().ok());
+        self.log(index, service, described, id, enforced);
+    }
+
+    fn log(&self, index: usize, service: &str, described: &str, id: Option<&str>, enforced: bool) {
+        let Some(suppressed) = self.log_limit.admit(index, Instant::now().into_std()) else { return };
         let rule = &self.stats[index].name;
         let request: String = described.chars().take(MAX_DESCRIPTION).collect();
         let message = match enforced {
@@ -237,8 +290,8 @@ impl ActivePolicy {
     }
 }
 
-fn refusal(rule: &str, source: DecisionSource, described: &str) -> ServiceError {
-    let message = match source {
+fn refusal(rule: &str, source: DecisionSource, described: &str) -> String {
+    match source {
         DecisionSource::Rule(_) => {
             format!("the policy of this cluster does not allow this: rule {rule:?} refuses {described}")
         }
@@ -248,8 +301,23 @@ fn refusal(rule: &str, source: DecisionSource, described: &str) -> ServiceError 
         DecisionSource::Unclear(error) => {
             format!("the policy of this cluster refuses {described}, which it cannot interpret: {error}")
         }
-    };
-    ServiceError::new(Reason::RefusedByPolicy, message)
+        DecisionSource::Object(_) => {
+            format!(
+                "the policy of this cluster does not allow this: rule {rule:?} demands another name or other labels of the object of {described}"
+            )
+        }
+    }
+}
+
+impl Policy {
+    /// Reads and parses a policy file, which blocks.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or is invalid.
+    pub fn load(file: &Path) -> Result<Self, ConfigError> {
+        Self::parse(file, &read(file)?)
+    }
 }
 
 fn read(file: &Path) -> Result<String, ConfigError> {

@@ -1,12 +1,16 @@
 //! Parses policy files.
 
-use std::{collections::HashSet, path::Path};
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::Path,
+};
 
 use serde::{Deserialize, Deserializer};
 use settings::{self, ConfigError, Spanned};
 
 use super::{
     DEFAULT, Policy, PolicyMode, UNCLEAR, kubectl_names,
+    object_rule::ObjectRule,
     rule::{Action, ResourceScope, Rule, UserPatterns},
     validate::{self, TargetKind},
 };
@@ -24,6 +28,8 @@ struct PolicyFile {
     #[serde(default)]
     mode: PolicyMode,
     rules: Vec<RuleEntry>,
+    #[serde(default)]
+    objects: Vec<ObjectEntry>,
 }
 
 #[derive(Deserialize)]
@@ -46,6 +52,22 @@ struct RuleEntry {
     non_resource_urls: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     impersonate: Option<Spanned<Impersonate>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ObjectEntry {
+    name: Spanned<String>,
+    #[serde(default, deserialize_with = "non_null")]
+    api_groups: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    resources: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    namespaces: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    names: Option<StringList>,
+    #[serde(default)]
+    labels: BTreeMap<String, StringList>,
 }
 
 #[derive(Deserialize)]
@@ -72,7 +94,7 @@ impl Policy {
     /// The text is not valid, or a rule has a word that matches no request. The error has line, column and key.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let parsed: PolicyFile = settings::parse(file, text)?;
-        if parsed.rules.len() > MAX_RULES {
+        if parsed.rules.len() + parsed.objects.len() > MAX_RULES {
             return Err(ConfigError::whole(file, format!("there are more than {MAX_RULES} rules")));
         }
         let mut names = HashSet::new();
@@ -81,7 +103,13 @@ impl Policy {
             parser.name(&entry.name, &mut names)?;
             parser.rule(entry)
         });
-        Ok(Self { mode: parsed.mode, rules: rules.collect::<Result<_, _>>()? })
+        let rules = rules.collect::<Result<_, _>>()?;
+        let objects = parsed.objects.into_iter().enumerate().map(|(index, entry)| {
+            let parser = RuleParser { file, key: format!("objects[{index}]") };
+            parser.name(&entry.name, &mut names)?;
+            parser.object_rule(entry)
+        });
+        Ok(Self { mode: parsed.mode, rules, objects: objects.collect::<Result<_, _>>()? })
     }
 }
 
@@ -144,6 +172,30 @@ impl RuleParser<'_> {
         }
 
         Ok(Rule { name: entry.name.value, action: entry.action, services, scope })
+    }
+
+    fn object_rule(&self, entry: ObjectEntry) -> Result<ObjectRule, ConfigError> {
+        if entry.names.is_none() && entry.labels.is_empty() {
+            let what = "the rule demands nothing of an object: write names or labels";
+            return Err(self.error("name", &entry.name, what));
+        }
+        let groups = self.words("apiGroups", entry.api_groups.as_ref(), validate::group)?;
+        if groups.as_ref().is_none_or(|groups| groups.iter().any(|group| validate::is_built_in(group))) {
+            self.check_resource_names(entry.resources.as_ref())?;
+        }
+        let label = |(label, values): (String, StringList)| {
+            let key = format!("labels.{label}");
+            let values = self.words(&key, Some(&values), validate::pattern)?.unwrap_or_default();
+            Ok((label, values))
+        };
+        Ok(ObjectRule {
+            groups,
+            resources: self.words("resources", entry.resources.as_ref(), validate::object_resource)?,
+            namespaces: self.words("namespaces", entry.namespaces.as_ref(), validate::namespace)?,
+            names: self.words("names", entry.names.as_ref(), validate::pattern)?,
+            labels: entry.labels.into_iter().map(label).collect::<Result<_, ConfigError>>()?,
+            name: entry.name.value,
+        })
     }
 
     /// Returns the words of a list. `problem` returns the problem of a word, if it has one.

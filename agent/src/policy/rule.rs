@@ -103,7 +103,7 @@ impl ResourceScope {
             })
     }
 
-    fn names_resources(&self) -> bool {
+    pub(super) fn names_resources(&self) -> bool {
         [&self.groups, &self.resources, &self.namespaces, &self.names].into_iter().any(Option::is_some)
     }
 }
@@ -122,14 +122,14 @@ impl UserPatterns {
     }
 }
 
-fn within(listed: Option<&[String]>, is: impl Fn(&str) -> bool) -> bool {
+pub(super) fn within(listed: Option<&[String]>, is: impl Fn(&str) -> bool) -> bool {
     listed.is_none_or(|listed| listed.iter().any(|each| is(each)))
 }
 
 /// Returns true if a pattern in RBAC's notation matches: `pods` excludes its subresources, `pods/log` is one of them,
 /// `*/scale` is that of every resource, and `*` is everything. `pods/*`, as in admission webhooks, is all subresources of one
 /// resource.
-fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget<'_>) -> bool {
+pub(super) fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget<'_>) -> bool {
     match (pattern.split_once('/'), requested.subresource) {
         _ if pattern == "*" => true,
         (None, None) => pattern == requested.resource,
@@ -141,7 +141,7 @@ fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget<'_>) -> bo
 }
 
 /// Returns true if the texts are equal, or if the pattern ends in `*` and the text begins with the rest of the pattern.
-fn matches_pattern(pattern: &str, text: &str) -> bool {
+pub(super) fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => text.starts_with(prefix),
         None => text == pattern,

@@ -17,6 +17,7 @@
 )]
 
 mod addresses;
+mod admission;
 mod cancellation;
 mod changes;
 mod clients;

@@ -92,7 +92,7 @@ impl ListenTls {
         self.client_ca.is_some()
     }
 
-    pub(super) async fn accept(&self, tcp: TcpStream) -> io::Result<TlsStream<ReadAhead<TcpStream>>> {
+    pub(crate) async fn accept(&self, tcp: TcpStream) -> io::Result<TlsStream<ReadAhead<TcpStream>>> {
         TlsAcceptor::from(self.current.load_full()).accept(ReadAhead::new(tcp)).await
     }
 }

@@ -1,0 +1,309 @@
+//! `agentk admission`: a validating admission webhook. The API server asks it about writes of agentk's service account, and of the users
+//! that agentk impersonates, and it answers by the policy file of agentk.
+//!
+//! ```text
+//!   API server ── POST /validate, an AdmissionReview ──► policy::review ──► allowed, or 403 with the rule
+//! ```
+//!
+//! Whoever has stolen the credential of agentk can thus do no more than agentk. It is a process of its own, without a tunnel and without
+//! rights in the cluster.
+
+pub mod review;
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use axum::{
+    Router,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use http::{
+    StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
+};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use proto::ServiceName;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::review::{AdmissionAnswer, AdmissionReview};
+use crate::{
+    AgentMetrics, ListenTls,
+    cli::AdmissionOptions,
+    file_followers::FileFollowers,
+    metrics,
+    policy::{JudgedUsers, PolicyEnforcer, Verdict},
+};
+
+/// The longest question in bytes: an object has at most 1.5 MiB in etcd, and a question has two, as JSON.
+const MAX_REVIEW: usize = 8 << 20;
+/// The most connections. The API server keeps few of them.
+const MAX_CONNECTIONS: usize = 256;
+/// The time for a TLS handshake, and for the head of a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time for a question, which is the longest that the API server waits for its answer.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(30);
+/// The bytes of all questions at the same time. Everybody who reaches the address may send them.
+const MAX_IN_FLIGHT: usize = 64 << 20;
+/// The time for which questions are still accepted after the signal to stop: the API server learns a moment later that the pod is not
+/// ready, and does not repeat a question whose connection was refused.
+const ACCEPT_PERIOD: Duration = Duration::from_secs(5);
+/// The time for questions in flight after that.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A webhook that is ready to run.
+pub struct AdmissionApp {
+    webhook: Arc<Webhook>,
+    tls: ListenTls,
+    followers: FileFollowers,
+    registry: Registry,
+    listen: SocketAddr,
+    observability: SocketAddr,
+}
+
+/// Answers questions.
+#[derive(Debug)]
+struct Webhook {
+    policy: Arc<PolicyEnforcer>,
+    users: JudgedUsers,
+    reviews: Family<ReviewLabels, Counter>,
+    /// A permit for each byte of the questions in flight.
+    bytes: Semaphore,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReviewLabels {
+    result: &'static str,
+}
+
+impl AdmissionApp {
+    /// Builds a webhook, which reads its files again at each new value of `reload`. This reads every file, which blocks.
+    ///
+    /// # Errors
+    ///
+    /// A file is invalid; the error is one line that names it.
+    pub fn build(options: AdmissionOptions, reload: watch::Sender<()>) -> anyhow::Result<Self> {
+        let mut registry = Registry::default();
+        let agent_metrics = AgentMetrics::register_policy(&mut registry);
+        let reviews = Family::default();
+        let help = "Questions of the API server, by result";
+        registry.register("agentk_admission_reviews", help, Family::clone(&reviews));
+        let health = files::ReloadHealth::default();
+        health.register(&mut registry, "agentk");
+        let served = [ServiceName::KUBERNETES, ServiceName::GITOPS].map(|name| name.parse().expect("a name"));
+        let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served.to_vec(), agent_metrics)?;
+        let policy = Arc::new(policy);
+        let tls = ListenTls::read(options.certificate_file, options.certificate_key_file, None)?;
+        let mut followers = FileFollowers::new(health, reload);
+        followers.add("--policy-file", |file, requests| Arc::clone(&policy).follow(file, requests));
+        let check = tls.clone();
+        followers.check("--certificate-file", tls.files(), move || check.reload());
+        Ok(Self {
+            webhook: Arc::new(Webhook {
+                policy,
+                users: options.judge.users(),
+                reviews,
+                bytes: Semaphore::new(MAX_IN_FLIGHT),
+            }),
+            tls,
+            followers,
+            registry,
+            listen: options.listen_address,
+            observability: options.observability_listen_address,
+        })
+    }
+
+    /// Answers until 5 s after `shutdown`, and then finishes the questions in flight within 5 s.
+    ///
+    /// # Errors
+    ///
+    /// An address cannot be bound.
+    pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let bind = async |address: SocketAddr, flag: &str| {
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({flag})"))
+        };
+        let listener = bind(self.listen, "--listen-address").await?;
+        let observability = bind(self.observability, "--observability-listen-address").await?;
+        let (address, probes) = (listener.local_addr()?, observability.local_addr()?);
+        let user = self.webhook.users.username();
+        tracing::info!(%address, user, "answering admission reviews");
+        tracing::info!(address = %probes, "serving /liveness, /readiness and /metrics");
+        let mut background = JoinSet::new();
+        background.spawn(serve_probes(observability, self.registry, shutdown.clone()));
+        for task in self.followers.into_tasks() {
+            background.spawn(task);
+        }
+        let closing = CancellationToken::new();
+        let close = async {
+            shutdown.cancelled().await;
+            tracing::info!("stopping: not ready, but still accepting questions");
+            sleep(ACCEPT_PERIOD).await;
+            closing.cancel();
+        };
+        let accepting = accept(listener, self.tls, self.webhook, closing.clone());
+        let (connections, ()) = tokio::join!(accepting, close);
+        let _ = timeout(STOP_TIMEOUT, connections.join_all()).await;
+        Ok(())
+    }
+}
+
+/// Accepts connections until `shutdown`. Returns those that are open then, which end after the question in flight.
+async fn accept(
+    listener: TcpListener,
+    tls: ListenTls,
+    webhook: Arc<Webhook>,
+    shutdown: CancellationToken,
+) -> JoinSet<()> {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let accepting = async {
+            let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
+            (listener.accept().await, permit)
+        };
+        match shutdown.run_until_cancelled(accepting).await {
+            None => return connections,
+            Some((Ok((tcp, _)), permit)) => {
+                let serving = serve(tcp, tls.clone(), Arc::clone(&webhook), shutdown.clone());
+                connections.spawn(async move {
+                    serving.await;
+                    drop(permit);
+                });
+            }
+            Some((Err(error), _)) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(tcp: TcpStream, tls: ListenTls, webhook: Arc<Webhook>, shutdown: CancellationToken) {
+    let peer = tcp.peer_addr().ok();
+    let io = match timeout(HEAD_TIMEOUT, tls.accept(tcp)).await {
+        Ok(Ok(io)) => io,
+        Ok(Err(error)) => return report(peer, &error),
+        Err(_) => return report(peer, &io::Error::from(io::ErrorKind::TimedOut)),
+    };
+    let service = TowerToHyperService::new(routes(webhook));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(io), service);
+    tokio::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(?peer, %error, "a connection failed");
+    }
+}
+
+/// Strangers may cause any number of these, and the API server reports its own.
+fn report(peer: Option<SocketAddr>, error: &io::Error) {
+    tracing::debug!(?peer, %error, "a TLS handshake failed");
+}
+
+fn routes(webhook: Arc<Webhook>) -> Router {
+    Router::new()
+        .route("/validate", post(validate))
+        .layer(tower::util::MapFutureLayer::new(in_time))
+        .fallback(async || (StatusCode::NOT_FOUND, "the API server sends admission reviews to /validate\n"))
+        .with_state(webhook)
+}
+
+/// Limits the time of a question, whose body may arrive slowly.
+async fn in_time(
+    answering: impl Future<Output = Result<Response, Infallible>>,
+) -> Result<Response, Infallible> {
+    match timeout(REVIEW_TIMEOUT, answering).await {
+        Ok(answer) => answer,
+        Err(_) => Ok((StatusCode::REQUEST_TIMEOUT, "the question did not arrive in time\n").into_response()),
+    }
+}
+
+async fn validate(State(webhook): State<Arc<Webhook>>, request: Request) -> Response {
+    // The API server sends the length.
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let Some(length) = length.filter(|length| *length as usize <= MAX_REVIEW) else {
+        webhook.count("invalid");
+        return (StatusCode::PAYLOAD_TOO_LARGE, "a question has a length of at most 8 MiB\n").into_response();
+    };
+    let _bytes = webhook.bytes.acquire_many(length).await.expect("it is never closed");
+    let body = Limited::new(request.into_body(), MAX_REVIEW).collect().await;
+    let review = body.map_err(|error| error.to_string());
+    let review = match review.and_then(|body| AdmissionReview::parse(&body.to_bytes())) {
+        Ok(review) => review,
+        Err(error) => {
+            webhook.count("invalid");
+            return (StatusCode::BAD_REQUEST, format!("this is no admission review: {error}\n"))
+                .into_response();
+        }
+    };
+    let request = &review.request;
+    let verdict = webhook.policy.review(&webhook.users, request);
+    let (result, answer) = match &verdict {
+        Verdict::NotJudged => ("not-judged", json(&AdmissionAnswer::allowed(&request.uid, &[]))),
+        Verdict::Allowed => ("allowed", json(&AdmissionAnswer::allowed(&request.uid, &[]))),
+        Verdict::WouldRefuse(message) => {
+            let warning = format!("agentk, dry-run: {message}");
+            ("would-refuse", json(&AdmissionAnswer::allowed(&request.uid, &[warning])))
+        }
+        Verdict::Refused(message) => ("refused", json(&AdmissionAnswer::refused(&request.uid, message))),
+    };
+    webhook.count(result);
+    answer
+}
+
+fn json(answer: &AdmissionAnswer<'_>) -> Response {
+    let text = serde_json::to_vec(answer).expect("it has keys that are text");
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+impl Webhook {
+    fn count(&self, result: &'static str) {
+        self.reviews.get_or_create(&ReviewLabels { result }).inc();
+    }
+}
+
+/// Serves probes and scrapes. Never completes.
+async fn serve_probes(listener: TcpListener, registry: Registry, shutdown: CancellationToken) {
+    let registry = Arc::new(registry);
+    let readiness = async move || match shutdown.is_cancelled() {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "agentk admission is stopping\n"),
+        false => (StatusCode::OK, "ready\n"),
+    };
+    let metrics = async move || {
+        let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        ([(CONTENT_TYPE, open_metrics)], metrics::render(&registry))
+    };
+    let routes = Router::new()
+        .route("/liveness", get(async || "alive\n"))
+        .route("/readiness", get(readiness))
+        .route("/metrics", get(metrics));
+    crate::admin::serve_routes(listener, routes).await;
+}

@@ -1,0 +1,57 @@
+//! Rules about the objects of writes, which RBAC does not have: their names and their labels.
+
+use std::collections::BTreeMap;
+
+use super::{
+    request_info::ResourceTarget,
+    rule::{matches_pattern, matches_resource_pattern, within},
+};
+use crate::admission::review::{AdmissionRequest, Operation, ReviewedObject};
+
+/// A rule about objects. An absent list restricts nothing.
+#[derive(Clone, Debug)]
+pub(super) struct ObjectRule {
+    pub(super) name: String,
+    pub(super) groups: Option<Vec<String>>,
+    pub(super) resources: Option<Vec<String>>,
+    pub(super) namespaces: Option<Vec<String>>,
+    /// The patterns of which the name has to match one.
+    pub(super) names: Option<Vec<String>>,
+    /// The labels that the object has to have, with the patterns of which the value has to match one.
+    pub(super) labels: BTreeMap<String, Vec<String>>,
+}
+
+impl ObjectRule {
+    /// Returns whether a write is refused because of its object. Deletions and subresources have none.
+    pub(super) fn refuses(&self, request: &AdmissionRequest) -> bool {
+        let writes = matches!(request.operation, Operation::Create | Operation::Update);
+        let Some(object) = request.object.as_ref().filter(|_| writes && request.sub_resource.is_empty())
+        else {
+            return false;
+        };
+        self.applies(request) && !self.accepts(object)
+    }
+
+    fn applies(&self, request: &AdmissionRequest) -> bool {
+        let resource = request.requested();
+        let target = ResourceTarget {
+            group: &resource.group,
+            resource: &resource.resource,
+            ..ResourceTarget::default()
+        };
+        within(self.groups.as_deref(), |group| group == "*" || group == target.group)
+            && within(self.resources.as_deref(), |pattern| matches_resource_pattern(pattern, &target))
+            && within(self.namespaces.as_deref(), |name| name == "*" || name == request.namespace)
+    }
+
+    fn accepts(&self, object: &ReviewedObject) -> bool {
+        let metadata = &object.metadata;
+        let one_of =
+            |patterns: &[String], text: &str| patterns.iter().any(|each| matches_pattern(each, text));
+        self.names.as_ref().is_none_or(|names| one_of(names, &metadata.name))
+            && self
+                .labels
+                .iter()
+                .all(|(label, values)| metadata.labels.get(label).is_some_and(|value| one_of(values, value)))
+    }
+}
