@@ -9,6 +9,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
+    admissionregistration::v1::ValidatingWebhookConfiguration,
     apps::v1::Deployment,
     autoscaling::v2::HorizontalPodAutoscaler,
     core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount},
@@ -38,6 +39,9 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value) -> serde_json::Re
 
 fn through_types(object: &Value) -> Option<serde_json::Result<Value>> {
     let parsed = match (object["apiVersion"].as_str()?, object["kind"].as_str()?) {
+        ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration") => {
+            round_trip::<ValidatingWebhookConfiguration>(object)
+        }
         ("apps/v1", "Deployment") => round_trip::<Deployment>(object),
         ("autoscaling/v2", "HorizontalPodAutoscaler") => round_trip::<HorizontalPodAutoscaler>(object),
         ("networking.k8s.io/v1", "Ingress") => round_trip::<Ingress>(object),

@@ -21,6 +21,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: agent
 {{- end -}}
 
+{{- define "agentk.admissionName" -}}
+{{ include "agentk.fullname" . }}-admission
+{{- end -}}
+
+{{- define "agentk.admissionSelectorLabels" -}}
+{{ include "agentk.instanceLabels" . }}
+app.kubernetes.io/component: admission
+{{- end -}}
+
 {{- define "agentk.labels" -}}
 {{ include "agentk.instanceLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -87,6 +96,10 @@ deployment/agentk -- agentk check` needs none of them. */}}
 
 {{- define "agentk.hasConfig" -}}
 {{- if or .Values.config.kasCaCert .Values.policy -}}true{{- end -}}
+{{- end -}}
+
+{{- define "agentk.disruptionBudgetVersion" -}}
+{{ semverCompare ">=1.21-0" .Capabilities.KubeVersion.Version | ternary "policy/v1" "policy/v1beta1" }}
 {{- end -}}
 
 {{- define "agentk.subject" -}}

@@ -1,8 +1,5 @@
-{{/* What the pods of agentk and the pod of `helm test` share. */}}
-{{- define "agentk.pod" -}}
-serviceAccountName: {{ include "agentk.serviceAccountName" . }}
-# The identity of agentk in the cluster.
-automountServiceAccountToken: true
+{{/* The settings of all pods. */}}
+{{- define "agentk.commonPod" -}}
 securityContext:
   runAsNonRoot: true
   runAsUser: 65532
@@ -27,6 +24,14 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- end -}}
+
+{{/* What the pods of agentk and the pod of `helm test` share. */}}
+{{- define "agentk.pod" -}}
+serviceAccountName: {{ include "agentk.serviceAccountName" . }}
+# The identity of agentk in the cluster.
+automountServiceAccountToken: true
+{{ include "agentk.commonPod" . }}
 volumes:
   - name: token
     secret: {secretName: {{ include "agentk.tokenSecret" . }}}
@@ -74,13 +79,18 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{- define "agentk.container" -}}
+{{/* The settings of all containers with agentk. */}}
+{{- define "agentk.commonContainer" -}}
 image: {{ include "agentk.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "agentk.container" -}}
+{{ include "agentk.commonContainer" . }}
 env:
   {{- if .Values.listen.enabled }}
   - name: AGENTK_LISTEN

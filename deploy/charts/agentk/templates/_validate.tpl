@@ -35,6 +35,24 @@
 {{- fail "rbac.impersonate: users and groups have no namespace, so it needs rbac.scope cluster" -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.admission -}}
+{{- if .enabled -}}
+{{- if not $.Values.policy -}}
+{{- fail "policy: write the policy by which the webhook decides, because admission.enabled is true" -}}
+{{- end -}}
+{{- if not .tlsSecret -}}
+{{- fail "admission.tlsSecret: name the secret with the certificate of the webhook, because admission.enabled is true" -}}
+{{- end -}}
+{{- if not (or .caCert .annotations) -}}
+{{- fail "admission.caCert: set the certificates to trust for the webhook, or annotate it in admission.annotations, so that cert-manager adds them" -}}
+{{- end -}}
+{{- range .impersonatedPrefixes -}}
+{{- if or (hasPrefix . "system:") (hasPrefix "system:" .) -}}
+{{- fail (printf "admission.impersonatedPrefixes: users of Kubernetes itself have the prefix %q: the cluster could not work" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $names := dict -}}
 {{- range .Values.prometheus.servers -}}
 {{- $name := .name | default "" -}}
