@@ -88,8 +88,6 @@ pub enum DecisionSource {
     Default,
     /// The request cannot be interpreted.
     Unclear(UnclearRequestError),
-    /// The rule about objects with this index.
-    Object(usize),
 }
 
 impl Policy {
@@ -149,7 +147,6 @@ impl Policy {
             DecisionSource::Rule(index) => self.rules[index].name(),
             DecisionSource::Default => DEFAULT,
             DecisionSource::Unclear(_) => UNCLEAR,
-            DecisionSource::Object(index) => &self.objects[index].name,
         }
     }
 }

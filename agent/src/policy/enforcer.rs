@@ -123,26 +123,21 @@ impl PolicyEnforcer {
     /// Reviews a write for the API server, counts the decision, and logs a refusal.
     pub fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Verdict {
         let active = self.active.load();
-        let (index, source) = match active.policy.review(users, request) {
+        let review = active.policy.review(users, request);
+        let index = match review {
             Review::NotJudged => return Verdict::NotJudged,
-            Review::Decided(decision) => {
-                let index = active.stats_index(decision.source);
-                if decision.allowed {
-                    active.stats[index].counter.inc();
-                    return Verdict::Allowed;
-                }
-                (index, decision.source)
-            }
-            Review::Object(index) => {
-                let source = DecisionSource::Object(index);
-                (active.stats_index(source), source)
-            }
+            Review::Decided(decision) => active.stats_index(decision.source),
+            Review::Object(rule) => active.policy.rules().len() + 2 + rule,
         };
         active.stats[index].counter.inc();
-        let described = review::describe(request);
+        let (rule, described) = (&active.stats[index].name, review::describe(request));
+        let message = match review {
+            Review::Decided(decision) if decision.allowed => return Verdict::Allowed,
+            Review::Decided(decision) => refusal(rule, decision.source, &described),
+            _ => object_refusal(rule, &described),
+        };
         let enforced = active.policy.mode() == PolicyMode::Enforce;
         active.log(index, "admission", &described, Some(&request.uid), enforced);
-        let message = refusal(&active.stats[index].name, source, &described);
         match enforced {
             true => Verdict::Refused(message),
             false => Verdict::WouldRefuse(message),
@@ -262,7 +257,6 @@ impl ActivePolicy {
             DecisionSource::Rule(index) => index,
             DecisionSource::Default => self.policy.rules().len(),
             DecisionSource::Unclear(_) => self.policy.rules().len() + 1,
-            DecisionSource::Object(index) => self.policy.rules().len() + 2 + index,
         }
     }
 
@@ -301,12 +295,13 @@ fn refusal(rule: &str, source: DecisionSource, described: &str) -> String {
         DecisionSource::Unclear(error) => {
             format!("the policy of this cluster refuses {described}, which it cannot interpret: {error}")
         }
-        DecisionSource::Object(_) => {
-            format!(
-                "the policy of this cluster does not allow this: rule {rule:?} demands another name or other labels of the object of {described}"
-            )
-        }
     }
+}
+
+fn object_refusal(rule: &str, described: &str) -> String {
+    format!(
+        "the policy of this cluster does not allow this: rule {rule:?} demands another name or other labels of the object: {described}"
+    )
 }
 
 impl Policy {
