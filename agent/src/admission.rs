@@ -8,7 +8,7 @@
 //! Whoever has stolen the credential of agentk can thus do no more than agentk. It is a process of its own, without a tunnel and without
 //! rights in the cluster.
 
-pub mod review;
+mod answer;
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -43,13 +43,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::review::{AdmissionAnswer, AdmissionReview};
+use self::answer::AdmissionAnswer;
 use crate::{
     AgentMetrics, ListenTls,
     cli::AdmissionOptions,
     file_followers::FileFollowers,
     metrics,
-    policy::{JudgedUsers, PolicyEnforcer, Verdict},
+    policy::{JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
 };
 
 /// The longest question in bytes: an object has at most 1.5 MiB in etcd, and a question has two, as JSON.

@@ -15,6 +15,7 @@
 //! agentk sends no request to the cluster that the policy refuses. RBAC applies in addition to those that pass. The
 //! semantics are in `docs/policy.md`.
 
+pub(crate) mod admission_review;
 mod enforcer;
 mod file;
 mod kubectl_names;

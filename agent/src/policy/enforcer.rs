@@ -17,10 +17,12 @@ use settings::ConfigError;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Action, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR, describe,
+    Action, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR,
+    admission_review::AdmissionRequest,
+    describe,
     review::{self, Review},
 };
-use crate::{ServiceError, admission::review::AdmissionRequest, metrics::AgentMetrics};
+use crate::{ServiceError, metrics::AgentMetrics};
 
 /// The largest policy file, in bytes.
 const MAX_FILE: u64 = 1 << 20;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{
+    admission_review::{AdmissionRequest, Operation, ReviewedObject},
     request_info::ResourceTarget,
     rule::{matches_pattern, matches_resource_pattern, within},
 };
-use crate::admission::review::{AdmissionRequest, Operation, ReviewedObject};
 
 /// A rule about objects. An absent list restricts nothing.
 #[derive(Clone, Debug)]

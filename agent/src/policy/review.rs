@@ -8,10 +8,10 @@ use proto::ServiceName;
 
 use super::{
     Policy, PolicyDecision,
+    admission_review::{AdmissionRequest, Operation},
     request_info::{RequestInfo, RequestTarget, ResourceTarget},
     user::EffectiveUser,
 };
-use crate::admission::review::{AdmissionRequest, Operation};
 
 /// The services whose requests may be writes to the cluster.
 pub(super) const WRITING_SERVICES: [&str; 2] = [ServiceName::KUBERNETES, ServiceName::GITOPS];

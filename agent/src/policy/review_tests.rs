@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::{
     JudgedUsers, Policy,
+    admission_review::AdmissionReview,
     review::{Review, WRITING_SERVICES},
 };
-use crate::admission::review::AdmissionReview;
 
 const POLICY: &str = "rules:
 - {name: no-secrets, action: deny, services: [kubernetes, gitops], resources: [secrets, serviceaccounts/token]}

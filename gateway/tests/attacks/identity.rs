@@ -244,6 +244,8 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "form.append_pair(\"client_secret\", secret.expose_secret());",
             "let Entry { token, expires, refresh_token } = serde_json::from_str(text.expose_secret()).ok()?;",
             "let bearer = format!(\"Bearer {}\", key.expose_secret());",
+            // Encrypted with a key that only the browser has.
+            "let contents = Contents { token: self.token.expose_secret().into(), holder: self.holder.0, end };",
             "let credential = SecretString::from(format!(\"pat:{agent}:{}\", secret.expose_secret()));",
             "let credential = Sha256::digest(project.gitaly.token.expose_secret()).into();",
             "let key = text.expose_secret().trim();",

@@ -1,18 +1,16 @@
-//! The messages between the API server and an admission webhook (`admission.k8s.io/v1`), as far as a policy reads them.
+//! The questions of the API server about writes (`admission.k8s.io/v1`), as far as a policy reads them.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-/// The `apiVersion` of the messages.
-const API_VERSION: &str = "admission.k8s.io/v1";
-/// The `kind` of the messages.
-const KIND: &str = "AdmissionReview";
+/// The `apiVersion` of questions and answers.
+pub(crate) const API_VERSION: &str = "admission.k8s.io/v1";
 
 /// A question of the API server.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct AdmissionReview {
+pub(crate) struct AdmissionReview {
     api_version: String,
     /// The request that the API server reviews.
     pub request: AdmissionRequest,
@@ -99,39 +97,13 @@ pub(crate) struct ObjectMetadata {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-/// The answer to a question.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct AdmissionAnswer<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    response: AdmissionResponse<'a>,
-}
-
-#[derive(Debug, Serialize)]
-struct AdmissionResponse<'a> {
-    uid: &'a str,
-    allowed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Status<'a>>,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    warnings: &'a [String],
-}
-
-#[derive(Debug, Serialize)]
-struct Status<'a> {
-    code: u16,
-    reason: &'static str,
-    message: &'a str,
-}
-
 impl AdmissionReview {
     /// Parses a question.
     ///
     /// # Errors
     ///
     /// The text is not a question of this version.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let review: Self = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         match review.api_version.as_str() {
             API_VERSION => Ok(review),
@@ -144,22 +116,5 @@ impl AdmissionRequest {
     /// Returns the resource as it was requested.
     pub(crate) fn requested(&self) -> &Resource {
         self.request_resource.as_ref().unwrap_or(&self.resource)
-    }
-}
-
-impl<'a> AdmissionAnswer<'a> {
-    /// Returns an answer that lets the request pass, with these warnings for its user.
-    pub(super) fn allowed(uid: &'a str, warnings: &'a [String]) -> Self {
-        Self::new(AdmissionResponse { uid, allowed: true, status: None, warnings })
-    }
-
-    /// Returns an answer that refuses the request.
-    pub(super) fn refused(uid: &'a str, message: &'a str) -> Self {
-        let status = Some(Status { code: 403, reason: "Forbidden", message });
-        Self::new(AdmissionResponse { uid, allowed: false, status, warnings: &[] })
-    }
-
-    fn new(response: AdmissionResponse<'a>) -> Self {
-        Self { api_version: API_VERSION, kind: KIND, response }
     }
 }
