@@ -134,8 +134,8 @@ it("a reader scales, reads logs and compares with Git with the keyboard alone", 
   assert.equal(demo.kubectl(["get", "deployment/keys", "--output=jsonpath={.spec.replicas}"]), "1");
 
   await page.goto(tree(`&o=${uidOf("deployment/web")}`));
-  await tabTo(page, page.getByRole("tab", { name: "Logs" }));
-  await page.keyboard.press("Enter");
+  await tabTo(page, page.getByRole("tab", { name: "Summary" }));
+  await page.keyboard.press("End");
   await page.getByLabel("Log", { exact: true }).getByText("line 1").first().waitFor();
   await tabTo(page, page.getByLabel("Show lines with this text"));
   await page.keyboard.type("line 2");
