@@ -64,7 +64,7 @@ e2e-gitlab: ## The same with kas and agentk that speak GitLab's protocol: what i
 	E2E_PROTOCOL=gitlab cargo nextest run -p gateway --test e2e --test-threads 3 -E '$(GITLAB_PROTOCOL)'
 
 # Networks, Git servers and GitLab are the same with each API server.
-DIFFERENTIAL = test(/^differential::differential_/) | test(/^graph::/) | \
+DIFFERENTIAL = test(/^differential::differential_/) | test(/^graph::/) | test(/^admission::/) | \
   (test(/^gitops::/) - test(/^gitops::(partition|servers|fleet|gitlab|comment)::/))
 
 .PHONY: differential
