@@ -5,7 +5,7 @@
 //!   API server ── POST /validate, an AdmissionReview ──► policy::review ──► allowed, or 403 with the rule
 //! ```
 //!
-//! Whoever has stolen the credential of agentk can thus do no more than agentk. It is a process of its own, without a tunnel and without
+//! A thief of the credential of agentk can thus do no more than agentk. The webhook is a process of its own, without a tunnel and without
 //! rights in the cluster.
 
 mod answer;
@@ -223,7 +223,7 @@ async fn serve(tcp: TcpStream, tls: ListenTls, webhook: Arc<Webhook>, shutdown: 
     }
 }
 
-/// Strangers may cause any number of these, and the API server reports its own.
+/// Reports a failed handshake at the level debug: strangers may cause any number of them, and the API server reports its own.
 fn report(peer: Option<SocketAddr>, error: &io::Error) {
     tracing::debug!(?peer, %error, "a TLS handshake failed");
 }

@@ -22,7 +22,7 @@ pub(crate) struct AdmissionReview {
 pub struct AdmissionRequest {
     /// The id of the question, which its answer repeats.
     pub uid: String,
-    /// What the request does.
+    /// The effect of the request.
     #[serde(default)]
     pub operation: Operation,
     /// The resource, which may have another group than that of the request.
@@ -46,7 +46,7 @@ pub struct AdmissionRequest {
     pub object: Option<ReviewedObject>,
 }
 
-/// What a request does.
+/// The effect of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {

@@ -41,7 +41,7 @@ pub struct JudgedUsers {
     pub prefixes: Vec<String>,
 }
 
-/// Who a reviewed write is of.
+/// The user of a reviewed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writer {
     /// agentk, or somebody with its credential.

@@ -1,4 +1,4 @@
-//! What kas knows about one agent beside its tunnels: the configuration, why it cannot be dialled, and why it is away.
+//! The details of one agent beside its tunnels: its configuration, and the reasons why it cannot be dialled and why it is away.
 
 use std::{sync::Arc, time::SystemTime};
 

@@ -54,7 +54,7 @@ const MAX_WATCHES: usize = 64;
 /// The period of the frames that show that the connection works.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// What a tab wants to follow.
+/// The request of a tab: the things that it follows.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LiveRequest {

@@ -51,7 +51,7 @@ pub(super) struct Logins {
     pub(super) issuers: Issuers,
     pub(super) oidc: Arc<OidcAuthorizer>,
     pub(super) access: AccessControl,
-    /// Whether the listener has TLS.
+    /// The listener has TLS.
     pub(super) has_tls: bool,
 }
 

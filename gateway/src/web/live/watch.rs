@@ -93,7 +93,7 @@ impl WatchSource {
     ) -> Self {
         let mut request: Request<Option<Incoming>> = Request::new(None);
         *request.headers_mut() = head.headers.clone();
-        // Those about the body, and those that differ between the stream and a watch.
+        // A watch has no body, and a type and an id of its own.
         for name in [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING, EXPECT, ACCEPT, REQUEST_ID] {
             request.headers_mut().remove(name);
         }
