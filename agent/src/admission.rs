@@ -307,3 +307,6 @@ async fn serve_probes(listener: TcpListener, registry: Registry, shutdown: Cance
         .route("/metrics", get(metrics));
     crate::admin::serve_routes(listener, routes).await;
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,13 @@
     reason = "these comments are help texts, where brackets mean optional"
 )]
 
+mod admission;
 mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{
-    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
+    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
@@ -18,11 +19,11 @@ use proto::agent_configuration::Scope;
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
+pub use self::admission::{AdmissionOptions, JudgeOptions, PolicyCommand, PolicyForm};
 pub use self::named_value::NamedValue;
 use crate::{
     KasAddress,
     connect::{KasHeader, ProtocolChoice},
-    policy::{JudgedUsers, Policy},
     services::prometheus::discovery::Namespaces,
     upstream::ServerUrl,
 };
@@ -85,72 +86,6 @@ pub enum Command {
     Policy(PolicyCommand),
     #[command(flatten)]
     Print(PrintCommand),
-}
-
-/// The commands about policy files.
-#[derive(Debug, Subcommand)]
-pub enum PolicyCommand {
-    /// Print a policy in another form
-    ///
-    /// A ValidatingAdmissionPolicy needs Kubernetes 1.30, and no webhook: the API server itself decides by it.
-    Render {
-        /// Form of the policy
-        #[arg(long = "as", value_enum, value_name = "FORM")]
-        form: PolicyForm,
-        /// Name of the printed objects
-        #[arg(long, value_name = "NAME", default_value = "agentk")]
-        name: String,
-        #[command(flatten)]
-        judge: JudgeOptions,
-    },
-}
-
-/// The forms of a printed policy.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum PolicyForm {
-    /// A ValidatingAdmissionPolicy and its binding, as YAML
-    AdmissionPolicy,
-}
-
-/// The policy for admission, and the users to whom it applies.
-#[derive(Debug, Args)]
-pub struct JudgeOptions {
-    /// File of the policy, which is that of agentk
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_POLICY_FILE")]
-    pub policy_file: PathBuf,
-    /// Service account of agentk: namespace/name
-    #[arg(long, value_name = "NAMESPACE/NAME", env = "AGENTK_SERVICE_ACCOUNT", value_parser = service_account)]
-    pub service_account: (String, String),
-    /// Beginning of the names of users that agentk impersonates, such as gitlab: ; may be repeated
-    ///
-    /// Without the flag, only writes of agentk's service account are judged.
-    #[arg(long, value_name = "PREFIX", env = "AGENTK_IMPERSONATED_PREFIX", value_delimiter = ',', value_parser = prefix)]
-    pub impersonated_prefix: Vec<String>,
-}
-
-/// The options of the admission webhook.
-#[derive(Debug, Args)]
-pub struct AdmissionOptions {
-    #[command(flatten)]
-    pub judge: JudgeOptions,
-    /// Address to answer at, with TLS: [host]:port
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8443", value_parser = listen_address)]
-    pub listen_address: SocketAddr,
-    /// Certificate chain (PEM) for the name of the Service; read again when it changes
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_ADMISSION_CERTIFICATE_FILE")]
-    pub certificate_file: PathBuf,
-    /// Private key (PEM) of that certificate
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_ADMISSION_CERTIFICATE_KEY_FILE")]
-    pub certificate_key_file: PathBuf,
-    /// Address to serve /liveness, /readiness and /metrics at: [host]:port
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address)]
-    pub observability_listen_address: SocketAddr,
-    /// Log level: error, warn, info, debug, trace; or a level per module
-    #[arg(long, value_name = "LEVEL", env = "AGENTK_LOG_LEVEL", default_value = "info")]
-    pub log_level: String,
-    /// Format of log lines
-    #[arg(long, value_name = "LOG_FORMAT", default_value = "text", value_parser = log_format(), env = "AGENTK_LOG_FORMAT")]
-    pub log_format: LogFormat,
 }
 
 /// The commands that print a text.
@@ -392,56 +327,6 @@ fn at_least_a_second(text: &str) -> Result<Duration, String> {
     match settings::duration::parse(text).map_err(|error| error.to_string())? {
         time if time < Duration::from_secs(1) => Err("it is at least 1s".to_owned()),
         time => Ok(time),
-    }
-}
-
-/// Parses the namespace and the name of a service account.
-fn service_account(text: &str) -> Result<(String, String), String> {
-    let is_name = |name: &str| {
-        !name.is_empty()
-            && name
-                .bytes()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte))
-    };
-    match text.split_once('/') {
-        Some((namespace, name)) if is_name(namespace) && is_name(name) => {
-            Ok((namespace.to_owned(), name.to_owned()))
-        }
-        _ => Err("write namespace/name, such as agentk/agentk".to_owned()),
-    }
-}
-
-/// Parses the beginning of names of users. Those of Kubernetes itself are never impersonated by agentk alone.
-fn prefix(text: &str) -> Result<String, String> {
-    match text {
-        "" => Err("an empty prefix would judge all users of the cluster".to_owned()),
-        _ if "system:".starts_with(text) || text.starts_with("system:") => {
-            Err("users of Kubernetes itself have this prefix: the cluster could not work".to_owned())
-        }
-        text => Ok(text.to_owned()),
-    }
-}
-
-impl JudgeOptions {
-    /// Returns the users to whom the policy applies.
-    pub fn users(&self) -> JudgedUsers {
-        let (namespace, service_account) = self.service_account.clone();
-        JudgedUsers { namespace, service_account, prefixes: self.impersonated_prefix.clone() }
-    }
-}
-
-impl PolicyCommand {
-    /// Writes the output. It reads the policy, which blocks.
-    ///
-    /// # Errors
-    ///
-    /// The policy is invalid, or has no such form.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let Self::Render { form: PolicyForm::AdmissionPolicy, name, judge } = self;
-        for object in Policy::load(&judge.policy_file)?.render(&judge.users(), name)? {
-            writeln!(out, "---\n{}", serde_saphyr::to_string(&object)?.trim_end())?;
-        }
-        Ok(())
     }
 }
 
