@@ -14,6 +14,7 @@
 //! the session of the reader.
 
 mod agent_details;
+mod agent_exchange;
 mod assets;
 mod cookies;
 mod environments;
@@ -35,22 +36,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{Grant, OidcAuthorizer, RequestError};
+use access::{Grant, OidcAuthorizer};
 use axum::body::Body;
 use gitlab::environments::EnvironmentSources;
-use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
-    header::{
-        ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY,
-        COOKIE, LOCATION, ORIGIN, REFERER, SET_COOKIE, UPGRADE,
-    },
-};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use oidc::Issuers;
 use prometheus_client::registry::Registry;
-use proto::{Reason, ReplicaId, ServiceName, header::ERROR};
-use router::{RouteStore, StoreError};
+use proto::{Reason, ReplicaId, ServiceName};
+use router::RouteStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
@@ -61,10 +56,14 @@ use tokio::{
 
 use self::{
     agent_details::AgentInspector,
+    agent_exchange::{contain, is_web_content, with_token},
     environments::EnvironmentList,
-    login::{CALLBACK_PATH, CompletedLogin, LoginFailure, Logins, TOO_MANY, WebCaller},
+    login::{CALLBACK_PATH, CompletedLogin, LoginFailure, Logins, WebCaller},
     metrics::WebMetrics,
-    response::{json, refusal, respond, with_retry_after},
+    response::{
+        json, limited, no_session, other_caller, refusal, refused, respond, unavailable, with_cookie,
+        wrong_method,
+    },
     sessions::{Session, Sessions},
 };
 use crate::{
@@ -510,94 +509,7 @@ fn own(mut response: Response<Body>) -> Answer {
     Answer::Own(response)
 }
 
-/// Makes a response of an agent one that a browser never shows as a page. It has no `Location`, because the page would repeat its request
-/// there with the session of the reader.
-fn contain(mut response: Response<Body>) -> Response<Body> {
-    assets::secure(&mut response);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox; default-src 'none'"));
-    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.remove(SET_COOKIE);
-    headers.remove(LOCATION);
-    response
-}
-
-/// Replaces the cookie of a request by the token of its session. The headers of browsers about the page are of no use for a cluster.
-fn with_token<B>(mut request: Request<B>, session: &Session) -> Request<B> {
-    let headers = request.headers_mut();
-    for name in [COOKIE, ORIGIN, REFERER, UPGRADE, CONNECTION, origin::MARK, origin::CALLER] {
-        headers.remove(name);
-    }
-    let value = format!("Bearer {}", session.token.expose_secret());
-    // Fails for a token with control characters, which is none of a caller.
-    if let Ok(mut value) = HeaderValue::from_str(&value) {
-        value.set_sensitive(true);
-        headers.insert(AUTHORIZATION, value);
-    }
-    request
-}
-
-/// Returns whether a path of an agent leads to a server of the cluster, such as `services/web/proxy`. An API server may read a path in more
-/// ways than one, so that one with `..` does.
-fn is_web_content(path: &str) -> bool {
-    let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
-    let parts: Vec<&str> = decoded.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
-    let is_proxy = |parts: &[&str]| matches!(parts, ["services" | "pods" | "nodes", _, "proxy"]);
-    let is_of_old = |parts: &[&str]| matches!(parts, ["api", _, "proxy"]);
-    parts.contains(&"..") || parts.windows(3).any(|parts| is_proxy(parts) || is_of_old(parts))
-}
-
-fn no_session() -> Response<Body> {
-    unauthorized("log in: there is no session, or it has ended, or its token was revoked")
-}
-
-/// Refuses a request of a page that another caller has loaded. The two share the cookie of the browser.
-fn other_caller(name: &str) -> Response<Body> {
-    unauthorized(&format!("this browser has logged in as {name} since the page was loaded: load it again"))
-}
-
-fn unauthorized(what: &str) -> Response<Body> {
-    let mut response = refusal(StatusCode::UNAUTHORIZED, what);
-    // A 401 of a cluster has no `Kas-Error`, so that the page can tell them apart.
-    response.headers_mut().insert(ERROR, HeaderValue::from_static(Reason::Unauthorized.as_str()));
-    response
-}
-
-fn limited(error: &RequestError) -> Response<Body> {
-    refused(&RequestError { message: TOO_MANY.to_owned(), ..error.clone() })
-}
-
-fn refused(error: &RequestError) -> Response<Body> {
-    let mut response = refusal(error.reason.status(), &error.message);
-    with_retry_after(&mut response, error.retry_after);
-    response
-}
-
-fn unavailable(error: &StoreError) -> Response<Body> {
-    tracing::debug!(%error, "session of a browser not found");
-    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, NO_STORE);
-    with_retry_after(&mut response, Some(RETRY_STORE));
-    response
-}
-
 /// Returns the name of a person for the page.
 fn name_of(grant: &Grant) -> &str {
     grant.caller.user.as_deref().unwrap_or_else(|| grant.caller.name())
-}
-
-fn wrong_method(allowed: &'static str) -> Response<Body> {
-    let mut response =
-        refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("the methods of this path are {allowed}"));
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
-    response
-}
-
-fn with_cookie(status: StatusCode, cookie: &str) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = status;
-    let cookie = HeaderValue::from_str(cookie).expect("base64 and constants");
-    response.headers_mut().insert(SET_COOKIE, cookie);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }
