@@ -31,6 +31,7 @@ mod dispatch;
 mod file_followers;
 mod gitlab;
 mod health;
+mod leader;
 mod log_filter;
 mod metrics;
 pub mod policy;
