@@ -58,6 +58,8 @@ pub(crate) struct Notify {
     /// The cluster as the scope and the policy allow it.
     cluster: KubeCluster,
     policy: Option<Arc<PolicyEnforcer>>,
+    /// The sections as kas has sent them, of which the policy may refuse parts.
+    configured: Mutex<EventSections>,
     sections: watch::Sender<EventSections>,
     /// The number of the subscription's lines, see [`proto::notify::Subscription`].
     generation: watch::Sender<u64>,
@@ -99,6 +101,7 @@ impl Notify {
             leader,
             cluster,
             policy,
+            configured: Mutex::default(),
             sections: watch::Sender::default(),
             generation: watch::Sender::default(),
             flux_projects: watch::Sender::default(),
@@ -115,9 +118,20 @@ impl Notify {
     /// Uses new sections of the configuration. Returns a sentence for each key that the policy refuses, with its place in the file.
     pub(crate) fn set_sections(
         &self,
-        mut sections: EventSections,
+        sections: EventSections,
         places: &BTreeMap<String, String>,
     ) -> Vec<String> {
+        *self.configured.lock() = sections;
+        let sentence = |(key, what): (String, String)| match places.get(&key) {
+            Some(place) => format!("{place}: {key}: {what}"),
+            None => format!("{key}: {what}"),
+        };
+        self.apply_policy().into_iter().map(sentence).collect()
+    }
+
+    /// Uses the sections as far as the policy in force allows them. Returns the keys that it refuses, each with the reason.
+    fn apply_policy(&self) -> Vec<(String, String)> {
+        let mut sections = self.configured.lock().clone();
         let refused = plan::remove_refused(&mut sections, |url, signed| {
             let allowed = self.policy.as_ref().and_then(|policy| policy.allowed_webhook(url));
             match allowed {
@@ -137,11 +151,7 @@ impl Notify {
             // An event may have targets that it did not have before.
             self.generation.send_modify(|generation| *generation += 1);
         }
-        let sentence = |(key, what): (String, String)| match places.get(&key) {
-            Some(place) => format!("{place}: {key}: {what}"),
-            None => format!("{key}: {what}"),
-        };
-        refused.into_iter().map(sentence).collect()
+        refused
     }
 
     /// Returns the projects whose events this pod wants: none, unless it leads.
@@ -210,7 +220,16 @@ impl NotifyTasks {
             lanes.shutdown().await;
             drop(working);
         };
-        tokio::join!(lanes, flux::follow_sources(notify));
+        let follow_policy = async {
+            let Some(policy) = &notify.policy else { return };
+            let mut changes = policy.changes();
+            while changes.changed().await.is_ok() {
+                for (key, what) in notify.apply_policy() {
+                    tracing::warn!(key, what, "the new policy refuses a key of the configuration");
+                }
+            }
+        };
+        tokio::join!(lanes, follow_policy, flux::follow_sources(notify));
     }
 }
 

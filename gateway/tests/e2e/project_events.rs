@@ -61,6 +61,13 @@ fn established(cluster: &Cluster, name: &str) {
     cluster.kubectl.ok(&["wait", "--for=condition=Established", "--timeout=40s", &format!("crd/{name}")]);
 }
 
+/// Returns the section of the internal API, whose secret the test writes.
+fn api_section(directory: &Path) -> (&'static str, Value) {
+    let secret = directory.join("api-secret");
+    fs::write(&secret, BASE64_STANDARD.encode([1; 32])).unwrap();
+    ("api", json!({"listen": {"address": "127.0.0.1:0", "authentication_secret_file": secret}}))
+}
+
 /// Sends an event to a replica, and returns the status.
 fn report(kas: &Kas, event: &Value) -> u16 {
     let token = format!("Authorization: Bearer {}", testing::kas::internal_api::valid_token());
@@ -118,6 +125,7 @@ impl World {
         let configuration = json!({"poll_period": "1s", "repository": {"url": repository.path}});
         let mut installation = Installation::start(&cluster.kubeconfig, |options, _| {
             options.configuration = Some(configuration);
+            options.sections = vec![api_section(directory.path())];
         });
         installation.agent_options.pod_namespace = Some(namespace.name.clone());
         Some(Self { cluster, namespace, repository, installation, _directory: directory })
@@ -232,7 +240,7 @@ fn webhook_goes_nowhere_else() {
         || world.installation.kas.get_api("/api/v1/agents/prod")["configuration"]["warnings"].to_string();
     eventually("kas names file and line", || {
         let warnings = show();
-        warnings.contains(&format!("config.yaml:5:12: notify.projects[0].webhooks[0].url: the policy of the cluster's owner does not list {unlisted}"))
+        warnings.contains(&format!("config.yaml:5:7: notify.projects[0].webhooks[0].url: the policy of the cluster's owner does not list {unlisted}"))
             && warnings.contains("webhooks[3].url")
     });
     let requests = redirecting.ok(&["exec", "redirect", "--", "cat", "/tmp/requests"]);
@@ -304,6 +312,7 @@ fn killed_programs_lose_no_event() {
     )]);
     let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
     fleet.options.configuration = Some(json!({"poll_period": "1s", "repository": {"url": repository.path}}));
+    fleet.options.sections = vec![api_section(directory.path())];
     let policy_file = fleet.directory().join("policy.yaml");
     fs::write(&policy_file, policy(fleet.directory(), &[url])).unwrap();
     let mut kas = fleet.start_replica();

@@ -24,19 +24,17 @@ const PERIOD: Duration = Duration::from_secs(30);
 /// Keeps the projects of the sources of Flux, and their Receivers, while this pod leads. The future never completes.
 pub(super) async fn follow_sources(notify: &Notify) {
     let (mut leadership, mut sections) = (notify.leader.subscribe(), notify.sections.subscribe());
-    let mut failure = None;
+    let mut failures = BTreeSet::new();
     loop {
         let leading = leadership.borrow_and_update().is_held();
         let section = sections.borrow_and_update().flux.clone();
         match section.filter(|_| leading) {
             Some(section) => {
                 let looked = look(notify, section.webhook_receiver_url.is_some()).await;
-                if let Err(error) = &looked
-                    && failure.as_ref() != Some(error)
-                {
-                    tracing::warn!(%error, "the sources of Flux are not followed");
+                for error in looked.difference(&failures) {
+                    tracing::warn!(error, "a source of Flux is not followed");
                 }
-                failure = looked.err();
+                failures = looked;
             }
             None => drop(notify.flux_projects.send_replace(BTreeSet::new())),
         }
@@ -48,20 +46,31 @@ pub(super) async fn follow_sources(notify: &Notify) {
     }
 }
 
-async fn look(notify: &Notify, with_receivers: bool) -> Result<(), EffectError> {
-    let found = sources(notify).await?;
+/// Returns the failures. One of a source does not harm the others.
+async fn look(notify: &Notify, with_receivers: bool) -> BTreeSet<String> {
+    let found = match sources(notify).await {
+        Ok(found) => found,
+        Err(error) => return BTreeSet::from([error.to_string()]),
+    };
     let projects: BTreeSet<String> = found.iter().map(|source| source.url.project.clone()).collect();
-    notify.flux_projects.send_if_modified(|known| {
+    let differs = notify.flux_projects.send_if_modified(|known| {
         let differs = *known != projects;
         *known = projects;
         differs
     });
+    if differs {
+        // An event that has arrived before may be about a new source.
+        notify.generation.send_modify(|generation| *generation += 1);
+    }
+    let mut failures = BTreeSet::new();
     if with_receivers {
         for source in found.iter().filter(|source| source.kind.kind.kind == "GitRepository") {
-            keep_receiver(notify, source).await?;
+            if let Err(error) = keep_receiver(notify, source).await {
+                failures.insert(error.to_string());
+            }
         }
     }
-    Ok(())
+    failures
 }
 
 /// A source of Flux.
@@ -96,13 +105,19 @@ pub(super) async fn reconcile(
     receiver_url: Option<&str>,
     event: &ProjectEvent,
 ) -> Result<(), EffectError> {
+    let mut result = Ok(());
     for source in sources(notify).await?.iter().filter(|source| source.url.matches(event)) {
-        match receiver_url.filter(|_| source.kind.kind.kind == "GitRepository") {
-            Some(url) => call_receiver(notify, url, source).await?,
-            None => objects::annotate(notify, &source.kind, &source.object, REQUESTED, event.id()).await?,
-        }
+        let reconciled = match receiver_url.filter(|_| source.kind.kind.kind == "GitRepository") {
+            Some(url) => call_receiver(notify, url, source).await,
+            None => objects::annotate(notify, &source.kind, &source.object, REQUESTED, event.id()).await,
+        };
+        result = match (result, reconciled) {
+            // Another attempt, which repeats the others, may help this one.
+            (_, Err(error @ EffectError::Failed(_))) | (Err(error @ EffectError::Failed(_)), _) => Err(error),
+            (before, now) => before.and(now),
+        };
     }
-    Ok(())
+    result
 }
 
 async fn call_receiver(notify: &Notify, url: &str, source: &Source) -> Result<(), EffectError> {

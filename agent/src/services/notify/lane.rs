@@ -135,6 +135,7 @@ async fn work(notify: &Notify, key: &LaneKey, event: &ProjectEvent, arrived: Ins
             Err(EffectError::Refused(error)) => {
                 notify.metrics.count(kind, "refused");
                 tracing::warn!(project, reference, id, target, error, "event has no effect");
+                notify.records.note_refused(&target, event);
                 return;
             }
             Err(EffectError::Failed(error)) if arrived.elapsed() > GIVE_UP => {

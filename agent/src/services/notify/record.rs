@@ -28,6 +28,8 @@ pub(super) struct Records(Mutex<HashMap<String, Arc<Record>>>);
 #[derive(Debug)]
 struct Record {
     done: OnceCell<Mutex<DoneEvents>>,
+    /// The events that were refused last, which this pod does not try again. They are in memory only.
+    refused: Mutex<DoneEvents>,
     /// Lets one lane write, so that a later state replaces an earlier one.
     writing: Semaphore,
 }
@@ -79,7 +81,12 @@ impl Records {
     ) -> Result<bool, EffectError> {
         let record = self.of_project(event.project());
         let done = record.done.get_or_try_init(|| read(notify, event.project())).await?;
-        Ok(done.lock().contains(target, event))
+        Ok(done.lock().contains(target, event) || record.refused.lock().contains(target, event))
+    }
+
+    /// Notes that an event was refused for a target.
+    pub(super) fn note_refused(&self, target: &str, event: &ProjectEvent) {
+        self.of_project(event.project()).refused.lock().insert(target, event);
     }
 
     /// Notes that an event was done for a target. Until it is written, the next leader would do it again.
@@ -123,7 +130,9 @@ impl Records {
 
     fn of_project(&self, project: &str) -> Arc<Record> {
         let mut records = self.0.lock();
-        let new = || Arc::new(Record { done: OnceCell::new(), writing: Semaphore::new(1) });
+        let new = || {
+            Arc::new(Record { done: OnceCell::new(), refused: Mutex::default(), writing: Semaphore::new(1) })
+        };
         Arc::clone(records.entry(project.to_owned()).or_insert_with(new))
     }
 }
