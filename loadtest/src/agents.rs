@@ -7,6 +7,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -109,6 +110,7 @@ impl Agents {
             protocol: self.protocol,
             per_second: f64::from(self.per_second),
             answer: self.answer as usize,
+            services: Arc::new(|services| services),
         };
         let before = memory()?;
         let begin = Instant::now();

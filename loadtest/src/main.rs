@@ -13,8 +13,8 @@ use loadtest::{
     hol::HeadOfLine,
     http::{Bulk, Http, Upgrade},
     installation::{
-        directory::Directory, failover::Failover, gitops::Gitops, graph::Graph, reflector::Reflector,
-        restarts::Restarts, storm::Storm,
+        directory::Directory, events::Events, failover::Failover, gitops::Gitops, graph::Graph,
+        reflector::Reflector, restarts::Restarts, storm::Storm,
     },
     soak::Soak,
     stop_signal,
@@ -44,6 +44,7 @@ enum Command {
     Storm(Storm),
     Directory(Directory),
     Failover(Failover),
+    Events(Events),
     Gitops(Gitops),
     Graph(Graph),
     #[command(hide = true)]
@@ -74,6 +75,7 @@ async fn main() -> ExitCode {
         Command::Agents(agents) => async { agents.run(stop_signal()?).await }.await,
         Command::Storm(storm) => async { storm.run(stop_signal()?).await }.await,
         Command::Directory(directory) => async { directory.run(stop_signal()?).await }.await,
+        Command::Events(events) => async { events.run(stop_signal()?).await }.await,
         Command::Gitops(gitops) => async { gitops.run(stop_signal()?).await }.await,
         Command::Graph(graph) => async { graph.run(stop_signal()?).await }.await,
         Command::Reflector(reflector) => async { reflector.run().await }.await,

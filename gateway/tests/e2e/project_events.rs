@@ -327,7 +327,7 @@ fn killed_programs_lose_no_event() {
         fleet.start_agent(&options)
     };
     let mut agent: Agent = start_agent(&fleet, &kas);
-    let kills: u32 = std::env::var("E2E_KILLS").map_or(8, |kills| kills.parse().unwrap());
+    let kills: u32 = std::env::var("E2E_KILLS").map_or(50, |kills| kills.parse().unwrap());
     let mut repeats = 0;
     for round in 1..=kills {
         eventually("the event is kept", || [200, 201].contains(&report(&kas, &event(round))));

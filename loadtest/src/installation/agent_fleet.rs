@@ -46,6 +46,8 @@ pub struct AgentFleetConfig {
     pub per_second: f64,
     /// The length of the response to every request, in bytes.
     pub answer: usize,
+    /// Adds services to those of each agent.
+    pub services: Arc<dyn Fn(Services) -> Services + Send + Sync>,
 }
 
 /// Running agents. Dropping it stops them without waiting.
@@ -88,6 +90,7 @@ impl AgentFleetConfig {
             protocol: ProtocolChoice::default(),
             per_second,
             answer: 200,
+            services: Arc::new(|services| services),
         })
     }
 
@@ -128,8 +131,8 @@ impl AgentFleetConfig {
                 let dial = replicas.dialer(dials.fetch_add(1, Relaxed));
                 async move { dial.dial().await }
             };
-            let agent =
-                Agent::new(options, dial, Services::new().with_fn("kubernetes", echo), telemetry.clone());
+            let services = (self.services)(Services::new().with_fn("kubernetes", echo));
+            let agent = Agent::new(options, dial, services, telemetry.clone());
             let due = begin + Duration::from_secs_f64(index as f64 / self.per_second);
             let stop = stop.clone();
             tasks.spawn(async move {

@@ -56,6 +56,8 @@ pub struct KasProcess {
     pub observability: SocketAddr,
     /// The address of the web page, if it is served.
     pub web: Option<SocketAddr>,
+    /// The address of the internal API, if it is served.
+    pub api: Option<SocketAddr>,
 }
 
 impl KasProcess {
@@ -87,8 +89,9 @@ impl KasProcess {
         let (public, agents, observability) =
             (address("public")?, address("agent")?, address("observability")?);
         let scheme = if setup.tls == Tls::Both { "https" } else { "http" };
-        let (directory, private, web) = (directory.to_owned(), logged("private"), logged("web"));
-        Ok(Self { child, directory, scheme, public, agents, private, observability, web })
+        let (directory, private) = (directory.to_owned(), logged("private"));
+        let (web, api) = (logged("web"), logged("api"));
+        Ok(Self { child, directory, scheme, public, agents, private, observability, web, api })
     }
 
     /// Returns the process id.
