@@ -144,7 +144,7 @@ fn is_repository_url(url: &str) -> bool {
     let user = authority.rsplit_once('@').map(|(user, _)| user);
     ["https", "http", "ssh", "git", "oci"].contains(&scheme)
         && url.len() <= MAX_URL
-        && url.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"')
+        && url.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte))
         && user.is_none_or(|user| scheme == "ssh" && !user.contains(':'))
 }
 
@@ -227,6 +227,7 @@ mod tests {
             (json!({"urls": ["https://user:hunter2@a/b"]}), "urls is"),
             (json!({"urls": ["https://token@a/b"]}), "urls is"),
             (json!({"urls": ["file:///etc/passwd"]}), "urls is"),
+            (json!({"urls": ["https://a/b\\c"]}), "urls is"),
         ] {
             let error = parse(changes.clone()).unwrap_err();
             assert!(error.contains(field) && !error.contains("hunter2"), "{changes}: {error}");

@@ -1,6 +1,6 @@
 //! The latest events of Git projects: the rule by which they are kept, and the table in memory.
 //!
-//! Only projects that an agent has named have events here: whoever pushes to other projects takes no memory.
+//! Only projects that an agent has named have events here, so that pushes to other projects take no memory.
 
 use std::{
     collections::HashMap,

@@ -161,6 +161,23 @@ impl KubeCluster {
         Ok(review["status"]["allowed"] == true)
     }
 
+    /// Creates an object.
+    ///
+    /// # Errors
+    ///
+    /// There is one of the same name, the API server refuses it, or it does not respond.
+    pub async fn create(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        object: &Value,
+        manager: &str,
+    ) -> Result<(), ApiError> {
+        let params = PostParams { dry_run: false, field_manager: Some(manager.to_owned()) };
+        let request = path(kind, &id.namespace).create(&params, object.to_string().into_bytes());
+        self.send(request).await.map(drop)
+    }
+
     /// Applies the status of an object.
     ///
     /// # Errors

@@ -219,7 +219,7 @@ impl PolicyEnforcer {
     }
 
     #[cfg(test)]
-    pub(super) fn replace_with(&self, text: &str) {
+    pub(crate) fn replace_with(&self, text: &str) {
         self.replace(text.to_owned(), Policy::parse(&self.file, text).unwrap());
     }
 

@@ -22,18 +22,23 @@ mod plan;
 mod record;
 mod repository;
 mod sources;
+#[cfg(test)]
+mod tests;
 mod webhook;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use gitops_engine::KubeCluster;
 use parking_lot::Mutex;
 use proto::{
     agent_configuration::notify::{Flux, Notify as NotifySection},
-    notify::ProjectEvent,
+    notify::{MAX_PROJECTS, ProjectEvent},
 };
 use tokio::{
     sync::{Semaphore, mpsc, watch},
@@ -49,7 +54,7 @@ use self::{
 };
 use crate::{leader::Leader, policy::PolicyEnforcer};
 
-/// The most effects at the same time. Others wait.
+/// The most webhooks, and the most effects on objects, at the same time. Others wait.
 const MAX_EFFECTS: usize = 32;
 
 /// The state that the handler and the lanes share.
@@ -66,11 +71,16 @@ pub(crate) struct Notify {
     /// The projects of the sources of Flux.
     flux_projects: watch::Sender<BTreeSet<String>>,
     lanes: Mutex<BTreeMap<LaneKey, Lane>>,
-    /// Starts the work of a new lane.
-    new_lanes: mpsc::UnboundedSender<LaneKey>,
+    /// The number of the next lane.
+    lane_number: AtomicU64,
+    /// Starts the task of a new lane.
+    new_lanes: mpsc::UnboundedSender<(LaneKey, u64)>,
     records: Records,
     webhooks: WebhookClient,
-    effects: Semaphore,
+    /// Limits the webhooks at the same time: receivers that do not respond must not delay the other effects.
+    webhook_effects: Semaphore,
+    /// Limits the effects on objects at the same time.
+    object_effects: Semaphore,
     metrics: NotifyMetrics,
 }
 
@@ -85,7 +95,7 @@ pub(crate) struct EventSections {
 /// The tasks of events.
 pub(crate) struct NotifyTasks {
     notify: Arc<Notify>,
-    new_lanes: mpsc::UnboundedReceiver<LaneKey>,
+    new_lanes: mpsc::UnboundedReceiver<(LaneKey, u64)>,
 }
 
 impl Notify {
@@ -106,10 +116,12 @@ impl Notify {
             generation: watch::Sender::default(),
             flux_projects: watch::Sender::default(),
             lanes: Mutex::default(),
+            lane_number: AtomicU64::new(0),
             new_lanes: sender,
             records: Records::default(),
             webhooks: WebhookClient::default(),
-            effects: Semaphore::new(MAX_EFFECTS),
+            webhook_effects: Semaphore::new(MAX_EFFECTS),
+            object_effects: Semaphore::new(MAX_EFFECTS),
             metrics,
         });
         (Arc::clone(&notify), NotifyTasks { notify, new_lanes })
@@ -160,9 +172,11 @@ impl Notify {
             return Vec::new();
         }
         let sections = self.sections.borrow();
-        let named = sections.notify.projects.iter().map(|project| project.id.clone());
-        let wanted: BTreeSet<String> = named.chain(self.flux_projects.borrow().iter().cloned()).collect();
-        wanted.into_iter().take(proto::notify::MAX_PROJECTS).collect()
+        let named: BTreeSet<&String> = sections.notify.projects.iter().map(|project| &project.id).collect();
+        let flux = self.flux_projects.borrow();
+        // Whoever may create sources of Flux must not crowd out the projects of the configuration.
+        let wanted = named.iter().copied().chain(flux.iter().filter(|project| !named.contains(project)));
+        wanted.take(MAX_PROJECTS).cloned().collect()
     }
 
     /// Adds an event to the lanes of its targets. The latest event of each reference replaces the one before.
@@ -174,11 +188,17 @@ impl Notify {
             if let Some(lane) = lanes.get_mut(&key) {
                 lane.offer(event);
             } else {
-                lanes.insert(key.clone(), Lane::new(event));
+                let number = self.lane_number.fetch_add(1, Relaxed);
+                lanes.insert(key.clone(), Lane::new(number, event));
                 // Fails only while agentk stops.
-                let _ = self.new_lanes.send(key);
+                let _ = self.new_lanes.send((key, number));
             }
         }
+    }
+
+    /// Returns whether an event has a target, as the configuration is now.
+    fn has_target(&self, target: &Target, event: &ProjectEvent) -> bool {
+        targets(&self.sections.borrow(), &self.flux_projects.borrow(), event).contains(target)
     }
 
     /// Returns the number of effects that are not done yet.
@@ -197,8 +217,8 @@ impl NotifyTasks {
             let mut leadership = notify.leader.subscribe();
             loop {
                 tokio::select! {
-                    Some(key) = self.new_lanes.recv() => {
-                        lanes.spawn(lane::run(Arc::clone(notify), key));
+                    Some((key, number)) = self.new_lanes.recv() => {
+                        lanes.spawn(lane::run(Arc::clone(notify), key, number));
                     }
                     () = notify.leader.stopping() => break,
                     _ = leadership.changed() => {
@@ -227,6 +247,9 @@ impl NotifyTasks {
                 for (key, what) in notify.apply_policy() {
                     tracing::warn!(key, what, "the new policy refuses a key of the configuration");
                 }
+                // What the policy before has refused may pass now.
+                notify.records.forget_refused();
+                notify.generation.send_modify(|generation| *generation += 1);
             }
         };
         tokio::join!(lanes, follow_policy, flux::follow_sources(notify));
@@ -236,12 +259,5 @@ impl NotifyTasks {
 impl std::fmt::Debug for Notify {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Notify").field("leader", &self.leader).finish_non_exhaustive()
-    }
-}
-
-impl Target {
-    /// Returns whether an event still has this target.
-    fn is_configured(&self, sections: &EventSections, flux: &BTreeSet<String>, event: &ProjectEvent) -> bool {
-        targets(sections, flux, event).contains(self)
     }
 }

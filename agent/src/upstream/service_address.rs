@@ -1,17 +1,18 @@
 //! The addresses of servers whose name is not a setting of the cluster's owner.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Returns true if a Service, or a pod behind one, may have this address. Kubernetes itself refuses the others in an
 /// EndpointSlice (`ValidateNonSpecialIP`), but a DNS name can be made to resolve to any address.
 pub(crate) fn is_service_address(address: &IpAddr) -> bool {
-    match address.to_canonical() {
+    match embedded_v4(address) {
         IpAddr::V4(ip) => {
             !(ip.is_loopback()
                 || ip.is_link_local()
                 || ip.is_unspecified()
                 || ip.is_multicast()
-                || ip.is_broadcast())
+                || ip.is_broadcast()
+                || METADATA_V4.contains(&ip))
         }
         IpAddr::V6(ip) => {
             !(ip.is_loopback()
@@ -22,6 +23,23 @@ pub(crate) fn is_service_address(address: &IpAddr) -> bool {
         }
     }
 }
+
+/// Returns the IPv4 address within an IPv6 address that is mapped (RFC 4291 section 2.5.5), or translated by NAT64 (RFC 6052).
+fn embedded_v4(address: &IpAddr) -> IpAddr {
+    let IpAddr::V6(ip) = address else { return *address };
+    match ip.segments() {
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+            if !ip.is_loopback() && !ip.is_unspecified() =>
+        {
+            IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+        }
+        _ => *address,
+    }
+}
+
+/// The addresses of metadata services that are not link-local: of Alibaba, Azure and Oracle.
+const METADATA_V4: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
 
 /// The IPv6 addresses of metadata services, of AWS and of Google. That over IPv4, 169.254.169.254, is link-local.
 const METADATA: [Ipv6Addr; 2] =
@@ -54,6 +72,12 @@ mod tests {
             ("ff02::1", false),
             ("fd00:ec2::254", false),
             ("fd20:ce::254", false),
+            ("100.100.100.200", false),
+            ("168.63.129.16", false),
+            ("192.0.0.192", false),
+            ("64:ff9b::a9fe:a9fe", false),
+            ("::169.254.169.254", false),
+            ("64:ff9b::a00:1", true),
         ] {
             assert_eq!(is_service_address(&address.parse().unwrap()), may, "{address}");
         }

@@ -18,7 +18,7 @@ use super::{
     ApiServer,
     response::{ApiError, json, unavailable},
 };
-use crate::services::notify::EventOrigin;
+use crate::services::notify::{EventOrigin, commit_event_id};
 
 /// The body of a request.
 #[derive(Debug, Deserialize)]
@@ -88,7 +88,9 @@ impl NewEvent {
     /// Returns the event. Without an id, an event with a commit has one that is the same when it is sent again.
     fn into_event(self) -> Result<ProjectEvent, String> {
         let Self { id, project, r#ref: reference, before, after, urls, time } = self;
-        let id = id.or_else(|| Some(format!("commit:{}", after.as_ref()?))).unwrap_or_else(random_id);
+        let commit =
+            |after: &String| commit_event_id(&project, reference.as_deref().unwrap_or_default(), after);
+        let id = id.or_else(|| after.as_ref().map(commit)).unwrap_or_else(random_id);
         let time = time.map_or_else(SystemTime::now, |time| time.0);
         let fields = ProjectEventFields { id, sequence: 0, project, reference, before, after, urls, time };
         ProjectEvent::try_from(fields).map_err(|error| error.to_string())

@@ -34,7 +34,6 @@ use tokio::sync::{
 
 pub use self::config::GitopsConfig;
 pub(crate) use self::feed::GitopsFeed;
-pub(super) use self::feed::call;
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
@@ -42,6 +41,7 @@ use self::{
     metrics::GitopsMetrics,
     sources::{LookContext, Sources},
 };
+pub(super) use self::{feed::call, gitlab::NO_ANSWER};
 use crate::kill_switch::KillSwitch;
 
 use super::{RequestType, ServiceContext, configuration::ConfigurationState};

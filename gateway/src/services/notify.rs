@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use proto::{Hello, ServiceName, notify::ProjectEvent};
 use router::{GitPush, RecordedEvent, RouteStore, StoreError};
 use secrecy::SecretString;
+use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::{
         broadcast::{self, error::RecvError},
@@ -121,12 +122,21 @@ impl NotifyService {
         event: &ProjectEvent,
         origin: EventOrigin,
     ) -> Result<RecordedEvent, StoreError> {
-        let recorded = self.0.store.record_event(event).await;
+        let mut recorded = self.0.store.record_event(event).await;
+        if matches!(recorded, Ok(RecordedEvent::UnknownProject)) && self.is_wanted(event.project()) {
+            // Redis has lost the names.
+            self.0.store.name_projects(&[event.project().to_owned()]).await?;
+            recorded = self.0.store.record_event(event).await;
+        }
         self.0.metrics.count_event(origin, &recorded);
         if let Ok(RecordedEvent::New(event)) = &recorded {
             let (project, reference, id) = (event.project(), event.reference(), event.id());
             tracing::info!(project, reference, id, origin = origin.as_str(), "event of a project");
-            self.0.store.send_push(GitPush::of_path(project).expect("the path of an event was checked"));
+        }
+        // The replica that recorded it first may have died before it could announce it.
+        if matches!(recorded, Ok(RecordedEvent::New(_) | RecordedEvent::Known)) {
+            let push = GitPush::of_path(event.project());
+            self.0.store.send_push(push.expect("the path of an event was checked"));
         }
         recorded
     }
@@ -139,14 +149,21 @@ impl NotifyService {
         loop {
             tokio::select! {
                 push = pushes.recv() => match push {
-                    Ok(push) if self.0.wanted.lock().contains_key(push.path()) => {
+                    Ok(push) if self.is_wanted(push.path()) => {
                         unread.insert(push.path().to_owned());
                     }
                     Ok(_) => continue,
                     Err(RecvError::Lagged(_)) => unread.extend(self.wanted()),
                     Err(RecvError::Closed) => return std::future::pending().await,
                 },
-                _ = resync.tick() => unread.extend(self.wanted()),
+                _ = resync.tick() => {
+                    let wanted = self.wanted();
+                    // Redis may have lost the names, and keeps those that were named last.
+                    if !wanted.is_empty() && let Err(error) = self.0.store.name_projects(&wanted).await {
+                        tracing::debug!(%error, "the projects of agents are not named");
+                    }
+                    unread.extend(wanted);
+                }
                 () = sleep(PAUSE), if !unread.is_empty() => {}
             }
             for project in std::mem::take(&mut unread) {
@@ -160,6 +177,10 @@ impl NotifyService {
                 }
             }
         }
+    }
+
+    fn is_wanted(&self, project: &str) -> bool {
+        self.0.wanted.lock().contains_key(project)
     }
 
     fn wanted(&self) -> Vec<String> {
@@ -190,6 +211,16 @@ impl Drop for WantedGuard<'_> {
             }
         }
     }
+}
+
+/// Returns the id of the event that a reference has a commit, which is the same whoever reports it.
+pub(crate) fn commit_event_id(project: &str, reference: &str, commit: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in [project, reference, commit] {
+        hash.update(part);
+        hash.update([0]);
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl EventOrigin {

@@ -181,9 +181,9 @@ fn event_reaches_webhook_repository_flux_and_argo_once() {
     let shown = world.namespace.kubectl.ok(&["get", "repositories.kas.dev"]);
     assert!(shown.contains("group-shop-main-") && shown.contains("refs/heads/main"), "{shown}");
     let requested = "{.metadata.annotations.reconcile\\.fluxcd\\.io/requestedAt}";
-    eventually("Flux is asked", || world.get("gitrepository/shop", requested) == "e-1");
+    eventually("Flux has the annotation", || world.get("gitrepository/shop", requested) == "e-1");
     let refresh = "{.metadata.annotations.argocd\\.argoproj\\.io/refresh}";
-    eventually("Argo CD is asked", || world.get("application/shop", refresh) == "normal");
+    eventually("Argo CD has the annotation", || world.get("application/shop", refresh) == "normal");
     assert_eq!(world.get("gitrepository/other", requested), "", "it is of another project");
 
     // The same event again, and a new process of agentk: nothing happens twice.
@@ -204,7 +204,7 @@ fn event_reaches_webhook_repository_flux_and_argo_once() {
     let mut other = event(3);
     other["ref"] = "refs/heads/other".into();
     assert_eq!(report(&world.installation.kas, &other), 201);
-    eventually("Flux is asked, because a source may follow it", || {
+    eventually("Flux has the annotation, because a source may follow the branch", || {
         world.get("gitrepository/shop", requested) == "e-3"
     });
     assert_eq!(receiver.requests().len(), 2);

@@ -168,7 +168,7 @@ async fn pod_that_leads_receives_the_events_and_other_pods_none() {
     let (world, pod) = (World::new(), Pod::new(&[]));
     let _configuration = configure(&world, CONFIGURATION);
     let _agent = connected(&world, &pod).await;
-    // Nobody has named the project yet.
+    // No agent has named the project yet.
     assert_eq!(report(&world, &event("e-1")).await.0, 404);
     pod.wanted.send_replace((vec!["group/shop"], 0));
     sleep(Duration::from_secs(1)).await;

@@ -34,7 +34,7 @@ impl RedisStore {
         let mut script = shared.scripts.latest_events.key(shared.keys.project_events(project));
         script.arg(NUMBER + LENGTH + 255 + MAX_EVENT).arg(MAX_REFERENCES);
         let values: Vec<Vec<u8>> = shared.query(&script).await?;
-        // Whoever can write to Redis can put the event of one project in the place of another.
+        // A program with access to Redis can put the event of one project in the place of another.
         let events =
             values.iter().filter_map(|value| parse(value)).filter(|event| event.project() == project);
         Ok(events.collect())

@@ -4,7 +4,12 @@ use gitops_engine::Cluster as _;
 use proto::notify::ProjectEvent;
 use serde_json::Value;
 
-use super::{Notify, lane::EffectError, objects, sources::RepositoryUrl};
+use super::{
+    Notify,
+    lane::{EffectError, combine},
+    objects,
+    sources::RepositoryUrl,
+};
 
 const GROUP: &str = "argoproj.io";
 const KIND: &str = "Application";
@@ -19,10 +24,11 @@ pub(super) async fn refresh(
 ) -> Result<(), EffectError> {
     let kind = objects::kind(notify, GROUP, KIND, "Argo CD").await?;
     let applications = notify.cluster.list(&kind, namespace, "", false).await?;
+    let mut results = Vec::new();
     for application in applications.iter().filter(|application| is_of(application, event)) {
-        objects::annotate(notify, &kind, application, REFRESH, "normal").await?;
+        results.push(objects::annotate(notify, &kind, application, REFRESH, "normal").await);
     }
-    Ok(())
+    combine(results)
 }
 
 /// Returns whether an Application has a source in the repository of an event.

@@ -10,7 +10,13 @@ use proto::{gitops::ObjectId, notify::ProjectEvent};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{Notify, lane::EffectError, objects, plan::receiver_prefix, sources::RepositoryUrl};
+use super::{
+    Notify,
+    lane::{EffectError, combine},
+    objects,
+    plan::receiver_prefix,
+    sources::RepositoryUrl,
+};
 
 const SOURCES: &str = "source.toolkit.fluxcd.io";
 const NOTIFICATIONS: &str = "notification.toolkit.fluxcd.io";
@@ -21,7 +27,7 @@ const OWNER: &str = "agent.gitlab.com/id";
 /// The time between two looks at the sources.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// Keeps the projects of the sources of Flux, and their Receivers, while this pod leads. The future never completes.
+/// Keeps the projects of the sources of Flux, and their Receivers, while this pod leads, until the Lease is given back.
 pub(super) async fn follow_sources(notify: &Notify) {
     let (mut leadership, mut sections) = (notify.leader.subscribe(), notify.sections.subscribe());
     let mut failures = BTreeSet::new();
@@ -30,6 +36,7 @@ pub(super) async fn follow_sources(notify: &Notify) {
         let section = sections.borrow_and_update().flux.clone();
         match section.filter(|_| leading) {
             Some(section) => {
+                let _working = notify.leader.begin_work();
                 let looked = look(notify, section.webhook_receiver_url.is_some()).await;
                 for error in looked.difference(&failures) {
                     tracing::warn!(error, "a source of Flux is not followed");
@@ -42,6 +49,7 @@ pub(super) async fn follow_sources(notify: &Notify) {
             () = sleep(PERIOD) => {}
             _ = leadership.changed() => {}
             _ = sections.changed() => {}
+            () = notify.leader.stopping() => return,
         }
     }
 }
@@ -105,19 +113,14 @@ pub(super) async fn reconcile(
     receiver_url: Option<&str>,
     event: &ProjectEvent,
 ) -> Result<(), EffectError> {
-    let mut result = Ok(());
+    let mut results = Vec::new();
     for source in sources(notify).await?.iter().filter(|source| source.url.matches(event)) {
-        let reconciled = match receiver_url.filter(|_| source.kind.kind.kind == "GitRepository") {
+        results.push(match receiver_url.filter(|_| source.kind.kind.kind == "GitRepository") {
             Some(url) => call_receiver(notify, url, source).await,
             None => objects::annotate(notify, &source.kind, &source.object, REQUESTED, event.id()).await,
-        };
-        result = match (result, reconciled) {
-            // Another attempt, which repeats the others, may help this one.
-            (_, Err(error @ EffectError::Failed(_))) | (Err(error @ EffectError::Failed(_)), _) => Err(error),
-            (before, now) => before.and(now),
-        };
+        });
     }
-    result
+    combine(results)
 }
 
 async fn call_receiver(notify: &Notify, url: &str, source: &Source) -> Result<(), EffectError> {
@@ -185,7 +188,7 @@ async fn keep_receiver(notify: &Notify, source: &Source) -> Result<(), EffectErr
         "resources": [{"apiVersion": objects::api_version(&source.kind), "kind": "GitRepository", "name": name}],
         "secretRef": {"name": secret_id.name},
     });
-    objects::apply(notify, &kind, &id, json!({"metadata": metadata, "spec": spec})).await.map(drop)
+    objects::create(notify, &kind, &id, json!({"metadata": metadata, "spec": spec})).await
 }
 
 /// Checks that an object belongs to this agent.

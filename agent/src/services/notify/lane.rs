@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use gitops_engine::ApiError;
 use proto::notify::ProjectEvent;
 use tokio::{
-    sync::Notify as Wake,
+    sync::Notify as Signal,
     time::{Instant, sleep, timeout},
 };
 
@@ -29,9 +29,20 @@ pub(super) struct LaneKey {
 /// The state of a lane that others change.
 #[derive(Debug)]
 pub(super) struct Lane {
+    /// The number of the lane, so that its task does not remove a later lane with the same key.
+    number: u64,
     /// The latest event that was not tried, and the time of its arrival.
     next: Option<(ProjectEvent, Instant)>,
-    wake: Arc<Wake>,
+    /// Signals the task that `next` has an event. Each event that is taken has a signal of its own.
+    arrived: Arc<Signal>,
+}
+
+/// An event that the task of a lane works on.
+struct Work {
+    event: ProjectEvent,
+    arrived: Instant,
+    /// Signals that a later event has arrived.
+    replaced: Arc<Signal>,
 }
 
 /// The error of an attempt at an effect.
@@ -53,8 +64,8 @@ impl LaneKey {
 }
 
 impl Lane {
-    pub(super) fn new(event: &ProjectEvent) -> Self {
-        Self { next: Some((event.clone(), Instant::now())), wake: Arc::default() }
+    pub(super) fn new(number: u64, event: &ProjectEvent) -> Self {
+        Self { number, next: Some((event.clone(), Instant::now())), arrived: Arc::default() }
     }
 
     /// Adds an event, unless a later one waits.
@@ -62,98 +73,119 @@ impl Lane {
         let sequence = event.fields().sequence;
         if self.next.as_ref().is_none_or(|(next, _)| next.fields().sequence < sequence) {
             self.next = Some((event.clone(), Instant::now()));
-            self.wake.notify_one();
+            self.arrived.notify_one();
         }
+    }
+
+    fn take(&mut self) -> Option<Work> {
+        let (event, arrived) = self.next.take()?;
+        // The signal of the event that is taken must not interrupt the work on it.
+        self.arrived = Arc::default();
+        Some(Work { event, arrived, replaced: Arc::clone(&self.arrived) })
     }
 }
 
-/// Removes a lane whose work ends, also by a panic.
+/// Removes a lane whose task ends, also by a panic.
 struct LaneGuard<'a> {
     notify: &'a Notify,
     key: &'a LaneKey,
+    number: u64,
 }
 
 impl LaneGuard<'_> {
-    /// Returns the next event, or removes the lane.
-    fn next(&self) -> Option<(ProjectEvent, Instant, Arc<Wake>)> {
+    /// Returns the next work, or removes the lane.
+    fn next(&self) -> Option<Work> {
         let mut lanes = self.notify.lanes.lock();
-        let lane = lanes.get_mut(self.key)?;
-        match lane.next.take() {
-            Some((event, arrived)) => Some((event, arrived, Arc::clone(&lane.wake))),
-            None => {
-                lanes.remove(self.key);
-                None
-            }
+        let work = lanes.get_mut(self.key).filter(|lane| lane.number == self.number)?.take();
+        if work.is_none() {
+            lanes.remove(self.key);
         }
+        work
     }
 }
 
 impl Drop for LaneGuard<'_> {
     fn drop(&mut self) {
         let mut lanes = self.notify.lanes.lock();
-        lanes.remove(self.key);
+        if lanes.get(self.key).is_some_and(|lane| lane.number == self.number) {
+            lanes.remove(self.key);
+        }
         self.notify.metrics.pending.set(i64::try_from(lanes.len()).unwrap_or(i64::MAX));
     }
 }
 
 /// Works on the events of a lane until there is none.
-pub(super) async fn run(notify: Arc<Notify>, key: LaneKey) {
+pub(super) async fn run(notify: Arc<Notify>, key: LaneKey, number: u64) {
     notify.metrics.pending.set(i64::try_from(notify.pending()).unwrap_or(i64::MAX));
-    let lane = LaneGuard { notify: &notify, key: &key };
-    while let Some((event, arrived, wake)) = lane.next() {
-        work(&notify, &key, &event, arrived, &wake).await;
+    let lane = LaneGuard { notify: &notify, key: &key, number };
+    while let Some(work) = lane.next() {
+        work.run(&notify, &key.target).await;
     }
 }
 
-/// Tries until the effect is there, it is refused, or a later event has arrived.
-async fn work(notify: &Notify, key: &LaneKey, event: &ProjectEvent, arrived: Instant, wake: &Wake) {
-    let (target, kind) = (key.target.to_string(), key.target.kind());
-    let mut pause = BACKOFF[0];
-    loop {
-        if !key.target.is_configured(&notify.sections.borrow(), &notify.flux_projects.borrow(), event) {
-            return;
-        }
-        let attempt = async {
-            if notify.records.is_done(notify, &target, event).await? {
-                return Ok(false);
-            }
-            let _permit = notify.effects.acquire().await;
-            effect(notify, &key.target, event).await.map(|()| true)
-        };
-        let result = timeout(ATTEMPT_TIMEOUT, attempt).await;
-        let result = result.unwrap_or_else(|_| Err(EffectError::Failed("no end in time".to_owned())));
+impl Work {
+    /// Tries until the effect is there, it is refused, or a later event has arrived.
+    async fn run(&self, notify: &Notify, target: &Target) {
+        let Self { event, arrived, replaced } = self;
+        let (name, kind) = (target.to_string(), target.kind());
         let (project, reference, id) = (event.project(), event.reference(), event.id());
-        match result {
-            Ok(false) => return notify.metrics.count(kind, "known"),
-            Ok(true) => {
-                notify.metrics.count(kind, "done");
-                notify.metrics.times.observe(arrived.elapsed());
-                tracing::info!(project, reference, id, target, "event has had its effect");
-                notify.records.note(notify, &target, event).await;
+        let mut pause = BACKOFF[0];
+        loop {
+            // The configuration may have changed, or another pod may lead.
+            if !notify.has_target(target, event) || !notify.leader.is_leading() {
                 return;
             }
-            Err(EffectError::Refused(error)) => {
-                notify.metrics.count(kind, "refused");
-                tracing::warn!(project, reference, id, target, error, "event has no effect");
-                notify.records.note_refused(&target, event);
-                return;
+            match attempt(notify, target, &name, event).await {
+                Ok(false) => return notify.metrics.count(kind, "known"),
+                Ok(true) => {
+                    notify.metrics.count(kind, "done");
+                    notify.metrics.times.observe(arrived.elapsed());
+                    tracing::info!(project, reference, id, target = name, "event has had its effect");
+                    notify.records.note(notify, &name, event).await;
+                    return;
+                }
+                Err(EffectError::Refused(error)) => {
+                    notify.metrics.count(kind, "refused");
+                    tracing::warn!(project, reference, id, target = name, error, "event has no effect");
+                    notify.records.note_refused(&name, event);
+                    return;
+                }
+                Err(EffectError::Failed(error)) if arrived.elapsed() > GIVE_UP => {
+                    notify.metrics.count(kind, "abandoned");
+                    tracing::warn!(project, reference, id, target = name, error, "event abandoned");
+                    return;
+                }
+                Err(EffectError::Failed(error)) => {
+                    notify.metrics.count(kind, "failed");
+                    tracing::warn!(project, reference, id, target = name, error, "event has no effect yet");
+                }
             }
-            Err(EffectError::Failed(error)) if arrived.elapsed() > GIVE_UP => {
-                notify.metrics.count(kind, "abandoned");
-                tracing::warn!(project, reference, id, target, error, "event abandoned");
-                return;
+            tokio::select! {
+                () = sleep(pause.mul_f64(rand::random_range(0.75..1.25))) => pause = (pause * 2).min(BACKOFF[1]),
+                // Only the latest event counts.
+                () = replaced.notified() => return,
             }
-            Err(EffectError::Failed(error)) => {
-                notify.metrics.count(kind, "failed");
-                tracing::warn!(project, reference, id, target, error, "event has no effect yet");
-            }
-        }
-        tokio::select! {
-            () = sleep(pause.mul_f64(rand::random_range(0.75..1.25))) => pause = (pause * 2).min(BACKOFF[1]),
-            // Only the latest event counts.
-            () = wake.notified() => return,
         }
     }
+}
+
+/// Returns false if the event was done before.
+async fn attempt(
+    notify: &Notify,
+    target: &Target,
+    name: &str,
+    event: &ProjectEvent,
+) -> Result<bool, EffectError> {
+    let failed = |_| EffectError::Failed("no end in time".to_owned());
+    if timeout(ATTEMPT_TIMEOUT, notify.records.is_done(notify, name, event)).await.map_err(failed)?? {
+        return Ok(false);
+    }
+    let effects = match target {
+        Target::Webhook(_) => &notify.webhook_effects,
+        Target::Repository(_) | Target::ArgoCd(_) | Target::Flux(_) => &notify.object_effects,
+    };
+    let _permit = effects.acquire().await;
+    timeout(ATTEMPT_TIMEOUT, effect(notify, target, event)).await.map_err(failed)?.map(|()| true)
 }
 
 async fn effect(notify: &Notify, target: &Target, event: &ProjectEvent) -> Result<(), EffectError> {
@@ -168,12 +200,42 @@ async fn effect(notify: &Notify, target: &Target, event: &ProjectEvent) -> Resul
     }
 }
 
+/// Returns the result of several effects: that of one that may succeed later, or else of one that was refused.
+pub(super) fn combine(results: impl IntoIterator<Item = Result<(), EffectError>>) -> Result<(), EffectError> {
+    results.into_iter().fold(Ok(()), |before, now| match (before, now) {
+        (Err(failed @ EffectError::Failed(_)), _) | (_, Err(failed @ EffectError::Failed(_))) => Err(failed),
+        (before, now) => before.and(now),
+    })
+}
+
 impl From<ApiError> for EffectError {
     fn from(error: ApiError) -> Self {
         let message = format!("the API of the cluster: {error}");
         match error.status {
-            400 | 403 | 404 | 405 | 422 => Self::Refused(message),
+            // A right, a rule or a namespace that is missing may be there later.
+            400 | 405 | 422 => Self::Refused(message),
             _ => Self::Failed(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_that_may_heal_wins_over_a_refusal() {
+        let refused = || Err(EffectError::Refused("no".to_owned()));
+        let failed = || Err(EffectError::Failed("later".to_owned()));
+        for (results, expected) in [
+            (vec![], Ok(())),
+            (vec![Ok(()), Ok(())], Ok(())),
+            (vec![refused(), Ok(())], refused()),
+            (vec![Ok(()), refused()], refused()),
+            (vec![failed(), refused()], failed()),
+            (vec![refused(), failed(), Ok(())], failed()),
+        ] {
+            assert_eq!(combine(results.clone()), expected, "{results:?}");
         }
     }
 }

@@ -41,15 +41,27 @@ pub(super) async fn apply(
     notify: &Notify,
     kind: &Kind,
     id: &ObjectId,
-    mut object: Value,
+    object: Value,
 ) -> Result<Value, EffectError> {
-    object["apiVersion"] = api_version(kind).into();
-    object["kind"] = kind.kind.kind.clone().into();
-    object["metadata"]["name"] = id.name.clone().into();
-    object["metadata"]["namespace"] = id.namespace.clone().into();
+    let object = named(kind, id, object);
     let options = ApplyOptions { manager: MANAGER, dry_run: false, force: true };
     let applied = notify.leader.while_leading(notify.cluster.apply(kind, id, &object, options)).await?;
     Ok(applied.object)
+}
+
+/// Creates an object as the leader. One of the same name stays as it is.
+pub(super) async fn create(
+    notify: &Notify,
+    kind: &Kind,
+    id: &ObjectId,
+    object: Value,
+) -> Result<(), EffectError> {
+    let object = named(kind, id, object);
+    let created = notify.cluster.create(kind, id, &object, MANAGER);
+    match notify.leader.while_leading(created).await {
+        Err(error) if error.status == 409 => Ok(()),
+        created => Ok(created?),
+    }
 }
 
 /// Sets an annotation of an object that exists, and changes nothing else.
@@ -64,6 +76,15 @@ pub(super) async fn annotate(
     // With its UID, an object that was deleted meanwhile is not created again.
     let uid = &object["metadata"]["uid"];
     apply(notify, kind, &id, json!({"metadata": {"uid": uid, "annotations": {key: value}}})).await.map(drop)
+}
+
+/// Returns the object with its kind and its name.
+fn named(kind: &Kind, id: &ObjectId, mut object: Value) -> Value {
+    object["apiVersion"] = api_version(kind).into();
+    object["kind"] = kind.kind.kind.clone().into();
+    object["metadata"]["name"] = id.name.clone().into();
+    object["metadata"]["namespace"] = id.namespace.clone().into();
+    object
 }
 
 pub(super) fn api_version(kind: &Kind) -> String {

@@ -54,16 +54,26 @@ pub(super) fn targets(
     flux: &BTreeSet<String>,
     event: &ProjectEvent,
 ) -> BTreeSet<Target> {
-    let mut targets = BTreeSet::new();
     let named = sections.notify.projects.iter().find(|project| project.id == event.project());
-    if let Some(project) = named.filter(|project| project.wants(event.reference())) {
+    let named = named.is_some_and(|project| project.wants(event.reference()));
+    let flux = flux.contains(event.project());
+    let mut targets = possible_targets(sections, event.project());
+    targets.retain(|target| match target {
+        Target::Flux(_) => flux,
+        Target::Webhook(_) | Target::Repository(_) | Target::ArgoCd(_) => named,
+    });
+    targets
+}
+
+/// Returns the targets that the events of a project may have.
+pub(super) fn possible_targets(sections: &EventSections, project: &str) -> BTreeSet<Target> {
+    let mut targets = BTreeSet::new();
+    if let Some(project) = sections.notify.projects.iter().find(|entry| entry.id == project) {
         targets.extend(project.webhooks.iter().map(|webhook| Target::Webhook(webhook.url.clone())));
         targets.extend(project.repository.iter().map(|target| Target::Repository(target.namespace.clone())));
         targets.extend(project.argocd.iter().map(|target| Target::ArgoCd(target.namespace.clone())));
     }
-    if let Some(section) = sections.flux.as_ref().filter(|_| flux.contains(event.project())) {
-        targets.insert(Target::Flux(section.webhook_receiver_url.clone()));
-    }
+    targets.extend(sections.flux.iter().map(|section| Target::Flux(section.webhook_receiver_url.clone())));
     targets
 }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use gitops_engine::{ApplyOptions, Cluster as _, GroupKind, Kind};
@@ -11,12 +12,18 @@ use proto::{AgentId, gitops::ObjectId, notify::ProjectEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::{
+    sync::{OnceCell, Semaphore},
+    time::sleep,
+};
 
-use super::{Notify, lane::EffectError};
+use super::{Notify, lane::EffectError, plan::possible_targets};
 
 /// The field manager of the records.
 const MANAGER: &str = "agentk-notify";
+/// The attempts to write a record, and the time between them.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(1);
 /// The most references of one target in a record. The oldest ones are forgotten.
 const MAX_REFERENCES: usize = 100;
 
@@ -99,10 +106,8 @@ impl Records {
             let mut done = done.lock();
             // Targets that left the configuration would make the record grow.
             let sections = notify.sections.borrow();
-            let configured = sections.notify.projects.iter().find(|entry| entry.id == event.project());
-            let webhooks = configured.into_iter().flat_map(|entry| &entry.webhooks);
-            let webhooks: Vec<String> = webhooks.map(|webhook| format!("webhook:{}", webhook.url)).collect();
-            done.0.retain(|target, _| !target.starts_with("webhook:") || webhooks.contains(target));
+            let configured = possible_targets(&sections, event.project());
+            done.0.retain(|target, _| configured.iter().any(|configured| configured.to_string() == *target));
             serde_json::to_string(&*done).expect("it has keys that are text")
         });
         let Some((kind, id)) = object(notify, project) else { return };
@@ -117,10 +122,21 @@ impl Records {
             "data": {"project": project, "events": text},
         });
         let options = ApplyOptions { manager: MANAGER, dry_run: false, force: true };
-        let written = notify.leader.own_cluster().apply(&kind, &id, &object, options);
-        if let Err(error) = notify.leader.while_leading(written).await {
-            tracing::warn!(project, %error, "the record of events cannot be written; the next leader repeats the last one");
+        for attempt in 1..=ATTEMPTS {
+            let written = notify.leader.own_cluster().apply(&kind, &id, &object, options);
+            match notify.leader.while_leading(written).await {
+                Ok(_) => return,
+                Err(error) if attempt == ATTEMPTS => {
+                    tracing::warn!(project, %error, "the record of events cannot be written; the next leader repeats the last one");
+                }
+                Err(_) => sleep(PAUSE).await,
+            }
         }
+    }
+
+    /// Forgets what was refused.
+    pub(super) fn forget_refused(&self) {
+        self.0.lock().values().for_each(|record| *record.refused.lock() = DoneEvents::default());
     }
 
     /// Forgets what is in memory, because another pod leads.

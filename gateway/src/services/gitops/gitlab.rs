@@ -20,6 +20,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
+/// The beginning of the error while GitLab does not respond.
+pub(in crate::services) const NO_ANSWER: &str = "GitLab does not say";
 /// The time for which an answer of GitLab counts: whoever loses the right to a project loses its commits after it.
 const TTL: Duration = Duration::from_secs(60);
 
@@ -79,7 +81,7 @@ impl GitLabProjects {
                     )),
                     // It is asked again at the next look.
                     Err(error) => {
-                        return Err(format!("GitLab does not say whether the agent may read {id}: {error}"));
+                        return Err(format!("{NO_ANSWER} whether the agent may read {id}: {error}"));
                     }
                 };
                 let mut all = self.known.lock();

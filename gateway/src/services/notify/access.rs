@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proto::agent_configuration::notify::{NotifiedProject, Notify};
 
 use super::NotifyFeed;
-use crate::services::configuration::ConfigurationState;
+use crate::services::{configuration::ConfigurationState, gitops::NO_ANSWER};
 
 /// The sections of a configuration about events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,8 @@ impl EventSections {
 }
 
 impl NotifyFeed {
-    /// Returns those of the projects whose events the agent may receive, and logs the others.
+    /// Returns those of the projects whose events the agent may receive, and whether that is known for all of them. The others are
+    /// logged. A project of `known` stays while GitLab does not say.
     ///
     /// The operator of kas has chosen the configuration of an agent of the identity file, so that the projects in it are allowed. All
     /// other projects are the claim of agentk, or of whoever may write to a project of GitLab: the agent must be allowed to read them.
@@ -44,8 +45,9 @@ impl NotifyFeed {
         &self,
         projects: BTreeSet<String>,
         sections: &EventSections,
-    ) -> BTreeSet<String> {
-        let mut allowed = BTreeSet::new();
+        known: &BTreeSet<String>,
+    ) -> (BTreeSet<String>, bool) {
+        let (mut allowed, mut complete) = (BTreeSet::new(), true);
         for project in projects {
             let named = sections.projects.iter().any(|entry| entry.id == project);
             if named && self.agent.project.is_none() {
@@ -55,11 +57,17 @@ impl NotifyFeed {
             match self.service.0.gitops.check_access(&self.agent, &self.token, &project, &sections.own).await
             {
                 Ok(()) => drop(allowed.insert(project)),
+                Err(error) if error.starts_with(NO_ANSWER) => {
+                    complete = false;
+                    if known.contains(&project) {
+                        allowed.insert(project);
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(agent.name = %self.agent.name, project, error, "events of a project are not sent");
                 }
             }
         }
-        allowed
+        (allowed, complete)
     }
 }

@@ -19,7 +19,6 @@ use proto::{
     },
 };
 use secrecy::SecretString;
-use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::{broadcast::error::RecvError, watch},
     time::{Instant, sleep, timeout},
@@ -27,7 +26,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
-use super::{EventOrigin, NotifyService, WantedGuard, access::EventSections, outbox::Outbox};
+use super::{
+    EventOrigin, NotifyService, WantedGuard, access::EventSections, commit_event_id, outbox::Outbox,
+};
 use crate::{
     kill_switch::RequestAttributes,
     services::{configuration::ConfigurationState, gitops::call, lines::Lines},
@@ -41,6 +42,8 @@ const LINE_TIMEOUT: Duration = Duration::from_secs(3 * SUBSCRIPTION_PERIOD.as_se
 const PAUSE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 /// The time after which kas checks again which events the agent may receive.
 const ACCESS_TTL: Duration = Duration::from_secs(300);
+/// The same while GitLab does not say.
+const ACCESS_RETRY: Duration = Duration::from_secs(10);
 /// The longest line of agentk, in bytes.
 const MAX_LINE: usize = 4 << 20;
 
@@ -110,9 +113,12 @@ impl NotifyFeed {
         let mut looks = FuturesUnordered::new();
         loop {
             if sending.is_none()
-                && let Some(event) = outbox.next()
+                && let Some((event, failures)) = outbox.next()
             {
-                sending = Some(Box::pin(async {
+                sending = Some(Box::pin(async move {
+                    if failures > 0 {
+                        sleep((PAUSE[0] * 2_u32.pow(failures.min(10))).min(PAUSE[1])).await;
+                    }
                     let sent = self.send(tunnel, &event).await;
                     (event, sent)
                 }));
@@ -129,13 +135,20 @@ impl NotifyFeed {
                     if line == asked.0 && asked.1.elapsed() < ACCESS_TTL {
                         continue;
                     }
-                    if line.generation != asked.0.generation {
-                        outbox = Outbox::default();
-                    }
+                    let is_new = line.generation != asked.0.generation;
                     asked = (line.clone(), Instant::now());
-                    let allowed = self.allowed(checked(line)?, sections).await;
-                    if allowed == *outbox.wanted() {
+                    let projects = parse_projects(line)?;
+                    let (allowed, complete) = self.allowed(projects, sections, outbox.wanted()).await;
+                    if !complete {
+                        asked.1 -= ACCESS_TTL - ACCESS_RETRY;
+                    }
+                    if !is_new && allowed == *outbox.wanted() {
                         continue;
+                    }
+                    // agentk may have accepted it for what it wanted before.
+                    sending = None;
+                    if is_new {
+                        outbox = Outbox::default();
                     }
                     let new = outbox.set_wanted(allowed.clone());
                     guard = Some(WantedGuard::new(&self.service, allowed));
@@ -155,8 +168,10 @@ impl NotifyFeed {
                     self.service.0.metrics.count_delivery(sent.is_ok());
                     match sent {
                         Ok(()) => outbox.accept(&event),
-                        // The next subscription sends the latest events again.
-                        Err(error) => return Err(error),
+                        Err(error) => {
+                            tracing::debug!(agent.name = %self.agent.name, id = event.id(), error, "an event was not sent to agentk");
+                            outbox.defer(&event);
+                        }
                     }
                 }
                 Some(()) = looks.next(), if guard.is_some() && !looks.is_empty() => {}
@@ -207,11 +222,12 @@ impl NotifyFeed {
     async fn look(&self, project: &str, period: Duration, own: &str) {
         let gitops = &self.service.0.gitops;
         let mut pushes = gitops.pushes();
-        let mut before: Option<(String, String)> = None;
+        let (mut before, mut failure): (Option<(String, String)>, Option<String>) = (None, None);
         let mut age = Duration::ZERO;
         loop {
             match gitops.newest_commit((&self.agent, &self.token), project, own, age).await {
                 Ok(Some(found)) => {
+                    failure = None;
                     if before.as_ref() != Some(&found) && self.record(project, &found, before.as_ref()).await
                     {
                         before = Some(found);
@@ -219,7 +235,10 @@ impl NotifyFeed {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(agent.name = %self.agent.name, project, error, "no look at the repository of a project");
+                    if failure.as_ref() != Some(&error) {
+                        tracing::warn!(agent.name = %self.agent.name, project, error, "the repository of a project with poll is not read");
+                        failure = Some(error);
+                    }
                 }
             }
             age = period.mul_f64(0.8);
@@ -239,14 +258,8 @@ impl NotifyFeed {
         (reference, commit): &(String, String),
         before: Option<&(String, String)>,
     ) -> bool {
-        let mut hash = Sha256::new();
-        for part in [project, reference, commit] {
-            hash.update(part);
-            hash.update([0]);
-        }
-        let id = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         let fields = ProjectEventFields {
-            id,
+            id: commit_event_id(project, reference, commit),
             sequence: 0,
             project: project.to_owned(),
             reference: Some(reference.clone()),
@@ -255,6 +268,14 @@ impl NotifyFeed {
             urls: Vec::new(),
             time: SystemTime::now(),
         };
+        // A program may have reported the commit before, with an id of its own.
+        let latest = self.service.0.store.latest_events(project).await;
+        let is_reported = |event: &ProjectEvent| {
+            event.reference() == reference && event.fields().after.as_ref() == Some(commit)
+        };
+        if latest.is_ok_and(|latest| latest.iter().any(is_reported)) {
+            return true;
+        }
         // The name of the branch is that of the server of the repository.
         let Ok(event) = ProjectEvent::try_from(fields) else { return true };
         match self.service.record(&event, EventOrigin::Poll).await {
@@ -268,7 +289,7 @@ impl NotifyFeed {
 }
 
 /// Returns the projects of a line.
-fn checked(line: Subscription) -> Result<BTreeSet<String>, String> {
+fn parse_projects(line: Subscription) -> Result<BTreeSet<String>, String> {
     if line.projects.len() > MAX_PROJECTS {
         return Err(format!("agentk wants more than {MAX_PROJECTS} projects"));
     }

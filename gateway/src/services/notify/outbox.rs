@@ -11,7 +11,8 @@ type Key = (String, String);
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     wanted: BTreeSet<String>,
-    unsent: BTreeMap<Key, ProjectEvent>,
+    /// The events that are to be sent, each with the number of failed attempts.
+    unsent: BTreeMap<Key, (ProjectEvent, u32)>,
     /// The numbers of the events that agentk has accepted last.
     accepted: HashMap<Key, u64>,
 }
@@ -38,15 +39,24 @@ impl Outbox {
         let sequence = event.fields().sequence;
         let is_new = self.wanted.contains(&key.0)
             && self.accepted.get(&key).is_none_or(|accepted| *accepted < sequence)
-            && self.unsent.get(&key).is_none_or(|unsent| unsent.fields().sequence < sequence);
+            && self.unsent.get(&key).is_none_or(|(unsent, _)| unsent.fields().sequence < sequence);
         if is_new {
-            self.unsent.insert(key, event.clone());
+            self.unsent.insert(key, (event.clone(), 0));
         }
     }
 
-    /// Returns the earliest event that is to be sent.
-    pub(super) fn next(&self) -> Option<ProjectEvent> {
-        self.unsent.values().min_by_key(|event| event.fields().sequence).cloned()
+    /// Returns the event that is to be sent next, and the number of failed attempts. One that fails does not hold up the others.
+    pub(super) fn next(&self) -> Option<(ProjectEvent, u32)> {
+        self.unsent.values().min_by_key(|(event, failures)| (*failures, event.fields().sequence)).cloned()
+    }
+
+    /// Notes that an attempt has failed.
+    pub(super) fn defer(&mut self, event: &ProjectEvent) {
+        if let Some((unsent, failures)) = self.unsent.get_mut(&key(event))
+            && unsent.id() == event.id()
+        {
+            *failures = failures.saturating_add(1);
+        }
     }
 
     /// Notes that agentk has accepted an event.
@@ -55,7 +65,7 @@ impl Outbox {
         if !self.wanted.contains(&key.0) {
             return;
         }
-        if self.unsent.get(&key).is_some_and(|unsent| unsent.fields().sequence <= sequence) {
+        if self.unsent.get(&key).is_some_and(|(unsent, _)| unsent.fields().sequence <= sequence) {
             self.unsent.remove(&key);
         }
         self.accepted.insert(key, sequence);
@@ -93,7 +103,7 @@ mod tests {
     }
 
     fn next(outbox: &Outbox) -> Option<u64> {
-        outbox.next().map(|event| event.fields().sequence)
+        outbox.next().map(|(event, _)| event.fields().sequence)
     }
 
     #[test]
@@ -107,16 +117,32 @@ mod tests {
         outbox.add(&event("a/b", "refs/heads/other", 3));
         outbox.add(&event("c/d", "refs/heads/main", 1));
         assert_eq!(next(&outbox), Some(3));
-        outbox.accept(&outbox.next().unwrap());
+        let (sent, _) = outbox.next().unwrap();
+        outbox.accept(&sent);
         assert_eq!(next(&outbox), Some(4));
-        let sent = outbox.next().unwrap();
+        let (sent, _) = outbox.next().unwrap();
         // It changes again while it is sent.
         outbox.add(&event("a/b", "refs/heads/main", 5));
         outbox.accept(&sent);
         assert_eq!(next(&outbox), Some(5));
-        outbox.accept(&outbox.next().unwrap());
+        let (sent, _) = outbox.next().unwrap();
+        outbox.accept(&sent);
         outbox.add(&event("a/b", "refs/heads/main", 5));
         assert_eq!(next(&outbox), None);
+    }
+
+    #[test]
+    fn event_that_fails_does_not_hold_up_the_others() {
+        let mut outbox = Outbox::default();
+        outbox.set_wanted(wanted(&["a/b", "c/d"]));
+        outbox.add(&event("a/b", "refs/heads/main", 1));
+        outbox.add(&event("c/d", "refs/heads/main", 2));
+        outbox.defer(&event("a/b", "refs/heads/main", 1));
+        assert_eq!(next(&outbox), Some(2));
+        outbox.accept(&event("c/d", "refs/heads/main", 2));
+        assert_eq!(outbox.next().map(|(event, failures)| (event.fields().sequence, failures)), Some((1, 1)));
+        outbox.add(&event("a/b", "refs/heads/main", 3));
+        assert_eq!(outbox.next().map(|(event, failures)| (event.fields().sequence, failures)), Some((3, 0)));
     }
 
     #[test]
@@ -124,7 +150,8 @@ mod tests {
         let mut outbox = Outbox::default();
         outbox.set_wanted(wanted(&["a/b"]));
         outbox.add(&event("a/b", "refs/heads/main", 1));
-        outbox.accept(&outbox.next().unwrap());
+        let (sent, _) = outbox.next().unwrap();
+        outbox.accept(&sent);
         let sent = event("a/b", "refs/heads/main", 2);
         outbox.add(&sent);
         outbox.set_wanted(wanted(&[]));
