@@ -95,12 +95,15 @@ impl CheckCommand {
         tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
         let cluster = Cluster::load(&kubeconfig)?;
-        let served = Services::names_of_callers(
+        let mut served = Services::names_of_callers(
             &prometheus,
             options.prometheus_discovery.is_some(),
             !options.no_gitops,
             !options.no_graph,
         );
+        if options.audit.audit_listen.is_some() {
+            served.push(ServiceName::AUDIT.parse().expect("a service name"));
+        }
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 

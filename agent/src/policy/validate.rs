@@ -39,7 +39,7 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         }
         _ if is_named_prometheus(word) => None,
         _ => Some(
-            "not the name of a service: write kubernetes, gitops, graph, prometheus, prometheus.<name> or '*'",
+            "not the name of a service: write kubernetes, gitops, graph, audit, prometheus, prometheus.<name> or '*'",
         ),
     }
 }
