@@ -32,6 +32,7 @@ pub(crate) use self::{
 use crate::{
     AgentMetrics, Observability, Pod, ServeConfig, Services,
     admin::Admin,
+    audit_webhook::AuditWebhook,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     file_followers::FileFollowers,
@@ -41,6 +42,7 @@ use crate::{
     scope_health,
     services::{
         ConfigurationService, KubernetesService,
+        audit::AuditHandler,
         configuration::LogLevelSetting,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
@@ -76,6 +78,7 @@ pub struct App {
     gitops: Option<GitopsTasks>,
     notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
+    audit: Option<AuditWebhook>,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -126,8 +129,18 @@ impl App {
             KubernetesService::new(Arc::new(cluster)).with_response_timeout(options.cluster_response_timeout);
         let namespaces = options.prometheus_discovery;
         let discovery = namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces));
+        let limited = options.namespaces.is_some() || !options.no_remote_configuration;
+        let summary = ScopeSummary::new(options.namespaces.as_ref());
+        let scope = ScopeEnforcer::new(options.namespaces, observability.metrics.clone());
+        let scope = Arc::new(if options.require_scope { scope.requiring_configured() } else { scope });
+        let audit = AuditWebhook::build(options.audit, &mut registry, &mut followers)?;
         let mut policy = None;
         let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
+        if let Some(audit) = &audit {
+            let scope = limited.then(|| Arc::clone(&scope));
+            let handler = AuditHandler::new(audit.view(), scope, kubernetes.clone());
+            services = services.with_handler(ServiceName::AUDIT, handler);
+        }
         if let Some(file) = options.policy_file {
             let mut served = services.names();
             let own = [
@@ -143,10 +156,6 @@ impl App {
             policy = Some(Arc::clone(&enforcer));
             followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
         }
-        let summary = ScopeSummary::new(options.namespaces.as_ref());
-        let limited = options.namespaces.is_some() || !options.no_remote_configuration;
-        let scope = ScopeEnforcer::new(options.namespaces, observability.metrics.clone());
-        let scope = Arc::new(if options.require_scope { scope.requiring_configured() } else { scope });
         if limited {
             services = services.with_scope(&scope);
         }
@@ -245,6 +254,7 @@ impl App {
             gitops,
             notify: notify_tasks,
             graph,
+            audit,
             observability,
             registry,
             followers,
@@ -265,6 +275,10 @@ impl App {
         let listener = listener
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
         let agent = self.agent.bind().await?;
+        let audit = match self.audit {
+            Some(audit) => Some(audit.bind().await?),
+            None => None,
+        };
         tracing::info!(address = %listener.local_addr()?, "serving /liveness, /readiness and /metrics");
         let health = Arc::clone(&self.observability.health);
         // Its tasks are aborted when this function returns.
@@ -282,6 +296,7 @@ impl App {
         background.spawn(self.observability.probe_cluster(self.kubernetes));
         let lease_ended = self.leader.ended();
         background.spawn(self.leader.run(shutdown.clone()));
+        let audit = audit.map(|audit| tokio::spawn(audit.run(shutdown.clone())));
         if let Some(gitops) = self.gitops {
             background.spawn(gitops.run());
         }
@@ -314,6 +329,9 @@ impl App {
 
         requests_ended.cancel();
         let _ = timeout_at(end, lease_ended.cancelled()).await;
+        if let Some(audit) = audit {
+            let _ = timeout_at(end, audit).await;
+        }
         if let Some(exporter) = exporter
             && timeout_at(end, exporter).await.is_err()
         {

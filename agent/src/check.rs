@@ -102,6 +102,9 @@ impl CheckCommand {
             !options.no_graph,
         );
         served.extend((!options.no_notify).then(|| ServiceName::NOTIFY.parse().expect("a service name")));
+        if options.audit.audit_listen.is_some() {
+            served.push(ServiceName::AUDIT.parse().expect("a service name"));
+        }
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 

@@ -5,6 +5,7 @@
 )]
 
 mod admission;
+mod audit;
 mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
@@ -20,6 +21,7 @@ use secrecy::SecretString;
 use telemetry::SampleRatio;
 
 pub use self::admission::{AdmissionOptions, JudgeOptions, PolicyCommand, PolicyForm};
+pub use self::audit::AuditOptions;
 pub use self::named_value::NamedValue;
 use crate::{
     KasAddress,
@@ -256,6 +258,9 @@ pub struct RunOptions {
     /// nobody looks. The policy file limits it (service graph). See docs/graph.md.
     #[arg(long, env = "AGENTK_NO_GRAPH", help_heading = "Cluster")]
     pub no_graph: bool,
+
+    #[command(flatten)]
+    pub audit: AuditOptions,
 
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///

@@ -12,16 +12,18 @@
 //! * [`services`] are the request types. A new one is a handler there.
 //! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner. [`admission`] is a webhook that
 //!   decides by the same file about what the API server receives.
+//! * `audit_webhook` receives the audit events of the API server, which the service `audit` shows.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
 //! * [`App`] builds and runs all of it from the command line ([`cli`]).
 //!
 //! The library has no global state but the process groups of credential plugins, so that several agents can run in one
-//! process. agentk listens for probes and scrapes only. Its rights in the cluster are those of its credentials, restricted by
+//! process. agentk listens for probes and scrapes, and with flags for kas and for audit events. Its rights in the cluster are those of its credentials, restricted by
 //! the policy; kas decides which callers may use it.
 
 mod admin;
 pub mod admission;
 mod app;
+mod audit_webhook;
 mod check;
 pub mod cli;
 pub mod cluster;

@@ -2,6 +2,7 @@
 //!
 //! A new request type is a [`RequestHandler`] in this folder, which `Services::of_callers` adds.
 
+pub(crate) mod audit;
 pub mod configuration;
 pub(crate) mod control;
 mod error;

@@ -44,7 +44,7 @@ use crate::{
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
-    recent::Recent,
+    recent::{AccessRing, Recent},
     services::{ServiceContext, TunnelServices},
     tasks::TaskGroup,
     tls::Certificate,
@@ -146,6 +146,7 @@ impl App {
             dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry),
             recent: Recent::new(&config, replica.id),
+            accesses: Arc::new(AccessRing::new(replica.id)),
         };
         shared.register(&mut registry, exporter.as_ref());
         let gitlab = gitlab.map(|client| shared.gitlab(client, &config));

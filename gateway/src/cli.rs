@@ -16,7 +16,10 @@ use render::limits::Limits;
 use secrecy::ExposeSecret as _;
 
 use crate::config;
-use cli::{CliError, CommandResult, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand, manual, print};
+use cli::{
+    AuditCommand, CliError, CommandResult, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand, manual,
+    print,
+};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -37,6 +40,7 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
+    Audit(AuditCommand),
     Gitops(GitopsCommand),
     Tree(TreeCommand),
     Groups(GroupsCommand),
@@ -172,6 +176,7 @@ impl Cli {
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
+            Command::Audit(audit) => return finish(audit.run()),
             Command::Gitops(gitops) => return finish(gitops.run()),
             Command::Tree(tree) => return finish(tree.run()),
             Command::Groups(groups) => return finish(groups.run()),

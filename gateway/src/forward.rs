@@ -164,19 +164,23 @@ impl Forwarder {
             // Created before the lookup, so that no event in between is missed.
             let arrival = self.tunnels.registered(to.agent);
             let change = self.store.changed(to.agent);
-            match self.choose_tunnel(to, tried) {
+            let served = match self.choose_tunnel(to, tried) {
                 TunnelChoice::Tunnel(request_permit) => return Ok(NextHop::Tunnel(request_permit)),
-                TunnelChoice::NotServed(services) => return Err(self.not_served(to, &services)),
+                // The pods of an agent may serve different services, and another replica may have the tunnels of another pod.
+                TunnelChoice::NotServed(services) => Some(services),
                 TunnelChoice::LimitReached => {
                     self.metrics.count_limit(Limit::RequestsPerAgent);
                     return Err(too_many_requests(to));
                 }
-                TunnelChoice::NoTunnel => {}
-            }
+                TunnelChoice::NoTunnel => None,
+            };
             let declined = match self.peers.find_owner(&*self.store, to).await {
                 Ok(owner) => return Ok(NextHop::Owner(owner)),
                 Err(declined) => declined,
             };
+            if let Some(services) = served {
+                return Err(self.not_served(to, &services));
+            }
             if let Some(failure) = declined.iter().find_map(|declined| final_error(to, &declined.error)) {
                 return Err(failure);
             }

@@ -61,6 +61,9 @@ pub struct ProxyHeaders<'a> {
     pub access_as: &'a AccessAs,
     /// The id of the request.
     pub request_id: &'a HeaderValue,
+    /// The id of the request in the audit log of the cluster, if it is for a Kubernetes API. It replaces that of the caller, by which
+    /// a caller could act under the id of another one.
+    pub audit_id: Option<&'a HeaderValue>,
     /// The HTTP version between the caller and kas.
     pub version: Version,
     /// The addresses of the caller and of the proxies in front of kas.
@@ -98,6 +101,9 @@ pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Res
     headers.append(VIA, via(proxy_headers.version));
     headers.insert(proto::header::SERVICE, proxy_headers.service.into());
     headers.insert(proto::header::REQUEST_ID, proxy_headers.request_id.clone());
+    if let Some(audit_id) = proxy_headers.audit_id {
+        headers.insert(proto::header::AUDIT_ID, audit_id.clone());
+    }
     if let AccessAs::Impersonate { headers: identity, .. } = proxy_headers.access_as {
         for (name, value) in identity {
             headers.append(name, value.clone());
@@ -172,7 +178,7 @@ fn nested_impersonation() -> RequestError {
     )
 }
 
-/// Returns whether a header carries the identity or the address of the caller. `name` is in lower case.
+/// Returns whether a header carries the identity or the address of the caller, or the id of its request in the cluster. `name` is in lower case.
 pub(crate) fn is_sensitive(name: &str) -> bool {
     name.starts_with(impersonation::PREFIX)
         || name.starts_with(proto::header::PREFIX)
@@ -181,6 +187,7 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
         || name == "x-real-ip"
         || name == "forwarded"
         || name == "proxy-authorization"
+        || name == proto::header::AUDIT_ID
         || name == HOST.as_str()
         || CONSUMED.contains(&name)
 }
@@ -286,6 +293,7 @@ mod tests {
             service: &"kubernetes".parse().unwrap(),
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
+            audit_id: Some(&HeaderValue::from_static("kas-1")),
             version: Version::HTTP_11,
             forwarded: &ForwardedFor::new(&headers, &PeerAddress::new([192, 0, 2, 1].into()), &[]),
         };
@@ -317,6 +325,8 @@ mod tests {
                 ("x-forwarded-for", "10.0.0.1"),
                 ("x-remote-user", "root"),
                 ("via", "1.1 proxy"),
+                ("audit-id", "theirs"),
+                ("audit-id", "theirs, too"),
                 ("accept", "*/*"),
             ],
             &AccessAs::Agent,
@@ -329,6 +339,7 @@ mod tests {
             ("x-forwarded-for", "192.0.2.1"),
             ("kas-service", "kubernetes"),
             ("x-request-id", "id-1"),
+            ("audit-id", "kas-1"),
         ]);
         assert_eq!(passed, expected);
     }
@@ -361,7 +372,8 @@ mod tests {
 
     #[test]
     fn underscore_spellings_of_identity_headers_are_refused() {
-        for name in ["impersonate_user", "kas_service", "x_forwarded_for", "impersonate-extra_a"] {
+        for name in ["impersonate_user", "audit_id", "kas_service", "x_forwarded_for", "impersonate-extra_a"]
+        {
             assert_eq!(converted(&[(name, "x")], &AccessAs::Agent), Err(Reason::BadRequest), "{name}");
         }
         assert!(converted(&[("my_header", "x")], &AccessAs::Agent).is_ok());

@@ -37,6 +37,7 @@ mod api;
 pub mod app;
 pub mod audit;
 pub mod cli;
+mod cluster_audit;
 pub mod config;
 mod cors;
 mod destination;

@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub mod certificate;
+mod cluster_audit;
 mod limit;
 mod peer;
 pub mod redis;
@@ -19,6 +20,7 @@ use proto::ServiceName;
 use telemetry::{CallbackMetric, DurationHistogram};
 use tunnel::{CloseReason, StallCounter};
 
+pub(crate) use self::cluster_audit::ClusterAuditMetrics;
 pub use self::{
     limit::Limit,
     peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},
@@ -57,6 +59,8 @@ pub struct Metrics {
     pub bytes_in_flight: Gauge,
     /// The metrics of the audit log.
     pub audit: AuditMetrics,
+    /// The metrics of the audit logs of clusters.
+    pub(crate) cluster_audit: ClusterAuditMetrics,
     /// Waits of request bodies for an agent, over all tunnels.
     pub stalls: StallCounter,
 }
@@ -98,6 +102,7 @@ impl Metrics {
             tunnel_write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
             audit: AuditMetrics::default(),
+            cluster_audit: ClusterAuditMetrics::default(),
             stalls: StallCounter::default(),
         };
         // All exist from the start: the rate of a series misses the event with which it begins.
@@ -171,6 +176,7 @@ impl Metrics {
             "Refusals of strangers without a line in the audit log, which counts them",
             metrics.audit.left_out.clone(),
         );
+        metrics.cluster_audit.register(registry);
         registry.register_with_unit(
             "kas_in_flight",
             "Bytes of responses that callers have not read yet",

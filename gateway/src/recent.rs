@@ -8,7 +8,10 @@
 //!
 //! Each replica keeps its own, in memory, and only if it serves the page. The oldest entries leave first. The replica that a reader has asked
 //! decides whose entries the reader may see, and asks the other ones with that decision.
+//!
+//! `accesses` are kept in any case, for the audit logs of clusters.
 
+mod accesses;
 mod audit_lines;
 mod requests;
 
@@ -18,11 +21,12 @@ use access::Caller;
 use proto::ReplicaId;
 use serde::{Deserialize, Serialize};
 
-use self::{audit_lines::AuditRing, requests::RequestRing};
 pub(crate) use self::{
+    accesses::{AccessAnswer, AccessQuery, AccessRecord, AccessRing, AccessView, MAX_IDS, new_audit_id},
     audit_lines::{AuditFilter, AuditLines, AuditOutcome, fields},
     requests::{Hop, RequestAnswer, RequestRecord, RequestView},
 };
+use self::{audit_lines::AuditRing, requests::RequestRing};
 use crate::config::Config;
 
 /// The most entries that a replica keeps of each kind.
@@ -53,7 +57,20 @@ pub(crate) enum Reader {
     },
 }
 
-/// A question to a replica.
+/// A question of one replica to another one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum PeerQuestion {
+    /// For a reader of the page.
+    Recent(Question),
+    /// For the reader of the audit log of a cluster. The answer is an [`AccessAnswer`].
+    Accesses {
+        /// The requests that are asked for.
+        accesses: AccessQuery,
+    },
+}
+
+/// A question to a replica, for a reader of the page.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Question {
     /// The reader that asks.

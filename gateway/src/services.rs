@@ -3,6 +3,7 @@
 //! A request type that callers use is a [`RequestType`] of this folder, in [`REQUEST_TYPES`]. Requests of other types are
 //! forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
 
+mod audit;
 pub(crate) mod configuration;
 pub(crate) mod environments;
 pub(crate) mod gitops;
@@ -27,7 +28,9 @@ use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
+pub(crate) use self::lines::Lines;
 use self::{
+    audit::Audit,
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     environments::{AgentEnvironments, EnvironmentsFeed},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
@@ -39,7 +42,7 @@ use self::{
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 4] = [&GitopsType, &Graph, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 5] = [&Audit, &GitopsType, &Graph, &Kubernetes, &Prometheus];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {
@@ -74,7 +77,7 @@ pub(crate) struct Operation {
     pub(crate) verb: String,
     /// The request may change something.
     pub(crate) changes: bool,
-    /// The request reads secrets, or creates a token.
+    /// The request reads secrets or the audit log of the cluster, or creates a token.
     pub(crate) reads_secret: bool,
     /// Servers could interpret the path differently, so that it may be one of secrets.
     pub(crate) unclear_path: bool,
@@ -240,6 +243,8 @@ mod tests {
             ("/agents/a/prometheus/api/v1/notifications", RequestClass::Short),
             ("/agents/a/graph/v1/watch?kind=Pod", RequestClass::Streaming),
             ("/agents/a/graph/v1/tree", RequestClass::Short),
+            ("/agents/a/audit/v1/events?follow=true", RequestClass::Streaming),
+            ("/agents/a/audit", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods?watch", RequestClass::Streaming),
             ("/k8s-proxy/api/v1/pods?watch=yes", RequestClass::Streaming),
             ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Streaming),
@@ -314,6 +319,7 @@ mod tests {
             ("PUT", "prometheus", "/api/v1/query", "put Change"),
             ("POST", "other", "/api/v1/query", "post Change"),
             ("GET", "other", "/api/v1/secrets", "get"),
+            ("GET", "audit", "/v1/events", "get SecretRead"),
         ] {
             assert_eq!(operation(method, service, uri), expected, "{method} {service} {uri}");
         }

@@ -28,7 +28,10 @@ pub const UPSTREAM_TIME: HeaderName = HeaderName::from_static("kas-upstream-time
 /// The id of one request, in the response to the caller and in the logs of kas and agentk.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The prefix of all these names except [`REQUEST_ID`].
+/// The id of a request in the audit log of the cluster, on a request to the Kubernetes API and on its response. kas sets it.
+pub const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// The prefix of all these names except [`REQUEST_ID`] and [`AUDIT_ID`].
 pub const PREFIX: &str = "kas-";
 
 /// The characters that are encoded in a message: all but visible ASCII, and `%`, since kas decodes it.

@@ -125,6 +125,8 @@ pub struct ServiceName(Cow<'static, str>);
 pub struct InvalidServiceName(String);
 
 impl ServiceName {
+    /// The audit log of the agent's cluster.
+    pub const AUDIT: &str = "audit";
     /// Configurations that kas sends to agentk. Callers cannot reach this service.
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
@@ -143,7 +145,8 @@ impl ServiceName {
     pub const PROMETHEUS: &str = "prometheus";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 4] = [Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 5] =
+        [Self::AUDIT, Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {

@@ -18,6 +18,7 @@
 #![warn(missing_docs)]
 
 pub mod agent_configuration;
+pub mod audit;
 pub mod control;
 mod delivery;
 mod error_chain;

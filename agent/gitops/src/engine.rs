@@ -149,6 +149,11 @@ impl<C: Cluster> Engine<C> {
         Self { cluster, own, namespace, known: HashMap::new(), objects: Vec::new(), taken_over: false }
     }
 
+    /// Replaces the cluster by the same one, whose requests have another name in its audit log.
+    pub fn set_cluster(&mut self, cluster: C) {
+        self.cluster = cluster;
+    }
+
     /// Makes the cluster what the files say.
     ///
     /// # Cancellation safety

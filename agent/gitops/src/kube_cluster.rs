@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, StatusCode,
-    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Limited};
 use kube::{
@@ -52,7 +52,7 @@ const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user")
 #[derive(Clone)]
 pub struct KubeCluster {
     client: Arc<LazyClient>,
-    /// The headers with the identity, if it is not that of agentk.
+    /// The headers with the identity, if it is not that of agentk, and with the name of the program.
     identity: Arc<HeaderMap>,
     kinds: Arc<Mutex<Option<Arc<KnownKinds>>>>,
 }
@@ -125,6 +125,14 @@ impl KubeCluster {
         let user =
             HeaderValue::from_str(&user).unwrap_or_else(|_| HeaderValue::from_static("system:anonymous"));
         Self { identity: Arc::new(HeaderMap::from_iter([(IMPERSONATE_USER, user)])), ..self.clone() }
+    }
+
+    /// Names the program in the audit log of the cluster.
+    #[must_use]
+    pub fn with_user_agent(&self, text: &str) -> Self {
+        let mut identity = HeaderMap::clone(&self.identity);
+        identity.extend(HeaderValue::from_str(text).ok().map(|value| (USER_AGENT, value)));
+        Self { identity: Arc::new(identity), ..self.clone() }
     }
 
     /// Acts as the caller of a request, if kas has given the caller an identity in the cluster.
@@ -568,6 +576,33 @@ mod tests {
         let managers = json!([{"manager": "agentk", "operation": "Apply"}]);
         let whole = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a", "managedFields": managers}});
         assert_eq!(listed, [whole]);
+    }
+
+    #[tokio::test]
+    async fn requests_have_the_identity_and_the_name_of_the_program() {
+        let service = service_fn(async |request: Request<Body>| {
+            let value = |name: HeaderName| {
+                request
+                    .headers()
+                    .get_all(name)
+                    .iter()
+                    .map(|value| value.to_str().unwrap())
+                    .collect::<Vec<_>>()
+                    .join(",")
+            };
+            let name = format!("{} {}", value(IMPERSONATE_USER), value(USER_AGENT));
+            let list = json!({"items": [{"metadata": {"name": name}}]});
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(list.to_string()))))
+        });
+        let cluster = KubeCluster::new(move || Client::new(service, "default"));
+        let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
+        let kind = Kind { kind, version: "v1".to_owned(), plural: "configmaps".to_owned(), namespaced: true };
+        let named = cluster.acting_as("shop", "deployer").with_user_agent("agentk/1 gitops/2 (a)");
+        let listed = named.with_user_agent("no\nheader").list(&kind, "default", "", true).await.unwrap();
+        assert_eq!(
+            listed[0]["metadata"]["name"],
+            "system:serviceaccount:shop:deployer agentk/1 gitops/2 (a)"
+        );
     }
 
     #[tokio::test]

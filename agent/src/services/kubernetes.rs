@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri,
@@ -214,6 +215,13 @@ impl KubernetesService {
         })
     }
 
+    /// Returns the user of agentk in the cluster, if its credential is the token of a service account.
+    pub(crate) async fn service_account(&self) -> Option<String> {
+        let credential = self.credential().await.ok()??;
+        let token = credential.to_str().ok()?.strip_prefix("Bearer ")?;
+        subject(token).filter(|subject| subject.starts_with("system:serviceaccount:"))
+    }
+
     /// Returns a description for people: the address of the API server and the identity of agentk there.
     pub fn describe(&self) -> String {
         self.cluster.to_string()
@@ -247,6 +255,18 @@ impl RequestHandler for KubernetesService {
     ) -> impl Future<Output = Result<Response<Body>, ServiceError>> + Send {
         self.send(request)
     }
+}
+
+/// Returns the subject of a token (RFC 7519), which is agentk's own and need not be verified.
+fn subject(token: &str) -> Option<String> {
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    let Claims { sub } = serde_json::from_slice(&claims).ok()?;
+    Some(sub)
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    sub: String,
 }
 
 #[derive(Deserialize)]
@@ -309,6 +329,16 @@ fn has_time_limit(method: &Method, uri: &Uri) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn token_of_a_service_account_names_its_user() {
+        let token = |claims: &str| format!("h.{}.s", BASE64_URL_SAFE_NO_PAD.encode(claims));
+        let sub = "system:serviceaccount:agentk:agentk";
+        assert_eq!(subject(&token(&format!(r#"{{"iss":"a","sub":"{sub}"}}"#))).as_deref(), Some(sub));
+        for other in ["", "opaque", "a.b", "a.%.c", &token("{}"), &token("[]")] {
+            assert_eq!(subject(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn only_short_requests_have_a_time_limit() {

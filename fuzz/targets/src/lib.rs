@@ -7,6 +7,7 @@
 pub mod agent_configuration;
 pub mod api;
 pub mod authorization;
+pub mod cluster_audit;
 pub mod config;
 pub mod disabled;
 pub mod gitlab_tunnel;

@@ -22,6 +22,7 @@ targets! {
     agent_configuration
     api
     authorization
+    cluster_audit
     config
     disabled
     gitlab_tunnel

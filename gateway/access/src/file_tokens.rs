@@ -2,7 +2,7 @@
 
 use std::{future::ready, sync::Arc};
 
-use proto::{AgentId, Reason};
+use proto::{AgentId, Reason, ServiceName};
 use router::BoxFuture;
 
 use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
@@ -63,7 +63,7 @@ fn authorize_caller(
     }
     let of_credential = credential.kind.agent();
     let named = match target.agent {
-        Some(name) => identity.find(name),
+        Some(name) => identity.find(name).or_else(|| name.parse().ok().filter(|_| is_auditor(caller, target))),
         None => Some(of_credential.ok_or_else(|| {
             unauthorized("at this path the credential names the agent: use Bearer ci:<agent id>:<token> or pat:<agent id>:<token>")
         })?),
@@ -71,7 +71,8 @@ fn authorize_caller(
     // An agent that the caller may not use is reported like an agent that does not exist.
     let (agent, name) = named
         .filter(|agent| caller.may_use(*agent))
-        .and_then(|agent| Some((agent, identity.name(agent)?.clone())))
+        .map(|agent| (agent, identity.name(agent).cloned()))
+        .filter(|(_, name)| name.is_some() || is_auditor(caller, target))
         .ok_or_else(|| unknown_agent(identity, caller, target, of_credential))?;
     if of_credential.is_some_and(|named| named != agent) {
         return Err(RequestError::new(
@@ -84,7 +85,15 @@ fn authorize_caller(
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(AuthorizedCaller { grant: Arc::clone(grant), agent, name: Some(name), login: false })
+    Ok(AuthorizedCaller { grant: Arc::clone(grant), agent, name, login: false })
+}
+
+/// Returns whether the caller asks for an audit log, and may read those of all clusters: also those of GitLab's agents, which are not in
+/// the file, and whose callers in GitLab have no such right.
+fn is_auditor(caller: &Caller, target: &Target<'_>) -> bool {
+    target.service.as_str() == ServiceName::AUDIT
+        && caller.may_use_all()
+        && caller.may_use_service(&target.service)
 }
 
 fn unknown_agent(
@@ -133,9 +142,13 @@ mod tests {
             "agents: [{{id: 1, name: prod, tokens: []}}, {{id: 2, name: test, tokens: []}}]\n\
              callers:\n\
              - {{name: ci, tokens: ['{}'], agents: [prod], services: [kubernetes], allowed_networks: [192.0.2.0/24]}}\n\
-             - {{name: office, tokens: ['{}'], agents: [prod], services: ['*'], allowed_networks: [198.51.100.0/24]}}",
+             - {{name: office, tokens: ['{}'], agents: [prod], services: ['*'], allowed_networks: [198.51.100.0/24]}}\n\
+             - {{name: auditor, tokens: ['{}'], agents: ['*'], services: [kubernetes], cluster_audit: true}}\n\
+             - {{name: of-one, tokens: ['{}'], agents: [prod], services: [kubernetes], cluster_audit: true}}",
             hash("secret"),
-            hash("elsewhere")
+            hash("elsewhere"),
+            hash("all"),
+            hash("one"),
         );
         Identity::parse(Path::new("id.yaml"), &text).unwrap()
     }
@@ -221,6 +234,24 @@ mod tests {
                  office in the identity file"
             );
         }
+    }
+
+    #[test]
+    fn auditor_of_all_agents_reads_the_audit_logs_of_agents_of_gitlab() {
+        for (path, token, expected) in [
+            ("/agents/42/audit", "all", Ok(AgentId(42))),
+            ("/agents/prod/audit", "all", Ok(AgentId(1))),
+            ("/agents/of-gitlab/audit", "all", Err(Reason::UnknownAgent)),
+            ("/agents/42/kubernetes/api", "all", Err(Reason::UnknownAgent)),
+            ("/agents/prod/audit", "one", Ok(AgentId(1))),
+            ("/agents/42/audit", "one", Err(Reason::UnknownAgent)),
+            ("/agents/prod/audit", "secret", Err(Reason::Forbidden)),
+        ] {
+            let authorized = authorized_agent(path, &[&format!("Bearer {token}")]);
+            assert_eq!(authorized.map_err(|(reason, _)| reason), expected, "{path} {token}");
+        }
+        let of_credential = authorized_agent("/k8s-proxy/api", &["Bearer ci:42:all"]);
+        assert_eq!(of_credential.unwrap_err().0, Reason::UnknownAgent);
     }
 
     #[test]

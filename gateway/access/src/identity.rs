@@ -1,5 +1,6 @@
 //! Sources that know which agent holds a token. The first one is the identity file, with agents, callers and their tokens.
 
+mod ci_job;
 mod configuration;
 mod current;
 mod dial_target;
@@ -16,7 +17,7 @@ use std::{
 };
 
 use http::HeaderMap;
-use proto::{AgentId, AgentName, ServiceName};
+use proto::{AgentId, AgentName, ServiceName, audit::CiJob};
 use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
@@ -118,6 +119,8 @@ pub struct Caller {
     pub access_as: AccessAs,
     /// The user of an OIDC token, for the audit log and the kill switch.
     pub user: Option<String>,
+    /// The CI job whose credential it is, for the audit log.
+    pub job: Option<Box<CiJob>>,
 }
 
 /// The names of an authenticated caller, for the audit log.
@@ -139,6 +142,8 @@ struct Rights {
     networks: AllowedNetworks,
     /// May read about the requests of all callers.
     audit: bool,
+    /// May read the audit logs of the clusters of its agents.
+    cluster_audit: bool,
 }
 
 /// All values, or those of a list.
@@ -237,7 +242,7 @@ impl Identity {
         self.oidc_rules.iter().any(|rule| {
             rule.issuer == issuer
                 && rule.rights.agents.contains(&agent)
-                && rule.rights.services.contains(service)
+                && rule.rights.may_use_service(service)
         })
     }
 
@@ -354,10 +359,25 @@ impl Caller {
         let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
         let networks = AllowedNetworks::default();
         Self {
-            rights: Rights { name, agents, services, labels: None, networks, audit: false },
+            rights: Rights {
+                name,
+                agents,
+                services,
+                labels: None,
+                networks,
+                audit: false,
+                cluster_audit: false,
+            },
             access_as,
             user: None,
+            job: None,
         }
+    }
+
+    /// Adds the CI job whose credential it is.
+    #[must_use]
+    pub fn with_job(self, job: CiJob) -> Self {
+        Self { job: Some(Box::new(job)), ..self }
     }
 
     /// Returns the name of the entry, which is also the user name of basic authentication.
@@ -375,9 +395,14 @@ impl Caller {
         self.rights.agents.contains(&agent)
     }
 
+    /// Returns whether the caller may use all agents.
+    pub fn may_use_all(&self) -> bool {
+        self.rights.agents == Allowed::All
+    }
+
     /// Returns whether the caller may use a service of its agents.
     pub fn may_use_service(&self, service: &ServiceName) -> bool {
-        self.rights.services.contains(service)
+        self.rights.may_use_service(service)
     }
 
     /// Returns whether the caller may read about the requests of all callers, and not only about its own.
@@ -394,6 +419,16 @@ impl Caller {
     /// restricted.
     pub fn labels(&self, service: &ServiceName) -> Option<&Labels> {
         self.rights.labels.as_ref().filter(|_| service.is_prometheus())
+    }
+}
+
+impl Rights {
+    /// Returns whether these are rights to a service. That to the audit log of a cluster is one of its own.
+    fn may_use_service(&self, service: &ServiceName) -> bool {
+        match service.as_str() {
+            ServiceName::AUDIT => self.cluster_audit,
+            _ => self.services.contains(service),
+        }
     }
 }
 

@@ -1,14 +1,15 @@
 //! Requests of the command line to kas, as a caller.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::ControlFlow, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use clap::ValueHint;
 use http::{
-    Method, Request, StatusCode, Uri,
+    Method, Request, Response, StatusCode, Uri,
     header::{AUTHORIZATION, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -23,6 +24,8 @@ use crate::CliError;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest response, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;
+/// The longest line of a response, in bytes.
+const MAX_LINE: usize = 1 << 20;
 
 /// The address of kas, and the token of the caller.
 #[derive(Debug, clap::Args)]
@@ -49,6 +52,40 @@ impl CallerOptions {
         self.exchange(Method::POST, path, body, limit).await
     }
 
+    /// Sends a request, and passes each line of the response on as it arrives. It has no time limit after the head of the response.
+    pub(crate) async fn lines(
+        &self,
+        path: &str,
+        mut on_line: impl FnMut(&[u8]) -> Result<ControlFlow<()>, CliError>,
+    ) -> Result<(), CliError> {
+        let sending = timeout(TIMEOUT, self.request(Method::GET, path, Bytes::new())).await;
+        let response = sending.unwrap_or_else(|_| Err(self.late(TIMEOUT)))?;
+        let (head, mut body) = response.into_parts();
+        if !head.status.is_success() {
+            let body = timeout(TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
+            let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
+            return Err(refused(head.status, &body));
+        }
+        let mut buffer = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| self.unavailable(&proto::ErrorChain(&error).to_string()))?;
+            buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
+            let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
+                if buffer.len() > MAX_LINE {
+                    return Err(self.unavailable("a line of the response is too long"));
+                }
+                continue;
+            };
+            for line in buffer[..end].split(|byte| *byte == b'\n') {
+                if on_line(line)?.is_break() {
+                    return Ok(());
+                }
+            }
+            buffer.drain(..=end);
+        }
+        Ok(())
+    }
+
     async fn exchange(
         &self,
         method: Method,
@@ -56,6 +93,26 @@ impl CallerOptions {
         body: Bytes,
         limit: Duration,
     ) -> Result<Bytes, CliError> {
+        let exchange = async {
+            let (head, body) = self.request(method, path, body).await?.into_parts();
+            let body = Limited::new(body, MAX_RESPONSE).collect().await;
+            Ok((head.status, body.map_err(|error| self.unavailable(&error.to_string()))?.to_bytes()))
+        };
+        let exchanged = timeout(limit, exchange).await;
+        let (status, body) = exchanged.unwrap_or_else(|_| Err(self.late(limit)))?;
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+    }
+
+    fn unavailable(&self, error: &str) -> CliError {
+        CliError::unavailable(format!("{}: {error}", self.server))
+    }
+
+    fn late(&self, limit: Duration) -> CliError {
+        self.unavailable(&format!("no response within {} s", limit.as_secs()))
+    }
+
+    /// Sends a request, and returns the response with its head.
+    async fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, CliError> {
         let url = format!("{}{path}", self.server.trim_end_matches('/'));
         let uri: Uri =
             url.parse().map_err(|_| CliError::usage(format!("--server: {} is not a URL", self.server)))?;
@@ -91,19 +148,8 @@ impl CallerOptions {
         http.enforce_http(false);
         let connector = HttpsConnector::from((http, tls::client_config(roots, &[b"http/1.1"])));
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-        let exchange = async {
-            let response =
-                client.request(request).await.map_err(|error| proto::ErrorChain(&error).to_string())?;
-            let (head, body) = response.into_parts();
-            let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(|error| error.to_string())?;
-            Ok::<_, String>((head.status, body.to_bytes()))
-        };
-        let late = || Err(format!("no response within {} s", limit.as_secs()));
-        let (status, body) = timeout(limit, exchange)
-            .await
-            .unwrap_or_else(|_| late())
-            .map_err(|error| CliError::unavailable(format!("{}: {error}", self.server)))?;
-        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+        let response = client.request(request).await;
+        response.map_err(|error| self.unavailable(&proto::ErrorChain(&error).to_string()))
     }
 }
 

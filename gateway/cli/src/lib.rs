@@ -1,5 +1,6 @@
 //! The parts of the command line of kas that know nothing of a replica.
 //!
+//! * [`AuditCommand`] shows who has done what in a cluster, as a caller of kas.
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
@@ -7,6 +8,7 @@
 //! * [`table`] aligns columns, and [`manual`] writes the manual and completion scripts.
 #![warn(missing_docs)]
 
+mod audit;
 mod caller;
 mod error;
 mod gitops;
@@ -16,6 +18,7 @@ pub mod manual;
 pub mod table;
 
 pub use self::{
+    audit::AuditCommand,
     error::{CliError, CommandResult, print, warn},
     gitops::GitopsCommand,
     graph::{GroupsCommand, HealthCommand, HealthPlace, TreeCommand},

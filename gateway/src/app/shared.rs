@@ -34,7 +34,7 @@ use crate::{
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
-    recent::Recent,
+    recent::{AccessRing, Recent},
     services::TunnelServices,
     tasks::TaskGroup,
     traces::Traces,
@@ -57,6 +57,7 @@ pub(super) struct SharedState {
     pub dial_errors: Arc<DialErrors>,
     pub metrics: Metrics,
     pub recent: Option<Arc<Recent>>,
+    pub accesses: Arc<AccessRing>,
 }
 
 impl SharedState {
@@ -167,6 +168,7 @@ impl SharedState {
             kill_switch: Arc::clone(&self.kill_switch),
             audit: OnceLock::new(),
             recent: self.recent.clone(),
+            accesses: Arc::clone(&self.accesses),
             forwarder: Forwarder {
                 tunnels: Arc::clone(&self.tunnels),
                 store: Arc::clone(&self.store),
@@ -193,7 +195,7 @@ impl SharedState {
     ) -> PeerServer {
         let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
         let server = PeerServer::new(own, secret, tunnels, peers, store, config, self.metrics.clone());
-        server.with_recent(self.recent.clone())
+        server.with_recent(self.recent.clone(), Arc::clone(&self.accesses))
     }
 
     /// Builds the server of probes, metrics and the list of agents. It serves all metrics of the `registry`.

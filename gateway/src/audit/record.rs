@@ -15,7 +15,7 @@ use access::{CallerNames, Grant, RequestError};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
-use proto::{AgentName, Reason};
+use proto::{AgentName, Reason, audit::CiJob, header::AUDIT_ID};
 use serde::{Serialize, Serializer};
 use telemetry::TraceId;
 use tokio::time::Instant;
@@ -37,8 +37,6 @@ const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user")
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
-/// The id of the request in the audit log of the cluster.
-const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
 /// The facts about one request. The line is written when the record is dropped, unless it was written before.
 #[derive(Debug)]
@@ -120,6 +118,7 @@ struct AuditLine<'a> {
     client: Option<Client>,
     caller: Option<&'a str>,
     user: Option<&'a str>,
+    job: Option<&'a CiJob>,
     impersonated_user: Option<Text<'a>>,
     impersonated_uid: Option<Text<'a>>,
     impersonated_groups: Vec<Text<'a>>,
@@ -232,8 +231,9 @@ impl AuditRecord {
         self.trace = trace;
     }
 
-    /// Adds the identity in the cluster, from the headers of the request to the agent.
+    /// Adds the identity in the cluster, and the id of the request there, from the headers of the request to the agent.
     pub(crate) fn set_identity(&mut self, headers: &HeaderMap) {
+        self.cluster_audit_id = headers.get(AUDIT_ID).cloned();
         self.identity = ImpersonatedIdentity {
             user: headers.get(IMPERSONATE_USER).cloned(),
             uid: headers.get(IMPERSONATE_UID).cloned(),
@@ -246,10 +246,9 @@ impl AuditRecord {
         };
     }
 
-    /// Adds the head of the response.
-    pub(crate) fn set_response(&mut self, status: StatusCode, headers: &HeaderMap) {
+    /// Adds the status of the response.
+    pub(crate) fn set_response(&mut self, status: StatusCode) {
         self.status = Some(status);
-        self.cluster_audit_id = headers.get(AUDIT_ID).cloned();
     }
 
     /// Adds the error that the caller receives, and writes the line.
@@ -311,6 +310,7 @@ impl AuditRecord {
             client: Some(self.client.into()),
             caller,
             user,
+            job: self.access.as_ref().and_then(|access| access.grant.caller.job.as_deref()),
             impersonated_user: self.identity.user.as_ref().map(Text),
             impersonated_uid: self.identity.uid.as_ref().map(Text),
             impersonated_groups: self.identity.groups.iter().map(Text).collect(),

@@ -41,7 +41,7 @@ pub enum PeerRequestKind {
     Ping,
     /// A request to ping the sender at its address in the route store.
     PingBack,
-    /// A question about recent requests or the audit log, for a reader of the web page.
+    /// A question about recent requests or the audit log, for a reader of the web page or of the audit log of a cluster.
     Recent,
 }
 

@@ -1,4 +1,5 @@
-//! Questions of replicas to one another about recent requests and lines of the audit log, for a reader of the web page.
+//! Questions of replicas to one another about recent requests and lines of the audit log, for a reader of the web page, and about the
+//! callers of requests, for a reader of the audit log of a cluster.
 //!
 //! The question is JSON in the query of the request, which its MAC covers. The MAC of the response covers the answer, which is its body.
 
@@ -20,7 +21,7 @@ use super::{
     header::{Mac, PEER_HEADER, PeerRequestKind},
     response::PeerError,
 };
-use crate::{destination::Destination, recent::Question};
+use crate::{destination::Destination, recent::PeerQuestion};
 
 /// The time that an answer may take, including the time to connect.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,7 +36,7 @@ impl PeerClient {
     pub(crate) async fn ask_all<T: DeserializeOwned>(
         &self,
         store: &dyn RouteStore,
-        question: &Question,
+        question: &PeerQuestion,
     ) -> Vec<(Replica, Result<T, PeerError>)> {
         let others = store.replicas().into_iter().filter(|replica| replica.id != self.replica());
         let asked = others.map(async |replica| {
@@ -46,7 +47,11 @@ impl PeerClient {
     }
 
     /// Asks a replica on a new connection, which needs no place among those of requests.
-    async fn ask<T: DeserializeOwned>(&self, replica: &Replica, question: &Question) -> Result<T, PeerError> {
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        replica: &Replica,
+        question: &PeerQuestion,
+    ) -> Result<T, PeerError> {
         let (tunnel, driver) = self.connect(replica).await?;
         let service: ServiceName = ServiceName::CONTROL.parse().expect("it is a name");
         let no_agent = Destination { agent: AgentId(0), name: None, service, class: RequestClass::Short };
@@ -84,14 +89,14 @@ impl PeerClient {
 }
 
 /// Returns the target of a request with a question.
-fn encode(question: &Question) -> Uri {
+fn encode(question: &PeerQuestion) -> Uri {
     let json = serde_json::to_string(question).expect("it has keys that are text");
     let target = format!("{PATH}?{}", utf8_percent_encode(&json, NON_ALPHANUMERIC));
     target.parse().expect("it is encoded, and bounded by the request of the reader")
 }
 
 /// Returns the question of a request.
-pub(super) fn decode(uri: &Uri) -> Option<Question> {
+pub(super) fn decode(uri: &Uri) -> Option<PeerQuestion> {
     let query = uri.query().filter(|_| uri.path() == PATH)?;
     serde_json::from_str(&percent_decode_str(query).decode_utf8().ok()?).ok()
 }

@@ -30,7 +30,7 @@ use crate::{
     config::Config,
     listen::Listener,
     metrics::{Metrics, ServedResult},
-    recent::Recent,
+    recent::{AccessRing, PeerQuestion, Recent},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
@@ -59,6 +59,8 @@ pub struct PeerServer {
     metrics: Metrics,
     /// Answers questions about recent requests, if this replica serves the web page.
     recent: Option<Arc<Recent>>,
+    /// Answers questions about the callers of requests.
+    accesses: Arc<AccessRing>,
     refusals: LogLimiter<&'static str>,
 }
 
@@ -75,6 +77,7 @@ impl PeerServer {
     ) -> Self {
         Self {
             tunnels,
+            accesses: Arc::new(AccessRing::new(own.id)),
             verifier: RequestVerifier::new(own, secret),
             client,
             store,
@@ -89,8 +92,8 @@ impl PeerServer {
 
     /// Returns the server with the entries about which other replicas may ask, and to which it adds their requests.
     #[must_use]
-    pub(crate) fn with_recent(self, recent: Option<Arc<Recent>>) -> Self {
-        Self { recent, ..self }
+    pub(crate) fn with_recent(self, recent: Option<Arc<Recent>>, accesses: Arc<AccessRing>) -> Self {
+        Self { recent, accesses, ..self }
     }
 
     /// Accepts connections of other replicas until their group drains.
@@ -224,7 +227,10 @@ impl PeerServer {
     async fn answer_recent(&self, incoming: IncomingRequest, request: &PeerHeader) {
         let question = recent::decode(incoming.request().uri());
         let answer = match (&self.recent, question) {
-            (Some(recent), Some(question)) => Ok(recent.answer(&question)),
+            (_, Some(PeerQuestion::Accesses { accesses })) => {
+                Ok(serde_json::to_string(&self.accesses.find(&accesses)).expect("it has keys that are text"))
+            }
+            (Some(recent), Some(PeerQuestion::Recent(question))) => Ok(recent.answer(&question)),
             (None, _) => Err("it does not serve the web page"),
             (_, None) => Err("it does not know this question"),
         };

@@ -32,7 +32,7 @@ use crate::{
     hosts::{AgentHosts, Route},
     kill_switch::{KillSwitch, RequestAttributes},
     metrics::Metrics,
-    recent::{Recent, RequestRecord},
+    recent::{AccessRing, Recent, RequestRecord},
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
 };
@@ -51,6 +51,8 @@ pub struct ProxyServer {
     pub audit: OnceLock<AuditLog>,
     /// Keeps the last requests for the web page, if kas serves it.
     pub recent: Option<Arc<Recent>>,
+    /// Keeps the callers of the last requests, for the audit logs of clusters.
+    pub(crate) accesses: Arc<AccessRing>,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.

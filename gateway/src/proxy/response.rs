@@ -9,11 +9,12 @@ use http::{
 };
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
-use proto::{Reason, header};
+use proto::{Reason, ServiceName, header};
 use router::RequestPermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
+use url::form_urlencoded;
 
 use super::{
     context::{Access, AccessEnded, RequestContext},
@@ -21,7 +22,12 @@ use super::{
     upgrade::PendingUpgrade,
 };
 use crate::{
-    destination::AgentLabel, forward::ForwardedResponse, headers, recent::Hop, timing::RequestTiming,
+    cluster_audit::{AuditJoiner, join_body},
+    destination::AgentLabel,
+    forward::ForwardedResponse,
+    headers,
+    recent::Hop,
+    timing::RequestTiming,
     tunnel_entry::TunnelEntry,
 };
 
@@ -58,7 +64,7 @@ pub(super) async fn respond(
         response.headers_mut().remove(CONTENT_LENGTH);
     }
     timing.write(response.headers_mut());
-    context.audit(|record| record.set_response(response.status(), response.headers()));
+    context.audit(|record| record.set_response(response.status()));
     log(&context, &access, response.status(), &timing);
     context.complete_record(|record| {
         let local = |permit: &RequestPermit<TunnelEntry>| {
@@ -92,7 +98,11 @@ pub(super) async fn respond(
         _ => {
             context.body.finish(context.version, response.headers_mut()).await;
             let guard = guard(response.status());
-            Ok(track(response, &context, ended, guard, permit))
+            let joiner = audit_joiner(&response, &context, &access);
+            if joiner.is_some() {
+                response.headers_mut().remove(CONTENT_LENGTH);
+            }
+            Ok(track(response, &context, joiner, ended, guard, permit))
         }
     }
 }
@@ -135,10 +145,29 @@ fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &R
     );
 }
 
+/// Returns what adds the callers of requests to the audit log of a cluster, if this is a response with one.
+fn audit_joiner(response: &Response<Body>, context: &RequestContext, access: &Access) -> Option<AuditJoiner> {
+    let (server, destination) = (&context.server, &access.destination);
+    let is_log = destination.service.as_str() == ServiceName::AUDIT && response.status() == StatusCode::OK;
+    let query = access.uri.query().unwrap_or_default();
+    let user =
+        || form_urlencoded::parse(query.as_bytes()).find(|(key, value)| key == "user" && !value.is_empty());
+    is_log.then(|| AuditJoiner {
+        accesses: Arc::clone(&server.accesses),
+        peers: server.forwarder.peers.clone(),
+        store: Arc::clone(&server.forwarder.store),
+        metrics: server.metrics.cluster_audit.clone(),
+        agent: destination.agent,
+        label: destination.label().to_string(),
+        user: user().map(|(_, user)| user.into_owned()),
+    })
+}
+
 /// Moves the guards into the body of a response.
 fn track(
     response: Response<Body>,
     context: &RequestContext,
+    joiner: Option<AuditJoiner>,
     ended: AccessEnded,
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
@@ -147,6 +176,10 @@ fn track(
     let multiplexed = context.version == Version::HTTP_2;
     response.map(|body| {
         let monitor = body.monitor();
+        let body = match joiner {
+            Some(joiner) => join_body(joiner, body),
+            None => body,
+        };
         let tracked = GuardedBody::new(body, guard, permit);
         // A response that has arrived whole has no stream: it needs no budget, and its request has ended.
         let Some(monitor) = monitor else { return tracked };

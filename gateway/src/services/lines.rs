@@ -7,7 +7,7 @@ use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 
 /// Reads lines from a body.
-pub(super) struct Lines<B> {
+pub(crate) struct Lines<B> {
     body: B,
     buffer: BytesMut,
     /// The longest line, in bytes.
@@ -19,7 +19,7 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Display,
 {
-    pub(super) fn new(body: B, max: usize) -> Self {
+    pub(crate) fn new(body: B, max: usize) -> Self {
         Self { body, buffer: BytesMut::new(), max }
     }
 
@@ -28,7 +28,7 @@ where
     /// # Errors
     ///
     /// The line is too long or not of this type, or the body has ended early.
-    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
         // The bytes before have no end of a line.
         let mut searched = 0;
         loop {

@@ -17,8 +17,8 @@ use super::{WebServer, json, refusal, wrong_method};
 use crate::{
     kill_switch::RequestAttributes,
     recent::{
-        AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, Question, Reader, RequestAnswer, RequestView,
-        Subject,
+        AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, PeerQuestion, Question, Reader, RequestAnswer,
+        RequestView, Subject,
     },
 };
 
@@ -159,7 +159,8 @@ async fn ask_all<T: DeserializeOwned>(
     web: &WebServer,
     question: Question,
 ) -> (Vec<(ReplicaId, T)>, Vec<MissingReplica>) {
-    let others = web.proxy.forwarder.peers.ask_all::<T>(&*web.store, &question).await;
+    let of_others = PeerQuestion::Recent(question.clone());
+    let others = web.proxy.forwarder.peers.ask_all::<T>(&*web.store, &of_others).await;
     let (mut answers, mut missing) = (Vec::new(), Vec::new());
     for (replica, answer) in others {
         match answer {

@@ -89,6 +89,7 @@ impl Site {
                 grace: 25,
                 network: Some(self.networks.names[CLIENT].clone()),
                 gitlab_protocol: false,
+                environment: Vec::new(),
             },
         );
         eventually("the tunnels are open", || self.kas.metric("kas_tunnels") == 2.0);

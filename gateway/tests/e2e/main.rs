@@ -18,6 +18,7 @@
 
 mod addresses;
 mod admission;
+mod audit;
 mod cancellation;
 mod changes;
 mod clients;

@@ -137,6 +137,7 @@ impl StepFixture {
             service: &self.to.service,
             access_as: &AccessAs::Agent,
             request_id: &self.id,
+            audit_id: Some(&self.id),
             version: Version::HTTP_11,
             forwarded: &forwarded,
         };

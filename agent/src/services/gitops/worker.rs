@@ -9,6 +9,7 @@ use gitops_engine::{
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
+    audit::SyncOrigin,
     gitops::{EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
     graph::HealthState,
 };
@@ -277,6 +278,9 @@ async fn sync(
         let _ = project.events.send((wanted.number, event));
     };
     let (started, state) = (Instant::now(), project.status().state);
+    let origin = SyncOrigin { project: project.id.clone(), commit: commit.clone() };
+    let user_agent = origin.user_agent(env!("CARGO_PKG_VERSION"));
+    engine.set_cluster(project_cluster(gitops, wanted).with_user_agent(&user_agent));
     let mut outcome = engine.sync(&input, &fence, &events).await;
     if let Some(held) = outcome.held.as_ref().filter(|_| wanted.prunes) {
         outcome.message = format!(

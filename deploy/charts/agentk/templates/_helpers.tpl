@@ -30,6 +30,15 @@ app.kubernetes.io/component: agent
 app.kubernetes.io/component: admission
 {{- end -}}
 
+{{- define "agentk.auditName" -}}
+{{ include "agentk.fullname" . }}-audit
+{{- end -}}
+
+{{- define "agentk.auditSelectorLabels" -}}
+{{ include "agentk.instanceLabels" . }}
+app.kubernetes.io/component: audit
+{{- end -}}
+
 {{- define "agentk.labels" -}}
 {{ include "agentk.instanceLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

@@ -53,6 +53,16 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.audit -}}
+{{- if .enabled -}}
+{{- if $.Values.listen.enabled -}}
+{{- fail "audit.enabled: kas could not choose the pod with the events behind the Service of listen.enabled" -}}
+{{- end -}}
+{{- if not .tlsSecret -}}
+{{- fail "audit.tlsSecret: name the secret with the certificates of the webhook, because audit.enabled is true" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $names := dict -}}
 {{- range .Values.prometheus.servers -}}
 {{- $name := .name | default "" -}}

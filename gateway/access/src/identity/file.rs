@@ -94,6 +94,9 @@ struct CallerEntry {
     /// May read about the requests of all callers.
     #[serde(default)]
     audit: bool,
+    /// May read the audit logs of the clusters of its agents.
+    #[serde(default)]
+    cluster_audit: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -242,6 +245,9 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         if service.is_internal() {
             return Err(format!("the service '{service}' is reserved for kas"));
         }
+        if service.as_str() == ServiceName::AUDIT {
+            return Err("the right to read the audit log of a cluster is cluster_audit: true".to_owned());
+        }
         Ok(service)
     })?;
     let labels = entry.prometheus.map(|entry| {
@@ -249,8 +255,15 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
     });
     let (labels, networks) = (labels.transpose()?, networks(entry.allowed_networks, at)?.unwrap_or_default());
-    let rights =
-        Rights { name: entry.name.value.clone(), agents, services, labels, networks, audit: entry.audit };
+    let rights = Rights {
+        name: entry.name.value.clone(),
+        agents,
+        services,
+        labels,
+        networks,
+        audit: entry.audit,
+        cluster_audit: entry.cluster_audit,
+    };
     let access = match entry.access_as {
         None => OidcAccess::Fixed(AccessAs::Agent),
         Some(access_as) => {
@@ -280,7 +293,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
 
     if let OidcAccess::Fixed(access_as) = &access {
         let access_as = access_as.clone();
-        let caller = Arc::new(Caller { rights: rights.clone(), access_as, user: None });
+        let caller = Arc::new(Caller { rights: rights.clone(), access_as, user: None, job: None });
         add_tokens(identity, entry.tokens.unwrap_or_default(), &caller, at)?;
     }
     if let Some(oidc) = entry.oidc {

@@ -16,7 +16,7 @@ use serde_json::Value;
 use settings::Location;
 use tokio_util::sync::CancellationToken;
 
-use super::{AccessAs, Caller, Grant, Rights};
+use super::{AccessAs, Caller, Grant, Rights, ci_job};
 
 /// An entry of the identity file with `oidc`.
 #[derive(Clone, Debug)]
@@ -73,8 +73,9 @@ impl OidcRule {
             },
         };
         let user = Some(token.username.clone());
+        let job = ci_job::of_claims(&token.claims).map(Box::new);
         Some(Grant {
-            caller: Arc::new(Caller { rights: self.rights.clone(), access_as, user }),
+            caller: Arc::new(Caller { rights: self.rights.clone(), access_as, user, job }),
             revoked: self.revoked.clone(),
             in_flight: self.in_flight.of(&token.username),
             streams_end: token.streams_end,

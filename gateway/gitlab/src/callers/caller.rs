@@ -84,7 +84,11 @@ impl CallerInfo {
             Self::User(user, access_type) => impersonation::of_user(user, *access_type)?,
         };
         let services = services(&access_as).iter().map(|name| name.parse().expect("it is a service name"));
-        Ok(Caller::of_agent(self.name(), agent, services.collect(), access_as))
+        let caller = Caller::of_agent(self.name(), agent, services.collect(), access_as);
+        Ok(match self {
+            Self::Job(job) => caller.with_job(job.ci_job()),
+            Self::User(..) => caller,
+        })
     }
 }
 
@@ -254,7 +258,8 @@ mod tests {
         let grant = caller.grant(AgentId(7)).unwrap();
         assert_eq!(grant.caller.name(), "gitlab:ci_job:3");
         let services = |name: &str| grant.caller.may_use_service(&name.parse().unwrap());
-        assert_eq!(["kubernetes", "prometheus", "gitops"].map(services), [true, true, false]);
+        assert_eq!(["kubernetes", "prometheus", "gitops", "audit"].map(services), [true, true, false, false]);
+        assert_eq!(grant.caller.job.as_ref().unwrap().id.as_deref(), Some("3"));
         let as_itself = GitLabCaller::new(&credential(), job(4, &[7], "ci_job"), &counters, None);
         let as_itself = as_itself.grant(AgentId(7)).unwrap();
         let services = |name: &str| as_itself.caller.may_use_service(&name.parse().unwrap());

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use access::RequestError;
 use http::StatusCode;
-use proto::{AgentId, Reason, impersonation::Impersonation};
+use proto::{AgentId, Reason, audit::CiJob, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -105,7 +105,6 @@ impl JobInfo {
     /// Returns the deployment with an agent, if the job has an environment.
     pub(super) fn deployment(&self, agent: AgentId) -> Option<Deployment> {
         let environment = self.environment.as_ref()?;
-        let text = |text: &str| -> String { text.chars().filter(|c| !c.is_control()).take(255).collect() };
         let namespace = self.agent(agent)?.configuration.default_namespace.as_deref();
         Some(Deployment {
             time: SystemTime::now(),
@@ -120,10 +119,29 @@ impl JobInfo {
         })
     }
 
+    /// Returns the job for the audit log.
+    pub(super) fn ci_job(&self) -> CiJob {
+        let environment = self.environment.as_ref();
+        CiJob {
+            id: Some(self.job.id.to_string()),
+            pipeline: Some(self.pipeline.id.to_string()),
+            project_id: Some(self.project.id.to_string()),
+            user: Some(text(&self.user.username)),
+            environment: environment.map(|environment| text(&environment.slug)),
+            environment_tier: environment.map(|environment| text(&environment.tier)),
+            ..CiJob::default()
+        }
+    }
+
     /// Returns the number of its elements, as a measure of its memory.
     pub(super) fn weight(&self) -> usize {
         self.allowed_agents.len() + self.project.groups.len()
     }
+}
+
+/// Returns the beginning of a text of GitLab, which is not trusted to send a short one.
+fn text(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(255).collect()
 }
 
 impl AllowedAgent {

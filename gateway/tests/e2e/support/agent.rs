@@ -39,6 +39,8 @@ pub(crate) struct AgentOptions {
     pub(crate) network: Option<String>,
     /// agentk speaks GitLab's protocol.
     pub(crate) gitlab_protocol: bool,
+    /// Further variables of the environment.
+    pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 /// Returns whether kas and agentk speak GitLab's protocol in this run: `make e2e-gitlab`.
@@ -111,6 +113,7 @@ impl Agent {
             command.arg("--otlp-token-file").arg(directory.join("collector-token"));
         }
         command.args(["--shutdown-grace-period", &format!("{}s", options.grace)]).env_remove("KUBECONFIG");
+        command.envs(options.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -62,6 +62,7 @@ impl Fleet {
             grace: 25,
             network: None,
             gitlab_protocol: has_gitlab_protocol(),
+            environment: Vec::new(),
         };
         Self { options, tokens, agent_options, directory, started: AtomicUsize::new(0) }
     }

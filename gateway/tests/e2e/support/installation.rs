@@ -84,6 +84,7 @@ impl Installation {
             grace: 25,
             network: None,
             gitlab_protocol: has_gitlab_protocol(),
+            environment: Vec::new(),
         };
         let agent = Agent::start(directory.path(), &agent_options);
         eventually("the tunnels are open", || kas.metric("kas_tunnels") == default_tunnels());

@@ -106,7 +106,8 @@ impl Tokens {
                 {"id": 8, "name": "absent", "tokens": []},
             ],
             "callers": [
-                {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"]},
+                {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"],
+                 "cluster_audit": true},
                 {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes", "gitops", "graph"],
                  "access_as": impersonate},
             ],

@@ -212,3 +212,20 @@ fn agent_with_url_is_dialled() {
         assert!(error.contains(expected), "{keys}: {error}");
     }
 }
+
+#[test]
+fn right_to_audit_logs_of_clusters_is_one_of_its_own() {
+    let audit = "audit".parse().unwrap();
+    let rights = |text: &str| {
+        let identity = parse(text).unwrap();
+        let ops = &identity.grant(&hash("d")).unwrap().caller;
+        (ops.may_use_service(&audit), ops.may_audit())
+    };
+    assert_eq!(rights(&example()), (false, true), "neither services: ['*'] nor audit: true is enough");
+    assert_eq!(rights(&example().replace("audit: true", "cluster_audit: true")), (true, false));
+    let error = parse(&example().replace("services: ['*']", "services: [audit]")).unwrap_err();
+    assert!(
+        error.contains("callers[1].services: the right to read the audit log of a cluster is"),
+        "{error}"
+    );
+}

@@ -1,0 +1,241 @@
+//! The webhook as the API server calls it, and as others do.
+
+use std::{ops::ControlFlow, path::Path};
+
+use bytes::Bytes;
+use cluster_audit::{Cursor, EventFilter, Progress};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::client::conn::http1 as client;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsConnector;
+
+use super::*;
+
+/// An authority, and a certificate of it with its key.
+struct Certificates {
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+impl Certificates {
+    fn new(usage: ExtendedKeyUsagePurpose) -> Self {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        Self { authority: authority.pem(), certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+}
+
+struct Fixture {
+    _directory: TempDir,
+    address: SocketAddr,
+    server: Certificates,
+    client: Certificates,
+    view: RingView,
+    receiver: Arc<Receiver>,
+    shutdown: CancellationToken,
+    running: tokio::task::JoinHandle<()>,
+}
+
+fn options(directory: &Path, server: &Certificates, client: &Certificates) -> AuditOptions {
+    let file = |name: &str, text: &str| {
+        std::fs::write(directory.join(name), text).unwrap();
+        Some(directory.join(name))
+    };
+    AuditOptions {
+        audit_listen: Some("127.0.0.1:0".parse().unwrap()),
+        audit_certificate_file: file("tls.crt", &server.certificate),
+        audit_certificate_key_file: file("tls.key", &server.key),
+        audit_client_ca_file: file("ca.crt", &client.authority),
+        audit_directory: Some(directory.join("ring")),
+        audit_max_bytes: 1 << 20,
+    }
+}
+
+fn build(options: AuditOptions) -> anyhow::Result<Option<AuditWebhook>> {
+    let mut followers = FileFollowers::new(files::ReloadHealth::default(), watch::Sender::new(()));
+    AuditWebhook::build(options, &mut Registry::default(), &mut followers)
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = Certificates::new(ExtendedKeyUsagePurpose::ServerAuth);
+        let client = Certificates::new(ExtendedKeyUsagePurpose::ClientAuth);
+        let webhook = build(options(directory.path(), &server, &client)).unwrap().unwrap();
+        let (view, receiver) = (webhook.view(), Arc::clone(&webhook.receiver));
+        let bound = webhook.bind().await.unwrap();
+        let address = bound.socket.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let running = tokio::spawn(bound.run(shutdown.clone()));
+        Self { _directory: directory, address, server, client, view, receiver, shutdown, running }
+    }
+
+    /// Sends a request with a certificate of this client, if there is one.
+    async fn send(
+        &self,
+        client: Option<&Certificates>,
+        (method, path): (Method, &str),
+        body: Vec<Bytes>,
+    ) -> Result<(StatusCode, String), Box<dyn std::error::Error>> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.server.authority.as_bytes())?)?;
+        let config = ClientConfig::builder_with_provider(tls::provider())
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
+        let config = match client {
+            Some(client) => config.with_client_auth_cert(
+                vec![CertificateDer::from_pem_slice(client.certificate.as_bytes())?],
+                PrivateKeyDer::from_pem_slice(client.key.as_bytes())?,
+            )?,
+            None => config.with_no_client_auth(),
+        };
+        let tcp = TcpStream::connect(self.address).await?;
+        let tls =
+            TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost")?, tcp).await?;
+        let (mut sender, connection) = client::handshake(TokioIo::new(tls)).await?;
+        tokio::spawn(connection);
+        let frames = body.into_iter().map(|data| Ok::<_, Infallible>(Frame::data(data)));
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        let request = Request::builder().method(method).uri(path).header("host", "localhost").body(body)?;
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        Ok((status, String::from_utf8(body.to_vec())?))
+    }
+
+    async fn post(&self, body: String) -> (StatusCode, String) {
+        let chunks = body.into_bytes().chunks(1000).map(Bytes::copy_from_slice).collect();
+        self.send(Some(&self.client), (Method::POST, PATH), chunks).await.unwrap()
+    }
+
+    /// Stops the webhook, and returns the events that it has kept.
+    async fn stop(self) -> Vec<Value> {
+        self.shutdown.cancel();
+        self.running.await.unwrap();
+        let (mut cursor, mut events) = (Cursor::new(self.view.clone(), self.view.start()), Vec::new());
+        let mut read = || {
+            cursor.read(&EventFilter::default(), None, |_, _, line| {
+                events.push(serde_json::from_slice(line).unwrap());
+                ControlFlow::Continue(())
+            })
+        };
+        while read().unwrap() != Progress::End {}
+        events
+    }
+}
+
+fn event(number: usize, stage: &str) -> Value {
+    json!({
+        "level": "RequestResponse", "auditID": number.to_string(), "stage": stage, "verb": "create",
+        "requestURI": "/api/v1/namespaces/shop/secrets", "user": {"username": "jane"},
+        "objectRef": {"resource": "secrets", "namespace": "shop", "name": "s"},
+        "requestObject": {"data": {"password": "c2VjcmV0"}}, "responseObject": {"data": {"password": "c2VjcmV0"}},
+        "responseStatus": {"code": 201}, "requestReceivedTimestamp": "2026-01-31T12:00:00.000000Z",
+        "stageTimestamp": "2026-01-31T12:00:00.001000Z",
+    })
+}
+
+fn list(events: &[Value]) -> String {
+    let items: Vec<String> = events.iter().map(Value::to_string).collect();
+    format!(
+        r#"{{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{{}},"items":[{}]}}"#,
+        items.join(",")
+    )
+}
+
+#[tokio::test]
+async fn events_of_the_api_server_are_kept_without_bodies() {
+    let fixture = Fixture::start().await;
+    let events: Vec<Value> = (0..400).map(|number| event(number, "ResponseComplete")).collect();
+    assert_eq!(fixture.post(list(&events)).await, (StatusCode::OK, String::new()));
+    let others = [event(0, "RequestReceived"), json!({"stage": "Panic"}), event(400, "ResponseStarted")];
+    assert_eq!(fixture.post(list(&others)).await.0, StatusCode::OK);
+    let metrics = fixture.receiver.metrics().clone();
+    let kept = fixture.stop().await;
+    let numbers: Vec<usize> =
+        kept.iter().map(|event| event["audit_id"].as_str().unwrap().parse().unwrap()).collect();
+    assert_eq!(numbers, (0..=400).collect::<Vec<_>>());
+    assert_eq!(kept[0]["object"], json!({"resource": "secrets", "namespace": "shop", "name": "s"}));
+    assert!(!kept.iter().any(|event| event.to_string().contains("c2VjcmV0")));
+    assert_eq!(["kept", "unanswered", "malformed"].map(|result| metrics.events(result)), [401, 1, 1]);
+}
+
+#[tokio::test]
+async fn client_without_a_certificate_of_the_authority_sends_nothing() {
+    let fixture = Fixture::start().await;
+    let stranger = Certificates::new(ExtendedKeyUsagePurpose::ClientAuth);
+    let body = || vec![Bytes::from(list(&[event(0, "ResponseComplete")]))];
+    for client in [None, Some(&stranger)] {
+        let sent = fixture.send(client, (Method::POST, PATH), body()).await;
+        assert!(sent.is_err(), "{sent:?}");
+    }
+    assert_eq!(fixture.stop().await, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn anything_but_a_list_of_events_is_refused_with_the_reason() {
+    let fixture = Fixture::start().await;
+    for (method, path, body, expected, message) in [
+        (Method::GET, PATH, "", 404, "posts its audit events to /audit"),
+        (Method::POST, "/", "", 404, "posts its audit events to /audit"),
+        (Method::POST, PATH, "", 400, "the list ends too early"),
+        (Method::POST, PATH, "not json", 400, "the list is no JSON"),
+        (Method::POST, PATH, r#"{"kind":"PodList"}"#, 400, "no EventList of audit.k8s.io/v1"),
+    ] {
+        let body = vec![Bytes::from(body)];
+        let (status, text) = fixture.send(Some(&fixture.client), (method, path), body).await.unwrap();
+        assert_eq!(status.as_u16(), expected, "{text}");
+        assert!(text.contains(message), "{text}");
+    }
+    // The events before the end are kept.
+    let whole = list(&[event(7, "ResponseComplete"), event(8, "ResponseComplete")]);
+    assert_eq!(fixture.post(whole[..whole.len() - 10].to_owned()).await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(fixture.stop().await[0]["audit_id"], "7");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_dropped_and_counted_while_the_disk_is_too_slow() {
+    let (queue, mut batches) = mpsc::channel(1);
+    let receiver = Receiver::new(queue, AuditMetrics::default());
+    let body = |number| http_body_util::Full::new(Bytes::from(list(&[event(number, "ResponseComplete")])));
+    for number in 0..3 {
+        receiver.receive(body(number)).await.unwrap();
+    }
+    assert_eq!(receiver.metrics().events("queue-full"), 2);
+    assert_eq!(batches.recv().await.unwrap().events, 1);
+    receiver.receive(body(3)).await.unwrap();
+    assert_eq!(receiver.metrics().events("queue-full"), 2);
+}
+
+#[test]
+fn mistake_in_the_flags_names_the_flag() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Certificates::new(ExtendedKeyUsagePurpose::ServerAuth);
+    let complete = || options(directory.path(), &server, &server);
+    assert!(build(AuditOptions { audit_listen: None, ..complete() }).unwrap().is_none());
+    let missing = AuditOptions { audit_client_ca_file: None, ..complete() };
+    let error = build(missing).unwrap_err().to_string();
+    assert_eq!(error, "--audit-listen needs --audit-client-ca-file");
+    let file = complete().audit_client_ca_file;
+    let not_a_directory = AuditOptions { audit_directory: file, ..complete() };
+    let error = build(not_a_directory).unwrap_err().to_string();
+    assert!(error.starts_with("--audit-directory: ") && error.ends_with("cannot be used"), "{error}");
+    let first = build(complete()).unwrap();
+    let error = format!("{:#}", build(complete()).unwrap_err());
+    assert!(error.contains("another process uses the directory"), "{error}");
+    drop(first);
+}

@@ -1,0 +1,81 @@
+//! The service `audit`: the audit events of the cluster, from the ring that the webhook fills.
+//!
+//! kas adds the callers of requests through kas, and decides who may read. The scope of the agent limits the events to its namespaces,
+//! and the policy of the cluster's owner may refuse the service.
+
+mod parameters;
+mod stream;
+
+use std::sync::Arc;
+
+use cluster_audit::{Cursor, RingView};
+use http::{Method, Request, Response};
+use proto::{Reason, audit::EVENTS_PATH};
+use tokio::sync::Semaphore;
+use tunnel::Body;
+
+use self::{parameters::Parameters, stream::EventStream};
+use super::{
+    KubernetesService, RequestHandler, ServiceError,
+    response::{JSON_LINES, bad_request, stream_response, wrong_method},
+};
+use crate::policy::ScopeEnforcer;
+
+/// The most responses at the same time.
+const MAX_READERS: usize = 16;
+
+/// Serves callers. Clones share their state.
+#[derive(Clone, Debug)]
+pub(crate) struct AuditHandler {
+    ring: RingView,
+    /// The scope of `--namespaces` and of the agent's configuration.
+    scope: Option<Arc<ScopeEnforcer>>,
+    kubernetes: KubernetesService,
+    readers: Arc<Semaphore>,
+}
+
+impl AuditHandler {
+    /// Returns a handler of the events of a ring.
+    pub(crate) fn new(
+        ring: RingView,
+        scope: Option<Arc<ScopeEnforcer>>,
+        kubernetes: KubernetesService,
+    ) -> Self {
+        Self { ring, scope, kubernetes, readers: Arc::new(Semaphore::new(MAX_READERS)) }
+    }
+}
+
+impl RequestHandler for AuditHandler {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let path = request.uri().path();
+        // `/agents/<agent>/audit` has the path `/`.
+        if path != EVENTS_PATH && path != "/" {
+            let what = format!("agentk has no path {path} for the audit log; it has {EVENTS_PATH}");
+            return Err(ServiceError::new(Reason::UnknownPath, what));
+        }
+        if request.method() != Method::GET {
+            return Err(wrong_method(EVENTS_PATH, "GET"));
+        }
+        let parameters = Parameters::parse(request.uri().query().unwrap_or_default());
+        let parameters = parameters.map_err(|error| bad_request(&error.to_string()))?;
+        let permit = Arc::clone(&self.readers).try_acquire_owned().map_err(|_| {
+            let what = format!("{MAX_READERS} callers read the audit log, which is the most");
+            ServiceError::new(Reason::TooManyRequests, what)
+        })?;
+        let begin = parameters.begin(&self.ring);
+        let stream = EventStream {
+            changes: self.ring.changes(),
+            cursor: Cursor::new(self.ring.clone(), begin),
+            filter: Arc::new(parameters.filter),
+            scope: self.scope.clone(),
+            own_user: self.kubernetes.service_account().await,
+            left: parameters.limit,
+            follows: parameters.follows,
+            _permit: permit,
+        };
+        Ok(stream_response(JSON_LINES, stream.into_lines()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

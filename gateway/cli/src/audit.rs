@@ -1,0 +1,254 @@
+//! The command `kas audit`: who has done what in a cluster.
+
+mod text;
+
+use std::{
+    ops::ControlFlow,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+
+use clap::ValueEnum;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::audit::{AuditLine, EVENTS_PATH, JoinedEvent, MAX_EVENTS};
+use tokio::time::sleep;
+
+use crate::{CliError, caller::CallerOptions, print, warn};
+
+/// The pause before a stream that has ended is continued.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The time of the events that are shown without `--since` and `--follow`.
+const DEFAULT_TIME: Duration = Duration::from_secs(3600);
+
+/// Show who has done what in a cluster: the events of its audit log
+///
+/// Each line says who has sent a request, through what, as whom in the cluster, what it did, and with which result. The caller needs
+/// `cluster_audit: true` in the identity file of kas. See docs/cluster-audit.md.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas audit --agent production --verb delete --since 24h
+  kas audit --agent production --user alice --follow
+  kas audit --agent production --resource pods/exec --output json")]
+pub struct AuditCommand {
+    #[command(flatten)]
+    caller: CallerOptions,
+    /// The agent, by its name or id
+    #[arg(long, value_name = "AGENT")]
+    agent: String,
+    /// Only requests of this person, program or CI job, as kas or the cluster knows it
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Only this verb, such as delete
+    #[arg(long, value_name = "VERB")]
+    verb: Option<String>,
+    /// Only this resource, such as pods, deployments.apps or pods/exec
+    #[arg(long, value_name = "RESOURCE")]
+    resource: Option<String>,
+    /// Only objects in this namespace
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only events since this time, such as 2026-01-31T12:00:00Z, or in this time, such as 24h [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    since: Option<SystemTime>,
+    /// Only events until this time
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "follow")]
+    until: Option<SystemTime>,
+    /// Show later events as well, until Ctrl-C [default of --since: now]
+    #[arg(long, short)]
+    follow: bool,
+    /// The format
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    #[default]
+    Text,
+    /// For programs: a JSON object in each line
+    Json,
+}
+
+/// The way through the log.
+#[derive(Debug, Default)]
+struct Reading {
+    /// The position after the last line.
+    position: Option<String>,
+    /// The log has no further lines now.
+    is_over: bool,
+}
+
+impl AuditCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas or the agent refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| CliError::unavailable(format!("no runtime: {error}")))?;
+        runtime.block_on(self.read())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn read(&self) -> Result<(), CliError> {
+        let mut reading = Reading::default();
+        let since = self.since.or_else(|| (!self.follow).then(|| SystemTime::now() - DEFAULT_TIME));
+        if self.output == Output::Text {
+            print(&text::HEADINGS)?;
+        }
+        loop {
+            let before = reading.position.clone();
+            let path = self.path(reading.position.as_deref(), since);
+            let read = self.caller.lines(&path, |line| self.show(line, &mut reading)).await;
+            match read {
+                Ok(()) if reading.is_over => return Ok(()),
+                // A response that ends early, and one of a tunnel that was lost, are continued. If nothing has arrived, that does not
+                // help.
+                Ok(()) if reading.position != before || self.follow => {}
+                Ok(()) => return Err(CliError::unavailable("the response of the agent ended too early")),
+                Err(error) if reading.position == before => return Err(error),
+                Err(error) => warn(&format!("{}; trying again", error.message)),
+            }
+            if self.follow {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Shows a line of the response.
+    fn show(&self, line: &[u8], reading: &mut Reading) -> Result<ControlFlow<()>, CliError> {
+        let parsed: AuditLine<JoinedEvent> = serde_json::from_slice(line).map_err(|error| {
+            CliError::unavailable(format!("the response of the agent is invalid: {error}"))
+        })?;
+        let is_end = matches!(parsed, AuditLine::End { .. });
+        if self.output == Output::Json && !is_end {
+            print(&format!("{}\n", String::from_utf8_lossy(line)))?;
+        }
+        let is_text = self.output == Output::Text;
+        match parsed {
+            AuditLine::Event(event) => {
+                if is_text {
+                    print(&text::line(&event))?;
+                }
+                reading.position = Some(event.event.position);
+            }
+            AuditLine::Gap { position, lost_bytes } => {
+                if is_text {
+                    print(&text::gap(lost_bytes))?;
+                }
+                reading.position = Some(position);
+            }
+            AuditLine::End { position, has_more } => {
+                reading.position = Some(position);
+                reading.is_over = !has_more && !self.follow;
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns the path of the next request.
+    fn path(&self, position: Option<&str>, since: Option<SystemTime>) -> String {
+        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        let format = |time| humantime::format_rfc3339_micros(time).to_string();
+        let limit = (!self.follow).then(|| MAX_EVENTS.to_string());
+        let parameters = [
+            ("position", position.map(str::to_owned)),
+            ("since", since.map(format)),
+            ("until", self.until.map(format)),
+            ("user", self.user.clone()),
+            ("verb", self.verb.clone()),
+            ("resource", self.resource.clone()),
+            ("namespace", self.namespace.clone()),
+            ("limit", limit),
+            ("follow", self.follow.then(|| "true".to_owned())),
+        ];
+        let pairs =
+            parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", encode(value.as_deref()?))));
+        let query = pairs.collect::<Vec<_>>().join("&");
+        format!("/agents/{}/audit{EVENTS_PATH}?{query}", encode(&self.agent))
+    }
+}
+
+/// Parses a time, or the time since then.
+fn time(text: &str) -> Result<SystemTime, String> {
+    if let Ok(time) = humantime::parse_rfc3339(text) {
+        return Ok(time);
+    }
+    let ago = humantime::parse_duration(text);
+    let ago = ago.map_err(|_| "write a time like 2026-01-31T12:00:00Z, or a duration like 24h".to_owned())?;
+    SystemTime::now().checked_sub(ago).ok_or_else(|| "the duration is too long".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        command: AuditCommand,
+    }
+
+    fn command(flags: &str) -> Result<AuditCommand, clap::Error> {
+        let line = format!("kas --server https://kas --token-file token --agent prod {flags}");
+        Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
+    }
+
+    fn path(flags: &str, position: Option<&str>) -> String {
+        let command = command(flags).unwrap();
+        command.path(position, command.since)
+    }
+
+    #[test]
+    fn first_request_has_a_time_and_later_ones_a_position() {
+        let since = "since=1970%2D01%2D01T00%3A00%3A01%2E000000Z";
+        let flags = "--since 1970-01-01T00:00:01Z";
+        assert_eq!(path(flags, None), format!("/agents/prod/audit/v1/events?{since}&limit=10000"));
+        assert_eq!(
+            path(flags, Some("0a.7")),
+            format!("/agents/prod/audit/v1/events?position=0a%2E7&{since}&limit=10000")
+        );
+        assert_eq!(path("--follow", None), "/agents/prod/audit/v1/events?follow=true");
+        assert_eq!(
+            path("--user alice/b --verb delete --resource pods/exec -n shop -f", Some("0a.7")),
+            "/agents/prod/audit/v1/events?position=0a%2E7&user=alice%2Fb&verb=delete&resource=pods%2Fexec&namespace=shop&follow=true"
+        );
+        for (flags, expected) in [
+            ("--since soon", "write a time like"),
+            ("--until 1h --follow", "cannot be used with"),
+            ("--output yaml", "possible values: text, json"),
+        ] {
+            let error = command(flags).unwrap_err().to_string();
+            assert!(error.contains(expected), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn reading_continues_after_each_line_until_the_end() {
+        let json = command("--output json").unwrap();
+        let mut reading = Reading::default();
+        let mut show = |line: &str| {
+            let shown = json.show(line.as_bytes(), &mut reading);
+            shown.map(|_| (reading.position.clone().unwrap_or_default(), reading.is_over))
+        };
+        let event = r#"{"type":"event","agent":"prod","through":"direct","position":"0a.7","time":"t","stage":"complete",
+            "audit_id":"a","verb":"get","cluster_user":{"name":"jane"}}"#;
+        assert_eq!(show(event).unwrap(), ("0a.7".to_owned(), false));
+        assert_eq!(show(r#"{"type":"gap","position":"0a.9"}"#).unwrap(), ("0a.9".to_owned(), false));
+        assert_eq!(
+            show(r#"{"type":"end","position":"0b.1","has_more":true}"#).unwrap(),
+            ("0b.1".to_owned(), false)
+        );
+        assert_eq!(
+            show(r#"{"type":"end","position":"0b.1","has_more":false}"#).unwrap(),
+            ("0b.1".to_owned(), true)
+        );
+        assert!(show("{}").unwrap_err().message.contains("is invalid"));
+    }
+}

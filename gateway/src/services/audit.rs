@@ -1,0 +1,20 @@
+//! The audit log of an agent's cluster, to which `cluster_audit` adds the callers of requests.
+
+use http::{Method, Uri};
+use proto::ServiceName;
+
+use super::{Operation, RequestType};
+
+/// The type of the service `audit`.
+pub(super) struct Audit;
+
+impl RequestType for Audit {
+    fn name(&self) -> &'static str {
+        ServiceName::AUDIT
+    }
+
+    /// Whoever reads who did what has a line in the audit log of kas.
+    fn operation(&self, method: &Method, _uri: &Uri) -> Operation {
+        Operation { reads_secret: true, ..Operation::of_method(method) }
+    }
+}
