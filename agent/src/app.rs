@@ -33,6 +33,7 @@ use crate::{
     admin::Admin,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
+    events::EventLog,
     file_followers::FileFollowers,
     log_filter::log_filter,
     policy::{PolicyEnforcer, ScopeEnforcer},
@@ -40,6 +41,7 @@ use crate::{
     services::{
         ConfigurationService, KubernetesService,
         configuration::LogLevelSetting,
+        events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
         kube_client::Restrictions,
@@ -142,6 +144,10 @@ impl App {
             services = services.with_scope(&scope);
         }
         let instance = InstanceId::random();
+        let events = EventLog::new(instance);
+        events.register(&mut registry);
+        // Added after the policy, which restricts callers and not kas.
+        services = services.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(events.clone()));
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops = (!options.no_gitops).then(|| {
             let metrics = GitopsMetrics::register(&mut registry);
