@@ -8,6 +8,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cores::Cores;
+use gitops_engine::KubeCluster;
 use process::{Notifier, liveness::Liveness, logs::LogFilter};
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ScopeSummary, ServiceName};
@@ -35,6 +36,7 @@ use crate::{
     cluster::{Cluster, KubeconfigOptions},
     events::EventLog,
     file_followers::FileFollowers,
+    leader::{Leader, LeaderTask},
     log_filter::log_filter,
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
@@ -44,7 +46,8 @@ use crate::{
         events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
-        kube_client::Restrictions,
+        kube_client::{Restrictions, kube_service},
+        notify::{Notify, NotifyHandler, NotifyMetrics, NotifyTasks},
         prometheus::discovery::Discovery,
     },
     tunnel_context::FORCED_CLOSE_TIMEOUT,
@@ -71,7 +74,9 @@ pub struct App {
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
+    leader: LeaderTask,
     gitops: Option<GitopsTasks>,
+    notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
     observability: Observability,
     registry: Registry,
@@ -127,7 +132,11 @@ impl App {
         let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
         if let Some(file) = options.policy_file {
             let mut served = services.names();
-            let own = [(options.no_gitops, ServiceName::GITOPS), (options.no_graph, ServiceName::GRAPH)];
+            let own = [
+                (options.no_gitops, ServiceName::GITOPS),
+                (options.no_graph, ServiceName::GRAPH),
+                (options.no_notify, ServiceName::NOTIFY),
+            ];
             let own = own.into_iter().filter(|(disabled, _)| !disabled);
             served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
             let enforcer = PolicyEnforcer::load(file, served, observability.metrics.clone())?;
@@ -149,15 +158,16 @@ impl App {
         // Added after the policy, which restricts callers and not kas.
         services = services.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(events.clone()));
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
+        let gitops_metrics = GitopsMetrics::register(&mut registry);
+        let own = cluster_client(kubernetes.clone(), &Restrictions::default(), gitops_metrics.clone());
+        let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
+        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+        let pod = options.pod_name.as_deref().unwrap_or("agentk");
+        let (leader, leader_task) = Leader::new(own, namespace, format!("{pod}-{instance}"));
         let gitops = (!options.no_gitops).then(|| {
-            let metrics = GitopsMetrics::register(&mut registry);
+            let metrics = gitops_metrics.clone();
             let restricted = cluster_client(kubernetes.clone(), &restrictions, metrics.clone());
-            let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
-            let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-            let pod = options.pod_name.as_deref().unwrap_or("agentk");
-            let identity = format!("{pod}-{instance}");
-            let own = cluster_client(kubernetes.clone(), &Restrictions::default(), metrics.clone());
-            let (gitops, tasks) = Gitops::new(restricted, own, namespace, identity, metrics);
+            let (gitops, tasks) = Gitops::new(restricted, Arc::clone(&leader), metrics);
             GitopsMetrics::register_states(&mut registry, &gitops);
             (gitops, tasks)
         });
@@ -169,6 +179,18 @@ impl App {
                 .with_handler(ServiceName::MANIFESTS, handlers.1);
             tasks
         });
+        let notify = (!options.no_notify).then(|| {
+            let service = kube_service(ServiceName::NOTIFY, kubernetes.clone(), &restrictions);
+            let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
+            let metrics = NotifyMetrics::register(&mut registry);
+            let policy = restrictions.policy.clone();
+            let (notify, tasks) = Notify::new(cluster, Arc::clone(&leader), policy, metrics);
+            // Added after the policy: what it writes to the cluster passes it.
+            let handler = NotifyHandler(Arc::clone(&notify));
+            services = std::mem::take(&mut services).with_handler(ServiceName::NOTIFY, handler);
+            (notify, tasks)
+        });
+        let (notify, notify_tasks) = notify.unzip();
         let graph = (!options.no_graph).then(|| {
             let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
             GraphMetrics::register(&mut registry, &graph);
@@ -183,6 +205,9 @@ impl App {
                 ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
             if let Some(graph) = &graph {
                 configuration = configuration.with_graph(Arc::clone(graph));
+            }
+            if let Some(notify) = notify {
+                configuration = configuration.with_notify(notify);
             }
             // Added after the policy, which restricts callers and not kas.
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);
@@ -222,7 +247,9 @@ impl App {
             kubernetes,
             discovery,
             scope,
+            leader: leader_task,
             gitops,
+            notify: notify_tasks,
             graph,
             observability,
             registry,
@@ -259,9 +286,13 @@ impl App {
             self.cores.reserve_at(core).spawn(&TaskTracker::new(), beat);
         }
         background.spawn(self.observability.probe_cluster(self.kubernetes));
-        let gitops_ended = self.gitops.as_ref().map(GitopsTasks::ended);
+        let lease_ended = self.leader.ended();
+        background.spawn(self.leader.run(shutdown.clone()));
         if let Some(gitops) = self.gitops {
-            background.spawn(gitops.run(shutdown.clone()));
+            background.spawn(gitops.run());
+        }
+        if let Some(notify) = self.notify {
+            background.spawn(notify.run());
         }
         if let Some(graph) = self.graph {
             background.spawn(async move { graph.run().await });
@@ -288,9 +319,7 @@ impl App {
         });
 
         requests_ended.cancel();
-        if let Some(ended) = gitops_ended {
-            let _ = timeout_at(end, ended.cancelled()).await;
-        }
+        let _ = timeout_at(end, lease_ended.cancelled()).await;
         if let Some(exporter) = exporter
             && timeout_at(end, exporter).await.is_err()
         {

@@ -95,12 +95,13 @@ impl CheckCommand {
         tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
         let cluster = Cluster::load(&kubeconfig)?;
-        let served = Services::names_of_callers(
+        let mut served = Services::names_of_callers(
             &prometheus,
             options.prometheus_discovery.is_some(),
             !options.no_gitops,
             !options.no_graph,
         );
+        served.extend((!options.no_notify).then(|| ServiceName::NOTIFY.parse().expect("a service name")));
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 

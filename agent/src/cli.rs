@@ -243,6 +243,13 @@ pub struct RunOptions {
     #[arg(long, env = "AGENTK_NO_GITOPS", help_heading = "Cluster")]
     pub no_gitops: bool,
 
+    /// Do nothing in the cluster when a Git project changes
+    ///
+    /// kas sends events if the configuration of this agent has notify or flux. The policy file limits what they may change (service
+    /// notify), and lists the URLs of webhooks. See docs/project-events.md.
+    #[arg(long, env = "AGENTK_NO_NOTIFY", help_heading = "Cluster")]
+    pub no_notify: bool,
+
     /// Do not show the graph of the cluster's objects
     ///
     /// With the service graph, callers see the objects that they may list, their relations and their health. Nothing is loaded while

@@ -32,6 +32,7 @@ mod events;
 mod file_followers;
 mod gitlab;
 mod health;
+mod leader;
 mod log_filter;
 mod metrics;
 pub mod policy;

@@ -27,6 +27,7 @@ mod rule;
 mod scope;
 mod user;
 mod validate;
+mod webhooks;
 
 use http::Request;
 use proto::ServiceName;
@@ -39,6 +40,7 @@ pub use self::{
     review::JudgedUsers,
     rule::{Action, Rule},
     scope::{MissingScope, ScopeEnforcer},
+    webhooks::AllowedWebhook,
 };
 use self::{
     object_rule::ObjectRule,
@@ -58,6 +60,8 @@ pub struct Policy {
     rules: Vec<Rule>,
     /// Rules about the objects of writes, all of which apply. Only admission sees objects.
     objects: Vec<ObjectRule>,
+    /// The URLs to which agentk may send events.
+    webhooks: Vec<AllowedWebhook>,
 }
 
 /// The effect of a decision to refuse a request.
@@ -102,6 +106,11 @@ impl Policy {
         &self.rules
     }
 
+    /// Returns the entry that allows agentk to send events to a URL.
+    pub fn allowed_webhook(&self, url: &str) -> Option<&AllowedWebhook> {
+        webhooks::find(&self.webhooks, url)
+    }
+
     /// Returns a warning for each part that is valid but probably a mistake, in an agentk that serves these services.
     pub fn warnings(&self, served: &[ServiceName]) -> Vec<String> {
         if self.rules.is_empty() {
@@ -116,7 +125,7 @@ impl Policy {
     }
 
     /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
-    /// `kubernetes`, and those that `gitops` and `graph` send.
+    /// `kubernetes`, and those that `gitops`, `graph` and `notify` send.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
         if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
@@ -154,7 +163,10 @@ impl Policy {
 
 /// Returns whether the requests of a service are those for the API of the cluster.
 fn is_of_cluster(service: &str) -> bool {
-    matches!(service, ServiceName::KUBERNETES | ServiceName::GITOPS | ServiceName::GRAPH)
+    matches!(
+        service,
+        ServiceName::KUBERNETES | ServiceName::GITOPS | ServiceName::GRAPH | ServiceName::NOTIFY
+    )
 }
 
 /// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.

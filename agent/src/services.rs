@@ -11,6 +11,7 @@ pub(crate) mod graph;
 pub mod headers;
 pub(crate) mod kube_client;
 pub mod kubernetes;
+pub(crate) mod notify;
 pub mod prometheus;
 mod response;
 

@@ -18,6 +18,7 @@ mod error;
 mod exchange;
 mod pool;
 mod response_timer;
+mod service_address;
 mod stream;
 mod tls;
 mod url;
@@ -44,7 +45,6 @@ use tokio::time::Instant;
 use tower::Service;
 use tunnel::Body;
 
-pub(crate) use self::connect::Connector;
 pub use self::{
     body::ResponseBody,
     error::{ResponseBodyError, UpstreamError},
@@ -52,6 +52,7 @@ pub use self::{
     tls::{ClientIdentity, ClientTls, ClientTlsConfig, Pem, TlsConfigFuture, TlsConfigSource, TlsError},
     url::{Scheme, ServerUrl, ServerUrlError},
 };
+pub(crate) use self::{connect::Connector, service_address::is_service_address};
 use self::{
     exchange::ExchangeError,
     pool::{Pool, PooledConnection},

@@ -2,12 +2,13 @@
 //! GitLab calls.
 //!
 //! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`,
-//! `GET /api/v1/agents/<id or name>/views`, `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
+//! `GET /api/v1/agents/<id or name>/views`, `GET /api/v1/environments`, `GET /api/v1/deployments` and `POST /api/v1/events`. Clients need the secret of `api.listen`. The shapes are documented in
 //! `docs/api.md`. One page needs one lookup in the route store for up to 500 agents.
 
 mod environment_health;
 mod environments;
 pub(crate) mod grpc;
+mod project_events;
 mod query;
 mod response;
 mod views;
@@ -23,7 +24,7 @@ use axum::{
     extract::{ConnectInfo, Path, RawQuery, Request, State, rejection::PathRejection},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get},
+    routing::{MethodRouter, get, post},
 };
 use http::Uri;
 use process::LogLimiter;
@@ -33,6 +34,7 @@ use tonic::Status;
 
 pub use self::environment_health::HealthInquiry;
 use self::environments::{list_deployments, list_environments};
+use self::project_events::record_event;
 pub use self::query::Query;
 use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
@@ -44,7 +46,7 @@ use crate::{
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
-    services::{configuration::ConfigurationService, views::ViewsService},
+    services::{configuration::ConfigurationService, notify::NotifyService, views::ViewsService},
 };
 use gitlab::{Verifier, deployments::Deployments, environments::EnvironmentSources, gitaly::GitalyClient};
 
@@ -60,6 +62,7 @@ pub struct ApiServer {
     store: Arc<dyn RouteStore>,
     configuration: ConfigurationService,
     views: ViewsService,
+    notify: NotifyService,
     replica: ReplicaId,
     environments: EnvironmentSources,
     health: HealthInquiry,
@@ -88,6 +91,7 @@ impl ApiServer {
             store: Arc::clone(&agents.store),
             configuration: agents.services.configuration.clone(),
             views: agents.services.views.clone(),
+            notify: agents.services.notify.clone(),
             replica: agents.replica,
             environments,
             health,
@@ -106,7 +110,8 @@ impl ApiServer {
             .route("/api/v1/agents/{agent}/views", get_only(get(get_views)))
             .route("/api/v1/environments", get_only(get(list_environments)))
             .route("/api/v1/deployments", get_only(get(list_deployments)))
-            .method_not_allowed_fallback(async || ApiError::Method)
+            .route("/api/v1/events", post(record_event).fallback(async || ApiError::Method("POST")))
+            .method_not_allowed_fallback(async || ApiError::Method("GET"))
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
             .layer(from_fn_with_state((Arc::clone(&self), grpc::routes(Arc::clone(&self))), authenticate))
             .with_state(self);
@@ -127,7 +132,7 @@ impl ApiServer {
 
 /// Refuses HEAD, which axum would route to the handler of GET.
 fn get_only(route: MethodRouter<Arc<ApiServer>>) -> MethodRouter<Arc<ApiServer>> {
-    route.head(async || ApiError::Method)
+    route.head(async || ApiError::Method("GET"))
 }
 
 /// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.

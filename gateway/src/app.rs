@@ -160,6 +160,7 @@ impl App {
             configuration: &config.agent.configuration,
             gitops: &config.agent.gitops,
             kill_switch: &shared.kill_switch,
+            store: &shared.store,
             redis: shared.redis.as_ref(),
             registry: &mut registry,
         });

@@ -142,6 +142,15 @@ impl KillSwitch {
         }
     }
 
+    /// Completes when no rule matches the request, at once if none does. Cancel-safe.
+    pub async fn enabled(&self, request: &RequestAttributes<'_>) {
+        let mut changes = self.changes.subscribe();
+        while self.check(request).is_err() {
+            // The sender lives as long as self.
+            let _ = changes.changed().await;
+        }
+    }
+
     /// Removes rules that end by themselves, at the time of their end. The future never completes.
     pub async fn run(&self) {
         let mut changes = self.changes.subscribe();

@@ -9,6 +9,7 @@ pub(crate) mod gitops;
 mod graph;
 mod kubernetes;
 mod lines;
+pub(crate) mod notify;
 mod prometheus;
 pub(crate) mod views;
 
@@ -21,7 +22,7 @@ use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 use prometheus_client::registry::Registry;
 use proto::{Hello, ReplicaId, ServiceName};
-use router::{RequestClass, redis::RedisStore};
+use router::{RequestClass, RouteStore, redis::RedisStore};
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
@@ -32,6 +33,7 @@ use self::{
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
     graph::Graph,
     kubernetes::Kubernetes,
+    notify::{NotifyFeed, NotifyService},
     prometheus::Prometheus,
     views::{ViewsFeed, ViewsService},
 };
@@ -145,6 +147,8 @@ pub struct TunnelServices {
     pub configuration: ConfigurationService,
     /// Sends each agent the manifests of its projects.
     pub gitops: GitopsService,
+    /// Sends each agent the events of projects.
+    pub notify: NotifyService,
     /// Keeps the last values of the views of each agent.
     pub views: ViewsService,
     /// The environments that agents name.
@@ -162,6 +166,8 @@ pub(crate) struct ServiceContext<'a> {
     pub(crate) configuration: &'a AgentConfigurationConfig,
     pub(crate) gitops: &'a GitopsConfig,
     pub(crate) kill_switch: &'a Arc<KillSwitch>,
+    /// The records that replicas share.
+    pub(crate) store: &'a Arc<dyn RouteStore>,
     /// The store that replicas share, if there are several.
     pub(crate) redis: Option<&'a RedisStore>,
     pub(crate) registry: &'a mut Registry,
@@ -172,6 +178,7 @@ pub(crate) struct ServiceContext<'a> {
 pub(crate) struct TunnelSession {
     configuration: ConfigurationPusher,
     gitops: GitopsFeed,
+    notify: NotifyFeed,
     views: ViewsFeed,
     environments: EnvironmentsFeed,
 }
@@ -180,18 +187,20 @@ impl TunnelServices {
     /// Builds the services of a replica.
     pub(crate) fn new(mut context: ServiceContext<'_>) -> Self {
         let gitops = GitopsService::of_replica(&mut context);
+        let notify = NotifyService::of_replica(&mut context, gitops.clone());
         let views = ViewsService::of_replica(&context);
         let environments = AgentEnvironments::new(context.redis.cloned());
-        Self { configuration: ConfigurationService::of_replica(context), gitops, views, environments }
+        Self { configuration: ConfigurationService::of_replica(context), gitops, notify, views, environments }
     }
 
     /// Prepares the services of a new tunnel.
     pub(crate) fn attach(&self, agent: &AgentIdentity, token: &SecretString, hello: &Hello) -> TunnelSession {
         let configuration = self.configuration.subscribe(agent, hello);
         let gitops = self.gitops.attach(agent, token, hello, configuration.state());
+        let notify = self.notify.attach(agent, token, hello, configuration.state());
         let views = self.views.attach(agent, hello, configuration.state());
         let environments = self.environments.attach(agent, configuration.state());
-        TunnelSession { configuration, gitops, views, environments }
+        TunnelSession { configuration, gitops, notify, views, environments }
     }
 }
 
@@ -204,10 +213,11 @@ impl TunnelSession {
     /// Serves the tunnel until it ends. The future never completes.
     /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
     pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
-        let Self { configuration, gitops, views, environments } = self;
+        let Self { configuration, gitops, notify, views, environments } = self;
         tokio::join!(
             configuration.run(tunnel),
             gitops.run(tunnel, draining),
+            notify.run(tunnel, draining),
             views.run(tunnel, draining),
             environments.run(draining),
         );

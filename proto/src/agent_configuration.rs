@@ -7,6 +7,7 @@ mod access;
 pub mod environments;
 pub mod gitops;
 pub mod graph;
+pub mod notify;
 mod update;
 
 use std::path::Path;
@@ -19,7 +20,7 @@ pub use self::{
         CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, ResourceManagement, UserAccess,
         UserAccessAs, UserAuthorization,
     },
-    update::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, MAX_UPDATE},
+    update::{AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, MAX_UPDATE},
 };
 use settings::{Budget, ConfigError, KeyLocations, parse_with_budget};
 
@@ -54,12 +55,15 @@ pub struct AgentConfiguration {
     /// The graph of what runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<graph::GraphSection>,
+    /// The events of projects that matter to the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify: Option<notify::Notify>,
+    /// The sources of Flux, which reconcile when their repository changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flux: Option<notify::Flux>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_scanning: Option<Value>,
-    /// A feature of GitLab that does not exist here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub flux: Option<Value>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_development: Option<Value>,
@@ -138,6 +142,8 @@ impl AgentConfiguration {
         self.gitops.iter().try_for_each(gitops::Gitops::validate)?;
         environments::validate(&self.environments)?;
         self.graph.iter().try_for_each(graph::GraphSection::validate)?;
+        self.notify.iter().try_for_each(notify::Notify::validate)?;
+        self.flux.iter().try_for_each(notify::Flux::validate)?;
         self.ci_access.iter().try_for_each(CiAccess::validate)?;
         self.user_access.iter().try_for_each(UserAccess::validate)
     }
@@ -148,7 +154,6 @@ impl AgentConfiguration {
         let logging = observability.and_then(|section| section.logging.as_ref());
         let absent = [
             ("container_scanning", self.container_scanning.is_some()),
-            ("flux", self.flux.is_some()),
             ("remote_development", self.remote_development.is_some()),
             ("config", self.config.is_some()),
             ("observability.google_profiler", observability.is_some_and(|it| it.google_profiler.is_some())),
@@ -157,6 +162,17 @@ impl AgentConfiguration {
         let absent = absent.into_iter().filter(|(_, is_set)| *is_set);
         let absent = absent.map(|(key, _)| format!("{key} has no effect: agentk does not have this feature"));
         absent.collect()
+    }
+
+    /// Returns the keys of the webhooks, which the policy of agentk may refuse.
+    pub fn keys_of_webhooks(&self) -> Vec<String> {
+        let projects = self.notify.iter().flat_map(|notify| notify.projects.iter().enumerate());
+        let webhooks = projects.flat_map(|(project, entry)| {
+            let count = entry.webhooks.len();
+            (0..count).map(move |index| notify::webhook_key(project, index))
+        });
+        let flux = self.flux.as_ref().and_then(|flux| flux.webhook_receiver_url.as_ref());
+        webhooks.chain(flux.map(|_| notify::RECEIVER_KEY.to_owned())).collect()
     }
 
     /// Returns the level of agentk's log.
@@ -270,10 +286,10 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         );
         let warnings = parsed.warnings();
         let named = |key: &str| warnings.iter().any(|warning| warning.starts_with(key));
-        for key in ["container_scanning", "flux", "remote_development", "observability.logging.grpc_level"] {
+        for key in ["container_scanning", "remote_development", "observability.logging.grpc_level"] {
             assert!(named(key), "{key} is not in {warnings:?}");
         }
-        assert_eq!(warnings.len(), 4);
+        assert_eq!(warnings.len(), 3);
 
         // GitLab receives the file as JSON.
         let json = serde_json::to_value(&parsed).unwrap();

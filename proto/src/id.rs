@@ -139,6 +139,8 @@ impl ServiceName {
     pub const KUBERNETES: &str = "kubernetes";
     /// Manifests from Git, which kas sends to agentk. Callers cannot reach this service.
     pub const MANIFESTS: &str = "manifests";
+    /// Events of Git projects, which kas sends to agentk. Callers cannot reach this service.
+    pub const NOTIFY: &str = "notify";
     /// A Prometheus server in the agent's cluster.
     pub const PROMETHEUS: &str = "prometheus";
 
@@ -152,7 +154,10 @@ impl ServiceName {
 
     /// Returns true if only kas itself sends requests to this service.
     pub fn is_internal(&self) -> bool {
-        matches!(self.as_str(), Self::AGENT_EVENTS | Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS)
+        matches!(
+            self.as_str(),
+            Self::AGENT_EVENTS | Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS | Self::NOTIFY
+        )
     }
 
     /// Returns true for `prometheus` and `prometheus.<name>`.

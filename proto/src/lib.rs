@@ -29,6 +29,7 @@ mod hello;
 pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
+pub mod notify;
 mod reason;
 mod short_line;
 pub mod trailers;

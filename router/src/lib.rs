@@ -15,6 +15,7 @@ mod gcra;
 mod leases;
 mod local_tunnels;
 mod memory;
+mod project_events;
 mod pushes;
 mod rate_limit;
 pub mod redis;
@@ -30,6 +31,7 @@ pub use self::local_tunnels::{
     LocalTunnels, RegistrationGuard, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
 };
 pub use self::memory::MemoryStore;
+pub use self::project_events::RecordedEvent;
 pub use self::pushes::{GitPush, InvalidProject};
 pub use self::rate_limit::{AddressRateLimiter, KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;

@@ -3,11 +3,12 @@
 use std::{collections::HashMap, future::ready, time::SystemTime};
 
 use parking_lot::Mutex;
-use proto::{AgentId, ReplicaId};
+use proto::{AgentId, ReplicaId, notify::ProjectEvent};
 use tokio::{sync::broadcast, time::Instant};
 
 use crate::{
     leases::{LeaseRequest, LeaseTable},
+    project_events::{ProjectEventTable, RecordedEvent},
     pushes::{GitPush, PushEvents},
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits, SessionTable},
     store::{
@@ -27,6 +28,7 @@ pub struct MemoryStore {
     sessions: Mutex<SessionTable>,
     waiters: Waiters,
     pushes: PushEvents,
+    events: Mutex<ProjectEventTable>,
 }
 
 #[derive(Debug, Default)]
@@ -197,6 +199,25 @@ impl RouteStore for MemoryStore {
 
     fn pushes(&self) -> broadcast::Receiver<GitPush> {
         self.pushes.subscribe()
+    }
+
+    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
+        let (mut events, now) = (self.events.lock(), SystemTime::now());
+        projects.iter().for_each(|project| events.name_project(project, now));
+        Box::pin(ready(Ok(())))
+    }
+
+    fn record_event<'a>(
+        &'a self,
+        event: &'a ProjectEvent,
+    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>> {
+        let recorded = self.events.lock().record(event, SystemTime::now());
+        Box::pin(ready(Ok(recorded)))
+    }
+
+    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
+        let latest = self.events.lock().latest(project);
+        Box::pin(ready(Ok(latest)))
     }
 
     fn health(&self) -> StoreHealth {

@@ -39,7 +39,13 @@ impl GitPush {
         Ok(Self { project, path: path.into() })
     }
 
-    /// Returns the id of the project.
+    /// Creates a push to the project with this full path, whose id is not known.
+    pub fn of_path(path: &str) -> Result<Self, InvalidProject> {
+        let known = Self::new(1, path)?;
+        Ok(Self { project: 0, ..known })
+    }
+
+    /// Returns the id of the project, or 0 if it is not known.
     pub fn project(&self) -> u64 {
         self.project
     }
@@ -54,7 +60,10 @@ impl TryFrom<(u64, String)> for GitPush {
     type Error = InvalidProject;
 
     fn try_from((project, path): (u64, String)) -> Result<Self, InvalidProject> {
-        Self::new(project, &path)
+        match project {
+            0 => Self::of_path(&path),
+            _ => Self::new(project, &path),
+        }
     }
 }
 
@@ -84,6 +93,14 @@ impl PushEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn push_without_an_id_passes_other_replicas() {
+        let push = GitPush::of_path("group/project").unwrap();
+        let text = serde_json::to_string(&push).unwrap();
+        assert_eq!(serde_json::from_str::<GitPush>(&text).unwrap(), push);
+        assert_eq!((push.project(), GitPush::of_path("a b")), (0, Err(InvalidProject)));
+    }
 
     #[test]
     fn project_has_an_id_and_a_path_of_gitlab() {

@@ -31,6 +31,7 @@
 //! | `sessions` | the sessions of browsers |
 //! | `environments` | the environments that agents name |
 //! | `views` | the last values of the views of agents |
+//! | `project_events` | the latest events of Git projects |
 //! | `projects` | reads the agents of projects at other replicas |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
 //! | `wire`, `keys` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
@@ -46,6 +47,7 @@ mod leases;
 mod looks;
 mod lookup;
 mod members;
+mod project_events;
 mod projects;
 mod routes;
 mod sessions;
@@ -64,7 +66,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use proto::{AgentId, ReplicaId};
+use proto::{AgentId, ReplicaId, notify::ProjectEvent};
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::Instant,
@@ -82,6 +84,7 @@ use self::{
 use crate::{
     gcra::{AddressLimit, AddressRefusal, Gcra},
     leases::LeaseRequest,
+    project_events::RecordedEvent,
     pushes::{GitPush, PushEvents},
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
     store::{
@@ -446,6 +449,21 @@ impl RouteStore for RedisStore {
 
     fn pushes(&self) -> broadcast::Receiver<GitPush> {
         self.0.pushes.subscribe()
+    }
+
+    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.write_projects(projects))
+    }
+
+    fn record_event<'a>(
+        &'a self,
+        event: &'a ProjectEvent,
+    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>> {
+        Box::pin(self.write_event(event))
+    }
+
+    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
+        Box::pin(self.read_events(project))
     }
 
     fn health(&self) -> StoreHealth {

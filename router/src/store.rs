@@ -2,12 +2,13 @@
 
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId};
+use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId, notify::ProjectEvent};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use crate::{
     leases::LeaseRequest,
+    project_events::RecordedEvent,
     pushes::GitPush,
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
 };
@@ -243,6 +244,20 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
 
     /// Returns a receiver of every later push. It reports an error if it misses some.
     fn pushes(&self) -> broadcast::Receiver<GitPush>;
+
+    /// Notes that an agent has named projects, whose latest events are kept from now on. It is not written to memory only.
+    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Keeps an event as the latest one of its reference, unless it is that already, or no agent has named its project.
+    ///
+    /// After an error the event may be kept all the same. Recording it again is safe.
+    fn record_event<'a>(
+        &'a self,
+        event: &'a ProjectEvent,
+    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>>;
+
+    /// Returns the latest event of each reference of a project, in no order. It is not read from memory, and not trusted.
+    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>>;
 
     /// Returns whether the store answers from memory only, and why.
     fn health(&self) -> StoreHealth;

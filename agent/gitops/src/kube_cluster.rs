@@ -161,6 +161,24 @@ impl KubeCluster {
         Ok(review["status"]["allowed"] == true)
     }
 
+    /// Applies the status of an object.
+    ///
+    /// # Errors
+    ///
+    /// The API server refuses it, or does not respond.
+    pub async fn apply_status(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        object: &Value,
+        manager: &str,
+    ) -> Result<(), ApiError> {
+        let params = PatchParams::apply(manager).force();
+        let request =
+            path(kind, &id.namespace).patch_subresource("status", &id.name, &params, &Patch::Apply(object));
+        self.send(request).await.map(drop)
+    }
+
     /// Returns a Lease (`coordination.k8s.io/v1`), if it exists.
     pub(crate) async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
         match self.json(leases(namespace).get(name, &GetParams::default())).await {

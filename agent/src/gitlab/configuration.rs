@@ -1,6 +1,7 @@
 //! The RPC `GetConfiguration`: kas sends the configuration of the agent, and a newer one after each commit.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -97,7 +98,8 @@ async fn apply(
 ) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let observed = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-    let update = ConfigurationUpdate { observed, version, configuration, error };
+    let places = BTreeMap::new();
+    let update = ConfigurationUpdate { observed, version, configuration, error, places };
     let body = serde_json::to_string(&update).expect("it has keys that are text");
     let request = Request::put(CONFIGURATION_PATH)
         .header(header::SERVICE, ServiceName::CONFIGURATION)

@@ -17,7 +17,7 @@ use settings::ConfigError;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Action, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR,
+    Action, AllowedWebhook, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR,
     admission_review::AdmissionRequest,
     describe,
     review::{self, Review},
@@ -101,6 +101,11 @@ impl PolicyEnforcer {
     /// Returns the [warnings](Policy::warnings) of the policy in force.
     pub fn warnings(&self) -> Vec<String> {
         self.active.load().policy.warnings(&self.served)
+    }
+
+    /// Returns the entry that allows agentk to send events to a URL.
+    pub fn allowed_webhook(&self, url: &str) -> Option<AllowedWebhook> {
+        self.active.load().policy.allowed_webhook(url).cloned()
     }
 
     /// Checks a request, counts the decision, and logs a refusal. Returns the version of the policy that permits it.

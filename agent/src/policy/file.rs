@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Deserializer};
@@ -13,10 +13,13 @@ use super::{
     object_rule::ObjectRule,
     rule::{Action, ResourceScope, Rule, UserPatterns},
     validate::{self, TargetKind},
+    webhooks::AllowedWebhook,
 };
 
 /// The most rules: each is a label value of a metric, and is tried for every request.
 const MAX_RULES: usize = 500;
+/// The most webhooks.
+const MAX_WEBHOOKS: usize = 500;
 /// The longest name of a rule, in bytes.
 const MAX_NAME: usize = 63;
 
@@ -30,6 +33,16 @@ struct PolicyFile {
     rules: Vec<RuleEntry>,
     #[serde(default)]
     objects: Vec<ObjectEntry>,
+    #[serde(default)]
+    webhooks: Vec<WebhookEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct WebhookEntry {
+    url: Spanned<String>,
+    #[serde(default)]
+    secret_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -109,7 +122,16 @@ impl Policy {
             parser.name(&entry.name, &mut names)?;
             parser.object_rule(entry)
         });
-        Ok(Self { mode: parsed.mode, rules, objects: objects.collect::<Result<_, _>>()? })
+        let webhooks = parsed.webhooks.into_iter().enumerate().map(|(index, entry)| {
+            AllowedWebhook::new(&entry.url.value, entry.secret_file).map_err(|what| {
+                ConfigError::new(file, entry.url.referenced, format!("webhooks[{index}].url"), what)
+            })
+        });
+        let webhooks: Vec<_> = webhooks.collect::<Result<_, _>>()?;
+        if webhooks.len() > MAX_WEBHOOKS {
+            return Err(ConfigError::whole(file, format!("there are more than {MAX_WEBHOOKS} webhooks")));
+        }
+        Ok(Self { mode: parsed.mode, rules, objects: objects.collect::<Result<_, _>>()?, webhooks })
     }
 }
 

@@ -38,9 +38,11 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         ServiceName::MANIFESTS => {
             Some("the policy of what manifests may change is that of the service gitops")
         }
+        // Callers cannot reach this service. Its requests to the cluster are judged like those of gitops.
+        ServiceName::NOTIFY => None,
         _ if is_named_prometheus(word) => None,
         _ => Some(
-            "not the name of a service: write kubernetes, gitops, graph, prometheus, prometheus.<name> or '*'",
+            "not the name of a service: write kubernetes, gitops, graph, notify, prometheus, prometheus.<name> or '*'",
         ),
     }
 }

@@ -10,12 +10,19 @@ use parking_lot::Mutex;
 use process::logs::LogFilter;
 use proto::{
     Reason,
-    agent_configuration::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, LogLevel, MAX_UPDATE},
+    agent_configuration::{
+        AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, LogLevel, MAX_UPDATE,
+    },
 };
 use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
-use super::{RequestHandler, ServiceError, graph::GraphService};
+use super::{
+    RequestHandler, ServiceError,
+    graph::GraphService,
+    notify::{EventSections, Notify},
+    response::json_response,
+};
 use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
 
 /// Applies the configuration that kas sends. Clones share their state.
@@ -23,6 +30,7 @@ use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer
 pub struct ConfigurationService {
     inner: Arc<Inner>,
     graph: Option<Arc<GraphService>>,
+    notify: Option<Arc<Notify>>,
 }
 
 #[derive(Debug)]
@@ -49,6 +57,8 @@ struct ConfigurationState {
     version: Option<String>,
     error: Option<String>,
     level: Option<LogLevel>,
+    /// The keys that are refused, each with its place.
+    refused: Vec<String>,
     /// The reason why the section of the graph has no effect.
     graph_error: Option<String>,
 }
@@ -57,7 +67,7 @@ impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
         let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
-        Self { inner, graph: None }
+        Self { inner, graph: None, notify: None }
     }
 
     /// Returns a service that configures the graph, too.
@@ -67,18 +77,25 @@ impl ConfigurationService {
         self
     }
 
-    /// Applies an update, unless a newer one was applied before.
+    /// Returns a service that configures events, too.
+    #[must_use]
+    pub(crate) fn with_notify(mut self, notify: Arc<Notify>) -> Self {
+        self.notify = Some(notify);
+        self
+    }
+
+    /// Applies an update, unless a newer one was applied before. Returns a sentence for each key that is refused.
     ///
     /// # Errors
     ///
     /// A key has an invalid value. The configuration before stays in force.
-    fn apply(&self, update: ConfigurationUpdate) -> Result<(), String> {
+    fn apply(&self, update: ConfigurationUpdate) -> Result<Vec<String>, String> {
         let keys = update.configuration.as_ref().map(AppliedKeys::new).transpose()?;
         let Inner { scope, log, metrics, state } = &*self.inner;
         let mut state = state.lock();
         if update.observed < state.observed {
             // Another replica of kas has read the configuration later.
-            return Ok(());
+            return Ok(state.refused.clone());
         }
         state.observed = update.observed;
         metrics.set_configuration_error(update.error.is_some());
@@ -89,7 +106,7 @@ impl ConfigurationService {
             }
             state.error = update.error;
         }
-        let Some(keys) = keys else { return Ok(()) };
+        let Some(keys) = keys else { return Ok(state.refused.clone()) };
         scope.set(keys.scope);
         if let Some(graph) = &self.graph {
             graph.set_section(keys.graph);
@@ -99,6 +116,17 @@ impl ConfigurationService {
                 tracing::warn!(error, "the graph does not use its configuration");
             }
             state.graph_error = keys.graph_error;
+        }
+        let mut refused: Vec<String> = keys.notify_error.clone().into_iter().collect();
+        if let Some(notify) = &self.notify {
+            let sections = EventSections { notify: keys.notify, flux: keys.flux };
+            refused.extend(notify.set_sections(sections, &update.places));
+        }
+        if refused != state.refused {
+            for refused in &refused {
+                tracing::warn!(refused, "a key of the configuration is refused");
+            }
+            state.refused = refused;
         }
         if keys.log_level != state.level {
             if let Some(log) = log {
@@ -111,7 +139,7 @@ impl ConfigurationService {
             tracing::info!(version, "configuration of this agent applied");
             state.version = update.version;
         }
-        Ok(())
+        Ok(state.refused.clone())
     }
 }
 
@@ -145,8 +173,11 @@ impl RequestHandler for ConfigurationService {
         let body = Limited::new(request.into_body(), MAX_UPDATE).collect().await;
         let body = body.map_err(|error| refused(error.to_string()))?.to_bytes();
         let update = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
-        self.apply(update).map_err(refused)?;
+        let refused_keys = self.apply(update).map_err(refused)?;
         self.inner.metrics.record_configuration_update(true);
+        if !refused_keys.is_empty() {
+            return Ok(json_response(&ConfigurationResponse { refused: refused_keys }));
+        }
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         Ok(response)

@@ -23,23 +23,14 @@ mod schedule;
 mod sources;
 mod worker;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, OnceLock},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use gitops_engine::{
-    ApiError, Candidate, Fence, GroupKind, Kind, KubeCluster, Leadership, Stopped, applyset::ApplySet,
-    while_open,
-};
+use gitops_engine::{GroupKind, Kind, KubeCluster, applyset::ApplySet};
 use parking_lot::Mutex;
-use proto::AgentId;
 use tokio::{
-    sync::{Notify, Semaphore, mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinSet,
-    time::Instant,
 };
-use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     cluster::cluster_client,
@@ -47,6 +38,7 @@ pub(crate) use self::{
     metrics::GitopsMetrics,
 };
 use self::{preview::Previews, project::Project, sources::Sources};
+use crate::leader::Leader;
 
 /// The most diffs at the same time. Others wait.
 const MAX_DIFFS: usize = 2;
@@ -55,15 +47,7 @@ const MAX_DIFFS: usize = 2;
 pub(crate) struct Gitops {
     /// The cluster as the scope and the policy allow it.
     cluster: KubeCluster,
-    /// The cluster as agentk uses it itself.
-    own: KubeCluster,
-    namespace: String,
-    /// The name of this process in the Lease.
-    identity: String,
-    /// The agent, once a kas has said which one this is.
-    agent: OnceLock<AgentId>,
-    agent_known: Notify,
-    leadership: watch::Sender<Leadership>,
+    leader: Arc<Leader>,
     sources: Mutex<Sources>,
     previews: Previews,
     /// Limits the diffs at the same time, each of which holds the files of a project.
@@ -80,27 +64,19 @@ pub(crate) struct Gitops {
 pub(crate) struct GitopsTasks {
     gitops: Arc<Gitops>,
     new_projects: mpsc::UnboundedReceiver<Arc<Project>>,
-    ended: CancellationToken,
 }
 
 impl Gitops {
-    /// Returns the shared state and its tasks. `namespace` is that of agentk, and `identity` differs for each process.
+    /// Returns the shared state and its tasks.
     pub(crate) fn new(
         cluster: KubeCluster,
-        own: KubeCluster,
-        namespace: String,
-        identity: String,
+        leader: Arc<Leader>,
         metrics: GitopsMetrics,
     ) -> (Arc<Self>, GitopsTasks) {
         let (sender, new_projects) = mpsc::unbounded_channel();
         let gitops = Arc::new(Self {
             cluster,
-            own,
-            namespace,
-            identity,
-            agent: OnceLock::new(),
-            agent_known: Notify::new(),
-            leadership: watch::Sender::default(),
+            leader,
             sources: Mutex::default(),
             previews: Previews::default(),
             diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
@@ -109,27 +85,7 @@ impl Gitops {
             kinds: watch::Sender::default(),
             new_projects: sender,
         });
-        (Arc::clone(&gitops), GitopsTasks { gitops, new_projects, ended: CancellationToken::new() })
-    }
-
-    /// Notes which agent this is. All replicas of kas say the same.
-    fn set_agent(&self, agent: AgentId) {
-        if self.agent.set(agent).is_ok() {
-            self.agent_known.notify_one();
-        }
-    }
-
-    fn is_leading(&self) -> bool {
-        self.leadership.borrow().is_held()
-    }
-
-    /// Sends a request of the leader. It is dropped when the Lease ends, so that it replaces nothing that the next leader writes.
-    async fn while_leading<T>(
-        &self,
-        request: impl Future<Output = Result<T, ApiError>> + Send,
-    ) -> Result<T, ApiError> {
-        let ended = while_open(self, request).await;
-        ended.unwrap_or_else(|stopped| Err(ApiError { message: stopped.to_string(), ..ApiError::default() }))
+        (Arc::clone(&gitops), GitopsTasks { gitops, new_projects })
     }
 
     /// Watches the objects of more kinds for changes.
@@ -145,10 +101,11 @@ impl Gitops {
 
     /// Returns the project with an ApplySet, if it exists.
     fn project_of_set(&self, set: &str) -> Option<Arc<Project>> {
-        let agent = *self.agent.get()?;
+        let agent = self.leader.agent()?;
         let projects = self.projects.lock();
-        let found =
-            projects.values().find(|project| ApplySet::new(agent, &project.id, &self.namespace).id() == set);
+        let found = projects
+            .values()
+            .find(|project| ApplySet::new(agent, &project.id, self.leader.namespace()).id() == set);
         found.cloned()
     }
 
@@ -171,44 +128,14 @@ impl Gitops {
     }
 }
 
-impl Fence for Gitops {
-    fn check(&self) -> Result<Instant, Stopped> {
-        self.leadership.borrow().until().ok_or(Stopped::LostLease)
-    }
-}
-
 impl GitopsTasks {
-    /// Returns a token that is cancelled once [`Self::run`] has given the Lease back.
-    pub(crate) fn ended(&self) -> CancellationToken {
-        self.ended.clone()
-    }
-
-    /// Runs the candidacy and the workers until `shutdown`, and gives the Lease back then.
-    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+    /// Runs the workers until the Lease is given back.
+    pub(crate) async fn run(mut self) {
         let gitops = &self.gitops;
-        let ended = self.ended.drop_guard();
-        let (stop_work, work_ended) = (CancellationToken::new(), CancellationToken::new());
-        let lead = async {
-            let _ended = ended;
-            if shutdown.run_until_cancelled(gitops.agent_known.notified()).await.is_none() {
-                return;
-            }
-            let Some(agent) = gitops.agent.get() else { return };
-            let name = format!("agentk-{agent}-gitops");
-            let mut candidate =
-                Candidate::new(gitops.own.clone(), &gitops.namespace, &name, &gitops.identity);
-            let running = candidate.run(&gitops.leadership);
-            if shutdown.run_until_cancelled(running).await.is_none() {
-                gitops.leadership.send_replace(Leadership::default());
-                gitops.sources.lock().close();
-                // The next leader must not meet a write of this one.
-                stop_work.cancel();
-                work_ended.cancelled().await;
-                candidate.release().await;
-            }
-        };
+        let leader = &gitops.leader;
+        let working = leader.begin_work();
         let choose = async {
-            let mut leadership = gitops.leadership.subscribe();
+            let mut leadership = leader.subscribe();
             loop {
                 let leading = leadership.borrow_and_update().is_held();
                 if !leading {
@@ -227,7 +154,7 @@ impl GitopsTasks {
                     Some(project) = self.new_projects.recv() => {
                         workers.spawn(worker::run(Arc::clone(gitops), project));
                     }
-                    () = stop_work.cancelled() => break,
+                    () = leader.stopping() => break,
                     Some(ended) = workers.join_next() => {
                         if let Err(error) = ended {
                             tracing::error!(%error, "the worker of a project has panicked; this is a defect");
@@ -235,15 +162,16 @@ impl GitopsTasks {
                     }
                 }
             }
+            gitops.sources.lock().close();
             workers.shutdown().await;
-            work_ended.cancel();
+            drop(working);
         };
-        tokio::join!(lead, choose, work, drift::run(gitops));
+        tokio::join!(choose, work, drift::run(gitops));
     }
 }
 
 impl std::fmt::Debug for Gitops {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gitops").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("Gitops").field("leader", &self.leader).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,9 @@
 //! The responses of the internal API.
 
-use std::{net::IpAddr, time::SystemTime};
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use access::SourceUnavailable;
 use axum::response::{IntoResponse, Response};
@@ -82,8 +85,8 @@ pub(super) enum ApiError {
     Forbidden(String),
     #[error("{0}")]
     BadRequest(String),
-    #[error("the only method of this path is GET")]
-    Method,
+    #[error("the only method of this path is {0}")]
+    Method(&'static str),
     /// The error of an RPC, whose response has its status already.
     #[error("{:?}: {}", .0.code(), .0.message())]
     Rpc(#[from] Status),
@@ -106,7 +109,7 @@ impl ApiError {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
             "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name>, \
-             /api/v1/agents/<id or name>/views, /api/v1/environments and /api/v1/deployments"
+             /api/v1/agents/<id or name>/views, /api/v1/environments, /api/v1/deployments and /api/v1/events"
         ))
     }
 
@@ -124,7 +127,7 @@ impl ApiError {
             Self::Query(_) | Self::BadRequest(_) => "bad-request",
             Self::NotFound(_) => "not-found",
             Self::Unavailable(_) => "unavailable",
-            Self::Method => "method-not-allowed",
+            Self::Method(_) => "method-not-allowed",
             Self::Rpc(status) => match status.code() {
                 Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => "bad-request",
                 Code::NotFound | Code::Unimplemented => "not-found",
@@ -155,7 +158,7 @@ impl IntoResponse for ApiError {
             Self::Query(_) | Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Rpc(status) => return grpc::with_error(grpc::refuse(status.clone()), self),
         };
         let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
@@ -169,7 +172,7 @@ impl IntoResponse for ApiError {
                 };
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
             }
-            Self::Method => drop(headers.insert(ALLOW, HeaderValue::from_static("GET"))),
+            Self::Method(allowed) => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
             Self::Unavailable(unavailable) => {
                 headers.insert(RETRY_AFTER, unavailable.retry_after.as_secs().max(1).into());
             }
@@ -185,12 +188,18 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// Returns the error of a store that does not answer.
+pub(super) fn unavailable(message: String) -> ApiError {
+    SourceUnavailable { message, retry_after: Duration::from_secs(1) }.into()
+}
+
 /// Returns the response to a request that succeeded.
 pub(super) fn ok(value: &impl Serialize) -> Response {
     json(StatusCode::OK, value)
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response {
+/// Returns a response.
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     let text = serde_json::to_string(value).expect("serializable") + "\n";
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
     (status, headers, text).into_response()

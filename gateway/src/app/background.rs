@@ -40,6 +40,8 @@ impl App {
         spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
         let (gitops, pushes) = (self.agents.services.gitops.clone(), self.agents.store.pushes());
         spawn(async move { gitops.follow_pushes(pushes).await }.boxed());
+        let (notify, pushes) = (self.agents.services.notify.clone(), self.agents.store.pushes());
+        spawn(async move { notify.follow_pushes(pushes).await }.boxed());
         let gitops = self.agents.services.gitops.clone();
         spawn(async move { gitops.report_statuses().await }.boxed());
         if let Some(callers) = self.gitlab_callers.clone() {

@@ -24,7 +24,7 @@ use std::{sync::Arc, time::Duration};
 
 use access::{AgentIdentity, ErrorDialect};
 use parking_lot::Mutex;
-use proto::{Hello, ServiceName};
+use proto::{Hello, ServiceName, agent_configuration::gitops::ManifestProject};
 use router::GitPush;
 use secrecy::SecretString;
 use tokio::sync::{
@@ -34,6 +34,7 @@ use tokio::sync::{
 
 pub use self::config::GitopsConfig;
 pub(crate) use self::feed::GitopsFeed;
+pub(super) use self::feed::call;
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
@@ -76,7 +77,7 @@ struct Shared {
 }
 
 /// Receives the paths of projects that were pushed to.
-struct Pushes(broadcast::Receiver<GitPush>);
+pub(super) struct Pushes(broadcast::Receiver<GitPush>);
 
 impl GitopsService {
     /// Builds the service of a replica.
@@ -117,6 +118,40 @@ impl GitopsService {
         GitopsFeed { service: self.clone(), agent, token, accepted, configuration }
     }
 
+    /// Checks that an agent may read a project. `own` is the project with its configuration.
+    ///
+    /// # Errors
+    ///
+    /// It may not. The error is a sentence.
+    pub(super) async fn check_access(
+        &self,
+        agent: &AgentIdentity,
+        token: &SecretString,
+        project: &str,
+        own: &str,
+    ) -> Result<(), String> {
+        let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
+        self.0.sources.follow((agent, token), &project, own).await.map(drop)
+    }
+
+    /// Returns the full name of the default branch of a project and its newest commit, as it was at most `age` ago.
+    ///
+    /// # Errors
+    ///
+    /// The agent may not read the project, or the repository cannot be reached. The error is a sentence.
+    pub(super) async fn newest_commit(
+        &self,
+        agent: (&AgentIdentity, &SecretString),
+        project: &str,
+        own: &str,
+        age: Duration,
+    ) -> Result<Option<(String, String)>, String> {
+        let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
+        let followed = self.0.sources.follow(agent, &project, own).await?;
+        let commit = followed.newest(age).await.map_err(|error| error.to_string())?;
+        Ok(commit.map(|commit| (followed.reference(&commit.branch), commit.id.to_string())))
+    }
+
     /// Looks at repositories at once when they receive a push. The future never completes.
     pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
         loop {
@@ -138,14 +173,14 @@ impl GitopsService {
         }
     }
 
-    fn pushes(&self) -> Pushes {
+    pub(super) fn pushes(&self) -> Pushes {
         Pushes(self.0.pushes.subscribe())
     }
 }
 
 impl Pushes {
     /// Returns the path of the next project, or `None` if some were missed.
-    async fn recv(&mut self) -> Option<String> {
+    pub(super) async fn recv(&mut self) -> Option<String> {
         match self.0.recv().await {
             Ok(push) => Some(push.path().to_owned()),
             Err(RecvError::Lagged(_)) => None,

@@ -44,6 +44,7 @@ mod lifecycle;
 mod load_balancers;
 mod oidc;
 mod policy;
+mod project_events;
 mod prometheus;
 mod reading;
 mod receptive;

@@ -41,7 +41,7 @@ pub(crate) use self::{
     oidc::OidcProvider,
     prometheus::{Prometheus, PrometheusServer},
     proxy::{Proxy, ProxyHost},
-    recorder::RecordingServer,
+    recorder::{RecordedRequest, RecordingServer},
     redis::{Redis, Sentinel, socket_section},
     relay::{Link, LoadBalancer, start_delayed_socket},
     simulator::Simulator,

@@ -35,6 +35,7 @@ mod peers;
 mod peers_failures;
 mod peers_health;
 mod peers_tls;
+mod project_events;
 mod prometheus;
 mod rebalance;
 mod receptive;

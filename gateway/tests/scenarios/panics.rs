@@ -17,11 +17,11 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use proto::{AgentId, ReplicaId};
+use proto::{AgentId, ReplicaId, notify::ProjectEvent};
 use router::{
     AgentRoutes, BoxFuture, EndedSessions, GitPush, Instance, InstanceList, LeaseRequest, MemoryStore,
-    NewSession, ProjectAgent, ProjectAgentList, Replica, Route, RouteStore, SessionId, SessionLimits,
-    StoreError, StoreHealth,
+    NewSession, ProjectAgent, ProjectAgentList, RecordedEvent, Replica, Route, RouteStore, SessionId,
+    SessionLimits, StoreError, StoreHealth,
 };
 use testing::kas::world::{World, configuration, text};
 use tokio::sync::broadcast;
@@ -119,6 +119,21 @@ impl RouteStore for BrokenStore {
 
     fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.end_sessions(sessions)
+    }
+
+    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.store.name_projects(projects)
+    }
+
+    fn record_event<'a>(
+        &'a self,
+        event: &'a ProjectEvent,
+    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>> {
+        self.store.record_event(event)
+    }
+
+    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
+        self.store.latest_events(project)
     }
 
     fn send_push(&self, push: GitPush) {

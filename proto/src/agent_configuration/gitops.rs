@@ -490,18 +490,18 @@ impl<'de> Deserialize<'de> for SelfHeal {
 }
 
 /// A duration that may be absent, for `#[serde(with)]`.
-mod optional_duration {
+pub(super) mod optional_duration {
     use super::{AnyDuration, Deserializer, Duration, Serializer};
 
     #[expect(clippy::ref_option, reason = "the signature is serde's")]
-    pub(super) fn serialize<S: Serializer>(
+    pub(in super::super) fn serialize<S: Serializer>(
         value: &Option<Duration>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         AnyDuration::serialize(&value.unwrap_or_default(), serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         AnyDuration::deserialize(deserializer).map(Some)

@@ -1,9 +1,15 @@
 //! The request of the service `configuration`, with which kas sends an agent its configuration.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::{LogLevel, Scope, graph::GraphSection};
+use super::{
+    LogLevel, Scope,
+    graph::GraphSection,
+    notify::{Flux, Notify},
+};
 
 /// The path of the request. Its method is PUT.
 pub const CONFIGURATION_PATH: &str = "/v1/configuration";
@@ -24,6 +30,16 @@ pub struct ConfigurationUpdate {
     pub configuration: Option<Value>,
     /// The reason why the newest version cannot be used.
     pub error: Option<String>,
+    /// The places in the file of the keys that the owner of the cluster may refuse, such as `config.yaml:12:9`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub places: BTreeMap<String, String>,
+}
+
+/// The body of the response, if agentk uses a configuration only in part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigurationResponse {
+    /// A sentence for each key without effect, with its place in the file.
+    pub refused: Vec<String>,
 }
 
 /// The keys of the file that agentk applies.
@@ -40,6 +56,12 @@ pub struct AppliedKeys {
     pub graph: GraphSection,
     /// The reason why the section of the graph has no effect.
     pub graph_error: Option<String>,
+    /// The events that matter to the cluster.
+    pub notify: Notify,
+    /// The sources of Flux that reconcile at events.
+    pub flux: Option<Flux>,
+    /// The reason why the sections of events have no effect.
+    pub notify_error: Option<String>,
 }
 
 impl AppliedKeys {
@@ -60,9 +82,20 @@ impl AppliedKeys {
             Ok(section) => (section, None),
             Err(error) => (GraphSection::default(), Some(error)),
         };
+        let events = events(configuration);
+        let notify_error = events.as_ref().err().cloned();
+        let (notify, flux) = events.unwrap_or_default();
         let log_level = value(configuration, "/observability/logging/level")?;
-        Ok(Self { log_level, scope, graph, graph_error })
+        Ok(Self { log_level, scope, graph, graph_error, notify, flux, notify_error })
     }
+}
+
+/// Reads the sections `notify` and `flux`.
+fn events(configuration: &Value) -> Result<(Notify, Option<Flux>), String> {
+    let notify: Notify = value(configuration, "/notify")?.unwrap_or_default();
+    let flux: Option<Flux> = value(configuration, "/flux")?;
+    let valid = notify.validate().and_then(|()| flux.iter().try_for_each(Flux::validate));
+    valid.map_err(|(key, what)| format!("{key}: {what}")).map(|()| (notify, flux))
 }
 
 fn value<T: DeserializeOwned>(configuration: &Value, pointer: &str) -> Result<Option<T>, String> {

@@ -61,6 +61,8 @@ pub const SCHEMA: &str = "\
 | `{kas}:session:<id>` | string | session of a browser on the [web page](web.md#sessions): its holder, and its token, encrypted with a key that is derived from the cookie; the id is a hash of the cookie | until its end, at most 8 h | at a login | 300 bytes per session, with an OIDC token its length more |
 | `{kas}:sessions` | sorted set | ids of all sessions by their ends, in milliseconds since 1970; at most 10,000 | 8 h | at a login or logout | 130 bytes per session |
 | `{kas}:sessions:<holder>` | sorted set | the same for one token or user; the holder is a hash of the token's hash, or of the user; at most 50 | 8 h | at a login or logout | 130 bytes per session |
+| `{kas}:projects` | sorted set | the projects that the configurations of agents [name](project-events.md), by the last time in milliseconds since 1970; at most 10,000 | 365 d | when an agent with such a configuration connects or its configuration changes | 150 bytes per project |
+| `{kas}:project:<path>` | hash | the latest event of each branch and tag of such a project, with its number and its id; at most 100; the field `last` is the last number | 365 d | when the project changes | 600 bytes per branch or tag |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change | |
 ";
 
@@ -164,6 +166,15 @@ impl Keys {
         format!("{}{holder}", self.holder_sessions_prefix())
     }
 
+    pub(super) fn projects(&self) -> String {
+        format!("{{{}}}:projects", self.prefix)
+    }
+
+    /// Returns the key of the events of a project. Its path has letters, digits and any of `_.-/`.
+    pub(super) fn project_events(&self, project: &str) -> String {
+        format!("{{{}}}:project:{project}", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -185,12 +196,12 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit begin_session check cleanup deployments disabled end_sessions environments heartbeat instances join lease leave look lookup members notify project projects publish sessions stage unknown views }
+scripts! { admit begin_session check cleanup deployments disabled end_sessions environments heartbeat instances join latest_events lease leave look lookup members name_projects notify project projects publish record_event sessions stage unknown views }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sessions::SESSION_TTL;
+    use crate::{project_events::PROJECT_TTL, sessions::SESSION_TTL};
     use std::collections::BTreeSet;
 
     #[test]
@@ -215,6 +226,8 @@ mod tests {
             format!("{}<id>", keys.session_prefix()),
             keys.sessions(),
             format!("{}<holder>", keys.holder_sessions_prefix()),
+            keys.projects(),
+            keys.project_events("<path>"),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>").replace(":7", ":<agent id>");
@@ -231,6 +244,8 @@ mod tests {
             ("views:<agent id>", VIEWS_TTL),
             ("sessions", SESSION_TTL),
             ("sessions:<holder>", SESSION_TTL),
+            ("projects", PROJECT_TTL),
+            ("project:<path>", PROJECT_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
             let ttl = match ttl.as_secs() {

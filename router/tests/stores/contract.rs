@@ -2,10 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use proto::{AgentId, Epoch, InstanceId, ReplicaId};
+use proto::{
+    AgentId, Epoch, InstanceId, ReplicaId,
+    notify::{ProjectEvent, ProjectEventFields},
+};
 use router::{
     EndedSessions, GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, NewSession, ProjectAgent,
-    ReportedInfo, Route, RouteStore, SessionHolder, SessionId, SessionLimits,
+    RecordedEvent, ReportedInfo, Route, RouteStore, SessionHolder, SessionId, SessionLimits,
 };
 use tokio::time::timeout;
 
@@ -44,6 +47,8 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     instances_are_listed_by_all_replicas(here, there).await;
     agents_of_a_project_are_listed_by_all_replicas(here, there).await;
     pushes_reach_all_replicas(here, there).await;
+    latest_event_of_each_reference_is_kept_once(here, there).await;
+    events_of_projects_without_a_name_are_not_kept(here, there).await;
     leases_are_shared_evenly(here, there).await;
     lease_is_free_once_it_is_given_up_or_expires(here, there).await;
     leases_go_to_replicas_that_can_dial(here, there).await;
@@ -174,6 +179,55 @@ async fn pushes_reach_all_replicas(here: TestStore<'_>, there: TestStore<'_>) {
         }
         assert!(receiver.is_empty(), "once");
     }
+}
+
+fn event(project: &str, reference: &str, id: &str) -> ProjectEvent {
+    let fields = ProjectEventFields {
+        id: id.to_owned(),
+        sequence: 0,
+        project: project.to_owned(),
+        reference: (!reference.is_empty()).then(|| reference.to_owned()),
+        before: None,
+        after: Some("a".repeat(40)),
+        urls: vec!["https://gitlab.example.com/group/project.git".to_owned()],
+        time: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+    };
+    fields.try_into().unwrap()
+}
+
+async fn latest_event_of_each_reference_is_kept_once(here: TestStore<'_>, there: TestStore<'_>) {
+    let (project, main) = ("group/with-events", "refs/heads/main");
+    here.store.name_projects(&[project.to_owned()]).await.unwrap();
+    let first = event(project, main, "1");
+    let RecordedEvent::New(recorded) = here.store.record_event(&first).await.unwrap() else {
+        panic!("it is new")
+    };
+    assert!(recorded.fields().sequence > 1_700_000_000_000, "about the time in milliseconds");
+    for store in [here, there] {
+        assert_eq!(store.store.record_event(&first).await.unwrap(), RecordedEvent::Known);
+        assert_eq!(store.store.latest_events(project).await.unwrap(), [recorded.clone()]);
+    }
+    let second = there.store.record_event(&event(project, main, "2")).await.unwrap();
+    let RecordedEvent::New(second) = second else { panic!("it is new") };
+    assert!(second.fields().sequence > recorded.fields().sequence);
+    let unknown = here.store.record_event(&event(project, "", "3")).await.unwrap();
+    let RecordedEvent::New(unknown) = unknown else { panic!("it is new") };
+    // The oldest events are forgotten.
+    for number in 0..99 {
+        here.store.record_event(&event(project, &format!("refs/tags/{number}"), "1")).await.unwrap();
+    }
+    let mut latest = there.store.latest_events(project).await.unwrap();
+    latest.sort_by_key(|event| event.fields().sequence);
+    assert_eq!((latest.len(), &latest[0]), (100, &unknown), "{second:?} is the oldest of 101");
+}
+
+async fn events_of_projects_without_a_name_are_not_kept(here: TestStore<'_>, there: TestStore<'_>) {
+    let recorded = here.store.record_event(&event("group/unknown", "refs/heads/main", "1")).await.unwrap();
+    assert_eq!(recorded, RecordedEvent::UnknownProject);
+    assert!(there.store.latest_events("group/unknown").await.unwrap().is_empty());
+    there.store.name_projects(&["group/a".to_owned(), "group/unknown".to_owned()]).await.unwrap();
+    let recorded = here.store.record_event(&event("group/unknown", "refs/heads/main", "1")).await.unwrap();
+    assert!(matches!(recorded, RecordedEvent::New(_)));
 }
 
 async fn instances_are_listed_by_all_replicas(here: TestStore<'_>, there: TestStore<'_>) {

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use proto::{AgentId, ReplicaId};
+use proto::{AgentId, ReplicaId, notify::ProjectEvent};
 use router::{
-    EndedSessions, NewSession, RouteStore as _, SessionHolder, SessionId, SessionLimits,
+    EndedSessions, NewSession, RecordedEvent, RouteStore as _, SessionHolder, SessionId, SessionLimits,
     redis::{MAX_DEPLOYMENTS, RedisSettings, UrlAuthenticator},
 };
 
@@ -211,4 +211,28 @@ async fn keys_of_a_wrong_type_are_replaced() {
     there.wait_routes(3, &[here.route(1)]).await;
     here.withdraw(3, 1).await;
     there.wait_routes(3, &[]).await;
+}
+
+#[tokio::test]
+async fn unusable_values_of_events_are_no_events() {
+    let Some(server) = redis() else { return };
+    let here = TestReplica::joined(server.settings()).await;
+    put(&server, "SET", "{kas}:projects", &[b"x"]).await;
+    put(&server, "SET", "{kas}:project:a/b", &[b"x"]).await;
+    assert!(here.store.latest_events("a/b").await.unwrap().is_empty());
+    here.store.name_projects(&["a/b".to_owned(), "c/d".to_owned()]).await.unwrap();
+    let event: ProjectEvent =
+        serde_json::from_str(r#"{"id":"1","project":"a/b","time":"2026-11-24T10:00:00Z"}"#).unwrap();
+    assert!(matches!(here.store.record_event(&event).await.unwrap(), RecordedEvent::New(_)));
+    assert_eq!(here.store.latest_events("a/b").await.unwrap().len(), 1);
+    // The event of one project in the place of another, garbage, and values of many megabytes.
+    let stolen = b"0000001700000000001" as &[u8];
+    let stolen = [stolen, br#"1{"id":"1","project":"a/b","time":"2026-11-24T10:00:00Z"}"#].concat();
+    let long = vec![b'9'; 1 << 20];
+    for (field, value) in
+        [(b"rx" as &[u8], &stolen), (b"ry", &vec![0xff; 40]), (b"rz", &long), (b"last", &long)]
+    {
+        put(&server, "HSET", "{kas}:project:c/d", &[field, value]).await;
+    }
+    assert!(here.store.latest_events("c/d").await.unwrap().is_empty());
 }

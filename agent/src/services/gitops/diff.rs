@@ -72,9 +72,9 @@ pub(super) async fn run(
         (None, Some((namespace, name))) => gitops.cluster.acting_as(namespace, name),
         (None, None) => gitops.cluster.clone(),
     };
-    let engine = Engine::new(cluster, gitops.own.clone(), &gitops.namespace);
+    let engine = Engine::new(cluster, gitops.leader.own_cluster().clone(), gitops.leader.namespace());
     let input = SyncInput {
-        agent: gitops.agent.get().copied().unwrap_or(AgentId(0)),
+        agent: gitops.leader.agent().unwrap_or(AgentId(0)),
         project: head.project,
         settings: head.settings,
         files: files.into(),

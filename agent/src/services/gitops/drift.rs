@@ -25,7 +25,7 @@ const FAILED_PAUSE: Duration = Duration::from_secs(60);
 
 /// Watches all kinds while this pod leads. The future never completes.
 pub(super) async fn run(gitops: &Gitops) {
-    let (mut kinds, mut leadership) = (gitops.kinds.subscribe(), gitops.leadership.subscribe());
+    let (mut kinds, mut leadership) = (gitops.kinds.subscribe(), gitops.leader.subscribe());
     loop {
         let leading = leadership.borrow_and_update().is_held();
         let work = async {
@@ -65,7 +65,12 @@ async fn watch_commands(gitops: &Gitops) {
                 gitops.sources.lock().want(&project.id);
             }
         };
-        match gitops.own.watch_metadata(&kind, &gitops.namespace, MANAGED, report).await {
+        match gitops
+            .leader
+            .own_cluster()
+            .watch_metadata(&kind, gitops.leader.namespace(), MANAGED, report)
+            .await
+        {
             Ok(()) => sleep(PAUSE).await,
             Err(error) => {
                 tracing::debug!(%error, "inventories are not watched for commands; they are read periodically");

@@ -76,7 +76,7 @@ pub(super) async fn write_for_objects(gitops: &Gitops, wanted: &Wanted, notices:
         for notice in notices {
             let kind = cluster.resolve(&GroupKind::of(&notice.object), None).await;
             let Ok(KindLookup::Found(kind)) = kind else { continue };
-            if let Err(error) = gitops.while_leading(write(&cluster, &kind, &notice)).await {
+            if let Err(error) = gitops.leader.while_leading(write(&cluster, &kind, &notice)).await {
                 tracing::debug!(object = %notice.object, %error, "an Event cannot be written");
             }
         }
@@ -100,7 +100,8 @@ pub(super) async fn write_for_project(gitops: &Gitops, agent: AgentId, status: &
     let message = format!("{}: {}", status.project, status.message);
     let notice = Notice { object, reason, is_warning, message };
     if let Ok(Err(error)) =
-        timeout(TIME_LIMIT, gitops.while_leading(write(&gitops.own, &kind, &notice))).await
+        timeout(TIME_LIMIT, gitops.leader.while_leading(write(gitops.leader.own_cluster(), &kind, &notice)))
+            .await
     {
         tracing::debug!(project = status.project, %error, "an Event cannot be written");
     }

@@ -90,7 +90,7 @@ impl ManifestsHandler {
         let query = request.uri().query().unwrap_or_default();
         let agent = query.strip_prefix("agent=").and_then(|id| id.parse::<AgentId>().ok());
         let agent = agent.ok_or_else(|| bad_request("the query must be agent=<id of the agent>"))?;
-        self.0.set_agent(agent);
+        self.0.leader.set_agent(agent);
         let (sender, receiver) = mpsc::channel(QUEUE);
         let number = self.0.sources.lock().add(sender);
         let subscription = Subscription { gitops: Arc::clone(&self.0), number };
@@ -105,7 +105,7 @@ impl ManifestsHandler {
         let list: ProjectList = read_json(request, MAX_PROJECT_LIST).await?;
         self.check_leading()?;
         let ids: Vec<&str> = list.projects.iter().filter_map(|project| project.id.as_deref()).collect();
-        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let agent = self.0.leader.agent().unwrap_or(AgentId(0));
         let stored = worker::statuses(&self.0).await;
         let stored = stored.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         let mut pruned = HashSet::new();
@@ -120,7 +120,8 @@ impl ManifestsHandler {
             self.0.project(id).adopt();
             if pruned.contains(id) {
                 let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(PRUNE, String::new()));
-                let cleared = self.0.while_leading(worker::change_commands(&self.0, agent, id, clear)).await;
+                let cleared =
+                    self.0.leader.while_leading(worker::change_commands(&self.0, agent, id, clear)).await;
                 cleared.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
             }
         }
@@ -146,7 +147,7 @@ impl ManifestsHandler {
         let problem: SourceProblem = read_json(request, MAX_PROJECT_LIST).await?;
         self.check_leading()?;
         let project = self.0.project(&problem.project);
-        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let agent = self.0.leader.agent().unwrap_or(AgentId(0));
         if let Some(status) = project.set_problem(problem.message.clone()) {
             tracing::warn!(project = problem.project, error = problem.message, "no manifests for a project");
             worker::write_status(&self.0, agent, &status).await;
@@ -163,7 +164,7 @@ impl ManifestsHandler {
         let events = project.events.subscribe();
         let Submitted { number, status } = project.submit(head, files);
         if let Some(status) = status {
-            let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+            let agent = self.0.leader.agent().unwrap_or(AgentId(0));
             worker::write_status(&self.0, agent, &status).await;
         }
         if let Some(event) = project.finished() {
@@ -203,7 +204,7 @@ impl ManifestsHandler {
     }
 
     fn check_leading(&self) -> Result<(), ServiceError> {
-        match self.0.is_leading() {
+        match self.0.leader.is_leading() {
             true => Ok(()),
             false => Err(ServiceError::new(Reason::BadRequest, "another pod of agentk leads GitOps now")),
         }
@@ -294,14 +295,14 @@ impl GitopsHandler {
         };
         // Another pod may lead: it sees that the annotations change.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let agent = self.0.leader.agent().unwrap_or(AgentId(0));
         let changed = worker::change_commands(&self.0, agent, id, |commands| {
             commands.insert(REQUESTED, now.as_millis().to_string());
             commands.extend(change.clone());
         });
         changed.await.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         tracing::info!(project = id, command, "command about a project");
-        if let Some(project) = self.0.find_project(id).filter(|_| self.0.is_leading()) {
+        if let Some(project) = self.0.find_project(id).filter(|_| self.0.leader.is_leading()) {
             if command == "prune" {
                 project.prune();
             }

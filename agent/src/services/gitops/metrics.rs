@@ -163,7 +163,7 @@ impl Default for GitopsMetrics {
 impl Collector for States {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(gitops) = self.0.upgrade() else { return Ok(()) };
-        let leads = gitops.is_leading();
+        let leads = gitops.leader.is_leading();
         let help = "1 if this pod leads GitOps, else 0";
         let gauge = ConstGauge::new(i64::from(leads));
         gauge.encode(encoder.encode_descriptor("agentk_gitops_leader", help, None, MetricType::Gauge)?)?;

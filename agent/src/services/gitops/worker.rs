@@ -74,7 +74,7 @@ impl Commands {
 
 impl Fence for WorkerFence<'_> {
     fn check(&self) -> Result<Instant, Stopped> {
-        let until = self.gitops.check()?;
+        let until = self.gitops.leader.check()?;
         if self.project.is_suspended() {
             return Err(Stopped::Suspended);
         }
@@ -95,13 +95,13 @@ struct Syncer {
 
 /// Works on a project for as long as agentk runs.
 pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
-    let mut leadership = gitops.leadership.subscribe();
+    let mut leadership = gitops.leader.subscribe();
     let mut syncer: Option<Syncer> = None;
     let mut schedule = Schedule::new(Instant::now());
     let mut progress = Progress::default();
     loop {
-        let wanted = project.wanted().filter(|_| gitops.is_leading());
-        let Some((wanted, agent)) = wanted.zip(gitops.agent.get().copied()) else {
+        let wanted = project.wanted().filter(|_| gitops.leader.is_leading());
+        let Some((wanted, agent)) = wanted.zip(gitops.leader.agent()) else {
             // Another process may write meanwhile, so that nothing is known about the objects.
             (syncer, progress) = (None, Progress::default());
             tokio::select! {
@@ -204,7 +204,8 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                         .into_iter()
                         .for_each(String::clear);
                 };
-                let cleared = gitops.while_leading(change_commands(&gitops, agent, &project.id, clear)).await;
+                let cleared =
+                    gitops.leader.while_leading(change_commands(&gitops, agent, &project.id, clear)).await;
                 if let Err(error) = cleared {
                     tracing::warn!(project = project.id, %error, "an approval cannot be removed");
                 }
@@ -218,7 +219,11 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
 }
 
 fn new_engine(gitops: &Gitops, wanted: &Wanted) -> Engine<KubeCluster> {
-    Engine::new(project_cluster(gitops, wanted), gitops.own.clone(), &gitops.namespace)
+    Engine::new(
+        project_cluster(gitops, wanted),
+        gitops.leader.own_cluster().clone(),
+        gitops.leader.namespace(),
+    )
 }
 
 /// Returns the cluster with the identity of a project.
@@ -307,7 +312,7 @@ async fn end_prune(
         let clear = |commands: &mut BTreeMap<_, _>| {
             commands.extend([(PRUNE, String::new()), (APPROVED, String::new())]);
         };
-        let cleared = gitops.while_leading(change_commands(gitops, agent, &project.id, clear)).await;
+        let cleared = gitops.leader.while_leading(change_commands(gitops, agent, &project.id, clear)).await;
         cleared.map_err(|error| error.to_string())?;
         let message = format!(
             "the project left the configuration; {} of its objects were deleted, and others stay",
@@ -326,8 +331,9 @@ async fn end_prune(
     if let Some(uid) = text("uid") {
         let (kind, id) = inventory(gitops, agent, &project.id);
         let version = text("resourceVersion");
-        let deleting = gitops.own.delete(&kind, &id, uid, version, PropagationPolicy::Background);
-        gitops.while_leading(deleting).await.map_err(|error| error.to_string())?;
+        let deleting =
+            gitops.leader.own_cluster().delete(&kind, &id, uid, version, PropagationPolicy::Background);
+        gitops.leader.while_leading(deleting).await.map_err(|error| error.to_string())?;
     }
     tracing::info!(project = project.id, deleted = outcome.objects.pruned, "project pruned");
     project.end();
@@ -414,7 +420,7 @@ pub(super) async fn write_status(gitops: &Gitops, agent: AgentId, status: &Proje
         })
     };
     let writing = change_inventory(gitops, agent, &status.project, STATUS_MANAGER, fields);
-    if let Err(error) = gitops.while_leading(writing).await {
+    if let Err(error) = gitops.leader.while_leading(writing).await {
         tracing::warn!(project = status.project, %error, "the status of a project cannot be written");
     }
 }
@@ -467,16 +473,19 @@ async fn change_inventory(
 /// Returns the inventory of a project, which is null if it does not exist.
 async fn read_inventory(gitops: &Gitops, agent: AgentId, project: &str) -> Result<Value, ApiError> {
     let (kind, id) = inventory(gitops, agent, project);
-    gitops.own.get(&kind, &id).await.map(Option::unwrap_or_default)
+    gitops.leader.own_cluster().get(&kind, &id).await.map(Option::unwrap_or_default)
 }
 
 /// Returns the statuses of all projects and the commands about them, as their inventories have them.
 pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<(ProjectStatus, Commands)>, ApiError> {
     // Without an agent, kas has sent no project yet.
-    let Some(agent) = gitops.agent.get() else { return Ok(Vec::new()) };
-    let (kind, _) = inventory(gitops, *agent, "");
-    let listed =
-        gitops.own.list(&kind, &gitops.namespace, "app.kubernetes.io/managed-by=agentk", false).await?;
+    let Some(agent) = gitops.leader.agent() else { return Ok(Vec::new()) };
+    let (kind, _) = inventory(gitops, agent, "");
+    let listed = gitops
+        .leader
+        .own_cluster()
+        .list(&kind, gitops.leader.namespace(), "app.kubernetes.io/managed-by=agentk", false)
+        .await?;
     let prefix = format!("gitops-{agent}-");
     let ours = listed
         .iter()
@@ -511,12 +520,12 @@ async fn apply_inventory(
     object["metadata"]["name"] = id.name.clone().into();
     object["metadata"]["namespace"] = id.namespace.clone().into();
     let options = ApplyOptions { manager, dry_run: false, force: true };
-    gitops.own.apply(&kind, &id, &object, options).await.map(drop)
+    gitops.leader.own_cluster().apply(&kind, &id, &object, options).await.map(drop)
 }
 
 /// Returns the kind and the id of the inventory of a project.
 pub(super) fn inventory(gitops: &Gitops, agent: AgentId, project: &str) -> (Kind, ObjectId) {
-    ApplySet::new(agent, project, &gitops.namespace).parent_id()
+    ApplySet::new(agent, project, gitops.leader.namespace()).parent_id()
 }
 
 fn log(project: &str, event: &SyncEvent) {

@@ -134,7 +134,7 @@ impl Discovery {
             (Ok(Ok(found)), Some(Ok(server))) if server.url() == &found.url => false,
             (Ok(Ok(found)), _) => {
                 tracing::info!(%found, "found Prometheus");
-                let address_filter = select::is_service_address;
+                let address_filter = crate::upstream::is_service_address;
                 let config = UpstreamConfig { address_filter, ..UpstreamConfig::default() };
                 *last = Some(Ok(PrometheusServer::new(found.url, config, None)));
                 true

@@ -4,17 +4,18 @@ use std::{collections::HashMap, fmt};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{MapAccess, SeqAccess, Visitor},
 };
 use serde_saphyr::Spanned;
 
-/// Line and column of each key, by its path (`agent.listen.address`). Keys within lists are left out.
+/// Line and column of each key and of each element of a list, by its path (`agents[0].name`).
 #[derive(Clone, Debug, Default)]
 pub struct KeyLocations(HashMap<String, (u64, u64)>);
 
-/// A value: a mapping, or any other value, which has no keys.
+/// A value: a mapping, a list, or any other value, which has no keys.
 enum Node {
     Mapping(Vec<(Spanned<String>, Self)>),
+    List(Vec<Spanned<Self>>),
     Other,
 }
 
@@ -29,11 +30,23 @@ impl KeyLocations {
     }
 
     fn insert(&mut self, section: &str, node: Node) {
-        let Node::Mapping(entries) = node else { return };
-        for (key, value) in entries {
-            let path = if section.is_empty() { key.value } else { format!("{section}.{}", key.value) };
-            self.insert(&path, value);
-            self.0.insert(path, (key.referenced.line(), key.referenced.column()));
+        match node {
+            Node::Mapping(entries) => {
+                for (key, value) in entries {
+                    let path =
+                        if section.is_empty() { key.value } else { format!("{section}.{}", key.value) };
+                    self.insert(&path, value);
+                    self.0.insert(path, (key.referenced.line(), key.referenced.column()));
+                }
+            }
+            Node::List(elements) => {
+                for (index, element) in elements.into_iter().enumerate() {
+                    let path = format!("{section}[{index}]");
+                    self.insert(&path, element.value);
+                    self.0.insert(path, (element.referenced.line(), element.referenced.column()));
+                }
+            }
+            Node::Other => {}
         }
     }
 
@@ -44,7 +57,7 @@ impl KeyLocations {
             if let Some(&at) = self.0.get(key) {
                 return Some(at);
             }
-            key = key.rsplit_once('.')?.0;
+            key = &key[..key.rfind(['.', '['])?];
         }
     }
 }
@@ -73,8 +86,11 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Node::Other)
+        let mut elements = Vec::new();
+        while let Some(element) = list.next_element()? {
+            elements.push(element);
+        }
+        Ok(Node::List(elements))
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
@@ -114,6 +130,10 @@ mod tests {
             ("agent", Some((1, 1))),
             ("agent.listen.address", Some((3, 5))),
             ("agent.listen.network", Some((2, 3))),
+            ("agent.listen.of[0]", Some((4, 10))),
+            ("agent.listen.of[1].a", Some((4, 14))),
+            ("agent.listen.of[1].b", Some((4, 13))),
+            ("agent.listen.of[7]", Some((4, 5))),
             ("redis", Some((5, 1))),
             ("redis.wait", Some((5, 9))),
             ("redis.tls.enabled", Some((5, 1))),

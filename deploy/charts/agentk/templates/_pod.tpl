@@ -59,6 +59,10 @@ volumes:
         {{- end }}
   {{- end }}
   {{- end }}
+  {{- if and .Values.notify.enabled .Values.notify.keysSecret }}
+  - name: webhooks
+    secret: {secretName: {{ .Values.notify.keysSecret }}}
+  {{- end }}
   {{- range $index, $server := .Values.prometheus.servers }}
   {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}
   - name: prometheus-{{ $index }}
@@ -129,6 +133,10 @@ env:
   - name: AGENTK_NO_GITOPS
     value: "true"
   {{- end }}
+  {{- if not .Values.notify.enabled }}
+  - name: AGENTK_NO_NOTIFY
+    value: "true"
+  {{- end }}
   {{- if not .Values.graph.enabled }}
   - name: AGENTK_NO_GRAPH
     value: "true"
@@ -160,6 +168,9 @@ volumeMounts:
   {{- end }}
   {{- if .Values.listen.enabled }}
   - {name: listen, mountPath: /etc/agentk/listen, readOnly: true}
+  {{- end }}
+  {{- if and .Values.notify.enabled .Values.notify.keysSecret }}
+  - {name: webhooks, mountPath: /etc/agentk/webhooks, readOnly: true}
   {{- end }}
   {{- range $index, $server := .Values.prometheus.servers }}
   {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}

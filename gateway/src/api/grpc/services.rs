@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configuration_path};
 use gitlab::gitaly::{GitalyRepository, GitalyServer};
 use gitlab_tunnel::messages::{AgentMeta, KubernetesVersion};
-use proto::AgentId;
+use proto::{
+    AgentId,
+    notify::{ProjectEvent, ProjectEventFields},
+};
 use router::GitPush;
 use tonic::Status;
 
@@ -17,7 +20,11 @@ use super::messages::{
 };
 use crate::{
     agent_locations::{AgentLocations, InstanceInfo},
-    api::ApiServer,
+    api::{
+        ApiServer,
+        project_events::{random_id, record},
+    },
+    services::notify::EventOrigin,
 };
 
 /// The most agents of one lookup in the route store.
@@ -91,7 +98,24 @@ pub(super) async fn git_push_event(
     let project = project.ok_or_else(|| Status::invalid_argument("the event has no project"))?;
     let push = GitPush::new(positive("id", project.id)?, &project.full_path);
     api.store.send_push(push.map_err(|error| Status::invalid_argument(error.to_string()))?);
-    Ok(Empty {})
+    // GitLab names neither the branch nor the commit.
+    let fields = ProjectEventFields {
+        id: random_id(),
+        sequence: 0,
+        project: project.full_path,
+        reference: None,
+        before: None,
+        after: None,
+        urls: Vec::new(),
+        time: SystemTime::now(),
+    };
+    let event =
+        ProjectEvent::try_from(fields).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    match record(&api, &event, EventOrigin::GitLab).await {
+        // GitLab reports the pushes to all its projects.
+        Ok(_) => Ok(Empty {}),
+        Err(error) => Err(Status::unavailable(error.to_string())),
+    }
 }
 
 pub(super) async fn get_agent_views(

@@ -54,6 +54,20 @@ impl Poller {
         &self.shared.agent
     }
 
+    /// Notes the keys that agentk refuses, and logs them once.
+    pub(super) fn set_refused(&self, refused: Vec<String>) {
+        let (id, name) = (self.shared.agent.id, &self.shared.agent.name);
+        self.shared.state.send_if_modified(|state| {
+            if state.set_refused(refused.clone()) {
+                for refused in &refused {
+                    tracing::warn!(agent.id = %id, agent.name = %name, refused, "agentk refuses a key of its configuration");
+                }
+            }
+            // The configuration is the same.
+            false
+        });
+    }
+
     /// Reads at once if the configuration comes from the repository of this project.
     pub(super) fn wake(&self, project_path: &str) {
         if self.shared.state.borrow().project() == Some(project_path) {

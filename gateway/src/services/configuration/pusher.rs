@@ -4,10 +4,11 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
+use http_body_util::{BodyExt as _, Limited};
 use proto::{
     ServiceName,
-    agent_configuration::{CONFIGURATION_PATH, ConfigurationUpdate},
-    header,
+    agent_configuration::{CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate},
+    header, short_line,
 };
 use tokio::{
     sync::watch,
@@ -26,6 +27,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause after a push that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 
+/// The largest response of an agent, in bytes.
+const MAX_REFUSED: usize = 64 << 10;
+
 /// Sends the configuration of an agent through one tunnel. The poller of the agent runs while a pusher exists.
 #[derive(Debug)]
 pub struct ConfigurationPusher {
@@ -38,7 +42,8 @@ pub struct ConfigurationPusher {
 
 /// The result of one push.
 enum PushResult {
-    Accepted,
+    /// The agent uses the configuration, without the keys in these sentences.
+    Accepted(Vec<String>),
     /// The agent does not accept this configuration.
     Refused(String),
     /// The agent did not respond.
@@ -68,8 +73,9 @@ impl ConfigurationPusher {
         let update = self.state.borrow_and_update().update();
         let Some(update) = update else { return };
         let sent = timeout(FIRST_PUSH_TIMEOUT, push(tunnel, &update)).await;
-        if let Ok(PushResult::Accepted) = sent {
+        if let Ok(PushResult::Accepted(refused)) = sent {
             self.metrics.count_push("ok");
+            self.poller.set_refused(refused);
         } else {
             self.state.mark_changed();
         }
@@ -83,8 +89,9 @@ impl ConfigurationPusher {
             let Some(update) = update else { continue };
             let name = &self.poller.agent().name;
             match Box::pin(push(tunnel, &update)).await {
-                PushResult::Accepted => {
+                PushResult::Accepted(refused) => {
                     self.metrics.count_push("ok");
+                    self.poller.set_refused(refused);
                     pause = FIRST_PAUSE;
                 }
                 PushResult::Refused(error) => {
@@ -104,6 +111,15 @@ impl ConfigurationPusher {
     }
 }
 
+/// Reads which keys agentk refuses. A response of an older agentk has no body.
+async fn refused_keys(body: Body) -> Vec<String> {
+    let body = timeout(PUSH_TIMEOUT, Limited::new(body, MAX_REFUSED).collect()).await;
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let response: ConfigurationResponse = serde_json::from_slice(&body).unwrap_or_default();
+    let shown = response.refused.into_iter().take(100);
+    shown.map(|sentence| short_line(sentence.as_bytes())).collect()
+}
+
 async fn push(tunnel: &Tunnel, update: &ConfigurationUpdate) -> PushResult {
     let body = serde_json::to_vec(update).expect("serializable");
     let request = Request::put(CONFIGURATION_PATH)
@@ -111,7 +127,9 @@ async fn push(tunnel: &Tunnel, update: &ConfigurationUpdate) -> PushResult {
         .body(Body::from(Bytes::from(body)))
         .expect("valid request");
     match timeout(PUSH_TIMEOUT, tunnel.call(request)).await {
-        Ok(Ok(response)) if response.status().is_success() => PushResult::Accepted,
+        Ok(Ok(response)) if response.status().is_success() => {
+            PushResult::Accepted(refused_keys(response.into_body()).await)
+        }
         Ok(Ok(response)) => {
             let message = response.headers().get(header::ERROR_MESSAGE).and_then(|it| it.to_str().ok());
             let message: String = message.unwrap_or_default().chars().take(300).collect();

@@ -1,6 +1,7 @@
 //! The configuration of one agent: the version in force, and the error of a newer one. No I/O.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -11,7 +12,7 @@ use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use settings::rfc3339;
+use settings::{KeyLocations, rfc3339};
 
 /// The configuration of one agent.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,6 +22,10 @@ pub(crate) struct ConfigurationState {
     /// The configuration in force as JSON, or `None` if no valid one was read yet.
     configuration: Option<Arc<Value>>,
     warnings: Vec<String>,
+    /// The places of the keys that the owner of the cluster may refuse.
+    places: BTreeMap<String, String>,
+    /// The keys that agentk refuses, each with its place.
+    refused: Vec<String>,
     error: Option<ConfigurationError>,
     /// The last time when the source responded.
     observed: Option<SystemTime>,
@@ -116,8 +121,9 @@ impl ConfigurationState {
         self.last = Some(file.key);
         self.project = file.project;
         match parse(&file.path, file.content) {
-            Ok(configuration) => {
+            Ok((configuration, places)) => {
                 self.warnings = configuration.warnings();
+                self.places = places;
                 let value = serde_json::to_value(&configuration).expect("serializable");
                 if self.configuration.as_deref() != Some(&value) {
                     self.configuration = Some(Arc::new(value));
@@ -164,6 +170,13 @@ impl ConfigurationState {
         self.error.as_ref()
     }
 
+    /// Replaces the keys that agentk refuses. Returns whether they differ.
+    pub(super) fn set_refused(&mut self, refused: Vec<String>) -> bool {
+        let differs = self.refused != refused;
+        self.refused = refused;
+        differs
+    }
+
     /// Returns the keys of the file that have no effect.
     pub(super) fn warnings(&self) -> &[String] {
         &self.warnings
@@ -187,6 +200,7 @@ impl ConfigurationState {
             version: self.version.clone(),
             configuration: self.configuration.as_deref().cloned(),
             error: self.error.as_ref().map(|error| error.message.clone()),
+            places: self.places.clone(),
         })
     }
 
@@ -196,7 +210,7 @@ impl ConfigurationState {
         ConfigurationStatus {
             version: self.version.clone(),
             read: self.observed,
-            warnings: self.warnings.clone(),
+            warnings: self.warnings.iter().chain(&self.refused).cloned().collect(),
             error: error.map(|error| error.message.clone()),
             error_since: error.map(|error| error.since),
         }
@@ -206,10 +220,24 @@ impl ConfigurationState {
 /// The beginning of the message about a source that does not respond.
 const UNAVAILABLE: &str = "the configuration cannot be read: ";
 
-fn parse(path: &Path, content: Option<Vec<u8>>) -> Result<AgentConfiguration, String> {
+/// Returns the configuration, and the places of the keys that the owner of the cluster may refuse.
+fn parse(
+    path: &Path,
+    content: Option<Vec<u8>>,
+) -> Result<(AgentConfiguration, BTreeMap<String, String>), String> {
     let text = String::from_utf8(content.unwrap_or_default())
         .map_err(|_| format!("{}: the file is not UTF-8 text", path.display()))?;
-    AgentConfiguration::parse(path, &text).map_err(|error| error.to_string())
+    let configuration = AgentConfiguration::parse(path, &text).map_err(|error| error.to_string())?;
+    let keys = configuration.keys_of_webhooks();
+    if keys.is_empty() {
+        return Ok((configuration, BTreeMap::new()));
+    }
+    let known = KeyLocations::parse(&text);
+    let place = |key: String| {
+        let (line, column) = known.locate(&key)?;
+        Some((key, format!("{}:{line}:{column}", path.display())))
+    };
+    Ok((configuration, keys.into_iter().filter_map(place).collect()))
 }
 
 impl ReadResult {

@@ -429,7 +429,10 @@ pub(super) async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> 
 }
 
 /// Sends a request. A response without success is an error.
-pub(super) async fn call(tunnel: &Tunnel, request: Request<Body>) -> Result<Response<Body>, String> {
+pub(in crate::services) async fn call(
+    tunnel: &Tunnel,
+    request: Request<Body>,
+) -> Result<Response<Body>, String> {
     let response = tunnel.call(request).await.map_err(|error| error.to_string())?;
     if response.status().is_success() {
         return Ok(response);

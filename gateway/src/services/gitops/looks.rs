@@ -84,6 +84,12 @@ impl FollowedReference {
         format!("{} {branch}", self.kind)
     }
 
+    /// Returns the full name of a branch, or of the tag of an artifact.
+    pub(super) fn reference(&self, name: &str) -> String {
+        let kind = if self.kind == "branch" { "heads" } else { "tags" };
+        format!("refs/{kind}/{name}")
+    }
+
     /// Returns the newest commit, as it was at most `age` ago.
     ///
     /// # Errors

@@ -1,0 +1,228 @@
+//! Events into the cluster: kas sends what happened to Git projects, and the pod that leads acts in the cluster.
+//!
+//! ```text
+//!   kas ─► notify (kas only): subscription, events ─► plan: the targets of the event
+//!                                                       │ one lane for each target, project and reference
+//!                                                       ▼
+//!                         records: was it done before? ─► webhook, Repository, Flux, Argo CD ─► records
+//!                                                       ▲
+//!                                           Lease: one pod leads
+//! ```
+//!
+//! The requests to the API of the cluster pass the scope and the policy of the cluster's owner, as the service `notify`. Webhooks go to the
+//! URLs that the policy lists. The records are agentk's own, in its namespace.
+
+mod argocd;
+mod flux;
+mod handler;
+mod lane;
+mod metrics;
+mod objects;
+mod plan;
+mod record;
+mod repository;
+mod sources;
+mod webhook;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use gitops_engine::KubeCluster;
+use parking_lot::Mutex;
+use proto::{
+    agent_configuration::notify::{Flux, Notify as NotifySection},
+    notify::ProjectEvent,
+};
+use tokio::{
+    sync::{Semaphore, mpsc, watch},
+    task::JoinSet,
+};
+
+pub(crate) use self::{handler::NotifyHandler, metrics::NotifyMetrics};
+use self::{
+    lane::{Lane, LaneKey},
+    plan::{Target, targets},
+    record::Records,
+    webhook::WebhookClient,
+};
+use crate::{leader::Leader, policy::PolicyEnforcer};
+
+/// The most effects at the same time. Others wait.
+const MAX_EFFECTS: usize = 32;
+
+/// The state that the handler and the lanes share.
+pub(crate) struct Notify {
+    leader: Arc<Leader>,
+    /// The cluster as the scope and the policy allow it.
+    cluster: KubeCluster,
+    policy: Option<Arc<PolicyEnforcer>>,
+    sections: watch::Sender<EventSections>,
+    /// The number of the subscription's lines, see [`proto::notify::Subscription`].
+    generation: watch::Sender<u64>,
+    /// The projects of the sources of Flux.
+    flux_projects: watch::Sender<BTreeSet<String>>,
+    lanes: Mutex<BTreeMap<LaneKey, Lane>>,
+    /// Starts the work of a new lane.
+    new_lanes: mpsc::UnboundedSender<LaneKey>,
+    records: Records,
+    webhooks: WebhookClient,
+    effects: Semaphore,
+    metrics: NotifyMetrics,
+}
+
+/// The sections of the configuration about events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EventSections {
+    /// The projects, without the webhooks that the policy refuses.
+    pub(crate) notify: NotifySection,
+    pub(crate) flux: Option<Flux>,
+}
+
+/// The tasks of events.
+pub(crate) struct NotifyTasks {
+    notify: Arc<Notify>,
+    new_lanes: mpsc::UnboundedReceiver<LaneKey>,
+}
+
+impl Notify {
+    /// Returns the shared state and its tasks.
+    pub(crate) fn new(
+        cluster: KubeCluster,
+        leader: Arc<Leader>,
+        policy: Option<Arc<PolicyEnforcer>>,
+        metrics: NotifyMetrics,
+    ) -> (Arc<Self>, NotifyTasks) {
+        let (sender, new_lanes) = mpsc::unbounded_channel();
+        let notify = Arc::new(Self {
+            leader,
+            cluster,
+            policy,
+            sections: watch::Sender::default(),
+            generation: watch::Sender::default(),
+            flux_projects: watch::Sender::default(),
+            lanes: Mutex::default(),
+            new_lanes: sender,
+            records: Records::default(),
+            webhooks: WebhookClient::default(),
+            effects: Semaphore::new(MAX_EFFECTS),
+            metrics,
+        });
+        (Arc::clone(&notify), NotifyTasks { notify, new_lanes })
+    }
+
+    /// Uses new sections of the configuration. Returns a sentence for each key that the policy refuses, with its place in the file.
+    pub(crate) fn set_sections(
+        &self,
+        mut sections: EventSections,
+        places: &BTreeMap<String, String>,
+    ) -> Vec<String> {
+        let refused = plan::remove_refused(&mut sections, |url, signed| {
+            let allowed = self.policy.as_ref().and_then(|policy| policy.allowed_webhook(url));
+            match allowed {
+                Some(webhook) if signed && webhook.secret_file().is_none() => {
+                    Err("the policy of the cluster's owner has no secretFile for this URL".to_owned())
+                }
+                Some(_) => Ok(()),
+                None => Err(format!("the policy of the cluster's owner does not list {url} (webhooks)")),
+            }
+        });
+        let differs = self.sections.send_if_modified(|current| {
+            let differs = *current != sections;
+            *current = sections;
+            differs
+        });
+        if differs {
+            // An event may have targets that it did not have before.
+            self.generation.send_modify(|generation| *generation += 1);
+        }
+        let sentence = |(key, what): (String, String)| match places.get(&key) {
+            Some(place) => format!("{place}: {key}: {what}"),
+            None => format!("{key}: {what}"),
+        };
+        refused.into_iter().map(sentence).collect()
+    }
+
+    /// Returns the projects whose events this pod wants: none, unless it leads.
+    fn wanted(&self) -> Vec<String> {
+        if !self.leader.is_leading() {
+            return Vec::new();
+        }
+        let sections = self.sections.borrow();
+        let named = sections.notify.projects.iter().map(|project| project.id.clone());
+        let wanted: BTreeSet<String> = named.chain(self.flux_projects.borrow().iter().cloned()).collect();
+        wanted.into_iter().take(proto::notify::MAX_PROJECTS).collect()
+    }
+
+    /// Adds an event to the lanes of its targets. The latest event of each reference replaces the one before.
+    fn accept(&self, event: &ProjectEvent) {
+        let targets = targets(&self.sections.borrow(), &self.flux_projects.borrow(), event);
+        let mut lanes = self.lanes.lock();
+        for target in targets {
+            let key = LaneKey::new(target, event);
+            if let Some(lane) = lanes.get_mut(&key) {
+                lane.offer(event);
+            } else {
+                lanes.insert(key.clone(), Lane::new(event));
+                // Fails only while agentk stops.
+                let _ = self.new_lanes.send(key);
+            }
+        }
+    }
+
+    /// Returns the number of effects that are not done yet.
+    fn pending(&self) -> usize {
+        self.lanes.lock().len()
+    }
+}
+
+impl NotifyTasks {
+    /// Runs the lanes until the Lease is given back.
+    pub(crate) async fn run(mut self) {
+        let notify = &self.notify;
+        let working = notify.leader.begin_work();
+        let lanes = async {
+            let mut lanes = JoinSet::new();
+            let mut leadership = notify.leader.subscribe();
+            loop {
+                tokio::select! {
+                    Some(key) = self.new_lanes.recv() => {
+                        lanes.spawn(lane::run(Arc::clone(notify), key));
+                    }
+                    () = notify.leader.stopping() => break,
+                    _ = leadership.changed() => {
+                        if !leadership.borrow_and_update().is_held() {
+                            // The next leader receives the latest events from kas.
+                            lanes.shutdown().await;
+                            notify.lanes.lock().clear();
+                            notify.records.forget();
+                            notify.generation.send_modify(|generation| *generation += 1);
+                        }
+                    }
+                    Some(ended) = lanes.join_next() => {
+                        if let Err(error) = ended && error.is_panic() {
+                            tracing::error!(%error, "the work on an event has panicked; this is a defect");
+                        }
+                    }
+                }
+            }
+            lanes.shutdown().await;
+            drop(working);
+        };
+        tokio::join!(lanes, flux::follow_sources(notify));
+    }
+}
+
+impl std::fmt::Debug for Notify {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notify").field("leader", &self.leader).finish_non_exhaustive()
+    }
+}
+
+impl Target {
+    /// Returns whether an event still has this target.
+    fn is_configured(&self, sections: &EventSections, flux: &BTreeSet<String>, event: &ProjectEvent) -> bool {
+        targets(sections, flux, event).contains(self)
+    }
+}

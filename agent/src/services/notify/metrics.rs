@@ -1,0 +1,62 @@
+//! The metrics of events. Projects and URLs are no labels: their number is that of the configuration.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+use telemetry::DurationHistogram;
+
+/// The upper bounds of the buckets of the time from the arrival of an event to its effect, in seconds.
+const BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 600.0];
+const TARGETS: [&str; 4] = ["webhook", "repository", "argocd", "flux"];
+const RESULTS: [&str; 5] = ["done", "known", "failed", "refused", "abandoned"];
+
+/// The metrics. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct NotifyMetrics {
+    events: Family<EventLabels, Counter>,
+    pub(super) times: DurationHistogram,
+    pub(super) pending: Gauge,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    target: &'static str,
+    result: &'static str,
+}
+
+impl NotifyMetrics {
+    /// Returns registered metrics.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            events: Family::default(),
+            times: DurationHistogram::new(BOUNDS),
+            pending: Gauge::default(),
+        };
+        // All exist from the start: the rate of a series misses the event with which it begins.
+        for target in TARGETS {
+            for result in RESULTS {
+                drop(metrics.events.get_or_create(&EventLabels { target, result }));
+            }
+        }
+        let help = "Attempts at effects of events in the cluster, by target and result";
+        registry.register("agentk_project_events", help, metrics.events.clone());
+        let help = "Time from the arrival of an event to its effect in the cluster";
+        registry.register_with_unit(
+            "agentk_project_event_effect",
+            help,
+            Unit::Seconds,
+            metrics.times.clone(),
+        );
+        let help = "Effects of events that are not done yet";
+        registry.register("agentk_project_events_pending", help, metrics.pending.clone());
+        metrics
+    }
+
+    /// Counts an attempt.
+    pub(super) fn count(&self, target: &'static str, result: &'static str) {
+        debug_assert!(RESULTS.contains(&result), "{result} has no series from the start");
+        self.events.get_or_create(&EventLabels { target, result }).inc();
+    }
+}

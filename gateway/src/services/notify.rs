@@ -1,0 +1,205 @@
+//! Events into clusters: each change of a Git project reaches the agents whose configuration names the project.
+//!
+//! ```text
+//!   GitPushEvent, POST /api/v1/events, look at a repository ─► latest event of each reference (Redis or memory)
+//!                                                                     │  pushes of all replicas
+//!                                                                     ▼
+//!                                              feed of each tunnel ─► POST /v1/events ─► agentk
+//! ```
+//!
+//! The latest event of each reference is kept, so that an agent that was away receives it once it is back. agentk compares ids, so that
+//! an event that arrives through several tunnels has one effect.
+
+mod access;
+mod feed;
+mod metrics;
+mod outbox;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use ::access::AgentIdentity;
+use parking_lot::Mutex;
+use proto::{Hello, ServiceName, notify::ProjectEvent};
+use router::{GitPush, RecordedEvent, RouteStore, StoreError};
+use secrecy::SecretString;
+use tokio::{
+    sync::{
+        broadcast::{self, error::RecvError},
+        watch,
+    },
+    time::{MissedTickBehavior, interval, sleep},
+};
+
+pub(crate) use self::feed::NotifyFeed;
+use self::metrics::NotifyMetrics;
+use super::{ServiceContext, configuration::ConfigurationState, gitops::GitopsService};
+use crate::kill_switch::KillSwitch;
+
+/// The events that a feed may be behind before it reads the latest ones again.
+const QUEUE: usize = 1024;
+/// The time after which the events of all wanted projects are read again: Redis delivers each message at most once.
+const RESYNC: Duration = Duration::from_secs(300);
+/// The pause after the store did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Keeps the events of projects, and sends them to the agents with tunnels to this replica. Clones are cheap, and share their state.
+#[derive(Clone, Debug)]
+pub struct NotifyService(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    store: Arc<dyn RouteStore>,
+    /// The latest events of a project, after each change.
+    live: broadcast::Sender<Arc<[ProjectEvent]>>,
+    /// The number of feeds that want the events of each project.
+    wanted: Mutex<BTreeMap<String, usize>>,
+    /// The repositories of projects, and which agents may read them.
+    gitops: GitopsService,
+    kill_switch: Arc<KillSwitch>,
+    metrics: NotifyMetrics,
+}
+
+/// The origin of an event, as a label of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventOrigin {
+    /// GitLab reported a push.
+    GitLab,
+    /// A program sent the event.
+    Api,
+    /// kas looked at the repository.
+    Poll,
+}
+
+/// The projects that one feed wants. Dropping it withdraws them.
+struct WantedGuard<'a> {
+    service: &'a NotifyService,
+    projects: BTreeSet<String>,
+}
+
+impl NotifyService {
+    /// Builds the service of a replica.
+    pub(super) fn of_replica(context: &mut ServiceContext<'_>, gitops: GitopsService) -> Self {
+        Self(Arc::new(Shared {
+            store: Arc::clone(context.store),
+            live: broadcast::Sender::new(QUEUE),
+            wanted: Mutex::default(),
+            gitops,
+            kill_switch: Arc::clone(context.kill_switch),
+            metrics: NotifyMetrics::register(context.registry),
+        }))
+    }
+
+    /// Returns what serves a tunnel of an agent. `configuration` is that of the agent.
+    pub(super) fn attach(
+        &self,
+        agent: &AgentIdentity,
+        token: &SecretString,
+        hello: &Hello,
+        configuration: watch::Receiver<ConfigurationState>,
+    ) -> NotifyFeed {
+        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::NOTIFY);
+        NotifyFeed {
+            service: self.clone(),
+            agent: agent.clone(),
+            token: token.clone(),
+            accepted,
+            configuration,
+        }
+    }
+
+    /// Keeps an event as the latest one of its reference, and announces a new one to all replicas.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer. Recording the same event again is safe.
+    pub(crate) async fn record(
+        &self,
+        event: &ProjectEvent,
+        origin: EventOrigin,
+    ) -> Result<RecordedEvent, StoreError> {
+        let recorded = self.0.store.record_event(event).await;
+        self.0.metrics.count_event(origin, &recorded);
+        if let Ok(RecordedEvent::New(event)) = &recorded {
+            let (project, reference, id) = (event.project(), event.reference(), event.id());
+            tracing::info!(project, reference, id, origin = origin.as_str(), "event of a project");
+            self.0.store.send_push(GitPush::of_path(project).expect("the path of an event was checked"));
+        }
+        recorded
+    }
+
+    /// Reads the events of a project when any replica receives a push to it. The future never completes.
+    pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
+        let mut unread = BTreeSet::new();
+        let mut resync = interval(RESYNC);
+        resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                push = pushes.recv() => match push {
+                    Ok(push) if self.0.wanted.lock().contains_key(push.path()) => {
+                        unread.insert(push.path().to_owned());
+                    }
+                    Ok(_) => continue,
+                    Err(RecvError::Lagged(_)) => unread.extend(self.wanted()),
+                    Err(RecvError::Closed) => return std::future::pending().await,
+                },
+                _ = resync.tick() => unread.extend(self.wanted()),
+                () = sleep(PAUSE), if !unread.is_empty() => {}
+            }
+            for project in std::mem::take(&mut unread) {
+                match self.0.store.latest_events(&project).await {
+                    // Fails if no feed is open.
+                    Ok(events) => drop(self.0.live.send(events.into())),
+                    Err(error) => {
+                        tracing::debug!(project, %error, "the events of a project are not known yet");
+                        unread.insert(project);
+                    }
+                }
+            }
+        }
+    }
+
+    fn wanted(&self) -> Vec<String> {
+        self.0.wanted.lock().keys().cloned().collect()
+    }
+}
+
+impl<'a> WantedGuard<'a> {
+    fn new(service: &'a NotifyService, projects: BTreeSet<String>) -> Self {
+        let mut wanted = service.0.wanted.lock();
+        for project in &projects {
+            *wanted.entry(project.clone()).or_default() += 1;
+        }
+        drop(wanted);
+        Self { service, projects }
+    }
+}
+
+impl Drop for WantedGuard<'_> {
+    fn drop(&mut self) {
+        let mut wanted = self.service.0.wanted.lock();
+        for project in &self.projects {
+            if let Some(count) = wanted.get_mut(project) {
+                *count -= 1;
+                if *count == 0 {
+                    wanted.remove(project);
+                }
+            }
+        }
+    }
+}
+
+impl EventOrigin {
+    const ALL: [Self; 3] = [Self::GitLab, Self::Api, Self::Poll];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::GitLab => "gitlab",
+            Self::Api => "api",
+            Self::Poll => "poll",
+        }
+    }
+}

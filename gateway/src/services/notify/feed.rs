@@ -1,0 +1,291 @@
+//! Sends the events of projects through one tunnel, while agentk wants them.
+
+use std::{
+    collections::BTreeSet,
+    future::pending,
+    pin::Pin,
+    time::{Duration, SystemTime},
+};
+
+use access::AgentIdentity;
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
+use http::Request;
+use proto::{
+    ServiceName, header,
+    notify::{
+        EVENTS_PATH, MAX_PROJECTS, ProjectEvent, ProjectEventFields, SUBSCRIPTION_PATH, SUBSCRIPTION_PERIOD,
+        Subscription, is_project_path,
+    },
+};
+use secrecy::SecretString;
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    sync::{broadcast::error::RecvError, watch},
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, Tunnel};
+
+use super::{EventOrigin, NotifyService, WantedGuard, access::EventSections, outbox::Outbox};
+use crate::{
+    kill_switch::RequestAttributes,
+    services::{configuration::ConfigurationState, gitops::call, lines::Lines},
+};
+
+/// The time that agentk may take for the response to an event, and for the head of a subscription.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time without a line after which agentk is taken for dead.
+const LINE_TIMEOUT: Duration = Duration::from_secs(3 * SUBSCRIPTION_PERIOD.as_secs());
+/// The pause before the next attempt after a request that failed. It doubles up to the second one.
+const PAUSE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
+/// The time after which kas checks again which events the agent may receive.
+const ACCESS_TTL: Duration = Duration::from_secs(300);
+/// The longest line of agentk, in bytes.
+const MAX_LINE: usize = 4 << 20;
+
+/// Sends events through the tunnels of one agent.
+#[derive(Debug)]
+pub(crate) struct NotifyFeed {
+    pub(super) service: NotifyService,
+    pub(super) agent: AgentIdentity,
+    /// The token of the agent, with which GitLab is asked what the agent may read.
+    pub(super) token: SecretString,
+    /// The agent serves events.
+    pub(super) accepted: bool,
+    pub(super) configuration: watch::Receiver<ConfigurationState>,
+}
+
+type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), String>)> + Send + 'a>>;
+
+impl NotifyFeed {
+    /// Serves the tunnel until it ends. The future never completes.
+    pub(in crate::services) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
+        if self.accepted {
+            // Boxed: most agents want no events, and their tunnels should not reserve memory for them.
+            draining.run_until_cancelled(Box::pin(self.follow_configuration(tunnel))).await;
+        }
+        pending().await
+    }
+
+    async fn follow_configuration(&self, tunnel: &Tunnel) {
+        let mut configuration = self.configuration.clone();
+        let mut pause = PAUSE[0];
+        loop {
+            let sections = EventSections::new(&configuration.borrow_and_update());
+            let subscribe = async {
+                if sections.is_empty() {
+                    return pending().await;
+                }
+                self.subscribe(tunnel, &sections).await
+            };
+            tokio::select! {
+                ended = Box::pin(subscribe) => {
+                    match ended {
+                        Ok(()) => pause = PAUSE[0],
+                        Err(error) => {
+                            tracing::debug!(agent.name = %self.agent.name, error, "agentk gives no subscription for events");
+                            pause = (pause * 2).min(PAUSE[1]);
+                        }
+                    }
+                    sleep(pause).await;
+                }
+                () = changed(&mut configuration, &sections) => pause = PAUSE[0],
+            }
+        }
+    }
+
+    /// Sends the events of the projects that agentk wants, until the subscription ends.
+    async fn subscribe(&self, tunnel: &Tunnel, sections: &EventSections) -> Result<(), String> {
+        // Before the latest events are read, so that none is missed in between.
+        let mut live = self.service.0.live.subscribe();
+        let path = format!("{SUBSCRIPTION_PATH}?agent={}", self.agent.id);
+        let request = Request::get(path).header(header::SERVICE, ServiceName::NOTIFY).body(Body::empty());
+        let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
+        let mut lines = Lines::new(response.map_err(|_| "no response in time")??.into_body(), MAX_LINE);
+        let mut outbox = Outbox::default();
+        let mut guard = None;
+        let mut asked = (Subscription::default(), Instant::now());
+        let mut sending: Option<Sending<'_>> = None;
+        let mut looks = FuturesUnordered::new();
+        loop {
+            if sending.is_none()
+                && let Some(event) = outbox.next()
+            {
+                sending = Some(Box::pin(async {
+                    let sent = self.send(tunnel, &event).await;
+                    (event, sent)
+                }));
+            }
+            let sent = async {
+                match &mut sending {
+                    Some(sending) => sending.await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                line = timeout(LINE_TIMEOUT, lines.next::<Subscription>()) => {
+                    let Some(line) = line.map_err(|_| "agentk sends nothing")?? else { return Ok(()) };
+                    if line == asked.0 && asked.1.elapsed() < ACCESS_TTL {
+                        continue;
+                    }
+                    if line.generation != asked.0.generation {
+                        outbox = Outbox::default();
+                    }
+                    asked = (line.clone(), Instant::now());
+                    let allowed = self.allowed(checked(line)?, sections).await;
+                    if allowed == *outbox.wanted() {
+                        continue;
+                    }
+                    let new = outbox.set_wanted(allowed.clone());
+                    guard = Some(WantedGuard::new(&self.service, allowed));
+                    self.read_latest(&new, &mut outbox).await?;
+                    looks = self.looks(sections, outbox.wanted());
+                }
+                events = live.recv() => match events {
+                    Ok(events) => events.iter().for_each(|event| outbox.add(event)),
+                    Err(RecvError::Lagged(_)) => {
+                        let wanted: Vec<String> = outbox.wanted().iter().cloned().collect();
+                        self.read_latest(&wanted, &mut outbox).await?;
+                    }
+                    Err(RecvError::Closed) => return Ok(()),
+                },
+                (event, sent) = sent => {
+                    sending = None;
+                    self.service.0.metrics.count_delivery(sent.is_ok());
+                    match sent {
+                        Ok(()) => outbox.accept(&event),
+                        // The next subscription sends the latest events again.
+                        Err(error) => return Err(error),
+                    }
+                }
+                Some(()) = looks.next(), if guard.is_some() && !looks.is_empty() => {}
+            }
+        }
+    }
+
+    /// Sends an event, once the operator of kas has not disabled events for this agent.
+    async fn send(&self, tunnel: &Tunnel, event: &ProjectEvent) -> Result<(), String> {
+        let service: ServiceName = ServiceName::NOTIFY.parse().expect("a constant that is a service name");
+        let agent = Some((self.agent.id, Some(&self.agent.name)));
+        let request = RequestAttributes { address: None, service: &service, agent, caller: None, user: None };
+        self.service.0.kill_switch.enabled(&request).await;
+        let body = serde_json::to_vec(event).expect("it has keys that are text");
+        let request = Request::post(EVENTS_PATH)
+            .header(header::SERVICE, ServiceName::NOTIFY)
+            .body(Body::from(Bytes::from(body)))
+            .expect("a valid request");
+        let sent = timeout(REQUEST_TIMEOUT, call(tunnel, request)).await;
+        sent.map_err(|_| "no response in time".to_owned())?.map(drop)
+    }
+
+    /// Names projects, and adds their latest events.
+    async fn read_latest(&self, projects: &[String], outbox: &mut Outbox) -> Result<(), String> {
+        let store = &self.service.0.store;
+        if !projects.is_empty() {
+            store.name_projects(projects).await.map_err(|error| error.to_string())?;
+        }
+        for project in projects {
+            let latest = store.latest_events(project).await.map_err(|error| error.to_string())?;
+            latest.iter().for_each(|event| outbox.add(event));
+        }
+        Ok(())
+    }
+
+    /// Returns a future for each wanted project at whose repository kas looks. They never complete.
+    fn looks<'a>(
+        &'a self,
+        sections: &'a EventSections,
+        wanted: &BTreeSet<String>,
+    ) -> FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send + 'a>>> {
+        let looked_at = sections.projects.iter().filter(|entry| wanted.contains(&entry.id));
+        looked_at.filter_map(|entry| Some(self.look(&entry.id, entry.poll?, &sections.own).boxed())).collect()
+    }
+
+    /// Looks at the default branch of a repository after each period and each push, and records the commit. All agents and replicas
+    /// share the looks.
+    async fn look(&self, project: &str, period: Duration, own: &str) {
+        let gitops = &self.service.0.gitops;
+        let mut pushes = gitops.pushes();
+        let mut before: Option<(String, String)> = None;
+        let mut age = Duration::ZERO;
+        loop {
+            match gitops.newest_commit((&self.agent, &self.token), project, own, age).await {
+                Ok(Some(found)) => {
+                    if before.as_ref() != Some(&found) && self.record(project, &found, before.as_ref()).await
+                    {
+                        before = Some(found);
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(agent.name = %self.agent.name, project, error, "no look at the repository of a project");
+                }
+            }
+            age = period.mul_f64(0.8);
+            let pushed = async { while pushes.recv().await.is_some_and(|path| path != project) {} };
+            tokio::select! {
+                () = sleep(period.mul_f64(rand::random_range(0.9..1.1))) => {}
+                () = pushed => age = Duration::ZERO,
+            }
+        }
+    }
+
+    /// Records the commit that a look has found. The event of another replica that has found the same one has the same id.
+    /// Returns false if it is not recorded.
+    async fn record(
+        &self,
+        project: &str,
+        (reference, commit): &(String, String),
+        before: Option<&(String, String)>,
+    ) -> bool {
+        let mut hash = Sha256::new();
+        for part in [project, reference, commit] {
+            hash.update(part);
+            hash.update([0]);
+        }
+        let id = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let fields = ProjectEventFields {
+            id,
+            sequence: 0,
+            project: project.to_owned(),
+            reference: Some(reference.clone()),
+            before: before.filter(|before| before.0 == *reference).map(|before| before.1.clone()),
+            after: Some(commit.clone()),
+            urls: Vec::new(),
+            time: SystemTime::now(),
+        };
+        // The name of the branch is that of the server of the repository.
+        let Ok(event) = ProjectEvent::try_from(fields) else { return true };
+        match self.service.record(&event, EventOrigin::Poll).await {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(project, %error, "a commit is not recorded");
+                false
+            }
+        }
+    }
+}
+
+/// Returns the projects of a line.
+fn checked(line: Subscription) -> Result<BTreeSet<String>, String> {
+    if line.projects.len() > MAX_PROJECTS {
+        return Err(format!("agentk wants more than {MAX_PROJECTS} projects"));
+    }
+    match line.projects.iter().find(|project| !is_project_path(project)) {
+        Some(project) => Err(format!("agentk wants {project:?}, which is no project")),
+        None => Ok(line.projects.into_iter().collect()),
+    }
+}
+
+/// Waits until the configuration has other sections about events.
+async fn changed(configuration: &mut watch::Receiver<ConfigurationState>, sections: &EventSections) {
+    loop {
+        if configuration.changed().await.is_err() {
+            return pending().await;
+        }
+        if EventSections::new(&configuration.borrow_and_update()) != *sections {
+            return;
+        }
+    }
+}
