@@ -127,6 +127,8 @@ pub struct InvalidServiceName(String);
 impl ServiceName {
     /// Events that agentk reports to kas. Callers cannot reach this service.
     pub const AGENT_EVENTS: &str = "agent-events";
+    /// The traffic that network policies drop, and the violations that policy engines report.
+    pub const ALERTS: &str = "alerts";
     /// Configurations that kas sends to agentk. Callers cannot reach this service.
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
@@ -145,7 +147,8 @@ impl ServiceName {
     pub const PROMETHEUS: &str = "prometheus";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 4] = [Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 5] =
+        [Self::ALERTS, Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
