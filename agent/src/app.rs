@@ -1,5 +1,6 @@
 //! The process: its parts, built from the command line, and the order in which they start and stop.
 
+mod alerts;
 mod flags;
 mod listen;
 mod prometheus;
@@ -25,6 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::listen::AnyAgent;
 pub(crate) use self::{
+    alerts::alert_sources,
     flags::{agent_token, check_scope, tracer_config},
     listen::KasConnection,
     prometheus::prometheus_services,
@@ -42,6 +44,7 @@ use crate::{
     scope_health,
     services::{
         ConfigurationService, KubernetesService,
+        alerts::{Alerts, AlertsHandler, AlertsMetrics},
         configuration::LogLevelSetting,
         events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
@@ -78,6 +81,7 @@ pub struct App {
     gitops: Option<GitopsTasks>,
     notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
+    alerts: Option<Arc<Alerts>>,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -104,6 +108,7 @@ impl App {
         let token = agent_token(&options, token)?;
         let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
+        let alert_sources = alert_sources(&options)?;
         let traces = tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig =
             KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
@@ -136,6 +141,7 @@ impl App {
                 (options.no_gitops, ServiceName::GITOPS),
                 (options.no_graph, ServiceName::GRAPH),
                 (options.no_notify, ServiceName::NOTIFY),
+                (alert_sources.is_none(), ServiceName::ALERTS),
             ];
             let own = own.into_iter().filter(|(disabled, _)| !disabled);
             served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
@@ -191,6 +197,20 @@ impl App {
             (notify, tasks)
         });
         let (notify, notify_tasks) = notify.unzip();
+        let alerts = alert_sources.map(|sources| {
+            let (kubernetes, restrictions) = (kubernetes.clone(), restrictions.clone());
+            let metrics = AlertsMetrics::register(&mut registry);
+            let leader = Arc::clone(&leader);
+            // Without GitOps and events, there is no Lease, because kas does not say which agent this is: each pod reports, and kas
+            // leaves out what another pod has reported.
+            let leads = move || leader.agent().is_none() || leader.is_leading();
+            let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events, metrics);
+            AlertsMetrics::register_open(&mut registry, &alerts);
+            // Added after the policy: what it reads, and what callers see, passes it.
+            let handler = AlertsHandler(Arc::clone(&alerts));
+            services = std::mem::take(&mut services).with_handler(ServiceName::ALERTS, handler);
+            alerts
+        });
         let graph = (!options.no_graph).then(|| {
             let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
             GraphMetrics::register(&mut registry, &graph);
@@ -208,6 +228,9 @@ impl App {
             }
             if let Some(notify) = notify {
                 configuration = configuration.with_notify(notify);
+            }
+            if let Some(alerts) = &alerts {
+                configuration = configuration.with_alerts(Arc::clone(alerts));
             }
             // Added after the policy, which restricts callers and not kas.
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);
@@ -251,6 +274,7 @@ impl App {
             gitops,
             notify: notify_tasks,
             graph,
+            alerts,
             observability,
             registry,
             followers,
@@ -296,6 +320,9 @@ impl App {
         }
         if let Some(graph) = self.graph {
             background.spawn(async move { graph.run().await });
+        }
+        if let Some(alerts) = self.alerts {
+            background.spawn(async move { alerts.run().await });
         }
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });

@@ -132,8 +132,7 @@ impl AlertKey {
 
     /// Returns the key under which the destinations of a source are counted together.
     pub(crate) fn any_destination(&self) -> Self {
-        let peer = Peer { name: "many destinations".to_owned(), ..Peer::default() };
-        Self { destination: Destination { peer, ..Destination::default() }, ..self.clone() }
+        Self { destination: Destination::many(), ..self.clone() }
     }
 
     /// Returns the key under which everything is counted that has no group of its own.
@@ -142,7 +141,7 @@ impl AlertKey {
             verdict: Verdict::Dropped,
             namespace: String::new(),
             source: Peer { name: "many sources".to_owned(), ..Peer::default() },
-            destination: Destination::default(),
+            destination: Destination::many(),
             policy: PolicyRef::default(),
             reason: "too-many-alerts".to_owned(),
         }
@@ -182,6 +181,11 @@ impl AlertState {
 }
 
 impl Destination {
+    fn many() -> Self {
+        let peer = Peer { name: "many destinations".to_owned(), ..Peer::default() };
+        Self { peer, ..Self::default() }
+    }
+
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -215,10 +219,12 @@ impl From<AlertReport> for NewAgentEvent {
     fn from(report: AlertReport) -> Self {
         let message = report.message();
         let AlertReport { alert, state } = report;
+        let of_source = alert.verdict == Verdict::Violation || alert.source.namespace == alert.namespace;
+        let subject = if of_source { &alert.source } else { &alert.destination.peer };
         let subject = EventSubject {
             namespace: alert.namespace.clone(),
-            kind: alert.source.kind.clone(),
-            name: alert.source.name.clone(),
+            kind: subject.kind.clone(),
+            name: subject.name.clone(),
             ..EventSubject::default()
         };
         let mut content = EventContent::new(EventKind::Alert, alert.severity, message)

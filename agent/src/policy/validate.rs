@@ -42,7 +42,7 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         ServiceName::NOTIFY => None,
         _ if is_named_prometheus(word) => None,
         _ => Some(
-            "not the name of a service: write kubernetes, gitops, graph, notify, prometheus, prometheus.<name> or '*'",
+            "not the name of a service: write kubernetes, alerts, gitops, graph, notify, prometheus, prometheus.<name> or '*'",
         ),
     }
 }

@@ -180,6 +180,13 @@ fn report_is_an_event_with_the_facts() {
     ] {
         assert_eq!(content.details.get(name).map(String::as_str), Some(value), "{name}");
     }
+    // The policy of the receiver.
+    let mut of_receiver = key("web", 443);
+    of_receiver.source.namespace = "other".to_owned();
+    let mut second = AlertTable::new(QUIET);
+    observe(&mut second, of_receiver, 0);
+    let event = NewAgentEvent::from(second.reports(at(0), true).remove(0));
+    assert_eq!((&*event.content.subject.namespace, &*event.content.subject.name), ("shop", "db"));
     let json = serde_json::to_value(&table.open()[0]).unwrap();
     assert_eq!(
         json["destination"],
