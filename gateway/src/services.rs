@@ -3,6 +3,7 @@
 //! A request type that callers use is a [`RequestType`] of this folder, in [`REQUEST_TYPES`]. Requests of other types are
 //! forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
 
+mod alerts;
 pub(crate) mod configuration;
 pub(crate) mod environments;
 pub(crate) mod gitops;
@@ -28,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
 use self::{
+    alerts::Alerts,
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     environments::{AgentEnvironments, EnvironmentsFeed},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
@@ -39,7 +41,7 @@ use self::{
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 4] = [&GitopsType, &Graph, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 5] = [&Alerts, &GitopsType, &Graph, &Kubernetes, &Prometheus];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {

@@ -18,6 +18,7 @@
 
 mod addresses;
 mod admission;
+mod alerts;
 mod cancellation;
 mod changes;
 mod clients;
