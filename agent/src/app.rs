@@ -1,5 +1,6 @@
 //! The process: its parts, built from the command line, and the order in which they start and stop.
 
+mod alerts;
 mod flags;
 mod listen;
 mod prometheus;
@@ -25,6 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::listen::AnyAgent;
 pub(crate) use self::{
+    alerts::alert_sources,
     flags::{agent_token, check_scope, tracer_config},
     listen::KasConnection,
     prometheus::prometheus_services,
@@ -35,6 +37,7 @@ use crate::{
     audit_webhook::AuditWebhook,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
+    events::EventLog,
     file_followers::FileFollowers,
     leader::{Leader, LeaderTask},
     log_filter::log_filter,
@@ -43,7 +46,9 @@ use crate::{
     services::{
         ConfigurationService, KubernetesService,
         audit::AuditHandler,
+        alerts::{Alerts, AlertsHandler, AlertsMetrics},
         configuration::LogLevelSetting,
+        events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
         kube_client::{Restrictions, kube_service},
@@ -79,6 +84,7 @@ pub struct App {
     notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
     audit: Option<AuditWebhook>,
+    alerts: Option<Arc<Alerts>>,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -105,6 +111,7 @@ impl App {
         let token = agent_token(&options, token)?;
         let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
+        let alert_sources = alert_sources(&options)?;
         let traces = tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig =
             KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
@@ -147,6 +154,7 @@ impl App {
                 (options.no_gitops, ServiceName::GITOPS),
                 (options.no_graph, ServiceName::GRAPH),
                 (options.no_notify, ServiceName::NOTIFY),
+                (alert_sources.is_none(), ServiceName::ALERTS),
             ];
             let own = own.into_iter().filter(|(disabled, _)| !disabled);
             served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
@@ -160,6 +168,10 @@ impl App {
             services = services.with_scope(&scope);
         }
         let instance = InstanceId::random();
+        let events = EventLog::new(instance);
+        events.register(&mut registry);
+        // Added after the policy, which restricts callers and not kas.
+        services = services.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(events.clone()));
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops_metrics = GitopsMetrics::register(&mut registry);
         let own = cluster_client(kubernetes.clone(), &Restrictions::default(), gitops_metrics.clone());
@@ -194,6 +206,20 @@ impl App {
             (notify, tasks)
         });
         let (notify, notify_tasks) = notify.unzip();
+        let alerts = alert_sources.map(|sources| {
+            let (kubernetes, restrictions) = (kubernetes.clone(), restrictions.clone());
+            let metrics = AlertsMetrics::register(&mut registry);
+            let leader = Arc::clone(&leader);
+            // Without GitOps and events, there is no Lease, because kas does not say which agent this is: each pod reports, and kas
+            // leaves out what another pod has reported.
+            let leads = move || leader.agent().is_none() || leader.is_leading();
+            let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events, metrics);
+            AlertsMetrics::register_open(&mut registry, &alerts);
+            // Added after the policy: what it reads, and what callers see, passes it.
+            let handler = AlertsHandler(Arc::clone(&alerts));
+            services = std::mem::take(&mut services).with_handler(ServiceName::ALERTS, handler);
+            alerts
+        });
         let graph = (!options.no_graph).then(|| {
             let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
             GraphMetrics::register(&mut registry, &graph);
@@ -211,6 +237,9 @@ impl App {
             }
             if let Some(notify) = notify {
                 configuration = configuration.with_notify(notify);
+            }
+            if let Some(alerts) = &alerts {
+                configuration = configuration.with_alerts(Arc::clone(alerts));
             }
             // Added after the policy, which restricts callers and not kas.
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);
@@ -255,6 +284,7 @@ impl App {
             notify: notify_tasks,
             graph,
             audit,
+            alerts,
             observability,
             registry,
             followers,
@@ -305,6 +335,9 @@ impl App {
         }
         if let Some(graph) = self.graph {
             background.spawn(async move { graph.run().await });
+        }
+        if let Some(alerts) = self.alerts {
+            background.spawn(async move { alerts.run().await });
         }
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });

@@ -22,7 +22,7 @@ use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
-    app::{KasConnection, agent_token, check_scope, prometheus_services, tracer_config},
+    app::{KasConnection, agent_token, alert_sources, check_scope, prometheus_services, tracer_config},
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
@@ -93,6 +93,7 @@ impl CheckCommand {
         let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
         tracer_config(&options, &|name| std::env::var_os(name))?;
+        let alerts = alert_sources(&options)?.is_some();
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
         let cluster = Cluster::load(&kubeconfig)?;
         let mut served = Services::names_of_callers(
@@ -100,6 +101,7 @@ impl CheckCommand {
             options.prometheus_discovery.is_some(),
             !options.no_gitops,
             !options.no_graph,
+            alerts,
         );
         served.extend((!options.no_notify).then(|| ServiceName::NOTIFY.parse().expect("a service name")));
         if options.audit.audit_listen.is_some() {

@@ -261,6 +261,33 @@ pub struct RunOptions {
 
     #[command(flatten)]
     pub audit: AuditOptions,
+    /// Hubble Relay to follow for traffic that network policies drop: http(s)://host[:port]
+    ///
+    /// What policies with the annotation app.gitlab.com/alert drop is reported to kas, and callers see it with the service alerts. The
+    /// policy file limits it (service alerts). See docs/alerts.md.
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_HUBBLE_ADDRESS", help_heading = "Alerts")]
+    pub hubble_address: Option<ServerUrl>,
+    /// Certificates (PEM) to trust for Hubble Relay instead of the system's; read again for each connection
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "hubble_address",
+        env = "AGENTK_HUBBLE_CA_CERT_FILE", help_heading = "Alerts")]
+    pub hubble_ca_cert_file: Option<PathBuf>,
+    /// Certificate chain (PEM) of agentk for Hubble Relay; read again for each connection
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires_all = ["hubble_address", "hubble_client_key_file"],
+        env = "AGENTK_HUBBLE_CLIENT_CERT_FILE", help_heading = "Alerts")]
+    pub hubble_client_cert_file: Option<PathBuf>,
+    /// Private key (PEM) of that certificate
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "hubble_client_cert_file",
+        env = "AGENTK_HUBBLE_CLIENT_KEY_FILE", help_heading = "Alerts")]
+    pub hubble_client_key_file: Option<PathBuf>,
+    /// Name in the certificate of Hubble Relay, if it is not the host of the address
+    #[arg(long, value_name = "NAME", requires = "hubble_address", env = "AGENTK_HUBBLE_TLS_SERVER_NAME", help_heading = "Alerts",
+        value_parser = NonEmptyStringValueParser::new())]
+    pub hubble_tls_server_name: Option<String>,
+    /// Report violations that policy engines write as Events: Kyverno, Gatekeeper
+    ///
+    /// alerts.event_reasons of this agent's configuration has the reasons of these Events. See docs/alerts.md.
+    #[arg(long, env = "AGENTK_POLICY_ENGINE_ALERTS", help_heading = "Alerts")]
+    pub policy_engine_alerts: bool,
 
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///
@@ -445,6 +472,12 @@ mod tests {
             ("--kas-address wss://kas --namespaces shop,", "\"\" is not a namespace"),
             ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
             ("--kas-address wss://kas --otlp-endpoint collector:4318", "--otlp-endpoint"),
+            ("--kas-address wss://kas --hubble-address hubble-relay:80", "--hubble-address"),
+            ("--kas-address wss://kas --hubble-ca-cert-file ca.crt", "--hubble-address"),
+            (
+                "--kas-address wss://kas --hubble-address https://h --hubble-client-cert-file c",
+                "--hubble-client-key-file",
+            ),
             ("--kas-address wss://kas --otlp-sample-ratio 2", "--otlp-sample-ratio"),
             ("--kas-address wss://kas --shutdown-grace-period 5", "number and a unit"),
             ("--kas-address wss://kas --cluster-response-timeout 0s", "it is at least 1s"),

@@ -125,7 +125,7 @@ impl Policy {
     }
 
     /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
-    /// `kubernetes`, and those that `gitops`, `graph` and `notify` send.
+    /// `kubernetes`, and those that `alerts`, `gitops`, `graph` and `notify` send.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
         if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
@@ -165,7 +165,11 @@ impl Policy {
 fn is_of_cluster(service: &str) -> bool {
     matches!(
         service,
-        ServiceName::KUBERNETES | ServiceName::GITOPS | ServiceName::GRAPH | ServiceName::NOTIFY
+        ServiceName::KUBERNETES
+            | ServiceName::ALERTS
+            | ServiceName::GITOPS
+            | ServiceName::GRAPH
+            | ServiceName::NOTIFY
     )
 }
 

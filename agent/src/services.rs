@@ -3,9 +3,11 @@
 //! A new request type is a [`RequestHandler`] in this folder, which `Services::of_callers` adds.
 
 pub(crate) mod audit;
+pub(crate) mod alerts;
 pub mod configuration;
 pub(crate) mod control;
 mod error;
+pub(crate) mod events;
 pub(crate) mod gitops;
 pub(crate) mod graph;
 pub mod headers;
@@ -76,12 +78,14 @@ impl Services {
         discovery: bool,
         gitops: bool,
         graph: bool,
+        alerts: bool,
     ) -> Vec<ServiceName> {
         let name = |text: &str| text.parse().expect("a constant that is a service name");
         let mut names = vec![name(ServiceName::KUBERNETES)];
         names.extend(prometheus.keys().cloned());
         names.extend(gitops.then(|| name(ServiceName::GITOPS)));
         names.extend(graph.then(|| name(ServiceName::GRAPH)));
+        names.extend(alerts.then(|| name(ServiceName::ALERTS)));
         names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
         names
     }

@@ -4,6 +4,7 @@
 //! forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
 
 mod audit;
+mod alerts;
 pub(crate) mod configuration;
 pub(crate) mod environments;
 pub(crate) mod gitops;
@@ -31,6 +32,7 @@ use tunnel::Tunnel;
 pub(crate) use self::lines::Lines;
 use self::{
     audit::Audit,
+    alerts::Alerts,
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     environments::{AgentEnvironments, EnvironmentsFeed},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
@@ -42,7 +44,8 @@ use self::{
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 5] = [&Audit, &GitopsType, &Graph, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 6] =
+    [&Alerts, &Audit, &GitopsType, &Graph, &Kubernetes, &Prometheus];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {

@@ -4,6 +4,7 @@
 //! of GitLab works unchanged, and [`AgentConfiguration::warnings`] names them. All other unknown keys are errors.
 
 mod access;
+pub mod alerts;
 pub mod environments;
 pub mod gitops;
 pub mod graph;
@@ -61,6 +62,9 @@ pub struct AgentConfiguration {
     /// The sources of Flux, which reconcile when their repository changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flux: Option<notify::Flux>,
+    /// The traffic and the violations that agentk reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alerts: Option<alerts::AlertsSection>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_scanning: Option<Value>,
@@ -144,6 +148,7 @@ impl AgentConfiguration {
         self.graph.iter().try_for_each(graph::GraphSection::validate)?;
         self.notify.iter().try_for_each(notify::Notify::validate)?;
         self.flux.iter().try_for_each(notify::Flux::validate)?;
+        self.alerts.iter().try_for_each(alerts::AlertsSection::validate)?;
         self.ci_access.iter().try_for_each(CiAccess::validate)?;
         self.user_access.iter().try_for_each(UserAccess::validate)
     }
@@ -303,6 +308,7 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         let parsed = parse(include_str!("../../deploy/agent-configuration.example.yaml")).unwrap();
         assert!(parsed.scope.is_some() && parsed.ci_access.is_some() && parsed.user_access.is_some());
         assert_eq!(parsed.graph.as_ref().unwrap().limits, graph::GraphLimits::default());
+        assert_eq!(parsed.alerts.as_ref().unwrap().quiet_period.as_secs(), 600);
         assert_eq!((parsed.log_level(), parsed.warnings()), (Some(LogLevel::Info), Vec::<String>::new()));
     }
 

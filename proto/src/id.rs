@@ -127,6 +127,10 @@ pub struct InvalidServiceName(String);
 impl ServiceName {
     /// The audit log of the agent's cluster.
     pub const AUDIT: &str = "audit";
+    /// Events that agentk reports to kas. Callers cannot reach this service.
+    pub const AGENT_EVENTS: &str = "agent-events";
+    /// The traffic that network policies drop, and the violations that policy engines report.
+    pub const ALERTS: &str = "alerts";
     /// Configurations that kas sends to agentk. Callers cannot reach this service.
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
@@ -145,8 +149,8 @@ impl ServiceName {
     pub const PROMETHEUS: &str = "prometheus";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 5] =
-        [Self::AUDIT, Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 6] =
+        [Self::ALERTS, Self::AUDIT, Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
@@ -155,7 +159,10 @@ impl ServiceName {
 
     /// Returns true if only kas itself sends requests to this service.
     pub fn is_internal(&self) -> bool {
-        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS | Self::NOTIFY)
+        matches!(
+            self.as_str(),
+            Self::AGENT_EVENTS | Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS | Self::NOTIFY
+        )
     }
 
     /// Returns true for `prometheus` and `prometheus.<name>`.

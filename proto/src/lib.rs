@@ -22,6 +22,7 @@ pub mod audit;
 pub mod control;
 mod delivery;
 mod error_chain;
+pub mod events;
 pub mod gitops;
 pub mod graph;
 pub mod header;

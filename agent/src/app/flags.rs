@@ -113,6 +113,10 @@ pub(super) fn follow_files(options: &RunOptions, token: &AgentToken, followers: 
         let pem = Pem::File(path.clone());
         followers.check("--kas-ca-cert-file", vec![path.clone()], move || pem.check_authorities());
     }
+    if let Some(path) = &options.hubble_ca_cert_file {
+        let pem = Pem::File(path.clone());
+        followers.check("--hubble-ca-cert-file", vec![path.clone()], move || pem.check_authorities());
+    }
     let key = |flag: &str, file: &NamedValue<PathBuf>| match &file.name {
         Some(name) => format!("{flag} {name}"),
         None => flag.to_owned(),

@@ -30,6 +30,7 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
     match word {
         "*" => None,
         _ if ServiceName::OF_CALLERS.contains(&word) => None,
+        ServiceName::AGENT_EVENTS => Some("only kas itself follows events, and no policy applies to them"),
         ServiceName::CONTROL => Some("the service 'control' is agentk's own, and no policy applies to it"),
         ServiceName::CONFIGURATION => {
             Some("only kas itself sends configurations, and no policy applies to them")
@@ -41,7 +42,7 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         ServiceName::NOTIFY => None,
         _ if is_named_prometheus(word) => None,
         _ => Some(
-            "not the name of a service: write kubernetes, gitops, graph, notify, audit, prometheus, prometheus.<name> or '*'",
+            "not the name of a service: write kubernetes, alerts, audit, gitops, graph, notify, prometheus, prometheus.<name> or '*'",
         ),
     }
 }

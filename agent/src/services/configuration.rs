@@ -19,6 +19,7 @@ use tunnel::Body;
 
 use super::{
     RequestHandler, ServiceError,
+    alerts::Alerts,
     graph::GraphService,
     notify::{EventSections, Notify},
     response::json_response,
@@ -31,6 +32,7 @@ pub struct ConfigurationService {
     inner: Arc<Inner>,
     graph: Option<Arc<GraphService>>,
     notify: Option<Arc<Notify>>,
+    alerts: Option<Arc<Alerts>>,
 }
 
 #[derive(Debug)]
@@ -61,13 +63,15 @@ struct ConfigurationState {
     refused: Vec<String>,
     /// The reason why the section of the graph has no effect.
     graph_error: Option<String>,
+    /// The reason why the section of the alerts has no effect.
+    alerts_error: Option<String>,
 }
 
 impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
         let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
-        Self { inner, graph: None, notify: None }
+        Self { inner, graph: None, notify: None, alerts: None }
     }
 
     /// Returns a service that configures the graph, too.
@@ -81,6 +85,13 @@ impl ConfigurationService {
     #[must_use]
     pub(crate) fn with_notify(mut self, notify: Arc<Notify>) -> Self {
         self.notify = Some(notify);
+        self
+    }
+
+    /// Returns a service that configures alerts, too.
+    #[must_use]
+    pub(crate) fn with_alerts(mut self, alerts: Arc<Alerts>) -> Self {
+        self.alerts = Some(alerts);
         self
     }
 
@@ -116,6 +127,15 @@ impl ConfigurationService {
                 tracing::warn!(error, "the graph does not use its configuration");
             }
             state.graph_error = keys.graph_error;
+        }
+        if let Some(alerts) = &self.alerts {
+            alerts.set_section(keys.alerts);
+        }
+        if keys.alerts_error != state.alerts_error {
+            if let Some(error) = &keys.alerts_error {
+                tracing::warn!(error, "the alerts do not use their configuration");
+            }
+            state.alerts_error = keys.alerts_error;
         }
         let mut refused: Vec<String> = keys.notify_error.clone().into_iter().collect();
         if let Some(notify) = &self.notify {

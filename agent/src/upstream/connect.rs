@@ -49,7 +49,7 @@ impl Connector {
         Self { write_timeout, ..self }
     }
 
-    pub(super) fn url(&self) -> &ServerUrl {
+    pub(crate) fn url(&self) -> &ServerUrl {
         &self.url
     }
 

@@ -80,6 +80,7 @@ impl Site {
                 token: self.tokens.agent.expose_secret().to_owned(),
                 kubeconfig: kubeconfig_of(directory, &format!("http://{}", self.cluster.address)),
                 prometheus: None,
+                hubble: None,
                 policy: None,
                 namespaces: None,
                 require_scope: false,

@@ -19,6 +19,7 @@
 mod addresses;
 mod admission;
 mod audit;
+mod alerts;
 mod cancellation;
 mod changes;
 mod clients;

@@ -6,6 +6,7 @@ mod curl;
 mod fleet;
 mod git;
 mod gitlab;
+mod hubble;
 mod installation;
 mod kas;
 mod kubeconfig;
@@ -34,6 +35,7 @@ pub(crate) use self::{
     fleet::{Fleet, run_under_load, write_secret},
     git::{GitRepository, GitServer, SshServer, new_ssh_key},
     gitlab::GitLab,
+    hubble::Hubble,
     installation::{AGENT, Installation, kubeconfig_of},
     kas::{Kas, KasOptions, Tokens, command_in_network},
     kubectl::{Kubectl, assert_same_output, normalize},

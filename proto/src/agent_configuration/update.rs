@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{
     LogLevel, Scope,
+    alerts::AlertsSection,
     graph::GraphSection,
     notify::{Flux, Notify},
 };
@@ -45,7 +46,7 @@ pub struct ConfigurationResponse {
 /// The keys of the file that agentk applies.
 ///
 /// A newer kas may send keys that this agentk does not have. Those of [`Scope`] restrict requests, so an unknown one is an
-/// error. Without its section, the graph works as by default.
+/// error. Without their sections, the graph and the alerts work as by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AppliedKeys {
     /// The level of agentk's log.
@@ -62,6 +63,10 @@ pub struct AppliedKeys {
     pub flux: Option<Flux>,
     /// The reason why the sections of events have no effect.
     pub notify_error: Option<String>,
+    /// The traffic and the violations that agentk reports.
+    pub alerts: AlertsSection,
+    /// The reason why the section of the alerts has no effect.
+    pub alerts_error: Option<String>,
 }
 
 impl AppliedKeys {
@@ -85,8 +90,17 @@ impl AppliedKeys {
         let events = events(configuration);
         let notify_error = events.as_ref().err().cloned();
         let (notify, flux) = events.unwrap_or_default();
+        let alerts: Result<Option<AlertsSection>, String> = value(configuration, "/alerts");
+        let alerts = alerts.and_then(|section| {
+            let section = section.unwrap_or_default();
+            section.validate().map_err(|(key, what)| format!("{key}: {what}")).map(|()| section)
+        });
+        let (alerts, alerts_error) = match alerts {
+            Ok(section) => (section, None),
+            Err(error) => (AlertsSection::default(), Some(error)),
+        };
         let log_level = value(configuration, "/observability/logging/level")?;
-        Ok(Self { log_level, scope, graph, graph_error, notify, flux, notify_error })
+        Ok(Self { log_level, scope, graph, graph_error, notify, flux, notify_error, alerts, alerts_error })
     }
 }
 
@@ -133,6 +147,17 @@ mod tests {
         assert!(keys.graph_error.unwrap().starts_with("graph: unknown field"));
         let keys = AppliedKeys::new(&json!({"graph": {"limits": {"objects": 7}}})).unwrap();
         assert_eq!((keys.graph.limits.objects, keys.graph_error), (7, None));
+    }
+
+    #[test]
+    fn unknown_key_of_the_alerts_does_not_harm_the_scope() {
+        let keys = AppliedKeys::new(&json!({
+            "scope": {"namespaces": ["a"]},
+            "alerts": {"namespaces": ["a"], "feature_of_a_later_kas": {}},
+        }));
+        let keys = keys.unwrap();
+        assert_eq!((keys.scope.unwrap().namespaces.len(), keys.alerts), (1, AlertsSection::default()));
+        assert!(keys.alerts_error.unwrap().starts_with("alerts: unknown field"));
     }
 
     #[test]

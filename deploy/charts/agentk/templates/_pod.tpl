@@ -63,6 +63,10 @@ volumes:
   - name: webhooks
     secret: {secretName: {{ .Values.notify.keysSecret }}}
   {{- end }}
+  {{- with .Values.alerts.tlsSecret }}
+  - name: hubble
+    secret: {secretName: {{ . }}}
+  {{- end }}
   {{- range $index, $server := .Values.prometheus.servers }}
   {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}
   - name: prometheus-{{ $index }}
@@ -141,6 +145,28 @@ env:
   - name: AGENTK_NO_GRAPH
     value: "true"
   {{- end }}
+  {{- with .Values.alerts }}
+  {{- if .hubbleAddress }}
+  - name: AGENTK_HUBBLE_ADDRESS
+    value: {{ .hubbleAddress | quote }}
+  {{- end }}
+  {{- if .tlsSecret }}
+  - name: AGENTK_HUBBLE_CA_CERT_FILE
+    value: /etc/agentk/hubble/ca.crt
+  - name: AGENTK_HUBBLE_CLIENT_CERT_FILE
+    value: /etc/agentk/hubble/tls.crt
+  - name: AGENTK_HUBBLE_CLIENT_KEY_FILE
+    value: /etc/agentk/hubble/tls.key
+  {{- end }}
+  {{- if .tlsServerName }}
+  - name: AGENTK_HUBBLE_TLS_SERVER_NAME
+    value: {{ .tlsServerName | quote }}
+  {{- end }}
+  {{- if .policyEngines }}
+  - name: AGENTK_POLICY_ENGINE_ALERTS
+    value: "true"
+  {{- end }}
+  {{- end }}
   {{- if .Values.requireScope }}
   - name: AGENTK_REQUIRE_SCOPE
     value: "true"
@@ -171,6 +197,9 @@ volumeMounts:
   {{- end }}
   {{- if and .Values.notify.enabled .Values.notify.keysSecret }}
   - {name: webhooks, mountPath: /etc/agentk/webhooks, readOnly: true}
+  {{- end }}
+  {{- if .Values.alerts.tlsSecret }}
+  - {name: hubble, mountPath: /etc/agentk/hubble, readOnly: true}
   {{- end }}
   {{- range $index, $server := .Values.prometheus.servers }}
   {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}

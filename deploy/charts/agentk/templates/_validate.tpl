@@ -35,6 +35,11 @@
 {{- fail "rbac.impersonate: users and groups have no namespace, so it needs rbac.scope cluster" -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.alerts -}}
+{{- if and (or .tlsSecret .tlsServerName) (not (hasPrefix "https://" .hubbleAddress)) -}}
+{{- fail "alerts.hubbleAddress: write https://, because alerts.tlsSecret or alerts.tlsServerName is set" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.admission -}}
 {{- if .enabled -}}
 {{- if not $.Values.policy -}}

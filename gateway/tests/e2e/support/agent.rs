@@ -21,6 +21,8 @@ pub(crate) struct AgentOptions {
     pub(crate) kubeconfig: PathBuf,
     /// The URL of its Prometheus.
     pub(crate) prometheus: Option<String>,
+    /// The URL of Hubble Relay.
+    pub(crate) hubble: Option<String>,
     /// The policy file.
     pub(crate) policy: Option<PathBuf>,
     /// `--namespaces`.
@@ -95,6 +97,9 @@ impl Agent {
         }
         if let Some(prometheus) = &options.prometheus {
             command.args(["--prometheus-url", prometheus]);
+        }
+        if let Some(hubble) = &options.hubble {
+            command.args(["--hubble-address", hubble]);
         }
         if let Some(policy) = &options.policy {
             command.arg("--policy-file").arg(policy);

@@ -53,6 +53,7 @@ impl Fleet {
             token: tokens.agent.expose_secret().to_owned(),
             kubeconfig: kubeconfig.to_owned(),
             prometheus: None,
+            hubble: None,
             policy: None,
             namespaces: None,
             require_scope: false,

@@ -75,6 +75,7 @@ impl Installation {
             token: tokens.agent.expose_secret().to_owned(),
             kubeconfig: kubeconfig.map_or_else(|| unreachable_cluster(directory.path()), Path::to_owned),
             prometheus: prometheus.map(str::to_owned),
+            hubble: None,
             policy: None,
             namespaces: None,
             require_scope: false,

@@ -1,0 +1,35 @@
+//! Texts that workloads of the cluster have chosen.
+
+/// The longest text of an alert, in bytes: the longest name of a Kubernetes object.
+pub(crate) const MAX_TEXT: usize = 253;
+
+/// Returns one line of at most [`MAX_TEXT`] bytes. Control characters, and characters that change the direction of a line or have no
+/// width, become spaces, so that the text looks like what it is in a terminal and in a message.
+pub(crate) fn clean(text: &str) -> String {
+    let mut line = String::with_capacity(text.len().min(MAX_TEXT));
+    for character in text.chars().map(|c| if is_hidden(c) { ' ' } else { c }) {
+        if line.len() + character.len_utf8() > MAX_TEXT {
+            break;
+        }
+        line.push(character);
+    }
+    line.trim().to_owned()
+}
+
+fn is_hidden(c: char) -> bool {
+    let format =
+        matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c.is_control() || format
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_becomes_a_short_line() {
+        assert_eq!(clean("a\u{1b}[31m\r\nb\u{202e}c\0"), "a [31m  b c");
+        let cut = clean(&"é".repeat(10_000));
+        assert_eq!(cut.len(), MAX_TEXT - 1, "a character is not cut in two");
+    }
+}

@@ -1,0 +1,83 @@
+//! The sources of alerts that flags name.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use rustls::pki_types::ServerName;
+
+use crate::{
+    cli::RunOptions,
+    services::alerts::{AlertSources, HubbleRelay},
+    upstream::{ClientTls, ClientTlsConfig, Pem, Scheme},
+};
+
+/// Returns the sources, or `None` if no flag names one. It reads every file that is named, which blocks.
+pub(crate) fn alert_sources(options: &RunOptions) -> anyhow::Result<Option<AlertSources>> {
+    let hubble = options.hubble_address.clone().map(|url| {
+        anyhow::ensure!(
+            url.base_path().is_empty(),
+            "--hubble-address {url} has a path, which gRPC does not support"
+        );
+        let name = options.hubble_tls_server_name.clone().map(ServerName::try_from).transpose();
+        let server_name = name.context("--hubble-tls-server-name is neither a DNS name nor an IP address")?;
+        let certificate = options.hubble_client_cert_file.clone().zip(options.hubble_client_key_file.clone());
+        let config = ClientTlsConfig {
+            ca: options.hubble_ca_cert_file.clone().map(Pem::File),
+            identity: certificate.map(|(chain, key)| (Pem::File(chain), Pem::File(key))),
+            server_name,
+            http2: true,
+            ..ClientTlsConfig::default()
+        };
+        let tls = match url.scheme() {
+            Scheme::Http
+                if config.ca.is_some() || config.identity.is_some() || config.server_name.is_some() =>
+            {
+                anyhow::bail!(
+                    "--hubble-address {url} has no TLS, for which there are certificates: write https://"
+                )
+            }
+            // Root certificates are needed for TLS only.
+            Scheme::Http => ClientTls::system(),
+            Scheme::Https => ClientTls::new(config).context("the certificates for --hubble-address")?,
+        };
+        Ok(HubbleRelay::new(url, Arc::new(tls)))
+    });
+    let sources = AlertSources { hubble: hubble.transpose()?, policy_engines: options.policy_engine_alerts };
+    Ok((sources.hubble.is_some() || sources.policy_engines).then_some(sources))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+
+    fn sources(flags: &str) -> Result<Option<AlertSources>, String> {
+        let line = format!("agentk --kas-address ws://kas {flags}");
+        let options = Cli::from_arguments(line.split_whitespace()).unwrap().run.unwrap();
+        alert_sources(&options).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn alerts_are_off_without_a_source() {
+        assert!(sources("").unwrap().is_none());
+        assert!(sources("--policy-engine-alerts").unwrap().unwrap().hubble.is_none());
+        assert!(sources("--hubble-address http://hubble-relay:80").unwrap().unwrap().hubble.is_some());
+    }
+
+    #[test]
+    fn address_and_certificates_have_to_agree() {
+        for (flags, expected) in [
+            ("--hubble-address http://hubble-relay/prefix", "has a path, which gRPC does not support"),
+            ("--hubble-address http://hubble-relay --hubble-ca-cert-file ca.crt", "write https://"),
+            ("--hubble-address http://hubble-relay --hubble-tls-server-name ui", "write https://"),
+            (
+                "--hubble-address https://hubble-relay --hubble-tls-server-name a/b",
+                "--hubble-tls-server-name is neither",
+            ),
+            ("--hubble-address https://hubble-relay --hubble-ca-cert-file absent", "cannot read absent"),
+        ] {
+            let error = sources(flags).unwrap_err();
+            assert!(error.contains(expected), "{flags}: {error}");
+        }
+    }
+}
