@@ -125,6 +125,8 @@ pub struct ServiceName(Cow<'static, str>);
 pub struct InvalidServiceName(String);
 
 impl ServiceName {
+    /// Events that agentk reports to kas. Callers cannot reach this service.
+    pub const AGENT_EVENTS: &str = "agent-events";
     /// Configurations that kas sends to agentk. Callers cannot reach this service.
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
@@ -152,7 +154,10 @@ impl ServiceName {
 
     /// Returns true if only kas itself sends requests to this service.
     pub fn is_internal(&self) -> bool {
-        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS | Self::NOTIFY)
+        matches!(
+            self.as_str(),
+            Self::AGENT_EVENTS | Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS | Self::NOTIFY
+        )
     }
 
     /// Returns true for `prometheus` and `prometheus.<name>`.

@@ -21,6 +21,7 @@ pub mod agent_configuration;
 pub mod control;
 mod delivery;
 mod error_chain;
+pub mod events;
 pub mod gitops;
 pub mod graph;
 pub mod header;

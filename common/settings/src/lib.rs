@@ -6,6 +6,7 @@ pub mod duration;
 mod file;
 mod network;
 pub mod rfc3339;
+pub mod rfc3339_millis;
 mod secret;
 mod yaml;
 
