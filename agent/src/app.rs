@@ -34,6 +34,7 @@ use crate::{
     admin::Admin,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
+    events::EventLog,
     file_followers::FileFollowers,
     leader::{Leader, LeaderTask},
     log_filter::log_filter,
@@ -42,6 +43,7 @@ use crate::{
     services::{
         ConfigurationService, KubernetesService,
         configuration::LogLevelSetting,
+        events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
         kube_client::{Restrictions, kube_service},
@@ -151,6 +153,10 @@ impl App {
             services = services.with_scope(&scope);
         }
         let instance = InstanceId::random();
+        let events = EventLog::new(instance);
+        events.register(&mut registry);
+        // Added after the policy, which restricts callers and not kas.
+        services = services.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(events.clone()));
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops_metrics = GitopsMetrics::register(&mut registry);
         let own = cluster_client(kubernetes.clone(), &Restrictions::default(), gitops_metrics.clone());

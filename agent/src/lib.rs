@@ -28,6 +28,7 @@ pub mod cluster;
 pub mod connect;
 mod disabled;
 mod dispatch;
+mod events;
 mod file_followers;
 mod gitlab;
 mod health;
@@ -47,6 +48,7 @@ pub use self::{
     check::CheckCommand,
     connect::{AgentToken, Dial, DialError, KasAddress, ProtocolChoice, TcpDialer},
     disabled::DisabledRules,
+    events::EventLog,
     health::{AgentHealth, ClusterStatus, Observability},
     log_filter::log_filter,
     metrics::AgentMetrics,

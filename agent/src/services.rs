@@ -5,6 +5,7 @@
 pub mod configuration;
 pub(crate) mod control;
 mod error;
+pub(crate) mod events;
 pub(crate) mod gitops;
 pub(crate) mod graph;
 pub mod headers;

@@ -30,6 +30,7 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
     match word {
         "*" => None,
         _ if ServiceName::OF_CALLERS.contains(&word) => None,
+        ServiceName::AGENT_EVENTS => Some("only kas itself follows events, and no policy applies to them"),
         ServiceName::CONTROL => Some("the service 'control' is agentk's own, and no policy applies to it"),
         ServiceName::CONFIGURATION => {
             Some("only kas itself sends configurations, and no policy applies to them")

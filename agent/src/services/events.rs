@@ -1,0 +1,160 @@
+//! The service `agent-events`: kas follows the events of this process.
+
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::stream;
+use http::{Method, Request, Response};
+use proto::{
+    Reason,
+    events::{AgentEventId, AgentEventLine, EVENTS_PATH},
+};
+use tokio::{sync::watch, time::timeout};
+use tunnel::Body;
+
+use super::{
+    RequestHandler, ServiceError,
+    response::{JSON_LINES, bad_request, line, stream_response, wrong_method},
+};
+use crate::events::{EventBatch, EventLog};
+
+/// The most events that are copied at once. A reader that stops holds no more memory.
+const BATCH: usize = 16;
+/// The time after which a line says that nothing has happened.
+const ALIVE: Duration = Duration::from_secs(15);
+
+/// Serves kas. Clones share the log.
+#[derive(Clone, Debug)]
+pub(crate) struct EventsHandler(pub(crate) EventLog);
+
+/// A replica of kas that follows.
+struct Reader {
+    log: EventLog,
+    changes: watch::Receiver<u64>,
+    /// The last event that was sent.
+    after: Option<AgentEventId>,
+}
+
+impl RequestHandler for EventsHandler {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let path = request.uri().path();
+        if path != EVENTS_PATH {
+            let what = format!("agentk has no path {path} for events");
+            return Err(ServiceError::new(Reason::UnknownPath, what));
+        }
+        if request.method() != Method::GET {
+            return Err(wrong_method(path, "GET"));
+        }
+        let after = parse(request.uri().query().unwrap_or_default())?;
+        // Subscribed first, so that no event is missed.
+        let reader = Reader { changes: self.0.changes(), log: self.0.clone(), after };
+        let lines = stream::unfold(reader, async |mut reader| Some((reader.next().await, reader)));
+        Ok(stream_response(JSON_LINES, lines))
+    }
+}
+
+impl Reader {
+    /// Returns the next lines, once there are some. It reads the ring when the one before was sent, so that the ring is the only buffer.
+    async fn next(&mut self) -> Bytes {
+        loop {
+            self.changes.mark_unchanged();
+            let EventBatch { missed, events } = self.log.read(self.after, BATCH);
+            if let Some(last) = events.last() {
+                self.after = Some(last.id);
+                let mut lines = BytesMut::new();
+                if missed > 0 {
+                    lines.put(line(&AgentEventLine::Missed(missed)));
+                }
+                for event in events {
+                    lines.put(line(&AgentEventLine::Event((*event).clone())));
+                }
+                return lines.freeze();
+            }
+            match timeout(ALIVE, self.changes.changed()).await {
+                // The sender lives as long as the log.
+                Ok(_) => {}
+                Err(_) => return line(&AgentEventLine::Alive {}),
+            }
+        }
+    }
+}
+
+fn parse(query: &str) -> Result<Option<AgentEventId>, ServiceError> {
+    if query.is_empty() {
+        return Ok(None);
+    }
+    let id = query
+        .strip_prefix("after=")
+        .ok_or_else(|| bad_request("the query must be after=<id of an event>"))?;
+    id.parse().map(Some).map_err(|error| bad_request(&format!("after: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use proto::{
+        InstanceId,
+        events::{EventContent, EventKind, Severity},
+    };
+
+    use super::*;
+
+    fn emit(log: &EventLog, message: &str) {
+        log.emit(EventContent::new(EventKind::Drift, Severity::Warning, message));
+    }
+
+    async fn open(log: &EventLog, query: &str) -> Body {
+        let request = Request::get(format!("{EVENTS_PATH}{query}")).body(Body::empty()).unwrap();
+        EventsHandler(log.clone()).handle(request).await.unwrap().into_body()
+    }
+
+    /// Returns the messages of the next lines, or what they are.
+    async fn lines(body: &mut Body) -> Vec<String> {
+        let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let lines = data.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let lines = lines.map(|line| match serde_json::from_slice(line).unwrap() {
+            AgentEventLine::Event(event) => format!("{} {}", event.id.sequence, event.event.content.message),
+            other => format!("{other:?}"),
+        });
+        lines.collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_follow_while_the_stream_is_open() {
+        let log = EventLog::new(InstanceId::random());
+        emit(&log, "before");
+        let mut body = open(&log, "").await;
+        assert_eq!(lines(&mut body).await, ["1 before"]);
+        assert_eq!(lines(&mut body).await, ["Alive"], "nothing happens for 15 s");
+        emit(&log, "a");
+        emit(&log, "b");
+        assert_eq!(lines(&mut body).await, ["2 a", "3 b"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_continues_after_an_event_and_reports_a_gap() {
+        let log = EventLog::new(InstanceId::random());
+        (0..1020).for_each(|number| emit(&log, &number.to_string()));
+        let first = log.read(None, 1).events[0].id;
+        let query = format!("?after={}", AgentEventId { sequence: 5, ..first });
+        let mut body = open(&log, &query).await;
+        let found = lines(&mut body).await;
+        assert_eq!((found.len(), &*found[0], &*found[1]), (BATCH + 1, "Missed(15)", "21 20"));
+        let query = format!("?after={}", AgentEventId { sequence: 1019, ..first });
+        assert_eq!(lines(&mut open(&log, &query).await).await, ["1020 1019"]);
+    }
+
+    #[tokio::test]
+    async fn wrong_request_is_refused() {
+        let handler = EventsHandler(EventLog::new(InstanceId::random()));
+        for (method, uri, reason) in [
+            (Method::POST, "/v1/events", Reason::MethodNotAllowed),
+            (Method::GET, "/v1/event", Reason::UnknownPath),
+            (Method::GET, "/v1/events?after=7", Reason::BadRequest),
+            (Method::GET, "/v1/events?from=7", Reason::BadRequest),
+        ] {
+            let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
+            assert_eq!(handler.handle(request).await.unwrap_err().reason, reason, "{uri}");
+        }
+    }
+}
