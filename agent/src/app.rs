@@ -43,7 +43,6 @@ use crate::{
     services::{
         ConfigurationService, KubernetesService,
         configuration::LogLevelSetting,
-        events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
         kube_client::{Restrictions, kube_service},
@@ -78,6 +77,7 @@ pub struct App {
     gitops: Option<GitopsTasks>,
     notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
+    events: EventLog,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -156,7 +156,7 @@ impl App {
         let events = EventLog::new(instance);
         events.register(&mut registry);
         // Added after the policy, which restricts callers and not kas.
-        services = services.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(events.clone()));
+        services = services.with_events(&events);
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops_metrics = GitopsMetrics::register(&mut registry);
         let own = cluster_client(kubernetes.clone(), &Restrictions::default(), gitops_metrics.clone());
@@ -167,7 +167,7 @@ impl App {
         let gitops = (!options.no_gitops).then(|| {
             let metrics = gitops_metrics.clone();
             let restricted = cluster_client(kubernetes.clone(), &restrictions, metrics.clone());
-            let (gitops, tasks) = Gitops::new(restricted, Arc::clone(&leader), metrics);
+            let (gitops, tasks) = Gitops::new(restricted, Arc::clone(&leader), metrics, events.clone());
             GitopsMetrics::register_states(&mut registry, &gitops);
             (gitops, tasks)
         });
@@ -251,6 +251,7 @@ impl App {
             gitops,
             notify: notify_tasks,
             graph,
+            events,
             observability,
             registry,
             followers,
@@ -295,7 +296,9 @@ impl App {
             background.spawn(notify.run());
         }
         if let Some(graph) = self.graph {
-            background.spawn(async move { graph.run().await });
+            let events = self.events;
+            background
+                .spawn(async move { drop(tokio::join!(graph.run(), graph.watch_environments(&events))) });
         }
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });

@@ -4,6 +4,7 @@ mod agents;
 mod check_config;
 mod disable;
 mod environment;
+mod events;
 mod health;
 mod kubeconfig;
 pub(crate) mod serve;
@@ -37,6 +38,7 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
+    Events(events::Events),
     Gitops(GitopsCommand),
     Tree(TreeCommand),
     Groups(GroupsCommand),
@@ -172,6 +174,7 @@ impl Cli {
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
+            Command::Events(events) => return finish(events.run()),
             Command::Gitops(gitops) => return finish(gitops.run()),
             Command::Tree(tree) => return finish(tree.run()),
             Command::Groups(groups) => return finish(groups.run()),

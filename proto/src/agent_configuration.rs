@@ -61,6 +61,9 @@ pub struct AgentConfiguration {
     /// The sources of Flux, which reconcile when their repository changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flux: Option<notify::Flux>,
+    /// The events of agentk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<EventsSection>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_scanning: Option<Value>,
@@ -70,6 +73,14 @@ pub struct AgentConfiguration {
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Value>,
+}
+
+/// Section `events`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EventsSection {
+    /// agentk loads the graph all the time, to report when the health of an environment changes.
+    pub environment_health: bool,
 }
 
 /// Section `observability`.
@@ -303,6 +314,7 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         let parsed = parse(include_str!("../../deploy/agent-configuration.example.yaml")).unwrap();
         assert!(parsed.scope.is_some() && parsed.ci_access.is_some() && parsed.user_access.is_some());
         assert_eq!(parsed.graph.as_ref().unwrap().limits, graph::GraphLimits::default());
+        assert!(parsed.events.is_some_and(|events| events.environment_health));
         assert_eq!((parsed.log_level(), parsed.warnings()), (Some(LogLevel::Info), Vec::<String>::new()));
     }
 

@@ -1,14 +1,15 @@
 //! Requests of the command line to kas, as a caller.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use clap::ValueHint;
 use http::{
-    Method, Request, StatusCode, Uri,
+    Method, Request, Response, StatusCode, Uri,
     header::{AUTHORIZATION, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -21,6 +22,8 @@ use crate::CliError;
 
 /// The time for one request.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest body of an error, in bytes.
+const MAX_ERROR: usize = 64 << 10;
 /// The longest response, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;
 
@@ -56,6 +59,27 @@ impl CallerOptions {
         body: Bytes,
         limit: Duration,
     ) -> Result<Bytes, CliError> {
+        let response = self.request(method, path, body)?;
+        let exchange = async {
+            let (head, body) = response.await?.into_parts();
+            let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(|error| error.to_string())?;
+            Ok::<_, String>((head.status, body.to_bytes()))
+        };
+        let late = || Err(format!("no response within {} s", limit.as_secs()));
+        let (status, body) = timeout(limit, exchange)
+            .await
+            .unwrap_or_else(|_| late())
+            .map_err(|error| CliError::unavailable(format!("{}: {error}", self.server)))?;
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+    }
+
+    /// Prepares a request. The future is the response, whose body has not arrived.
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<impl Future<Output = Result<Response<Incoming>, String>> + use<>, CliError> {
         let url = format!("{}{path}", self.server.trim_end_matches('/'));
         let uri: Uri =
             url.parse().map_err(|_| CliError::usage(format!("--server: {} is not a URL", self.server)))?;
@@ -91,26 +115,77 @@ impl CallerOptions {
         http.enforce_http(false);
         let connector = HttpsConnector::from((http, tls::client_config(roots, &[b"http/1.1"])));
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-        let exchange = async {
-            let response =
-                client.request(request).await.map_err(|error| proto::ErrorChain(&error).to_string())?;
-            let (head, body) = response.into_parts();
-            let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(|error| error.to_string())?;
-            Ok::<_, String>((head.status, body.to_bytes()))
+        Ok(
+            async move { client.request(request).await.map_err(|error| proto::ErrorChain(&error).to_string()) },
+        )
+    }
+}
+
+/// A server from which a command reads.
+pub(crate) enum Server<'a> {
+    /// The listener for callers.
+    Caller(&'a CallerOptions),
+    /// The observability listener of a kas of this operator.
+    Plain(SocketAddr),
+}
+
+impl Server<'_> {
+    /// Sends a request without a body, and returns the body of the response.
+    pub(crate) async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
+        match self {
+            Self::Caller(caller) => caller.send(method, path).await,
+            Self::Plain(_) => {
+                let body = self.open(path).await?;
+                let body = timeout(TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
+                let body = body.map_err(|_| CliError::unavailable("the response does not end"))?;
+                Ok(body.map_err(|error| CliError::unavailable(error.to_string()))?.to_bytes())
+            }
+        }
+    }
+
+    /// Requests a path, and returns the body of the response, which may be a stream.
+    pub(crate) async fn open(&self, path: &str) -> Result<Incoming, CliError> {
+        let unavailable = |error: String| CliError::unavailable(format!("{}: {error}", self.name()));
+        let response = match self {
+            Self::Caller(caller) => {
+                let response = caller.request(Method::GET, path, Bytes::new())?;
+                timeout(TIMEOUT, response).await
+            }
+            Self::Plain(address) => {
+                let client: Client<_, Full<Bytes>> =
+                    Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+                let request = Request::get(format!("http://{address}{path}")).body(Full::default());
+                let request = request.map_err(|error| CliError::usage(error.to_string()))?;
+                let response = async {
+                    client.request(request).await.map_err(|error| proto::ErrorChain(&error).to_string())
+                };
+                timeout(TIMEOUT, response).await
+            }
         };
-        let late = || Err(format!("no response within {} s", limit.as_secs()));
-        let (status, body) = timeout(limit, exchange)
-            .await
-            .unwrap_or_else(|_| late())
-            .map_err(|error| CliError::unavailable(format!("{}: {error}", self.server)))?;
-        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+        let late = || Err(format!("no response within {} s", TIMEOUT.as_secs()));
+        let (head, body) = response.unwrap_or_else(|_| late()).map_err(unavailable)?.into_parts();
+        if head.status.is_success() {
+            return Ok(body);
+        }
+        let body = timeout(TIMEOUT, Limited::new(body, MAX_ERROR).collect()).await;
+        let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
+        Err(refused(head.status, &body))
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Caller(caller) => caller.server.clone(),
+            Self::Plain(address) => format!("no kas responds at {address} (observability.listen.address)"),
+        }
     }
 }
 
 /// Returns the error of a response. kas has written it for people.
 fn refused(status: StatusCode, body: &[u8]) -> CliError {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or("without a message");
+    let text = String::from_utf8_lossy(&body[..body.len().min(1000)]);
+    let text = if text.trim().is_empty() { "without a message" } else { text.trim() };
+    let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or(text);
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
     match status.is_server_error() {
         true => CliError::unavailable(format!("{message} ({status})")),

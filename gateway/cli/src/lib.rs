@@ -1,6 +1,7 @@
 //! The parts of the command line of kas that know nothing of a replica.
 //!
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
+//! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
 //! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
@@ -9,6 +10,7 @@
 
 mod caller;
 mod error;
+mod events;
 mod gitops;
 mod graph;
 mod login;
@@ -17,6 +19,7 @@ pub mod table;
 
 pub use self::{
     error::{CliError, CommandResult, print, warn},
+    events::EventsCommand,
     gitops::GitopsCommand,
     graph::{GroupsCommand, HealthCommand, HealthPlace, TreeCommand},
     login::{Login, Logout},

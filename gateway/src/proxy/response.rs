@@ -10,7 +10,7 @@ use http::{
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, header};
-use router::RequestPermit;
+use router::{RequestClass, RequestPermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
@@ -92,7 +92,8 @@ pub(super) async fn respond(
         _ => {
             context.body.finish(context.version, response.headers_mut()).await;
             let guard = guard(response.status());
-            Ok(track(response, &context, ended, guard, permit))
+            let is_stream = access.destination.class == RequestClass::Streaming;
+            Ok(track(response, &context, (ended, is_stream), guard, permit))
         }
     }
 }
@@ -139,7 +140,7 @@ fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &R
 fn track(
     response: Response<Body>,
     context: &RequestContext,
-    ended: AccessEnded,
+    (ended, is_stream): (AccessEnded, bool),
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
 ) -> Response<GuardedBody> {
@@ -148,8 +149,11 @@ fn track(
     response.map(|body| {
         let monitor = body.monitor();
         let tracked = GuardedBody::new(body, guard, permit);
-        // A response that has arrived whole has no stream: it needs no budget, and its request has ended.
-        let Some(monitor) = monitor else { return tracked };
+        // A response that has arrived whole has no stream: it needs no budget, and its request has ended. A stream of kas itself has no
+        // tunnel, and produces its parts when they are sent.
+        let Some(monitor) = monitor else {
+            return if is_stream { tracked.with_cut(ended) } else { tracked };
+        };
         let tracked = tracked.with_cut(ended);
         if multiplexed || may_grow { tracked.with_budget(&context.server.budget, monitor) } else { tracked }
     })
