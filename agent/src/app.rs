@@ -45,10 +45,9 @@ use crate::{
     scope_health,
     services::{
         ConfigurationService, KubernetesService,
-        audit::AuditHandler,
         alerts::{Alerts, AlertsHandler, AlertsMetrics},
+        audit::AuditHandler,
         configuration::LogLevelSetting,
-        events::EventsHandler,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
         kube_client::{Restrictions, kube_service},
@@ -85,6 +84,7 @@ pub struct App {
     graph: Option<Arc<GraphService>>,
     audit: Option<AuditWebhook>,
     alerts: Option<Arc<Alerts>>,
+    events: EventLog,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -171,7 +171,7 @@ impl App {
         let events = EventLog::new(instance);
         events.register(&mut registry);
         // Added after the policy, which restricts callers and not kas.
-        services = services.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(events.clone()));
+        services = services.with_events(&events);
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops_metrics = GitopsMetrics::register(&mut registry);
         let own = cluster_client(kubernetes.clone(), &Restrictions::default(), gitops_metrics.clone());
@@ -182,7 +182,7 @@ impl App {
         let gitops = (!options.no_gitops).then(|| {
             let metrics = gitops_metrics.clone();
             let restricted = cluster_client(kubernetes.clone(), &restrictions, metrics.clone());
-            let (gitops, tasks) = Gitops::new(restricted, Arc::clone(&leader), metrics);
+            let (gitops, tasks) = Gitops::new(restricted, Arc::clone(&leader), metrics, events.clone());
             GitopsMetrics::register_states(&mut registry, &gitops);
             (gitops, tasks)
         });
@@ -213,7 +213,7 @@ impl App {
             // Without GitOps and events, there is no Lease, because kas does not say which agent this is: each pod reports, and kas
             // leaves out what another pod has reported.
             let leads = move || leader.agent().is_none() || leader.is_leading();
-            let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events, metrics);
+            let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events.clone(), metrics);
             AlertsMetrics::register_open(&mut registry, &alerts);
             // Added after the policy: what it reads, and what callers see, passes it.
             let handler = AlertsHandler(Arc::clone(&alerts));
@@ -285,6 +285,7 @@ impl App {
             graph,
             audit,
             alerts,
+            events,
             observability,
             registry,
             followers,
@@ -334,7 +335,9 @@ impl App {
             background.spawn(notify.run());
         }
         if let Some(graph) = self.graph {
-            background.spawn(async move { graph.run().await });
+            let events = self.events;
+            background
+                .spawn(async move { drop(tokio::join!(graph.run(), graph.watch_environments(&events))) });
         }
         if let Some(alerts) = self.alerts {
             background.spawn(async move { alerts.run().await });

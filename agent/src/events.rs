@@ -72,6 +72,11 @@ impl EventLog {
         }))
     }
 
+    /// Returns the id of this process, which its hello has, too.
+    pub fn instance(&self) -> InstanceId {
+        self.0.instance
+    }
+
     /// Registers the metrics of the log.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Events that agentk has noticed, by kind";

@@ -2,8 +2,8 @@
 //!
 //! A new request type is a [`RequestHandler`] in this folder, which `Services::of_callers` adds.
 
-pub(crate) mod audit;
 pub(crate) mod alerts;
+pub(crate) mod audit;
 pub mod configuration;
 pub(crate) mod control;
 mod error;
@@ -24,12 +24,15 @@ use proto::ServiceName;
 use tower::{Layer as _, Service, service_fn, util::BoxCloneSyncService};
 use tunnel::Body;
 
-use self::prometheus::discovery::Discovery;
 pub use self::{
     configuration::ConfigurationService, error::ServiceError, kubernetes::KubernetesService,
     prometheus::PrometheusService,
 };
-use crate::policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer};
+use self::{events::EventsHandler, prometheus::discovery::Discovery};
+use crate::{
+    events::EventLog,
+    policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer},
+};
 
 /// A service of any type.
 ///
@@ -138,6 +141,12 @@ impl Services {
                 async move { Ok(handler.handle(request).await.unwrap_or_else(ServiceError::into_response)) }
             }),
         )
+    }
+
+    /// Adds the service with which kas follows the events of this process.
+    #[must_use]
+    pub fn with_events(self, log: &EventLog) -> Self {
+        self.with_handler(ServiceName::AGENT_EVENTS, EventsHandler(log.clone()))
     }
 
     /// Checks every request against the policy before it reaches its service.

@@ -68,7 +68,7 @@ use self::{
 pub(crate) use self::{
     gitlab::RpcMetrics,
     max_age::MaxAge,
-    receptive::{AddressPolicy, AgentDialer, DialErrors},
+    receptive::{AgentDialer, DialErrors},
 };
 use crate::{
     addresses::AddressRules,

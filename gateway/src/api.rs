@@ -2,11 +2,12 @@
 //! GitLab calls.
 //!
 //! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`,
-//! `GET /api/v1/agents/<id or name>/views`, `GET /api/v1/environments`, `GET /api/v1/deployments` and `POST /api/v1/events`. Clients need the secret of `api.listen`. The shapes are documented in
+//! `GET /api/v1/agents/<id or name>/views`, `GET` and `POST /api/v1/events`, `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
 //! `docs/api.md`. One page needs one lookup in the route store for up to 500 agents.
 
 mod environment_health;
 mod environments;
+mod events;
 pub(crate) mod grpc;
 mod project_events;
 mod query;
@@ -24,16 +25,18 @@ use axum::{
     extract::{ConnectInfo, Path, RawQuery, Request, State, rejection::PathRejection},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, get},
 };
 use http::Uri;
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 pub use self::environment_health::HealthInquiry;
 use self::environments::{list_deployments, list_environments};
+use self::events::get_events;
 use self::project_events::record_event;
 pub use self::query::Query;
 use self::query::QueryError;
@@ -43,6 +46,7 @@ use crate::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
     agents::AgentServer,
+    events::Events,
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
@@ -63,6 +67,9 @@ pub struct ApiServer {
     configuration: ConfigurationService,
     views: ViewsService,
     notify: NotifyService,
+    events: Events,
+    /// Cancelled when the replica stops.
+    draining: CancellationToken,
     replica: ReplicaId,
     environments: EnvironmentSources,
     health: HealthInquiry,
@@ -92,6 +99,8 @@ impl ApiServer {
             configuration: agents.services.configuration.clone(),
             views: agents.services.views.clone(),
             notify: agents.services.notify.clone(),
+            events: agents.services.events.log().clone(),
+            draining: agents.connections.draining.clone(),
             replica: agents.replica,
             environments,
             health,
@@ -110,7 +119,10 @@ impl ApiServer {
             .route("/api/v1/agents/{agent}/views", get_only(get(get_views)))
             .route("/api/v1/environments", get_only(get(list_environments)))
             .route("/api/v1/deployments", get_only(get(list_deployments)))
-            .route("/api/v1/events", post(record_event).fallback(async || ApiError::Method("POST")))
+            .route(
+                "/api/v1/events",
+                get(get_events).post(record_event).head(get_or_post).fallback(get_or_post),
+            )
             .method_not_allowed_fallback(async || ApiError::Method("GET"))
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
             .layer(from_fn_with_state((Arc::clone(&self), grpc::routes(Arc::clone(&self))), authenticate))
@@ -133,6 +145,10 @@ impl ApiServer {
 /// Refuses HEAD, which axum would route to the handler of GET.
 fn get_only(route: MethodRouter<Arc<ApiServer>>) -> MethodRouter<Arc<ApiServer>> {
     route.head(async || ApiError::Method("GET"))
+}
+
+async fn get_or_post() -> ApiError {
+    ApiError::Method("GET, POST")
 }
 
 /// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.

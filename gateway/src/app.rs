@@ -36,10 +36,13 @@ use self::{
     watched_files::CredentialFiles,
 };
 use crate::{
+    address_policy::AddressPolicy,
     admin::{AdminServer, Readiness},
-    agents::{AddressPolicy, AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
+    agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
     api::{ApiServer, HealthInquiry},
     config::Config,
+    event_sources::EventSources,
+    events::Events,
     kill_switch::fleet,
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -50,6 +53,7 @@ use crate::{
     tls::Certificate,
     traces::Traces,
     web::WebServer,
+    webhooks::{Webhook, WebhookContext, WebhookMetrics},
 };
 use access::{Identities, Identity};
 use gitlab::{
@@ -82,6 +86,10 @@ pub struct App {
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// The events, and the parts in which kas notices some.
+    pub event_sources: EventSources,
+    /// The receivers of events outside.
+    pub webhooks: Vec<Webhook>,
     /// The deployments of CI jobs.
     pub deployments: Deployments,
     /// The use of clusters, for GitLab.
@@ -100,6 +108,7 @@ pub struct App {
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, SyncTask)>,
     gitlab: Option<GitLabClient>,
+    webhook_metrics: WebhookMetrics,
     reachability: Option<ReachabilityProbe>,
     /// The certificate with which kas authenticates to agents that it dials.
     dial_certificate: Option<Certificate>,
@@ -135,9 +144,11 @@ impl App {
             gitlab.register(&mut registry);
         }
         let ReplicaContext { replica, store, connector, secret } = context;
+        let events = Events::new(Arc::clone(&store), &mut registry);
         let shared = SharedState {
             replica: replica.id,
             store,
+            events,
             redis: redis.as_ref().map(|(store, _)| store.clone()),
             tunnels: Arc::new(LocalTunnels::new(config.agent.kubernetes_api.limits.max_requests_per_agent)),
             identities: Identities::new(identity).with_issuers(issuers.names()),
@@ -162,6 +173,7 @@ impl App {
             gitops: &config.agent.gitops,
             kill_switch: &shared.kill_switch,
             store: &shared.store,
+            events: &shared.events,
             redis: shared.redis.as_ref(),
             registry: &mut registry,
         });
@@ -182,6 +194,8 @@ impl App {
                 &mut registry,
             ))
         });
+        let names = config.events.webhooks.iter().map(|webhook| &*webhook.name.value);
+        let webhook_metrics = WebhookMetrics::register(&mut registry, names);
         let credentials = CredentialFiles::new(CertificateExpirations::register(&mut registry));
         let readiness = Readiness::default();
         let admin = Arc::new(shared.admin_server(&agents, readiness.clone(), &config, registry));
@@ -193,6 +207,9 @@ impl App {
             web,
             gitaly,
             admin,
+            event_sources: shared.event_sources(),
+            webhooks: Vec::new(),
+            webhook_metrics,
             identities: shared.identities,
             deployments,
             usage: shared.usage,
@@ -235,6 +252,9 @@ impl App {
         self.spawn_periodic(background);
         self.follow_files(background);
         background.spawn(self.receptive_agents(cores.clone()).run());
+        for webhook in self.webhooks.clone() {
+            background.spawn(webhook.run(self.webhook_context()));
+        }
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(draining.clone()));
         }
@@ -278,11 +298,24 @@ impl App {
     /// Builds the task that dials agents, whose tunnels run on the `cores`.
     pub fn receptive_agents(&self, cores: Cores) -> ReceptiveAgents {
         let dialer = AgentDialer {
-            addresses: AddressPolicy::new(&self.config.agent.receptive.allowed_networks),
+            addresses: AddressPolicy::new(
+                "agent.receptive.allowed_networks",
+                &self.config.agent.receptive.allowed_networks,
+            ),
             certificate: self.dial_certificate.clone(),
             timeout: self.config.agent.listen.handshake_timeout,
         };
         ReceptiveAgents::new(Arc::clone(&self.agents), dialer, cores)
+    }
+
+    /// Returns what webhooks need to deliver events.
+    pub fn webhook_context(&self) -> WebhookContext {
+        WebhookContext {
+            events: self.event_sources.events.clone(),
+            replica: self.agents.replica,
+            metrics: self.webhook_metrics.clone(),
+            stopping: self.agents.connections.draining.clone(),
+        }
     }
 
     /// Builds the server of the internal API, which accepts the tokens of `verifier`.

@@ -4,6 +4,7 @@ mod agents;
 mod check_config;
 mod disable;
 mod environment;
+mod events;
 mod health;
 mod kubeconfig;
 pub(crate) mod serve;
@@ -41,6 +42,7 @@ enum Command {
     Disable(disable::Disable),
     Enable(disable::Enable),
     Audit(AuditCommand),
+    Events(events::Events),
     Gitops(GitopsCommand),
     Tree(TreeCommand),
     Groups(GroupsCommand),
@@ -177,6 +179,7 @@ impl Cli {
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
             Command::Audit(audit) => return finish(audit.run()),
+            Command::Events(events) => return finish(events.run()),
             Command::Gitops(gitops) => return finish(gitops.run()),
             Command::Tree(tree) => return finish(tree.run()),
             Command::Groups(groups) => return finish(groups.run()),

@@ -7,6 +7,7 @@ mod agent;
 mod api;
 #[cfg(test)]
 mod bounds;
+mod events;
 mod file_sections;
 mod gitlab_keys;
 mod kubernetes_api;
@@ -36,6 +37,7 @@ pub use self::agent::{
     ServicePath,
 };
 pub use self::api::{ApiConfig, ApiListen};
+pub use self::events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::listeners::ListenNetwork;
@@ -78,6 +80,9 @@ pub struct Config {
     pub gitlab: Option<GitLabConfig>,
     /// The agents and callers. Without this section, `gitlab` is required.
     pub identity: Option<IdentityConfig>,
+    /// The events.
+    #[serde(default)]
+    pub events: EventsConfig,
     /// The environments. Without this section there are none.
     pub environments: Option<EnvironmentsConfig>,
     /// The kill switch.
@@ -160,7 +165,8 @@ impl Config {
         });
         let web = config.web.iter_mut().flat_map(WebConfig::paths);
         let api = config.api.iter_mut().flat_map(ApiConfig::paths);
-        for path in api.chain(web).chain(files).chain(of_issuers) {
+        let events = config.events.paths();
+        for path in api.chain(web).chain(files).chain(of_issuers).chain(events) {
             path.value = directory.join(&path.value);
         }
 

@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 use tower::{ServiceExt as _, service_fn};
 
 use crate::{http_limits::HttpLimits, request_count::RequestCount};
@@ -41,7 +42,16 @@ impl HttpServer {
             request.extensions_mut().insert(ConnectInfo(peer));
             let guard = RequestGuard::new(&counter);
             let response = self.routes.clone().oneshot(request);
-            response.inspect(move |_| drop(guard))
+            response.inspect(move |response| {
+                let hold =
+                    response.as_ref().ok().and_then(|response| response.extensions().get::<HoldOpen>());
+                if let Some(HoldOpen { until, at_most }) = hold.cloned() {
+                    tokio::spawn(async move {
+                        let _ = timeout(at_most, until.cancelled()).await;
+                        drop(guard);
+                    });
+                }
+            })
         });
         let builder = HttpLimits::internal(limit).builder();
         let mut connection =
@@ -60,7 +70,16 @@ impl HttpServer {
     }
 }
 
-/// Counts a request as in flight until its response has begun.
+/// An extension of a response whose body is a stream: the connection is not idle while it is sent.
+#[derive(Clone, Debug)]
+pub(crate) struct HoldOpen {
+    /// Cancelled when the body is dropped.
+    pub(crate) until: CancellationToken,
+    /// The longest time: a client may stop reading.
+    pub(crate) at_most: Duration,
+}
+
+/// Counts a request as in flight until its response has begun, or longer if the response says so.
 struct RequestGuard(Arc<RequestCount>);
 
 impl RequestGuard {
@@ -117,6 +136,30 @@ mod tests {
         assert_eq!(took.as_secs(), TIMEOUT.as_secs());
         let (response, took) = response_to("GET / HTTP/1.1\r\nHost: k").await;
         assert_eq!((&*response, took.as_secs()), ("", TIMEOUT.as_secs()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_with_a_stream_is_not_idle() {
+        let until = CancellationToken::new();
+        let hold = HoldOpen { until: until.clone(), at_most: TIMEOUT * 10 };
+        let stream = move || {
+            let parts = futures_util::stream::unfold(0, |number| async move {
+                tokio::time::sleep(TIMEOUT / 2).await;
+                (number < 8).then(|| (Ok::<_, std::convert::Infallible>(Bytes::from("part ")), number + 1))
+            });
+            let mut response = axum::response::Response::new(axum::body::Body::from_stream(parts));
+            response.extensions_mut().insert(hold.clone());
+            response
+        };
+        let (mut near, far) = tokio::io::duplex(64 << 10);
+        let routes = Router::new().route("/", get(async move || stream()));
+        let server = HttpServer { name: "test", routes, header_read_timeout: TIMEOUT };
+        tokio::spawn(server.serve(far, "192.0.2.1:7".parse().unwrap()));
+        near.write_all(b"GET / HTTP/1.1\r\nHost: kas\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut response = String::new();
+        near.read_to_string(&mut response).await.unwrap();
+        assert_eq!(response.matches("part ").count(), 8, "{response}");
+        until.cancel();
     }
 
     async fn http2() -> (http2::SendRequest<Empty<Bytes>>, JoinHandle<Result<(), hyper::Error>>) {

@@ -15,6 +15,7 @@ mod rule;
 
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -175,6 +176,11 @@ impl KillSwitch {
     /// Returns a receiver of the changes of the rules.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// Returns the rules that have not ended.
+    pub fn rules(&self) -> Arc<Vec<DisableRule>> {
+        self.active.load_full()
     }
 
     /// Returns the rules that have not ended, as text.

@@ -22,11 +22,14 @@
 //! * `services` has the request types, among them the configurations of agents, which it reads from files and from a [`git`]
 //!   repository and sends to agentk.
 //! * [`gitlab`] sends requests to GitLab's internal API, and is the source of GitLab's agents, jobs and users for [`access`].
+//! * [`events`] is what has happened to agents and in their clusters, [`event_sources`] notices what kas itself sees of that, and
+//!   [`webhooks`] posts it to receivers outside.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [identity file](access::Identities), runs it and stops it.
 #![warn(missing_docs)]
 
+mod address_policy;
 mod addresses;
 mod admin;
 mod agent_list;
@@ -41,6 +44,8 @@ mod cluster_audit;
 pub mod config;
 mod cors;
 mod destination;
+pub mod event_sources;
+pub mod events;
 mod forward;
 mod headers;
 mod hosts;
@@ -61,6 +66,7 @@ mod tls;
 mod traces;
 mod tunnel_entry;
 mod web;
+pub mod webhooks;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {

@@ -16,6 +16,7 @@ mod budget;
 mod caller_io;
 mod connection;
 mod context;
+mod events;
 mod idle;
 mod layers;
 mod request;
@@ -74,6 +75,9 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
     let mut ended = access.ended(&context);
     let forwarding = async {
+        if events::answers(&access) {
+            return Ok((events::respond(&context, &access, &head)?, None));
+        }
         let (request, upgrade) = request::to_agent(&context, &access, head).await?;
         Ok::<_, RequestError>((
             context.server.forwarder.forward(&access.destination, request).await?,

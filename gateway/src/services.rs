@@ -3,21 +3,23 @@
 //! A request type that callers use is a [`RequestType`] of this folder, in [`REQUEST_TYPES`]. Requests of other types are
 //! forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
 
-mod audit;
 mod alerts;
+mod audit;
 pub(crate) mod configuration;
 pub(crate) mod environments;
+pub(crate) mod events;
 pub(crate) mod gitops;
 mod graph;
 mod kubernetes;
 mod lines;
 pub(crate) mod notify;
+mod pace;
 mod prometheus;
 pub(crate) mod views;
 
 use std::sync::Arc;
 
-use crate::kill_switch::KillSwitch;
+use crate::{events::Events, kill_switch::KillSwitch};
 use access::{AgentIdentity, ErrorDialect, Identities, Target, UrlPathPrefix};
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use http::{Method, Uri};
@@ -31,10 +33,11 @@ use tunnel::Tunnel;
 
 pub(crate) use self::lines::Lines;
 use self::{
-    audit::Audit,
     alerts::Alerts,
+    audit::Audit,
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     environments::{AgentEnvironments, EnvironmentsFeed},
+    events::{AgentEvents, EventsFeed, EventsType},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
     graph::Graph,
     kubernetes::Kubernetes,
@@ -44,8 +47,8 @@ use self::{
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 6] =
-    [&Alerts, &Audit, &GitopsType, &Graph, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 7] =
+    [&Alerts, &Audit, &EventsType, &GitopsType, &Graph, &Kubernetes, &Prometheus];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {
@@ -159,6 +162,8 @@ pub struct TunnelServices {
     pub views: ViewsService,
     /// The environments that agents name.
     pub environments: AgentEnvironments,
+    /// Follows the events of each agent.
+    pub events: AgentEvents,
 }
 
 /// The parts of a replica from which the services are built.
@@ -172,6 +177,7 @@ pub(crate) struct ServiceContext<'a> {
     pub(crate) configuration: &'a AgentConfigurationConfig,
     pub(crate) gitops: &'a GitopsConfig,
     pub(crate) kill_switch: &'a Arc<KillSwitch>,
+    pub(crate) events: &'a Events,
     /// The records that replicas share.
     pub(crate) store: &'a Arc<dyn RouteStore>,
     /// The store that replicas share, if there are several.
@@ -187,6 +193,7 @@ pub(crate) struct TunnelSession {
     notify: NotifyFeed,
     views: ViewsFeed,
     environments: EnvironmentsFeed,
+    events: EventsFeed,
 }
 
 impl TunnelServices {
@@ -196,7 +203,15 @@ impl TunnelServices {
         let notify = NotifyService::of_replica(&mut context, gitops.clone());
         let views = ViewsService::of_replica(&context);
         let environments = AgentEnvironments::new(context.redis.cloned());
-        Self { configuration: ConfigurationService::of_replica(context), gitops, notify, views, environments }
+        let events = AgentEvents::new(context.events.clone(), Arc::clone(context.kill_switch));
+        Self {
+            configuration: ConfigurationService::of_replica(context),
+            gitops,
+            notify,
+            views,
+            environments,
+            events,
+        }
     }
 
     /// Prepares the services of a new tunnel.
@@ -206,7 +221,8 @@ impl TunnelServices {
         let notify = self.notify.attach(agent, token, hello, configuration.state());
         let views = self.views.attach(agent, hello, configuration.state());
         let environments = self.environments.attach(agent, configuration.state());
-        TunnelSession { configuration, gitops, notify, views, environments }
+        let events = self.events.attach(agent, hello, configuration.state());
+        TunnelSession { configuration, gitops, notify, views, environments, events }
     }
 }
 
@@ -219,13 +235,14 @@ impl TunnelSession {
     /// Serves the tunnel until it ends. The future never completes.
     /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
     pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
-        let Self { configuration, gitops, notify, views, environments } = self;
+        let Self { configuration, gitops, notify, views, environments, events } = self;
         tokio::join!(
             configuration.run(tunnel),
             gitops.run(tunnel, draining),
             notify.run(tunnel, draining),
             views.run(tunnel, draining),
             environments.run(draining),
+            events.run(tunnel, draining),
         );
     }
 }

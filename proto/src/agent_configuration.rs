@@ -65,6 +65,9 @@ pub struct AgentConfiguration {
     /// The traffic and the violations that agentk reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alerts: Option<alerts::AlertsSection>,
+    /// The events of agentk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<EventsSection>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_scanning: Option<Value>,
@@ -74,6 +77,14 @@ pub struct AgentConfiguration {
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Value>,
+}
+
+/// Section `events`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EventsSection {
+    /// agentk loads the graph all the time, to report when the health of an environment changes.
+    pub environment_health: bool,
 }
 
 /// Section `observability`.
@@ -309,6 +320,7 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         assert!(parsed.scope.is_some() && parsed.ci_access.is_some() && parsed.user_access.is_some());
         assert_eq!(parsed.graph.as_ref().unwrap().limits, graph::GraphLimits::default());
         assert_eq!(parsed.alerts.as_ref().unwrap().quiet_period.as_secs(), 600);
+        assert!(parsed.events.is_some_and(|events| events.environment_health));
         assert_eq!((parsed.log_level(), parsed.warnings()), (Some(LogLevel::Info), Vec::<String>::new()));
     }
 

@@ -135,6 +135,8 @@ impl ServiceName {
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
     pub const CONTROL: &str = "control";
+    /// The events of an agent. kas answers these requests itself, and sends none of them to an agent.
+    pub const EVENTS: &str = "events";
     /// The state of the manifests from Git, and commands about them.
     pub const GITOPS: &str = "gitops";
     /// The objects of the agent's cluster, their relations and their health.

@@ -5,12 +5,14 @@
 //!   local tunnel does not need it. [`MemoryStore`] serves one replica, [`redis::RedisStore`] serves several.
 //! * [`RetryPolicy`] decides whether a failed request may be sent again.
 //! * [`GitPush`] is a push to a Git project, which the store sends to every replica.
+//! * [`NewEvent`] is an event for the log that all replicas share, and [`EventPosition`] is the position of one in it.
 //! * [`RateLimiter`], [`KeyedRateLimiter`] and [`AddressRateLimiter`] limit how often agents may open tunnels.
 //!
 //! This crate opens no connections but those to Redis: the type of a tunnel is a parameter of [`LocalTunnels`].
 #![warn(missing_docs)]
 
 mod choice;
+mod events;
 mod gcra;
 mod leases;
 mod local_tunnels;
@@ -25,6 +27,10 @@ mod store;
 mod waiters;
 
 pub use self::choice::RequestClass;
+pub use self::events::{
+    CURSOR_TTL, CursorRequest, EVENTS_PERIOD, EventPage, EventPosition, InvalidEventPosition, LoggedEvent,
+    MAX_EVENTS, MAX_EVENTS_PER_AGENT, NewEvent, SubjectState,
+};
 pub use self::gcra::{AddressLimit, AddressRefusal};
 pub use self::leases::{LEASE_TTL, LeaseRequest};
 pub use self::local_tunnels::{
@@ -40,3 +46,4 @@ pub use self::store::{
     AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
     ReplicaInstances, ReportedInfo, Route, RouteStore, StoreError, StoreHealth,
 };
+pub use self::waiters::RouteChange;

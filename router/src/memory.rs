@@ -3,10 +3,16 @@
 use std::{collections::HashMap, future::ready, time::SystemTime};
 
 use parking_lot::Mutex;
-use proto::{AgentId, ReplicaId, notify::ProjectEvent};
-use tokio::{sync::broadcast, time::Instant};
+use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
+use tokio::{
+    sync::{broadcast, watch},
+    time::Instant,
+};
 
 use crate::{
+    events::{
+        CursorRequest, CursorTable, EventPage, EventPosition, EventTable, LoggedEvent, NewEvent, StateTable,
+    },
     leases::{LeaseRequest, LeaseTable},
     project_events::{ProjectEventTable, RecordedEvent},
     pushes::{GitPush, PushEvents},
@@ -15,7 +21,7 @@ use crate::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
         ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
     },
-    waiters::Waiters,
+    waiters::{RouteChange, RouteChanges, Waiters},
 };
 
 /// A [`RouteStore`] for the replicas of one process, which is one replica except in tests.
@@ -29,6 +35,9 @@ pub struct MemoryStore {
     waiters: Waiters,
     pushes: PushEvents,
     events: Mutex<ProjectEventTable>,
+    route_changes: RouteChanges,
+    logged: Mutex<(EventTable, StateTable)>,
+    cursors: Mutex<CursorTable>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +65,7 @@ impl MemoryStore {
         let changed = edit(self.agents.lock().entry(agent).or_default());
         if changed {
             self.waiters.wake(agent);
+            self.route_changes.send(RouteChange::Agent(agent));
         }
     }
 }
@@ -218,6 +228,47 @@ impl RouteStore for MemoryStore {
     fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
         let latest = self.events.lock().latest(project);
         Box::pin(ready(Ok(latest)))
+    }
+
+    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
+        self.route_changes.subscribe()
+    }
+
+    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
+        let (log, states) = &mut *self.logged.lock();
+        for new in events.into_iter().filter(NewEvent::fits) {
+            let NewEvent { key, origin, state, event } = new;
+            let is_new = origin.is_none_or(|origin| states.note_origin(&event, origin))
+                && !log.has(&key)
+                && state.is_none_or(|state| states.note_state(&event, &state));
+            if is_new {
+                let position = log.next_position(SystemTime::now());
+                log.insert(LoggedEvent { position, key: key.into(), event });
+            }
+        }
+        Box::pin(ready(Ok(())))
+    }
+
+    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(ready(Ok(self.logged.lock().1.last_origin(agent, instance))))
+    }
+
+    fn events(&self, after: EventPosition, limit: usize) -> EventPage {
+        self.logged.lock().0.read(after, limit)
+    }
+
+    fn event_changes(&self) -> watch::Receiver<EventPosition> {
+        self.logged.lock().0.changes()
+    }
+
+    fn event_cursor<'a>(
+        &'a self,
+        name: &'a str,
+        replica: ReplicaId,
+        request: CursorRequest,
+    ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>> {
+        let position = self.cursors.lock().apply(name, replica, request, Instant::now());
+        Box::pin(ready(Ok(position)))
     }
 
     fn health(&self) -> StoreHealth {

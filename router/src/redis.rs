@@ -30,6 +30,7 @@
 //! | `looks` | looks at repositories, which replicas share |
 //! | `sessions` | the sessions of browsers |
 //! | `environments` | the environments that agents name |
+//! | `events` | the log of events, and its copy in memory |
 //! | `views` | the last values of the views of agents |
 //! | `project_events` | the latest events of Git projects |
 //! | `projects` | reads the agents of projects at other replicas |
@@ -42,6 +43,7 @@ mod check;
 mod client;
 mod disabled;
 mod environments;
+mod events;
 mod keys;
 mod leases;
 mod looks;
@@ -66,7 +68,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use proto::{AgentId, ReplicaId, notify::ProjectEvent};
+use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::Instant,
@@ -82,6 +84,7 @@ use self::{
     wire::{Heartbeat, WireError},
 };
 use crate::{
+    events::{CursorRequest, EventPage, EventPosition, EventTable, NewEvent},
     gcra::{AddressLimit, AddressRefusal, Gcra},
     leases::LeaseRequest,
     project_events::RecordedEvent,
@@ -91,7 +94,7 @@ use crate::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
         RouteStore, StoreError, StoreHealth,
     },
-    waiters::Waiters,
+    waiters::{RouteChange, RouteChanges, Waiters},
 };
 
 pub use self::check::{RedisCheck, RedisReport};
@@ -131,6 +134,11 @@ struct Shared {
     unsent_pushes: Mutex<Vec<GitPush>>,
     /// Wakes the sync task when `unsent_pushes` has entries.
     pushed: Notify,
+    /// The copy of the log of events.
+    logged: Mutex<EventTable>,
+    /// Wakes the sync task when the log has more events.
+    log_changed: Notify,
+    route_changes: RouteChanges,
     members: Mutex<Members>,
     /// Dead replicas whose records are still in Redis.
     dead: Mutex<Vec<ReplicaId>>,
@@ -173,6 +181,9 @@ impl RedisStore {
             pushes: PushEvents::default(),
             unsent_pushes: Mutex::default(),
             pushed: Notify::new(),
+            logged: Mutex::default(),
+            log_changed: Notify::new(),
+            route_changes: RouteChanges::default(),
             members: Mutex::new(Members::new(replica.id, heartbeat.fleet.clone())),
             heartbeat,
             settings,
@@ -335,7 +346,7 @@ impl RouteStore for RedisStore {
             }
             if shared.routes.lock().announce(agent, route.epoch) {
                 shared.routes_changed.notify_one();
-                shared.waiters.wake(agent);
+                shared.wake(agent);
             }
             Ok(())
         })
@@ -361,7 +372,7 @@ impl RouteStore for RedisStore {
             let local = route.replica == shared.replica;
             if local && shared.routes.lock().withdraw(agent, route.epoch, SystemTime::now()) {
                 shared.routes_changed.notify_one();
-                shared.waiters.wake(agent);
+                shared.wake(agent);
             }
             Ok(())
         })
@@ -464,6 +475,35 @@ impl RouteStore for RedisStore {
 
     fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
         Box::pin(self.read_events(project))
+    }
+
+    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
+        self.0.route_changes.subscribe()
+    }
+
+    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.run_append_events(events))
+    }
+
+    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(self.query_last_event(agent, instance))
+    }
+
+    fn events(&self, after: EventPosition, limit: usize) -> EventPage {
+        self.0.logged.lock().read(after, limit)
+    }
+
+    fn event_changes(&self) -> watch::Receiver<EventPosition> {
+        self.0.logged.lock().changes()
+    }
+
+    fn event_cursor<'a>(
+        &'a self,
+        name: &'a str,
+        replica: ReplicaId,
+        request: CursorRequest,
+    ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>> {
+        Box::pin(self.run_cursor_script(name, replica, request))
     }
 
     fn health(&self) -> StoreHealth {

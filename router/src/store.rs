@@ -4,13 +4,15 @@ use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
 use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId, notify::ProjectEvent};
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 use crate::{
+    events::{CursorRequest, EventPage, EventPosition, NewEvent},
     leases::LeaseRequest,
     project_events::RecordedEvent,
     pushes::GitPush,
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
+    waiters::RouteChange,
 };
 
 /// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
@@ -162,6 +164,7 @@ pub struct StoreError(pub String);
 ///   higher one. A replica never changes the routes of another replica.
 /// * **Changes are pushed.** A future from [`RouteStore::changed`] that was created before a change completes after it,
 ///   and a lookup then returns the change.
+/// * **The log of events has one order.** Each event is in it once, and a reader with a position learns if it has missed some.
 pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// Publishes that this replica holds the agent. Other replicas may see it later than the future completes.
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -258,6 +261,31 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the latest event of each reference of a project, in no order. It is not read from memory, and not trusted.
     fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>>;
+
+    /// Returns a receiver of every later change of routes. It reports an error if it misses some: any agent may have changed then.
+    fn route_changes(&self) -> broadcast::Receiver<RouteChange>;
+
+    /// Appends events to the log, except those whose keys it has, whose subjects have the same states, or that are not newer than one of
+    /// the same process. All replicas see them in the
+    /// same order.
+    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Returns the number of the last event of an agentk process that was appended or left out, or 0.
+    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Returns at most `limit` events after a position. They are read from memory, also while the store is degraded.
+    fn events(&self, after: EventPosition, limit: usize) -> EventPage;
+
+    /// Returns a receiver of the position of the newest event in memory.
+    fn event_changes(&self) -> watch::Receiver<EventPosition>;
+
+    /// Claims, moves or releases a cursor of the log. Returns its position, or `None` if this replica has not claimed it.
+    fn event_cursor<'a>(
+        &'a self,
+        name: &'a str,
+        replica: ReplicaId,
+        request: CursorRequest,
+    ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>>;
 
     /// Returns whether the store answers from memory only, and why.
     fn health(&self) -> StoreHealth;

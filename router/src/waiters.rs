@@ -1,10 +1,43 @@
-//! [`Waiters`]: wakes the callers that wait for a tunnel or a route of an agent.
+//! [`Waiters`]: wakes the callers that wait for a tunnel or a route of an agent. [`RouteChanges`]: the changes of all routes.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 use proto::AgentId;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, broadcast};
+
+/// The number of changes of routes that a slow receiver may be behind.
+const CAPACITY: usize = 4096;
+
+/// A change of routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteChange {
+    /// The routes of this agent have changed.
+    Agent(AgentId),
+    /// The routes of any agent may have changed.
+    All,
+}
+
+/// Sends changes of routes to the tasks that follow all of them.
+#[derive(Debug)]
+pub(crate) struct RouteChanges(broadcast::Sender<RouteChange>);
+
+impl Default for RouteChanges {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(CAPACITY))
+    }
+}
+
+impl RouteChanges {
+    pub(crate) fn send(&self, change: RouteChange) {
+        // Fails if no task follows.
+        _ = self.0.send(change);
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<RouteChange> {
+        self.0.subscribe()
+    }
+}
 
 /// The callers that wait for an agent.
 ///

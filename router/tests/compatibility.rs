@@ -7,10 +7,13 @@
 
 use std::{fs, path::Path};
 
-use proto::{AgentId, Epoch};
+use proto::{AgentId, Epoch, events};
 use router::redis::{
     DisabledRecord,
-    wire::{Event, EventKind, Heartbeat, RouteRecord, decode_project, encode_project},
+    wire::{
+        Event, EventKind, Heartbeat, RouteRecord, decode_logged_event, decode_project, encode_logged_event,
+        encode_project,
+    },
 };
 use serde_json::Value;
 
@@ -70,6 +73,7 @@ fn recorded_events_are_read_and_written() {
     assert_eq!(kind("event-changed"), EventKind::Changed(vec![AgentId(7), AgentId(u64::MAX)]));
     assert!(matches!(kind("event-pushed"), EventKind::Pushed(pushes) if pushes.len() == 1));
     assert_eq!(kind("event-disabled"), EventKind::Disabled);
+    assert_eq!(kind("event-logged"), EventKind::Logged);
     assert_eq!(kind("event-left"), EventKind::Left);
 }
 
@@ -78,6 +82,16 @@ fn recorded_project_is_read_and_written() {
     let agents = decode_project(&recorded("project")).unwrap();
     assert_eq!((agents[0].0, agents[1].1.as_str()), (AgentId(7), "staging"));
     assert_written("project", &encode_project(&agents.into_iter().collect()));
+}
+
+#[test]
+fn recorded_event_of_the_log_is_read_and_written() {
+    let event = decode_logged_event(&recorded("logged-event")).unwrap();
+    assert_eq!(
+        (event.content.kind, event.content.subject.project.as_str()),
+        (events::EventKind::Sync, "shop/web")
+    );
+    assert_written("logged-event", &encode_logged_event(&event));
 }
 
 #[test]

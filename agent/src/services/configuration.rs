@@ -20,7 +20,7 @@ use tunnel::Body;
 use super::{
     RequestHandler, ServiceError,
     alerts::Alerts,
-    graph::GraphService,
+    graph::{GraphService, WatchedEnvironments},
     notify::{EventSections, Notify},
     response::json_response,
 };
@@ -121,6 +121,8 @@ impl ConfigurationService {
         scope.set(keys.scope);
         if let Some(graph) = &self.graph {
             graph.set_section(keys.graph);
+            let load = keys.environment_health;
+            graph.set_environments(WatchedEnvironments { environments: keys.environments, load });
         }
         if keys.graph_error != state.graph_error {
             if let Some(error) = &keys.graph_error {

@@ -20,6 +20,7 @@ mod metrics;
 mod preview;
 mod project;
 mod schedule;
+mod settled;
 mod sources;
 mod worker;
 
@@ -38,7 +39,7 @@ pub(crate) use self::{
     metrics::GitopsMetrics,
 };
 use self::{preview::Previews, project::Project, sources::Sources};
-use crate::leader::Leader;
+use crate::{events::EventLog, leader::Leader};
 
 /// The most diffs at the same time. Others wait.
 const MAX_DIFFS: usize = 2;
@@ -54,6 +55,8 @@ pub(crate) struct Gitops {
     diffs: Arc<Semaphore>,
     projects: Mutex<BTreeMap<String, Arc<Project>>>,
     metrics: GitopsMetrics,
+    /// Reports to kas.
+    log: EventLog,
     /// The kinds of objects that are watched for changes.
     kinds: watch::Sender<BTreeMap<GroupKind, Kind>>,
     /// Starts the worker of a new project.
@@ -72,6 +75,7 @@ impl Gitops {
         cluster: KubeCluster,
         leader: Arc<Leader>,
         metrics: GitopsMetrics,
+        log: EventLog,
     ) -> (Arc<Self>, GitopsTasks) {
         let (sender, new_projects) = mpsc::unbounded_channel();
         let gitops = Arc::new(Self {
@@ -82,6 +86,7 @@ impl Gitops {
             diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
             projects: Mutex::default(),
             metrics,
+            log,
             kinds: watch::Sender::default(),
             new_projects: sender,
         });

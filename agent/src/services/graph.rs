@@ -4,6 +4,7 @@
 //! loads passes the scope and the policy of the cluster's owner, as the service `graph`; what a caller sees is what the API server lets
 //! the identity of the caller list and watch.
 
+mod environments;
 mod gzip;
 mod metrics;
 mod parameters;
@@ -40,8 +41,8 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tunnel::Body;
 
-pub(crate) use self::metrics::GraphMetrics;
 use self::parameters::Parameters;
+pub(crate) use self::{environments::WatchedEnvironments, metrics::GraphMetrics};
 use super::{
     KubernetesService, RequestHandler, ServiceError,
     kube_client::{Restrictions, kube_service},
@@ -68,6 +69,7 @@ pub(crate) struct GraphService {
     instance: InstanceId,
     /// Section `graph` of the agent's configuration.
     section: watch::Sender<Arc<GraphSection>>,
+    environments: watch::Sender<Arc<WatchedEnvironments>>,
     running: Mutex<Running>,
     viewers: Arc<Semaphore>,
 }
@@ -109,6 +111,13 @@ struct View {
     ended: CancellationToken,
 }
 
+impl CurrentCache {
+    fn view(&self) -> View {
+        let Self { cache, reviews, ended, .. } = self;
+        View { cache: Arc::clone(cache), reviews: reviews.clone(), ended: ended.clone() }
+    }
+}
+
 impl Drop for CurrentCache {
     fn drop(&mut self) {
         self.task.abort();
@@ -127,6 +136,7 @@ impl GraphService {
             restrictions,
             instance,
             section: watch::Sender::default(),
+            environments: watch::Sender::default(),
             running: Mutex::default(),
             viewers: Arc::new(Semaphore::new(MAX_VIEWERS)),
         })
@@ -177,8 +187,14 @@ impl GraphService {
             self.start(basis, running.generation)
         }));
         current.used = Instant::now();
-        let CurrentCache { cache, reviews, ended, .. } = current;
-        View { cache: Arc::clone(cache), reviews: reviews.clone(), ended: ended.clone() }
+        current.view()
+    }
+
+    /// Returns the cache if there is one. It counts as no request.
+    fn loaded_view(&self) -> Option<View> {
+        let basis = self.basis();
+        let running = self.running.lock();
+        running.current.as_ref().filter(|current| current.basis == basis).map(CurrentCache::view)
     }
 
     fn start(&self, basis: Basis, generation: u64) -> CurrentCache {

@@ -1,6 +1,6 @@
 //! Requests of the command line to kas, as a caller.
 
-use std::{ops::ControlFlow, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, ops::ControlFlow, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use clap::ValueHint;
@@ -22,6 +22,8 @@ use crate::CliError;
 
 /// The time for one request.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest body of an error, in bytes.
+const MAX_ERROR: usize = 64 << 10;
 /// The longest response, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;
 /// The longest line of a response, in bytes.
@@ -153,10 +155,68 @@ impl CallerOptions {
     }
 }
 
+/// A server from which a command reads.
+pub(crate) enum Server<'a> {
+    /// The listener for callers.
+    Caller(&'a CallerOptions),
+    /// The observability listener of a kas of this operator.
+    Plain(SocketAddr),
+}
+
+impl Server<'_> {
+    /// Sends a request without a body, and returns the body of the response.
+    pub(crate) async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
+        match self {
+            Self::Caller(caller) => caller.send(method, path).await,
+            Self::Plain(_) => {
+                let body = self.open(path).await?;
+                let body = timeout(TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
+                let body = body.map_err(|_| CliError::unavailable("the response does not end"))?;
+                Ok(body.map_err(|error| CliError::unavailable(error.to_string()))?.to_bytes())
+            }
+        }
+    }
+
+    /// Requests a path, and returns the body of the response, which may be a stream.
+    pub(crate) async fn open(&self, path: &str) -> Result<Incoming, CliError> {
+        let unavailable = |error: String| CliError::unavailable(format!("{}: {error}", self.name()));
+        let response = async {
+            match self {
+                Self::Caller(caller) => caller.request(Method::GET, path, Bytes::new()).await,
+                Self::Plain(address) => {
+                    let client: Client<_, Full<Bytes>> =
+                        Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+                    let request = Request::get(format!("http://{address}{path}")).body(Full::default());
+                    let request = request.map_err(|error| CliError::usage(error.to_string()))?;
+                    let response = client.request(request).await;
+                    response.map_err(|error| unavailable(proto::ErrorChain(&error).to_string()))
+                }
+            }
+        };
+        let late = |_| unavailable(format!("no response within {} s", TIMEOUT.as_secs()));
+        let (head, body) = timeout(TIMEOUT, response).await.map_err(late)??.into_parts();
+        if head.status.is_success() {
+            return Ok(body);
+        }
+        let body = timeout(TIMEOUT, Limited::new(body, MAX_ERROR).collect()).await;
+        let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
+        Err(refused(head.status, &body))
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Caller(caller) => caller.server.clone(),
+            Self::Plain(address) => format!("no kas responds at {address} (observability.listen.address)"),
+        }
+    }
+}
+
 /// Returns the error of a response. kas has written it for people.
 fn refused(status: StatusCode, body: &[u8]) -> CliError {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or("without a message");
+    let text = String::from_utf8_lossy(&body[..body.len().min(1000)]);
+    let text = if text.trim().is_empty() { "without a message" } else { text.trim() };
+    let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or(text);
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
     match status.is_server_error() {
         true => CliError::unavailable(format!("{message} ({status})")),

@@ -2,6 +2,7 @@
 //!
 //! * [`AuditCommand`] shows who has done what in a cluster, as a caller of kas.
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
+//! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
 //! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
@@ -11,6 +12,7 @@
 mod audit;
 mod caller;
 mod error;
+mod events;
 mod gitops;
 mod graph;
 mod login;
@@ -20,6 +22,7 @@ pub mod table;
 pub use self::{
     audit::AuditCommand,
     error::{CliError, CommandResult, print, warn},
+    events::EventsCommand,
     gitops::GitopsCommand,
     graph::{GroupsCommand, HealthCommand, HealthPlace, TreeCommand},
     login::{Login, Logout},

@@ -10,7 +10,6 @@
 //! serves its tunnel. The leases limit the slots: one replica at a time dials each tunnel, and the tunnels of an agent are spread over
 //! the replicas. From the 101 on, a tunnel is served by the code for agents that connect.
 
-mod address;
 mod connect;
 mod error;
 mod slot;
@@ -30,7 +29,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::{address::AddressPolicy, connect::AgentDialer, slot::DialledTunnel};
+pub(crate) use self::{connect::AgentDialer, slot::DialledTunnel};
 use self::{
     error::DialError,
     slot::{SlotEvent, SlotEventKind, SlotId},

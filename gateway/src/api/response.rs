@@ -85,7 +85,7 @@ pub(super) enum ApiError {
     Forbidden(String),
     #[error("{0}")]
     BadRequest(String),
-    #[error("the only method of this path is {0}")]
+    #[error("the methods of this path: {0}")]
     Method(&'static str),
     /// The error of an RPC, whose response has its status already.
     #[error("{:?}: {}", .0.code(), .0.message())]

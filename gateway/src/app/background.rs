@@ -31,6 +31,13 @@ impl App {
         if let Some(web) = self.web.clone() {
             spawn(async move { web.run().await }.boxed());
         }
+        let events = self.event_sources.events.clone();
+        spawn(async move { events.run().await }.boxed());
+        let sources = self.event_sources.clone();
+        spawn(async move { sources.follow_kill_switch().await }.boxed());
+        let (sources, stopping) = (self.event_sources.clone(), self.agents.connections.draining.clone());
+        // The tunnels of a replica that stops are no sign of agents that are gone.
+        spawn(async move { drop(stopping.run_until_cancelled(sources.follow_agents()).await) }.boxed());
         let agents = Arc::clone(&self.agents);
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();

@@ -27,6 +27,8 @@ use crate::{
     agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RpcMetrics, TunnelPermits},
     config::Config,
     cors::Cors,
+    event_sources::EventSources,
+    events::Events,
     forward::Forwarder,
     hosts::AgentHosts,
     kill_switch::KillSwitch,
@@ -56,6 +58,7 @@ pub(super) struct SharedState {
     pub kill_switch: Arc<KillSwitch>,
     pub dial_errors: Arc<DialErrors>,
     pub metrics: Metrics,
+    pub events: Events,
     pub recent: Option<Arc<Recent>>,
     pub accesses: Arc<AccessRing>,
 }
@@ -146,6 +149,17 @@ impl SharedState {
         }
     }
 
+    /// Returns what notices events of kas itself.
+    pub(super) fn event_sources(&self) -> EventSources {
+        EventSources {
+            events: self.events.clone(),
+            identities: self.identities.clone(),
+            tunnels: Arc::clone(&self.tunnels),
+            kill_switch: Arc::clone(&self.kill_switch),
+            redis: self.redis.clone(),
+        }
+    }
+
     /// Builds the server of callers.
     pub(super) fn proxy_server(
         &self,
@@ -177,6 +191,8 @@ impl SharedState {
                 dial_errors: Arc::clone(&self.dial_errors),
                 metrics: self.metrics.clone(),
             },
+            events: self.events.clone(),
+            replica: self.replica,
             connections: TaskGroup::default(),
             metrics: self.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
@@ -217,6 +233,9 @@ impl SharedState {
             files,
             kill_switch: Arc::clone(&self.kill_switch),
             store: Arc::clone(&self.store),
+            events: self.events.clone(),
+            replica: self.replica,
+            draining: agents.connections.draining.clone(),
             agent_lister: AgentLister::new(agents),
             agent_monitor: AgentMonitor::new(agents, config.observability.per_agent_metrics, gauges),
             registry,

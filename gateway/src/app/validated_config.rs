@@ -33,6 +33,7 @@ use crate::{
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},
     traces::{self, Traces},
+    webhooks::Webhook,
 };
 
 /// Connections of probes and Prometheus.
@@ -58,6 +59,7 @@ pub struct ValidatedConfig {
     gitlab: Option<GitLabSetup>,
     pub(super) redis: Option<RedisSettings>,
     audit: Option<AuditOutput>,
+    webhooks: Vec<Webhook>,
 }
 
 /// The opened sink of the audit log.
@@ -115,6 +117,7 @@ impl ValidatedConfig {
             identity.check_issuers(&section.file.value, &issuers.names())?;
         }
         audit::check(file, &config.observability.audit)?;
+        let webhooks = Webhook::read(file, &config.events)?;
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -137,6 +140,7 @@ impl ValidatedConfig {
             gitlab,
             redis,
             audit: None,
+            webhooks,
         })
     }
 
@@ -251,6 +255,7 @@ impl ValidatedConfig {
         app.credentials.certificates =
             self.certificates.iter().chain(peer_certificate).chain(&self.dial_certificate).cloned().collect();
         app.dial_certificate = self.dial_certificate;
+        app.webhooks = self.webhooks;
         let gitlab_secret = self.gitlab.as_ref().map(GitLabSetup::secret).cloned();
         app.credentials.secrets =
             peer_secret.into_iter().chain(self.api_secret.clone()).chain(gitlab_secret).collect();

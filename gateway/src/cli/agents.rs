@@ -185,7 +185,7 @@ impl ConfigFile {
 
 /// Returns the address at which a program on this machine connects to a listener. `[::]` accepts IPv4, too, and a container may
 /// have no `::1`.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     let address = if listen.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { listen.ip() };
     SocketAddr::new(address, listen.port())
 }

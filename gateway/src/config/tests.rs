@@ -99,6 +99,7 @@ fn example_explains_every_key() {
         include_str!("../../oidc/src/config.rs"),
         include_str!("../../gitlab/src/gitaly/config.rs"),
         include_str!("file_sections.rs"),
+        include_str!("events.rs"),
     ];
     let keys = sources
         .iter()

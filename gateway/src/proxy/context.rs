@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{Reason, header};
+use proto::{Reason, ReplicaId, header};
 use telemetry::TraceId;
 use tokio::time::{Instant, sleep};
 
@@ -27,6 +27,7 @@ use crate::{
     config::CallerLimits,
     cors::Cors,
     destination::Destination,
+    events::Events,
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
     hosts::{AgentHosts, Route},
@@ -55,6 +56,10 @@ pub struct ProxyServer {
     pub(crate) accesses: Arc<AccessRing>,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
+    /// The events of all agents.
+    pub events: Events,
+    /// This replica.
+    pub replica: ReplicaId,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
     pub connections: TaskGroup,
     /// The metrics of this replica.

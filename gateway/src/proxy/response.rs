@@ -10,7 +10,7 @@ use http::{
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ServiceName, header};
-use router::RequestPermit;
+use router::{RequestClass, RequestPermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
@@ -102,7 +102,8 @@ pub(super) async fn respond(
             if joiner.is_some() {
                 response.headers_mut().remove(CONTENT_LENGTH);
             }
-            Ok(track(response, &context, joiner, ended, guard, permit))
+            let is_stream = access.destination.class == RequestClass::Streaming;
+            Ok(track(response, &context, joiner, (ended, is_stream), guard, permit))
         }
     }
 }
@@ -168,7 +169,7 @@ fn track(
     response: Response<Body>,
     context: &RequestContext,
     joiner: Option<AuditJoiner>,
-    ended: AccessEnded,
+    (ended, is_stream): (AccessEnded, bool),
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
 ) -> Response<GuardedBody> {
@@ -181,8 +182,11 @@ fn track(
             None => body,
         };
         let tracked = GuardedBody::new(body, guard, permit);
-        // A response that has arrived whole has no stream: it needs no budget, and its request has ended.
-        let Some(monitor) = monitor else { return tracked };
+        // A response that has arrived whole has no stream: it needs no budget, and its request has ended. A stream of kas itself has no
+        // tunnel, and produces its parts when they are sent.
+        let Some(monitor) = monitor else {
+            return if is_stream { tracked.with_cut(ended) } else { tracked };
+        };
         let tracked = tracked.with_cut(ended);
         if multiplexed || may_grow { tracked.with_budget(&context.server.budget, monitor) } else { tracked }
     })

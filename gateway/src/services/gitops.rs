@@ -16,7 +16,6 @@ mod feed;
 mod gitlab;
 mod looks;
 mod metrics;
-mod pace;
 mod preview;
 mod sources;
 

@@ -253,19 +253,22 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",
             "let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());",
+            "let secret = Secret::parse(text.expose_secret());",
             "let text = credential.token.expose_secret();",
             "let token = SecretString::from(token.expose_secret().trim());",
             "let token = UnverifiedToken::parse(self.token.expose_secret()).ok().flatten();",
             "let token = credential.token.expose_secret();",
             "let token = token.expose_secret();",
             "let token = token.expose_secret();",
+            "let url = WebhookUrl::parse(text.expose_secret().trim(), self.allows_plain_text)",
             "let value = format!(\"Bearer {}\", session.token.expose_secret());",
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
             "self.bytes.expose_secret()",
         ],
         "hashed for every comparison; sent to GitLab; the key of calls to Gitaly; checked for its form before that; parsed as a JWT; written into the \
          kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove; sent to the \
-         issuer, cached and given to kubectl by `kas login`; kept with the session of a page, whose requests it authenticates"
+         issuer, cached and given to kubectl by `kas login`; kept with the session of a page, whose requests it authenticates; \
+         the keys and the URL of a webhook"
     );
     // Two hashes are equal only if all of their bytes are.
     let hash = |token: &str| access::token::TokenHash::of(&token.into());

@@ -18,8 +18,8 @@
 
 mod addresses;
 mod admission;
-mod audit;
 mod alerts;
+mod audit;
 mod cancellation;
 mod changes;
 mod clients;

@@ -17,14 +17,15 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use proto::{AgentId, ReplicaId, notify::ProjectEvent};
+use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use router::{
-    AgentRoutes, BoxFuture, EndedSessions, GitPush, Instance, InstanceList, LeaseRequest, MemoryStore,
-    NewSession, ProjectAgent, ProjectAgentList, RecordedEvent, Replica, Route, RouteStore, SessionId,
-    SessionLimits, StoreError, StoreHealth,
+    AgentRoutes, BoxFuture, CursorRequest, EndedSessions, EventPage, EventPosition, GitPush, Instance,
+    InstanceList, LeaseRequest, MemoryStore, NewEvent, NewSession, ProjectAgent, ProjectAgentList,
+    RecordedEvent, Replica, Route, RouteChange, RouteStore, SessionId, SessionLimits, StoreError,
+    StoreHealth,
 };
 use testing::kas::world::{World, configuration, text};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 /// A store that panics while `broken` is set.
 #[derive(Debug, Default)]
@@ -134,6 +135,35 @@ impl RouteStore for BrokenStore {
 
     fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
         self.store.latest_events(project)
+    }
+
+    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
+        self.store.route_changes()
+    }
+
+    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.append_events(events)
+    }
+
+    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.store.last_event_of(agent, instance)
+    }
+
+    fn events(&self, after: EventPosition, limit: usize) -> EventPage {
+        self.store.events(after, limit)
+    }
+
+    fn event_changes(&self) -> watch::Receiver<EventPosition> {
+        self.store.event_changes()
+    }
+
+    fn event_cursor<'a>(
+        &'a self,
+        name: &'a str,
+        replica: ReplicaId,
+        request: CursorRequest,
+    ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>> {
+        self.store.event_cursor(name, replica, request)
     }
 
     fn send_push(&self, push: GitPush) {

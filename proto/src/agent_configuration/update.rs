@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{
     LogLevel, Scope,
     alerts::AlertsSection,
+    environments::NamedEnvironment,
     graph::GraphSection,
     notify::{Flux, Notify},
 };
@@ -67,6 +68,10 @@ pub struct AppliedKeys {
     pub alerts: AlertsSection,
     /// The reason why the section of the alerts has no effect.
     pub alerts_error: Option<String>,
+    /// The environments whose objects are in the cluster. Unknown keys of a later kas leave all of them out.
+    pub environments: Vec<NamedEnvironment>,
+    /// The health of these environments is looked at all the time.
+    pub environment_health: bool,
 }
 
 impl AppliedKeys {
@@ -100,7 +105,22 @@ impl AppliedKeys {
             Err(error) => (AlertsSection::default(), Some(error)),
         };
         let log_level = value(configuration, "/observability/logging/level")?;
-        Ok(Self { log_level, scope, graph, graph_error, notify, flux, notify_error, alerts, alerts_error })
+        let environments = value(configuration, "/environments").ok().flatten().unwrap_or_default();
+        let environment_health = value(configuration, "/events/environment_health").ok().flatten();
+        let environment_health = environment_health.unwrap_or_default();
+        Ok(Self {
+            log_level,
+            scope,
+            graph,
+            graph_error,
+            notify,
+            flux,
+            notify_error,
+            alerts,
+            alerts_error,
+            environments,
+            environment_health,
+        })
     }
 }
 
@@ -134,6 +154,17 @@ mod tests {
         assert_eq!(keys.log_level, Some(LogLevel::Warn));
         assert_eq!(keys.scope.unwrap().namespaces, ["a"]);
         assert_eq!(AppliedKeys::new(&json!({})).unwrap(), AppliedKeys::default());
+    }
+
+    #[test]
+    fn environments_and_events_are_read_as_far_as_they_are_known() {
+        let one = json!([{"slug": "live", "namespace": "shop"}]);
+        let configuration = json!({"environments": one, "events": {"environment_health": true, "later": 1}});
+        let keys = AppliedKeys::new(&configuration).unwrap();
+        assert_eq!((keys.environments.len(), keys.environment_health), (1, true));
+        let later = json!({"environments": [{"slug": "live", "namespace": "shop", "later": 1}], "events": 7});
+        let keys = AppliedKeys::new(&later).unwrap();
+        assert_eq!((keys.environments.len(), keys.environment_health), (0, false));
     }
 
     #[test]

@@ -21,7 +21,10 @@ use super::{
     members::Effect,
     wire::{Event, EventKind},
 };
-use crate::store::{AgentRoutes, StoreError};
+use crate::{
+    store::{AgentRoutes, StoreError},
+    waiters::RouteChange,
+};
 
 /// The highest number of agents in the cache, at some hundred bytes each.
 const CAPACITY: u64 = 100_000;
@@ -156,13 +159,16 @@ impl Shared {
         if matches!(event.kind, EventKind::Disabled) {
             self.disabled_changed.notify_one();
         }
+        if matches!(event.kind, EventKind::Logged) {
+            self.log_changed.notify_one();
+        }
         let effect = self.members.lock().handle_event(event);
         match effect {
             Effect::None => {}
             Effect::InvalidateAgents(agents) => {
                 for agent in agents {
                     self.cache.invalidate(agent);
-                    self.waiters.wake(agent);
+                    self.wake(agent);
                 }
             }
             Effect::InvalidateAll => self.invalidate_all(),
@@ -178,6 +184,13 @@ impl Shared {
     pub(super) fn invalidate_all(&self) {
         self.cache.invalidate_all();
         self.waiters.wake_all();
+        self.route_changes.send(RouteChange::All);
+    }
+
+    /// Wakes those that wait for a change of the routes of an agent.
+    pub(super) fn wake(&self, agent: AgentId) {
+        self.waiters.wake(agent);
+        self.route_changes.send(RouteChange::Agent(agent));
     }
 }
 

@@ -30,6 +30,12 @@ pub(super) const ENVIRONMENTS_TTL: Duration = Duration::from_secs(7 * 86_400);
 /// The TTL of the last values of the views of an agent.
 pub(super) const VIEWS_TTL: Duration = Duration::from_secs(7 * 86_400);
 
+/// The TTL of the states of the subjects of events: those of a source without events are forgotten then.
+pub(super) const STATES_TTL: Duration = Duration::from_secs(90 * 86_400);
+
+/// The TTL of the cursors of the log of events.
+pub(super) const CURSORS_TTL: Duration = Duration::from_secs(30 * 86_400);
+
 /// The TTL of the leases of all agents, so that those of agents that no replica dials any more are removed.
 pub(super) const LEASES_TTL: Duration = Duration::from_secs(3600);
 
@@ -63,7 +69,13 @@ pub const SCHEMA: &str = "\
 | `{kas}:sessions:<holder>` | sorted set | the same for one token or user; the holder is a hash of the token's hash, or of the user; at most 50 | 8 h | at a login or logout | 130 bytes per session |
 | `{kas}:projects` | sorted set | the projects that the configurations of agents [name](project-events.md), by the last time in milliseconds since 1970; at most 10,000 | 365 d | when an agent with such a configuration connects or its configuration changes | 150 bytes per project |
 | `{kas}:project:<path>` | hash | the latest event of each branch and tag of such a project, with its number and its id; at most 100; the field `last` is the last number | 365 d | when the project changes | 600 bytes per branch or tag |
-| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change | |
+| `{kas}:event-log` | stream | the newest [events](events.md), at most 10,000, and 1000 of an agent: `k` is the key of the event, `s` its source, `e` the event: `[1,{…}]` | 7 d | when something happens | 900 bytes per event, at most 9 KiB |
+| `{kas}:event-log:keys` | hash | key of an event → its id in the stream | 7 d | with each event | 150 bytes per event |
+| `{kas}:event-log:removed` | string | id of the newest event that was removed | 7 d | when an event is removed | |
+| `{kas}:event-log:source:<source>` | list | ids of the events of an agent, or of `kas` | 7 d | with each event | 30 bytes per event |
+| `{kas}:event-log:states:<source>` | hash | subject of an event → its last state, at most 1000 of a source | 90 d | with each event that has a state | 120 bytes per subject |
+| `{kas}:event-cursors` | hash | name of a webhook → replica that delivers to it, the end of its claim in milliseconds since 1970, id of the last event that was delivered | 30 d | every 3 s per webhook, and with each event | 100 bytes per webhook |
+| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or logged or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change; with each event of the log | |
 ";
 
 /// The keys of one fleet. Keys that a script uses together have one hash tag, so that a Cluster keeps them on one node.
@@ -175,6 +187,32 @@ impl Keys {
         format!("{{{}}}:project:{project}", self.prefix)
     }
 
+    pub(super) fn event_log(&self) -> String {
+        format!("{{{}}}:event-log", self.prefix)
+    }
+
+    pub(super) fn event_keys(&self) -> String {
+        format!("{}:keys", self.event_log())
+    }
+
+    pub(super) fn removed_event(&self) -> String {
+        format!("{}:removed", self.event_log())
+    }
+
+    /// Returns the prefix of the lists of the events of one source.
+    pub(super) fn event_sources(&self) -> String {
+        format!("{}:source:", self.event_log())
+    }
+
+    /// Returns the prefix of the states of the subjects of one source.
+    pub(super) fn event_states(&self) -> String {
+        format!("{}:states:", self.event_log())
+    }
+
+    pub(super) fn event_cursors(&self) -> String {
+        format!("{{{}}}:event-cursors", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -196,12 +234,12 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit begin_session check cleanup deployments disabled end_sessions environments heartbeat instances join latest_events lease leave look lookup members name_projects notify project projects publish record_event sessions stage unknown views }
+scripts! { admit append_events begin_session check cleanup deployments disabled end_sessions environments event_cursor heartbeat instances join last_event latest_events lease leave look lookup members name_projects notify project projects publish read_events record_event sessions stage unknown views }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{project_events::PROJECT_TTL, sessions::SESSION_TTL};
+    use crate::{events::EVENTS_PERIOD, project_events::PROJECT_TTL, sessions::SESSION_TTL};
     use std::collections::BTreeSet;
 
     #[test]
@@ -228,6 +266,12 @@ mod tests {
             format!("{}<holder>", keys.holder_sessions_prefix()),
             keys.projects(),
             keys.project_events("<path>"),
+            keys.event_log(),
+            keys.event_keys(),
+            keys.removed_event(),
+            format!("{}<source>", keys.event_sources()),
+            format!("{}<source>", keys.event_states()),
+            keys.event_cursors(),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>").replace(":7", ":<agent id>");
@@ -246,6 +290,9 @@ mod tests {
             ("sessions:<holder>", SESSION_TTL),
             ("projects", PROJECT_TTL),
             ("project:<path>", PROJECT_TTL),
+            ("event-log", EVENTS_PERIOD),
+            ("event-log:states:<source>", STATES_TTL),
+            ("event-cursors", CURSORS_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
             let ttl = match ttl.as_secs() {

@@ -87,9 +87,11 @@ impl Members {
             return match kind {
                 EventKind::Heartbeat(heartbeat) => self.insert(replica, heartbeat, generation, sequence),
                 // Its heartbeat was missed; the next one adds it and invalidates everything.
-                EventKind::Changed(_) | EventKind::Pushed(_) | EventKind::Disabled | EventKind::Left => {
-                    Effect::None
-                }
+                EventKind::Changed(_)
+                | EventKind::Pushed(_)
+                | EventKind::Disabled
+                | EventKind::Logged
+                | EventKind::Left => Effect::None,
             };
         };
         if generation < member.generation {
@@ -108,11 +110,17 @@ impl Members {
                 self.others.remove(&replica);
                 Effect::InvalidateAll
             }
-            EventKind::Heartbeat(_) | EventKind::Pushed(_) | EventKind::Disabled if complete => Effect::None,
             EventKind::Changed(agents) if complete => Effect::InvalidateAgents(agents),
-            EventKind::Heartbeat(_) | EventKind::Changed(_) | EventKind::Pushed(_) | EventKind::Disabled => {
-                Effect::InvalidateAll
+            EventKind::Heartbeat(_) | EventKind::Pushed(_) | EventKind::Disabled | EventKind::Logged
+                if complete =>
+            {
+                Effect::None
             }
+            EventKind::Heartbeat(_)
+            | EventKind::Changed(_)
+            | EventKind::Pushed(_)
+            | EventKind::Disabled
+            | EventKind::Logged => Effect::InvalidateAll,
         }
     }
 

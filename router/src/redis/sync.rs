@@ -115,6 +115,7 @@ impl SyncTask {
 
         shared.members.lock().resync(live);
         shared.sync_disabled(&connection).await?;
+        shared.read_events(&connection).await?;
         *shared.connection.lock() = Some(connection.clone());
         shared.set_healthy();
         shared.invalidate_all();
@@ -146,6 +147,7 @@ impl SyncTask {
                 }
                 () = shared.routes_changed.notified() => self.publish_dirty(connection).await,
                 () = shared.disabled_changed.notified() => shared.sync_disabled(connection).await,
+                () = shared.log_changed.notified() => shared.read_events(connection).await,
                 () = shared.pushed.notified() => self.send_pushes(connection).await,
                 () = connection.failed.notified() => Err("Redis did not answer a lookup".to_owned()),
             };

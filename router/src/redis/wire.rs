@@ -12,7 +12,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::Uri;
-use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
+use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId, events};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, DeserializeOwned},
@@ -24,7 +24,7 @@ use crate::{
     store::{Instance, ReportedInfo},
 };
 
-/// The version of all three formats.
+/// The version of all formats.
 const VERSION: u16 = 1;
 /// The greatest length of a heartbeat or route record in bytes. Longer values are not read from Redis.
 pub(super) const MAX_RECORD: usize = 2048;
@@ -32,6 +32,8 @@ pub(super) const MAX_RECORD: usize = 2048;
 pub(super) const MAX_PROJECT: usize = 16_384;
 /// The greatest length of the record of the kill switch in bytes.
 pub(super) const MAX_DISABLED: usize = 65_536;
+/// The greatest length of an event of the log in bytes.
+pub(super) const MAX_LOGGED_EVENT: usize = 8192;
 /// The greatest length of an event in bytes.
 pub(super) const MAX_EVENT: usize = 65_536;
 /// The highest number of agents in one event. An agent id has at most 20 digits.
@@ -95,6 +97,8 @@ pub enum EventKind {
     Pushed(Vec<GitPush>),
     /// The record of the kill switch has changed.
     Disabled,
+    /// The log has more events.
+    Logged,
     /// The replica stopped and removed its records.
     Left,
 }
@@ -229,7 +233,11 @@ impl Event {
             EventKind::Heartbeat(heartbeat) => heartbeat.check()?,
             EventKind::Changed(agents) if agents.len() > MAX_AGENTS => return Err(WireError::TooManyAgents),
             EventKind::Pushed(pushes) if pushes.len() > MAX_PUSHES => return Err(WireError::TooManyPushes),
-            EventKind::Changed(_) | EventKind::Pushed(_) | EventKind::Disabled | EventKind::Left => {}
+            EventKind::Changed(_)
+            | EventKind::Pushed(_)
+            | EventKind::Disabled
+            | EventKind::Logged
+            | EventKind::Left => {}
         }
         Ok(Self { replica, generation, sequence, kind })
     }
@@ -251,6 +259,17 @@ pub fn encode_project(agents: &BTreeMap<AgentId, AgentName>) -> String {
 pub fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, WireError> {
     let (_, rows): (u16, Vec<(AgentId, AgentName)>) = decode(text, MAX_PROJECT)?;
     Ok(rows)
+}
+
+/// Encodes an event of the log.
+pub fn encode_logged_event(event: &events::Event) -> String {
+    to_json(&(VERSION, event))
+}
+
+/// Decodes an event of the log, and cuts it to the limits of events.
+pub fn decode_logged_event(text: &[u8]) -> Result<events::Event, WireError> {
+    let (_, event): (u16, events::Event) = decode(text, MAX_LOGGED_EVENT)?;
+    Ok(events::Event { content: event.content.bounded(), ..event })
 }
 
 fn to_row(instance: &Instance) -> Value {

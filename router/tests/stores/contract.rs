@@ -12,7 +12,7 @@ use router::{
 };
 use tokio::time::timeout;
 
-use crate::{TestReplica, redis};
+use crate::{TestReplica, events, redis};
 
 #[tokio::test(start_paused = true)]
 async fn memory_store_fulfils_contract() {
@@ -56,6 +56,7 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     session_is_read_by_all_replicas_until_it_ends(here, there).await;
     sessions_of_a_holder_end_together(here, there).await;
     session_that_ends_first_ends_in_favour_of_a_new_one(here, there).await;
+    events::check_contract((here.store, here.id), (there.store, there.id)).await;
 }
 
 impl TestStore<'_> {

@@ -9,6 +9,7 @@ mod check;
 mod contract;
 mod cost;
 mod disabled;
+mod events;
 mod fleets;
 mod looks;
 mod outages;

@@ -6,10 +6,13 @@ use gitops_engine::{Outcome, SourceFile};
 use parking_lot::Mutex;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
+    events::NewAgentEvent,
     gitops::{EventKind, ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
 };
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, broadcast};
+
+use super::settled::{self, Settled};
 
 /// The events that a slow reader may miss.
 const EVENTS: usize = 1024;
@@ -36,6 +39,8 @@ struct State {
     /// The objects that were changed since the worker looked, with their fingerprints.
     changes: HashMap<ObjectId, Option<u64>>,
     status: ProjectStatus,
+    /// The state that kas knows of.
+    settled: Option<Settled>,
     /// Nothing of the project is left, and kas does not send it.
     gone: bool,
     /// The reason why kas has no files.
@@ -268,8 +273,17 @@ impl Project {
     pub(super) fn restore(&self, status: ProjectStatus) {
         let mut state = self.state.lock();
         if state.status.history.is_empty() {
+            state.settled = Settled::of(&status);
             state.status = ProjectStatus { project: self.id.clone(), problem: String::new(), ..status };
         }
+    }
+
+    /// Notes a status that was written. Returns what kas should learn of it.
+    pub(super) fn settle(&self, status: &ProjectStatus) -> Vec<NewAgentEvent> {
+        let mut state = self.state.lock();
+        let events = settled::events(state.settled.as_ref(), status);
+        state.settled = Settled::of(status).or_else(|| state.settled.take());
+        events
     }
 
     /// Changes the status. Returns it if that changed anything.

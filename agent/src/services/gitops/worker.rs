@@ -6,6 +6,7 @@ use gitops_engine::{
     ApiError, ApplyOptions, Cluster as _, Engine, Fence, Kind, KubeCluster, Outcome, Stopped, SyncInput,
     applyset::{ApplySet, PROJECT},
 };
+use parking_lot::Mutex;
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
@@ -21,6 +22,7 @@ use super::{
     events::{self, Notice, Notices},
     project::{Project, Wanted},
     schedule::{Action, Progress, Schedule},
+    settled,
 };
 
 /// The attempts to change an inventory that others change, too.
@@ -41,6 +43,9 @@ pub(super) const REQUESTED: &str = "agentk/requested";
 pub(super) const PRUNE: &str = "agentk/prune";
 /// The most errors of objects without health that a status has.
 const MAX_UNHEALTHY: usize = 10;
+
+/// The most objects that an event about reverted changes names.
+const MAX_DRIFTED: usize = 3;
 
 /// Stops a sync when this pod does not lead any more, or when there is a newer commit.
 struct WorkerFence<'a> {
@@ -270,10 +275,16 @@ async fn sync(
         gitlab_project: wanted.head.gitlab_project,
     };
     let fence = WorkerFence { gitops, project, number: wanted.number };
-    let noted = &*notices;
+    let (noted, drifted) = (&*notices, Mutex::new(Vec::new()));
     let events = |event: SyncEvent| {
         log(&project.id, &event);
         noted.note(&event);
+        if let (EventKind::Drifted, Some(object)) = (event.event, &event.object) {
+            let mut drifted = drifted.lock();
+            if drifted.len() < MAX_DRIFTED {
+                drifted.push(object.to_string());
+            }
+        }
         // Fails if nobody listens.
         let _ = project.events.send((wanted.number, event));
     };
@@ -293,6 +304,10 @@ async fn sync(
         if status.state != state {
             events::write_for_project(gitops, agent, &status).await;
         }
+    }
+    if outcome.reverted > 0 {
+        let objects = drifted.into_inner();
+        gitops.log.emit(settled::reverted(&project.status(), &objects, outcome.reverted));
     }
     events::write_for_objects(gitops, wanted, notices.take()).await;
     let objects = outcome.objects;
@@ -412,7 +427,11 @@ async fn publish(
 }
 
 /// Writes a status into the inventory of its project, where each pod of agentk and `kubectl` can read it.
+/// kas learns of it if the state has changed.
 pub(super) async fn write_status(gitops: &Gitops, agent: AgentId, status: &ProjectStatus) {
+    if let Some(project) = gitops.find_project(&status.project) {
+        project.settle(status).into_iter().for_each(|event| gitops.log.emit(event));
+    }
     let text = serde_json::to_string(status).expect("a status has keys that are text");
     let fields = |_: &Value| {
         json!({

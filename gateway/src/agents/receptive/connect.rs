@@ -29,8 +29,8 @@ use tunnel::{
     handshake::{self, UpgradeResponseError},
 };
 
-use super::{address::AddressPolicy, error::DialError};
-use crate::tls::Certificate;
+use super::error::DialError;
+use crate::{address_policy::AddressPolicy, tls::Certificate};
 
 /// The only protocol that kas offers.
 const OFFERED: &[TunnelProtocol] = &[TunnelProtocol::KasTunnel];

@@ -5,7 +5,8 @@ use std::{io, net::SocketAddr, time::Duration};
 use http::StatusCode;
 use proto::{AgentName, ErrorChain};
 
-use super::{super::refusal::HandshakeError, address::AddressError};
+use super::super::refusal::HandshakeError;
+use crate::address_policy::AddressError;
 
 /// The reason for which a dial has failed. The text is one line for operators, and names the remedy.
 #[derive(Debug, thiserror::Error)]

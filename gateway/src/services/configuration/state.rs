@@ -177,6 +177,12 @@ impl ConfigurationState {
         differs
     }
 
+    /// Returns the error of the newest version, unless it is that the source does not respond.
+    pub(crate) fn fault(&self) -> Option<&str> {
+        let message = self.error.as_ref().map(|error| &*error.message);
+        message.filter(|message| !message.starts_with(UNAVAILABLE))
+    }
+
     /// Returns the keys of the file that have no effect.
     pub(super) fn warnings(&self) -> &[String] {
         &self.warnings
@@ -326,6 +332,7 @@ mod tests {
         let outage = || Err(ReadError::Unavailable("connection refused".to_owned()));
         assert_eq!(state.apply(outage(), at(1)), ReadResult::Unavailable);
         assert_eq!(state.update().unwrap().configuration, None, "agentk keeps the one that it has");
+        assert!(state.error().is_some() && state.fault().is_none(), "the configuration may be valid");
         state.apply(file("1", Some(LEVEL)), at(2));
         let good = state.clone();
         state.apply(outage(), at(3));

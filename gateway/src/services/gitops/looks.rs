@@ -7,7 +7,8 @@ use router::redis::{RedisStore, SharedLook};
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
-use super::{metrics::GitopsMetrics, pace::ServerPace};
+use super::metrics::GitopsMetrics;
+use crate::services::pace::ServerPace;
 
 /// The longest time since this replica's own look for which it believes the looks of others. Whoever can write to Redis can
 /// delay commits by so much.

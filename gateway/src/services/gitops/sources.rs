@@ -16,8 +16,8 @@ use super::{
     gitlab::{GitLabProjects, GitalySource},
     looks::{FollowedReference, SharedLooks},
     metrics::GitopsMetrics,
-    pace::ServerPace,
 };
+use crate::services::pace::ServerPace;
 
 /// The time after which what nobody follows any more is forgotten, with its cache.
 const IDLE: Duration = Duration::from_secs(3600);

@@ -38,6 +38,7 @@ fn encoded_values_decode_to_the_same() {
         EventKind::Changed(vec![AgentId(1), AgentId(u64::MAX)]),
         EventKind::Pushed(vec![GitPush::new(7, "group/project").unwrap()]),
         EventKind::Disabled,
+        EventKind::Logged,
         EventKind::Left,
     ] {
         let event = Event { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };

@@ -1,5 +1,5 @@
-//! The addresses that kas may dial. The identity file names hosts, and DNS may resolve a name to any address: without these rules,
-//! whoever controls the name of an agent could reach services of the network of kas (SSRF).
+//! The addresses that kas may dial. Files name hosts, and DNS may resolve a name to any address: without these rules, whoever controls the
+//! name of an agent or of the receiver of a webhook could reach services of the network of kas (SSRF).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -34,9 +34,21 @@ const REFUSED: [(&str, &str); 21] = [
     ("a translated address", "::ffff:0:0:0/96"),
 ];
 
+/// The networks that are refused in addition, where kas has no business in its own network.
+const PRIVATE: [(&str, &str); 6] = [
+    ("a private address", "10.0.0.0/8"),
+    ("a private address", "172.16.0.0/12"),
+    ("a private address", "192.168.0.0/16"),
+    ("a private address", "fc00::/7"),
+    ("an address of a carrier's network", "100.64.0.0/10"),
+    ("an address for benchmarks", "198.18.0.0/15"),
+];
+
 /// The rules for addresses that kas dials.
 #[derive(Clone, Debug)]
 pub(crate) struct AddressPolicy {
+    /// The key of the configuration with the networks.
+    key: &'static str,
     allowed: Vec<IpNet>,
     refused: Vec<(&'static str, IpNet)>,
 }
@@ -44,29 +56,37 @@ pub(crate) struct AddressPolicy {
 /// The reason for which kas does not dial an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AddressError {
-    #[error("{address} is {kind}, which agent.receptive.allowed_networks does not name")]
-    Refused { address: IpAddr, kind: &'static str },
-    #[error("{address} is in none of the networks of agent.receptive.allowed_networks")]
-    NotAllowed { address: IpAddr },
+    #[error("{address} is {kind}, which {key} does not name")]
+    Refused { address: IpAddr, kind: &'static str, key: &'static str },
+    #[error("{address} is in none of the networks of {key}")]
+    NotAllowed { address: IpAddr, key: &'static str },
 }
 
 impl AddressPolicy {
     /// Allows the networks of the list, or every address if it is empty. Addresses with a special meaning are refused unless a
     /// network of the list lies within their range: `0.0.0.0/0` does not allow them.
-    pub(crate) fn new(allowed: &[Network]) -> Self {
-        let refused = REFUSED.map(|(kind, network)| (kind, network.parse().expect("a constant network")));
-        Self { allowed: allowed.iter().copied().map(IpNet::from).collect(), refused: refused.into() }
+    /// `key` is the one of the configuration with the list.
+    pub(crate) fn new(key: &'static str, allowed: &[Network]) -> Self {
+        let refused = REFUSED.map(parse);
+        Self { key, allowed: allowed.iter().copied().map(IpNet::from).collect(), refused: refused.into() }
+    }
+
+    /// Refuses private addresses, too, unless a network of the list lies within their range.
+    #[must_use]
+    pub(crate) fn without_private(mut self) -> Self {
+        self.refused.extend(PRIVATE.map(parse));
+        self
     }
 
     /// Checks an address before kas connects to it.
     pub(crate) fn check(&self, address: IpAddr) -> Result<(), AddressError> {
         let address = address.to_canonical();
         if !self.allowed.is_empty() && !is_within(&self.allowed, address) {
-            return Err(AddressError::NotAllowed { address });
+            return Err(AddressError::NotAllowed { address, key: self.key });
         }
         let inner = embedded(address).map(IpAddr::V4);
         match [address].into_iter().chain(inner).find_map(|address| self.refused_kind(address)) {
-            Some(kind) => Err(AddressError::Refused { address, kind }),
+            Some(kind) => Err(AddressError::Refused { address, kind, key: self.key }),
             None => Ok(()),
         }
     }
@@ -79,6 +99,10 @@ impl AddressPolicy {
         });
         unnamed.next().map(|(kind, _)| *kind)
     }
+}
+
+fn parse((kind, network): (&'static str, &str)) -> (&'static str, IpNet) {
+    (kind, network.parse().expect("a constant network"))
 }
 
 /// Returns the IPv4 address to which a gateway translates an IPv6 address: NAT64 (RFC 6052), 6to4 (RFC 3056), IPv4-compatible
@@ -100,7 +124,8 @@ mod tests {
     use super::*;
 
     fn policy(networks: &[&str]) -> AddressPolicy {
-        AddressPolicy::new(&networks.iter().map(|network| network.parse().unwrap()).collect::<Vec<_>>())
+        let networks: Vec<Network> = networks.iter().map(|network| network.parse().unwrap()).collect();
+        AddressPolicy::new("agent.receptive.allowed_networks", &networks)
     }
 
     fn allows(networks: &[&str], address: &str) -> bool {
@@ -148,6 +173,27 @@ mod tests {
             assert!(allows(&[], address), "{address}");
             assert!(allows(&["0.0.0.0/0", "::/0"], address), "{address}");
         }
+    }
+
+    #[test]
+    fn private_addresses_have_to_be_named_if_they_are_refused() {
+        let allows = |networks: &[&str], address: &str| {
+            policy(networks).without_private().check(address.parse().unwrap()).is_ok()
+        };
+        for address in [
+            "10.0.0.1",
+            "172.31.0.1",
+            "192.168.1.1",
+            "fd12::1",
+            "100.64.0.1",
+            "64:ff9b::10.0.0.1",
+            "::ffff:10.0.0.1",
+        ] {
+            assert!(!allows(&[], address), "{address}");
+            assert!(!allows(&["0.0.0.0/0", "::/0"], address), "{address}");
+        }
+        assert!(allows(&[], "203.0.113.7") && allows(&[], "2001:db8::1"));
+        assert!(allows(&["10.1.0.0/16"], "10.1.2.3") && !allows(&["10.1.0.0/16"], "10.2.0.1"));
     }
 
     #[test]

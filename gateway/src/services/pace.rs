@@ -1,13 +1,10 @@
-//! The limit of looks at one server. Looks above it wait, and none fails.
+//! A limit whose excess waits: looks at one server, events of one agent. None fails.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// The burst, as time at the steady rate.
-const BURST: Duration = Duration::from_secs(1);
-
-/// Spaces the looks at a server.
+/// Spaces the looks at a server, or the events of an agent.
 #[derive(Debug)]
 pub(super) struct ServerPace {
     #[expect(
@@ -17,17 +14,26 @@ pub(super) struct ServerPace {
     pace: tokio::sync::Mutex<Pace>,
 }
 
-/// Admits a burst of one second, and then a steady rate (GCRA).
+/// Admits a burst, and then a steady rate (GCRA).
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     interval: Duration,
+    /// The burst, as time at the steady rate.
+    burst: Duration,
     /// The theoretical arrival time of the next look.
     arrival: Instant,
 }
 
 impl ServerPace {
+    /// Admits so many looks in each second, and as many at once.
     pub(super) fn new(per_second: u32) -> Self {
-        Self { pace: Pace::new(per_second, Instant::now()).into() }
+        let per_second = per_second.max(1);
+        Self::with_burst(Duration::from_secs(1) / per_second, per_second)
+    }
+
+    /// Admits one look in each interval, and so many at once.
+    pub(super) fn with_burst(interval: Duration, burst: u32) -> Self {
+        Self { pace: Pace { interval, burst: interval * burst, arrival: Instant::now() }.into() }
     }
 
     /// Waits until the server may be looked at. Returns whether that was not at once.
@@ -42,13 +48,9 @@ impl ServerPace {
 }
 
 impl Pace {
-    fn new(per_second: u32, now: Instant) -> Self {
-        Self { interval: Duration::from_secs(1) / per_second.max(1), arrival: now }
-    }
-
     /// Returns how long a look has to wait.
     fn wait(&self, now: Instant) -> Duration {
-        (self.arrival + self.interval).saturating_duration_since(now + BURST)
+        (self.arrival + self.interval).saturating_duration_since(now + self.burst)
     }
 
     fn take(&mut self, now: Instant) {

@@ -1,0 +1,56 @@
+//! The events that kas itself notices: agents that come and go, and the rules of the kill switch.
+
+mod kill_switch;
+mod presence;
+
+use std::{sync::Arc, time::SystemTime};
+
+use access::{AgentIdentity, Identities};
+use proto::{
+    AgentId, AgentName,
+    events::{Event, EventAgent, EventContent},
+};
+use router::{LocalTunnels, NewEvent, SubjectState, redis::RedisStore};
+
+use crate::{
+    events::{Events, unique_key},
+    kill_switch::KillSwitch,
+    tunnel_entry::TunnelEntry,
+};
+
+/// The parts of a replica in which kas notices events. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct EventSources {
+    /// The events.
+    pub events: Events,
+    /// The agents of the identity file.
+    pub identities: Identities,
+    /// The tunnels that end at this replica.
+    pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
+    /// The rules by which requests are disabled.
+    pub kill_switch: Arc<KillSwitch>,
+    /// The store that replicas share, if there are several.
+    pub redis: Option<RedisStore>,
+}
+
+impl EventSources {
+    /// Returns an agent as events name it. An agent of GitLab without a tunnel here may have no name.
+    fn agent(&self, id: AgentId) -> EventAgent {
+        let identity = self.identities.load_full();
+        if let Some(name) = identity.name(id) {
+            return EventAgent { id, name: name.clone(), project_id: identity.project(id) };
+        }
+        let local = self.tunnels.views_of(id).first().map(|view| view.handle().agent.clone());
+        match local {
+            Some(AgentIdentity { name, project, .. }) => EventAgent { id, name, project_id: project },
+            None => EventAgent { id, name: AgentName::of_id(id), project_id: None },
+        }
+    }
+
+    /// Reports an event unless the subject has this state already.
+    fn emit(&self, agent: Option<EventAgent>, time: SystemTime, content: EventContent, state: SubjectState) {
+        let event = Event { time, agent, content };
+        let key = unique_key(&state.subject);
+        self.events.emit(NewEvent { state: Some(state), ..NewEvent::new(key, event) });
+    }
+}

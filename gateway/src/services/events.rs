@@ -1,0 +1,244 @@
+//! Follows the events of agentk, and reports errors of the configurations of agents.
+//!
+//! Each agentk process is followed through one tunnel of each replica that has some. The log recognizes the events that it has by the
+//! process and the number, so that they are in it once. An agent that sends too many is read more slowly: its own memory is the buffer.
+
+mod checked;
+mod configuration;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::pending,
+    hash::Hash,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use access::AgentIdentity;
+use http::Request;
+use parking_lot::Mutex;
+use proto::{
+    AgentId, Hello, InstanceId, ServiceName,
+    events::{AgentEvent, AgentEventId, AgentEventLine, EVENTS_PATH, EventAgent, MAX_EVENT_LINE},
+    header,
+};
+use router::NewEvent;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, Tunnel};
+
+use self::checked::EventChecker;
+use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace};
+use crate::{
+    events::{AgentEventResult, Events},
+    kill_switch::{KillSwitch, RequestAttributes},
+};
+
+/// The time that agentk may take for the head of the response.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The pause before the next attempt.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The time in which an agent may send one event, and the events that it may send at once.
+const RATE: (Duration, u32) = (Duration::from_secs(1), 100);
+
+/// The type of the service `events`, which kas answers itself.
+#[derive(Debug)]
+pub(super) struct EventsType;
+
+impl RequestType for EventsType {
+    fn name(&self) -> &'static str {
+        ServiceName::EVENTS
+    }
+}
+
+/// Follows the events of the agents with tunnels to this replica. Clones are cheap, and share their state.
+#[derive(Clone, Debug)]
+pub struct AgentEvents(Arc<Shared>);
+
+struct Shared {
+    events: Events,
+    kill_switch: Arc<KillSwitch>,
+    /// Lets one tunnel of each process follow.
+    followers: Mutex<HashMap<InstanceId, Weak<Semaphore>>>,
+    /// Lets one tunnel of each agent report its configuration.
+    reporters: Mutex<HashMap<AgentId, Weak<Semaphore>>>,
+    /// Limits how fast the events of an agent are read.
+    paces: Mutex<HashMap<AgentId, Weak<ServerPace>>>,
+}
+
+/// Follows the events of one agentk process through one of its tunnels.
+#[derive(Debug)]
+pub(crate) struct EventsFeed {
+    service: AgentEvents,
+    agent: EventAgent,
+    instance: InstanceId,
+    /// The agent serves its events.
+    accepted: bool,
+    pace: Arc<ServerPace>,
+    configuration: watch::Receiver<ConfigurationState>,
+}
+
+impl AgentEvents {
+    /// Builds the service of a replica.
+    pub(super) fn new(events: Events, kill_switch: Arc<KillSwitch>) -> Self {
+        Self(Arc::new(Shared {
+            events,
+            kill_switch,
+            followers: Mutex::default(),
+            reporters: Mutex::default(),
+            paces: Mutex::default(),
+        }))
+    }
+
+    /// Returns the events of all agents.
+    pub(crate) fn log(&self) -> &Events {
+        &self.0.events
+    }
+
+    /// Returns what follows the events through a tunnel of an agent. `configuration` is that of the agent.
+    pub(super) fn attach(
+        &self,
+        agent: &AgentIdentity,
+        hello: &Hello,
+        configuration: watch::Receiver<ConfigurationState>,
+    ) -> EventsFeed {
+        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::AGENT_EVENTS);
+        let AgentIdentity { id, name, project } = agent;
+        let pace = shared(&self.0.paces, *id, || ServerPace::with_burst(RATE.0, RATE.1));
+        EventsFeed {
+            service: self.clone(),
+            agent: EventAgent { id: *id, name: name.clone(), project_id: *project },
+            instance: hello.instance,
+            accepted,
+            pace,
+            configuration,
+        }
+    }
+}
+
+/// Returns the value of a key that others share while they use it.
+fn shared<K: Copy + Eq + Hash, V>(
+    values: &Mutex<HashMap<K, Weak<V>>>,
+    key: K,
+    new: impl FnOnce() -> V,
+) -> Arc<V> {
+    let mut values = values.lock();
+    values.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
+        values.retain(|_, value| value.strong_count() > 0);
+        let value = Arc::new(new());
+        values.insert(key, Arc::downgrade(&value));
+        value
+    })
+}
+
+impl EventsFeed {
+    /// Serves the tunnel until it ends. The future never completes.
+    pub(super) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
+        // Boxed: the tunnels that wait for another one should not reserve memory for it.
+        let both = async { tokio::join!(self.follow(tunnel), Box::pin(self.report_configuration())) };
+        draining.run_until_cancelled(both).await;
+        pending().await
+    }
+
+    /// Follows the events of the process, unless another tunnel of it does. The future never completes.
+    async fn follow(&self, tunnel: &Tunnel) {
+        if !self.accepted {
+            return pending().await;
+        }
+        let follower = shared(&self.service.0.followers, self.instance, || Semaphore::new(1));
+        loop {
+            let permit = follower.acquire().await;
+            if let Err(error) = Box::pin(self.follow_stream(tunnel)).await {
+                tracing::debug!(agent.name = %self.agent.name, error, "the events of an agent are not followed");
+            }
+            drop(permit);
+            sleep(PAUSE).await;
+        }
+    }
+
+    async fn follow_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
+        let service: ServiceName = ServiceName::EVENTS.parse().expect("a constant that is a service name");
+        let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
+            address: None,
+            service: &service,
+            agent: Some((self.agent.id, Some(&self.agent.name))),
+            caller: None,
+            user: None,
+        });
+        tokio::select! {
+            biased;
+            error = disabled => Err(error.message),
+            ended = self.read_stream(tunnel) => ended,
+        }
+    }
+
+    async fn read_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
+        let events = &self.service.0.events;
+        let last = events.store().last_event_of(self.agent.id, self.instance).await;
+        let mut checker = EventChecker::new(self.agent.clone(), self.instance, last.unwrap_or_default());
+        let path = match checker.last() {
+            0 => EVENTS_PATH.to_owned(),
+            sequence => format!("{EVENTS_PATH}?after={}", AgentEventId { instance: self.instance, sequence }),
+        };
+        let request =
+            Request::get(path).header(header::SERVICE, ServiceName::AGENT_EVENTS).body(Body::empty());
+        let response = timeout(HEAD_TIMEOUT, tunnel.call(request.expect("a valid request"))).await;
+        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
+        if !response.status().is_success() {
+            return Err(format!("agentk responds {}", response.status()));
+        }
+        let mut lines = Lines::new(response.into_body(), MAX_EVENT_LINE);
+        while let Some(line) = lines.next::<AgentEventLine>().await? {
+            match line {
+                AgentEventLine::Missed(count) => {
+                    events.metrics().count_of_agent(AgentEventResult::Missed, count)
+                }
+                AgentEventLine::Event(event) => self.accept(&mut checker, event).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn accept(&self, checker: &mut EventChecker, event: AgentEvent) -> Result<(), String> {
+        let metrics = self.service.0.events.metrics();
+        let project = environment_project(&self.configuration.borrow(), &event);
+        let event = checker.check(event, project).inspect_err(|_| {
+            metrics.count_of_agent(AgentEventResult::Invalid, 1);
+        })?;
+        if self.pace.wait().await {
+            metrics.count_of_agent(AgentEventResult::Delayed, 1);
+        }
+        self.append(event).await;
+        metrics.count_of_agent(AgentEventResult::Accepted, 1);
+        Ok(())
+    }
+
+    /// Appends an event, as soon as the store responds. Meanwhile, no other event of the agent is read.
+    async fn append(&self, event: NewEvent) {
+        while let Err(error) = self.service.0.events.append(vec![event.clone()]).await {
+            tracing::debug!(agent.name = %self.agent.name, %error, "an event of an agent waits");
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Returns the project of the environment that an event is about, as the configuration of the agent names it.
+fn environment_project(state: &ConfigurationState, event: &AgentEvent) -> Option<String> {
+    let subject = &event.event.content.subject;
+    let environments = state.configuration()?.get("environments")?.as_array()?;
+    let is_subject = |environment: &&serde_json::Value| {
+        environment["slug"] == *subject.environment && environment["namespace"] == *subject.namespace
+    };
+    let named = environments.iter().find(is_subject)?.get("project").and_then(|project| project.as_str());
+    named.or_else(|| state.project()).map(str::to_owned)
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("events", &self.events).finish_non_exhaustive()
+    }
+}

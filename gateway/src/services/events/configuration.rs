@@ -1,0 +1,63 @@
+//! Reports errors of the configuration of an agent.
+
+use std::{future::pending, time::SystemTime};
+
+use proto::events::{Event, EventContent, EventKind, Severity};
+use router::{NewEvent, SubjectState};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Semaphore;
+
+use super::{EventsFeed, shared};
+use crate::{events::unique_key, services::configuration::ConfigurationState};
+
+/// The state of a configuration that is valid.
+const VALID: &str = "valid";
+
+impl EventsFeed {
+    /// Reports each error of the configuration, and that it is valid again. The future never completes.
+    pub(super) async fn report_configuration(&self) {
+        let reporter = shared(&self.service.0.reporters, self.agent.id, || Semaphore::new(1));
+        let _permit = reporter.acquire().await;
+        let mut configuration = self.configuration.clone();
+        let mut reported = None;
+        loop {
+            let described = describe(&configuration.borrow_and_update());
+            if let Some((content, state)) = described
+                && reported.as_ref() != Some(&state)
+            {
+                reported = Some(state.clone());
+                let (time, agent) = (SystemTime::now(), Some(self.agent.clone()));
+                let subject = "configuration".to_owned();
+                let quiet = state == VALID;
+                let event = NewEvent::new(unique_key(&subject), Event { time, agent, content });
+                self.service
+                    .0
+                    .events
+                    .emit(NewEvent { state: Some(SubjectState { subject, state, quiet }), ..event });
+            }
+            if configuration.changed().await.is_err() {
+                return pending().await;
+            }
+        }
+    }
+}
+
+/// Returns the event about a configuration, and its state. There is none before the first reading, and while its source does not respond,
+/// which is no error of the configuration.
+fn describe(state: &ConfigurationState) -> Option<(EventContent, String)> {
+    let version = state.status().version.unwrap_or_default();
+    match state.fault() {
+        Some(error) => {
+            let content = EventContent::new(EventKind::ConfigurationError, Severity::Error, error.to_owned())
+                .with_detail("version_in_force", version);
+            let digest = Sha256::digest(error);
+            Some((content, digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()))
+        }
+        None if state.error().is_some() || state.configuration().is_none() => None,
+        None => {
+            let message = "the configuration is valid again".to_owned();
+            let content = EventContent::new(EventKind::ConfigurationValid, Severity::Info, message);
+            Some((content.with_detail("version_in_force", version), VALID.to_owned()))
+        }
+    }
+}

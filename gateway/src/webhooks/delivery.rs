@@ -1,0 +1,269 @@
+//! Delivers the events of one webhook, one after the other.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use http::StatusCode;
+use router::{CURSOR_TTL, CursorRequest, EventPosition, LoggedEvent};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    WebhookContext, WebhookSettings,
+    client::{DeliveryAnswer, DeliveryError, DeliveryRequest, post},
+    metrics::DeliveryResult,
+    payload, signature,
+};
+
+/// The time between two claims of the cursor, a quarter of the time for which a claim is valid.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(3);
+/// The first and the longest wait before the next attempt.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// The longest `Retry-After` of a receiver that is obeyed.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
+/// The time that a delivery may take when the replica stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// The events that are read at once.
+const PAGE: usize = 100;
+
+/// The position up to which this process has delivered. It may be ahead of the cursor while the store does not respond.
+struct Progress {
+    position: EventPosition,
+    /// The position of the cursor, as far as this process knows.
+    stored: EventPosition,
+}
+
+/// What to do with an event after an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Delivered,
+    Gone,
+    /// It is tried again after this time.
+    Retry(Duration),
+}
+
+/// Delivers while this replica has claimed the cursor, until the replica stops.
+pub(super) async fn run(webhook: &Arc<WebhookSettings>, context: &WebhookContext) {
+    let mut progress = Progress { position: EventPosition::START, stored: EventPosition::START };
+    let name = &*webhook.name;
+    while !context.stopping.is_cancelled() {
+        // A replica that has not read the log yet does not know where a new webhook begins.
+        let claimed = match context.events.missing() {
+            Some(_) => None,
+            None => claim(webhook, context, context.events.newest()).await.ok().flatten(),
+        };
+        if let Some(position) = claimed {
+            progress.stored = position;
+            progress.position = position.max(progress.position);
+            context.metrics.set_active(name, true);
+            let lost = keep_claim(webhook, context);
+            tokio::select! {
+                () = lost => tracing::debug!(webhook = name, "another replica delivers to the webhook"),
+                () = deliver_all(webhook, context, &mut progress) => {}
+            }
+            context.metrics.set_active(name, false);
+            context.metrics.set_lag(name, 0);
+        }
+        let _ = timeout(CLAIM_INTERVAL, context.stopping.cancelled()).await;
+    }
+    let released = context.events.store().event_cursor(name, context.replica, CursorRequest::Release);
+    // Without an answer, the claim ends by itself.
+    let _ = timeout(STOP_TIMEOUT, released).await;
+}
+
+async fn claim(
+    webhook: &Arc<WebhookSettings>,
+    context: &WebhookContext,
+    newest: EventPosition,
+) -> Result<Option<EventPosition>, router::StoreError> {
+    context.events.store().event_cursor(&webhook.name, context.replica, CursorRequest::Claim(newest)).await
+}
+
+/// Renews the claim until it is lost.
+async fn keep_claim(webhook: &Arc<WebhookSettings>, context: &WebhookContext) {
+    let mut valid_until = Instant::now() + CURSOR_TTL;
+    loop {
+        sleep(CLAIM_INTERVAL).await;
+        let asked = Instant::now();
+        match claim(webhook, context, EventPosition::START).await {
+            Ok(Some(_)) => valid_until = asked + CURSOR_TTL,
+            Ok(None) => return,
+            // Another replica cannot claim it before either.
+            Err(_) if Instant::now() < valid_until => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Delivers all events after a position, as they come, until the replica stops.
+async fn deliver_all(webhook: &Arc<WebhookSettings>, context: &WebhookContext, progress: &mut Progress) {
+    let mut changes = context.events.changes();
+    let mut missed = EventPosition::START;
+    loop {
+        changes.borrow_and_update();
+        let page = context.events.read(progress.position, PAGE);
+        if page.gap && page.removed > missed {
+            missed = page.removed;
+            context.metrics.count(&webhook.name, DeliveryResult::Missed);
+            tracing::warn!(webhook = webhook.name, "events were removed before they were delivered");
+        }
+        for event in &page.events {
+            if webhook.filter.matches(&event.event) && !deliver(webhook, context, event).await {
+                return;
+            }
+            let was_sent = webhook.filter.matches(&event.event);
+            progress.position = event.position;
+            if was_sent {
+                store_progress(webhook, context, progress).await;
+            }
+        }
+        if page.events.is_empty() {
+            // Those that were not selected are not looked at again.
+            store_progress(webhook, context, progress).await;
+            tokio::select! {
+                biased;
+                () = context.stopping.cancelled() => return,
+                // The sender lives as long as the store.
+                _ = changes.changed() => {}
+            }
+        }
+    }
+}
+
+/// Moves the cursor. If the store does not respond, the next delivery moves it.
+async fn store_progress(webhook: &Arc<WebhookSettings>, context: &WebhookContext, progress: &mut Progress) {
+    if progress.position <= progress.stored {
+        return;
+    }
+    let request = CursorRequest::Move(progress.position);
+    match context.events.store().event_cursor(&webhook.name, context.replica, request).await {
+        Ok(Some(stored)) => progress.stored = stored,
+        Ok(None) => {
+            tracing::debug!(webhook = webhook.name, "the cursor of the webhook is that of another replica")
+        }
+        Err(error) => {
+            tracing::debug!(webhook = webhook.name, %error, "the cursor of the webhook was not moved")
+        }
+    }
+}
+
+/// Delivers an event, or leaves it out after its time. Returns false if the replica stops before.
+async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event: &LoggedEvent) -> bool {
+    let (name, metrics) = (&*webhook.name, &context.metrics);
+    let mut backoff = BACKOFF.0;
+    loop {
+        let age = age(event.position, SystemTime::now());
+        if age > webhook.retry_for {
+            metrics.count(name, DeliveryResult::Expired);
+            metrics.set_lag(name, 0);
+            tracing::warn!(webhook = name, event = %event.position, "an event was not delivered in time, and is left out");
+            return true;
+        }
+        if context.stopping.is_cancelled() {
+            return false;
+        }
+        let attempt = attempt(webhook, event);
+        tokio::pin!(attempt);
+        let attempted = tokio::select! {
+            biased;
+            attempted = &mut attempt => attempted,
+            () = context.stopping.cancelled() => match timeout(STOP_TIMEOUT, attempt).await {
+                Ok(attempted) => attempted,
+                Err(_) => return false,
+            },
+        };
+        let (verdict, error) = match attempted {
+            Ok(answer) => (judge(answer, backoff), format!("the receiver responds {}", answer.status)),
+            Err(error) => (Verdict::Retry(backoff), error.to_string()),
+        };
+        let wait = match verdict {
+            Verdict::Delivered => {
+                metrics.count(name, DeliveryResult::Delivered);
+                metrics.set_lag(name, 0);
+                return true;
+            }
+            Verdict::Gone => {
+                metrics.count(name, DeliveryResult::Gone);
+                tracing::warn!(webhook = name, event = %event.position, "the receiver of a webhook wants no such events (410)");
+                return true;
+            }
+            Verdict::Retry(wait) => wait.mul_f64(rand::random_range(0.8..1.2)),
+        };
+        metrics.count(name, DeliveryResult::Failed);
+        metrics.set_lag(name, age.as_secs());
+        tracing::info!(webhook = name, event = %event.position, error, ?wait, "an event is delivered again later");
+        // A replica that stops does not wait.
+        let _ = timeout(wait, context.stopping.cancelled()).await;
+        backoff = (backoff * 2).min(BACKOFF.1);
+    }
+}
+
+/// Decides by the answer of the receiver. Everything but a success is tried again: also a redirect, which is never followed.
+fn judge(DeliveryAnswer { status, retry_after }: DeliveryAnswer, backoff: Duration) -> Verdict {
+    match status {
+        status if status.is_success() => Verdict::Delivered,
+        StatusCode::GONE => Verdict::Gone,
+        _ => Verdict::Retry(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER).max(backoff)),
+    }
+}
+
+/// Sends an event once. The files of the webhook are read for it.
+async fn attempt(
+    webhook: &Arc<WebhookSettings>,
+    event: &LoggedEvent,
+) -> Result<DeliveryAnswer, DeliveryError> {
+    let settings = Arc::clone(webhook);
+    let read =
+        move || Ok::<_, String>((settings.read_url()?, settings.read_secret()?, settings.read_roots()?));
+    let read = spawn_blocking(read).await;
+    let (url, secret, roots) = match read {
+        Ok(read) => read.map_err(DeliveryError::Settings)?,
+        Err(error) => return Err(DeliveryError::Settings(error.to_string())),
+    };
+    let id = event.position.to_string();
+    let timestamp = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let body = payload::body(webhook.format, event);
+    let signature = secret.map(|secret| signature::sign(&secret.keys(), &id, timestamp, &body));
+    post(&url, &webhook.addresses, roots, DeliveryRequest { id, timestamp, signature, body }).await
+}
+
+/// Returns the time since an event was appended.
+fn age(position: EventPosition, now: SystemTime) -> Duration {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_millis(position.millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_success_ends_the_attempts() {
+        let second = Duration::from_secs(1);
+        let judge = |status: u16, retry_after: Option<u64>| {
+            let status = StatusCode::from_u16(status).unwrap();
+            super::judge(DeliveryAnswer { status, retry_after: retry_after.map(Duration::from_secs) }, second)
+        };
+        for status in [200, 202, 204] {
+            assert_eq!(judge(status, None), Verdict::Delivered);
+        }
+        for status in [301, 307, 400, 404, 500, 503] {
+            assert_eq!(judge(status, None), Verdict::Retry(second), "{status}");
+        }
+        assert_eq!(judge(410, None), Verdict::Gone);
+        assert_eq!(judge(429, Some(30)), Verdict::Retry(Duration::from_secs(30)));
+        assert_eq!(judge(429, Some(1_000_000)), Verdict::Retry(MAX_RETRY_AFTER));
+    }
+
+    #[test]
+    fn age_is_that_of_the_log() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        let at = |millis| EventPosition { millis, sequence: 0 };
+        assert_eq!(age(at(40_000), now), Duration::from_secs(60));
+        assert_eq!(age(at(200_000), now), Duration::ZERO, "the clock of Redis is ahead");
+    }
+}

@@ -1,0 +1,94 @@
+//! The metrics of webhooks.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+/// The counters of webhooks. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WebhookMetrics {
+    deliveries: Family<DeliveryLabels, Counter>,
+    active: Family<WebhookLabel, Gauge>,
+    lag: Family<WebhookLabel, Gauge>,
+}
+
+/// The result of an attempt to deliver an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeliveryResult {
+    /// The receiver has accepted it.
+    Delivered,
+    /// The receiver has refused it, or does not respond. It is tried again.
+    Failed,
+    /// It was not delivered in time, and is left out.
+    Expired,
+    /// The receiver has responded 410, and the event is left out.
+    Gone,
+    /// Events were removed from the log before they were delivered.
+    Missed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeliveryLabels {
+    webhook: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WebhookLabel {
+    webhook: String,
+}
+
+impl DeliveryResult {
+    const ALL: [Self; 5] = [Self::Delivered, Self::Failed, Self::Expired, Self::Gone, Self::Missed];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Failed => "failed",
+            Self::Expired => "expired",
+            Self::Gone => "gone",
+            Self::Missed => "missed",
+        }
+    }
+}
+
+impl WebhookMetrics {
+    /// Registers the metrics of the webhooks with these names.
+    pub(crate) fn register<'a>(registry: &mut Registry, names: impl Iterator<Item = &'a str>) -> Self {
+        let metrics = Self::default();
+        for name in names {
+            for result in DeliveryResult::ALL {
+                metrics.count_by(name, result, 0);
+            }
+            metrics.set_active(name, false);
+            metrics.set_lag(name, 0);
+        }
+        let help = "Attempts to deliver an event to a webhook, by result";
+        registry.register("kas_webhook_deliveries", help, metrics.deliveries.clone());
+        let help = "1 if this replica delivers to the webhook, else 0";
+        registry.register("kas_webhook_active", help, metrics.active.clone());
+        let help = "Age in seconds of the event that waits for the webhook at this replica; 0 if none waits";
+        registry.register("kas_webhook_lag_seconds", help, metrics.lag.clone());
+        metrics
+    }
+
+    pub(super) fn count(&self, webhook: &str, result: DeliveryResult) {
+        self.count_by(webhook, result, 1);
+    }
+
+    fn count_by(&self, webhook: &str, result: DeliveryResult, by: u64) {
+        let labels = DeliveryLabels { webhook: webhook.to_owned(), result: result.as_str() };
+        self.deliveries.get_or_create(&labels).inc_by(by);
+    }
+
+    pub(super) fn set_active(&self, webhook: &str, active: bool) {
+        self.active.get_or_create(&WebhookLabel { webhook: webhook.to_owned() }).set(active.into());
+    }
+
+    pub(super) fn set_lag(&self, webhook: &str, seconds: u64) {
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        self.lag.get_or_create(&WebhookLabel { webhook: webhook.to_owned() }).set(seconds);
+    }
+}

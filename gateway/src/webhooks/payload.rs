@@ -1,0 +1,113 @@
+//! The body of a delivery.
+
+use proto::events::{Event, EventAgent, EventContent, Severity};
+use router::LoggedEvent;
+use serde_json::json;
+
+use crate::{config::WebhookFormat, events::ListedEvent};
+
+/// Returns the body with an event.
+pub(super) fn body(format: WebhookFormat, logged: &LoggedEvent) -> Vec<u8> {
+    let value = match format {
+        WebhookFormat::Json => json!({
+            "type": format!("kas.{}", logged.event.content.kind),
+            "timestamp": humantime::format_rfc3339_millis(logged.event.time).to_string(),
+            "data": ListedEvent::from(logged),
+        }),
+        WebhookFormat::Slack => json!({"text": slack(&logged.event)}),
+    };
+    serde_json::to_vec(&value).expect("it has keys that are text")
+}
+
+/// Returns the text of a message: `:warning: *drift* of *production*, shop/web: …`.
+fn slack(Event { agent, content, .. }: &Event) -> String {
+    let EventContent { kind, severity, subject, message, details: _ } = content;
+    let sign = match severity {
+        Severity::Info => ":information_source:",
+        Severity::Warning => ":warning:",
+        Severity::Error => ":rotating_light:",
+    };
+    let agent = agent.as_ref().map(|EventAgent { name, .. }| format!(" of *{name}*")).unwrap_or_default();
+    let parts = [&subject.project, &subject.environment, &subject.namespace, &subject.kind, &subject.name];
+    let parts: Vec<&str> = parts.into_iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+    let subject = if parts.is_empty() { String::new() } else { format!(", {}", escape(&parts.join(" "))) };
+    format!("{sign} *{kind}*{agent}{subject}: {}", escape(message))
+}
+
+/// Escapes what has a meaning in messages, such as `<!channel>`: the text comes from agents, clusters and Git.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            // Formatting of a part of the line would hide the rest.
+            '*' | '_' | '~' | '`' => {
+                escaped.push('\u{200b}');
+                escaped.push(character);
+            }
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use proto::{
+        AgentId,
+        events::{EventKind, EventSubject},
+    };
+    use router::EventPosition;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn logged(message: &str) -> LoggedEvent {
+        let subject = EventSubject { project: "shop/web".to_owned(), ..EventSubject::default() };
+        let content = EventContent::new(EventKind::Drift, Severity::Warning, message).with_subject(subject);
+        let agent = EventAgent { id: AgentId(7), name: "production".parse().unwrap(), project_id: None };
+        LoggedEvent {
+            position: EventPosition { millis: 17, sequence: 2 },
+            key: "key".into(),
+            event: Event {
+                time: SystemTime::UNIX_EPOCH + Duration::from_millis(1500),
+                agent: Some(agent),
+                content,
+            },
+        }
+    }
+
+    #[test]
+    fn json_has_the_event_with_its_type_and_time() {
+        let body: Value = serde_json::from_slice(&body(WebhookFormat::Json, &logged("2 objects"))).unwrap();
+        let expected = json!({
+            "type": "kas.drift",
+            "timestamp": "1970-01-01T00:00:01.500Z",
+            "data": {
+                "id": "17-2",
+                "time": "1970-01-01T00:00:01.500Z",
+                "agent": {"id": 7, "name": "production"},
+                "kind": "drift",
+                "severity": "warning",
+                "subject": {"project": "shop/web"},
+                "message": "2 objects",
+            },
+        });
+        assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn message_mentions_nobody() {
+        let body: Value =
+            serde_json::from_slice(&body(WebhookFormat::Slack, &logged("<!channel> & <http://a|b> *x*")))
+                .unwrap();
+        assert_eq!(
+            body["text"],
+            ":warning: *drift* of *production*, shop/web: &lt;!channel&gt; &amp; &lt;http://a|b&gt; \u{200b}*x\u{200b}*"
+        );
+    }
+}
