@@ -24,7 +24,11 @@ enum BodyKind {
     Empty,
     Full(Bytes),
     Tunnel(Box<TunnelBody>),
-    Other(UnsyncBoxBody<Bytes, BodyError>),
+    Other {
+        body: UnsyncBoxBody<Bytes, BodyError>,
+        /// The stream from which its data come.
+        monitor: Option<StreamMonitor>,
+    },
 }
 
 /// A body that arrives on a stream of a tunnel.
@@ -68,7 +72,16 @@ impl Body {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Self(BodyKind::Other(body.map_err(|error| BodyError::Other(error.into())).boxed_unsync()))
+        let body = body.map_err(|error| BodyError::Other(error.into())).boxed_unsync();
+        Self(BodyKind::Other { body, monitor: None })
+    }
+
+    /// Wraps a body whose data come from another stream, which this monitor observes.
+    pub fn with_monitor<B>(body: B, monitor: StreamMonitor) -> Self
+    where
+        B: http_body::Body<Data = Bytes, Error = BodyError> + Send + 'static,
+    {
+        Self(BodyKind::Other { body: body.boxed_unsync(), monitor: Some(monitor) })
     }
 
     /// Makes the body of a message whose head has just arrived. A body that has arrived whole becomes plain bytes.
@@ -133,7 +146,8 @@ impl Body {
     pub fn monitor(&self) -> Option<StreamMonitor> {
         match &self.0 {
             BodyKind::Tunnel(body) => Some(body.stream.monitor()),
-            _ => None,
+            BodyKind::Other { monitor, .. } => monitor.clone(),
+            BodyKind::Empty | BodyKind::Full(_) => None,
         }
     }
 }
@@ -162,7 +176,7 @@ impl fmt::Debug for Body {
             BodyKind::Empty => "empty",
             BodyKind::Full(_) => "full",
             BodyKind::Tunnel(_) => "tunnel",
-            BodyKind::Other(_) => "other",
+            BodyKind::Other { .. } => "other",
         };
         f.debug_tuple("Body").field(&kind).finish()
     }
@@ -184,7 +198,7 @@ impl http_body::Body for Body {
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             BodyKind::Tunnel(body) => body.poll_frame(cx),
-            BodyKind::Other(body) => Pin::new(body).poll_frame(cx),
+            BodyKind::Other { body, .. } => Pin::new(body).poll_frame(cx),
         };
 
         // Every body is polled here at both ends, so no handler can forget to strip trailers.
@@ -201,7 +215,7 @@ impl http_body::Body for Body {
             BodyKind::Empty => true,
             BodyKind::Full(_) => false,
             BodyKind::Tunnel(body) => body.first.is_none() && body.stream.is_end_stream(),
-            BodyKind::Other(body) => body.is_end_stream(),
+            BodyKind::Other { body, .. } => body.is_end_stream(),
         }
     }
 
@@ -210,7 +224,7 @@ impl http_body::Body for Body {
             BodyKind::Empty => SizeHint::with_exact(0),
             BodyKind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             BodyKind::Tunnel(_) => SizeHint::default(),
-            BodyKind::Other(body) => body.size_hint(),
+            BodyKind::Other { body, .. } => body.size_hint(),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::{Arc, LazyLock},
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -27,7 +26,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Body, CallError, CallErrorKind, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
+    Body, CallError, CallErrorKind, CloseReason, KeepaliveConfig, StallCounter, Tunnel, TunnelConfig, config,
+    handle::Requests,
     keepalive::KeepaliveState,
     overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
@@ -38,13 +38,11 @@ use crate::{
 /// The authority of all requests, which HTTP/2 requires. The handler of the service sets the real one.
 static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::from_static("agent"));
 
-/// A handle to send requests to one agentk. Cheap to clone; all clones share the connection.
+/// Sends requests on an HTTP/2 connection. Clones share the connection.
 #[derive(Clone, Debug)]
-pub struct Tunnel {
+pub(crate) struct RequestSender {
     sender: SendRequest<Bytes>,
-    keepalive_state: Arc<KeepaliveState>,
     overhead: OverheadCounter,
-    closing: CancellationToken,
     stalls: StallCounter,
 }
 
@@ -93,13 +91,8 @@ where
         let (sender, connection) =
             started.map_err(|error| error.into_io().unwrap_or_else(|| io::ErrorKind::InvalidData.into()))?;
         let closing = CancellationToken::new();
-        let tunnel = Tunnel {
-            sender,
-            keepalive_state: Arc::clone(&keepalive_state),
-            overhead: overhead.clone(),
-            closing: closing.clone(),
-            stalls: config.stalls.clone(),
-        };
+        let sender = RequestSender { sender, overhead: overhead.clone(), stalls: config.stalls.clone() };
+        let tunnel = Tunnel::new(Requests::Http2(sender), Arc::clone(&keepalive_state), closing.clone());
         Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, overhead, closing }))
     }
 }
@@ -128,18 +121,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     }
 }
 
-impl Tunnel {
-    /// Sends a request and waits for the head of its response.
-    ///
-    /// A request with an `Upgrade` header is sent as extended CONNECT (RFC 8441). If the cluster accepted the upgrade, the
-    /// response has status 101 and [`upgrade::take`] returns the raw stream.
-    ///
-    /// Dropping the future, or the body of the response, resets the stream, which cancels the request at the other end.
-    ///
-    /// # Errors
-    ///
-    /// If there is no response. [`CallError::delivery`] is the basis of the decision about a retry.
-    pub async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
+impl RequestSender {
+    /// Sends a request, as [`Tunnel::call`] does.
+    pub(crate) async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let (head, body) = request.into_parts();
         let wire = match wire_request(&head) {
             Ok(wire) => wire,
@@ -173,28 +157,10 @@ impl Tunnel {
         }
     }
 
-    /// Waits for the first pong of agentk. Its SETTINGS have arrived by then; before, an upgrade would fail for want of
-    /// extended CONNECT.
-    ///
-    /// Never completes if the tunnel ends first.
-    pub async fn ready(&self) {
-        self.keepalive_state.first_pong().await;
-    }
-
-    /// Returns true if agentk accepts no more requests: it drains the tunnel, or the tunnel has ended.
-    pub fn is_closed(&self) -> bool {
+    /// Returns true if the other end drains the connection, or if it has ended.
+    pub(crate) fn is_closed(&self) -> bool {
         let mut sender = self.sender.clone();
         sender.poll_ready(&mut Context::from_waker(Waker::noop())).map_err(drop) == Poll::Ready(Err(()))
-    }
-
-    /// Closes the tunnel, and aborts the requests in flight.
-    pub fn close(&self) {
-        self.closing.cancel();
-    }
-
-    /// Returns the round-trip time that the keepalive measured last.
-    pub fn round_trip(&self) -> Option<Duration> {
-        self.keepalive_state.round_trip()
     }
 }
 

@@ -15,6 +15,9 @@ use crate::{KeepaliveConfig, StallCounter};
 /// one is never exhausted, so only the stream windows bound the memory.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
+/// The same for strangers, of whom each stream of a connection may fill its window.
+const PUBLIC_CONNECTION_WINDOW: u32 = 64 << 20;
+
 /// Most bytes of overhead of unread small DATA frames in one tunnel. h2 ends the connection above it.
 ///
 /// h2 counts 256 bytes less the payload for each small frame that the application has not read yet. A log stream whose
@@ -145,6 +148,19 @@ impl TunnelConfig {
             .max_concurrent_reset_streams(MAX_REMEMBERED_RESETS)
             .max_pending_accept_reset_streams(MAX_PENDING_ACCEPT_RESETS)
             .max_local_error_reset_streams(Some(MAX_LOCAL_ERROR_RESETS));
+        builder
+    }
+
+    /// Returns the limits of a server that strangers reach: those of resets and of small frames are the defaults of h2.
+    pub(crate) fn public_server(&self) -> h2::server::Builder {
+        let mut builder = h2::server::Builder::new();
+        builder
+            .initial_window_size(self.stream_window)
+            .initial_connection_window_size(PUBLIC_CONNECTION_WINDOW)
+            .max_frame_size(self.max_frame)
+            .max_header_list_size(self.max_header_bytes)
+            .max_send_buffer_size(self.send_buffer)
+            .max_concurrent_streams(self.max_concurrent_streams);
         builder
     }
 }

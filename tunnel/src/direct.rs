@@ -1,5 +1,5 @@
-//! A tunnel without a WebSocket, between two replicas of kas. There is no HTTP proxy between them, and no limit on the overhead:
-//! replicas trust each other.
+//! HTTP/2 without a WebSocket of this crate: between two replicas of kas, which trust each other, so that there is no limit on the
+//! overhead, and with GitLab's agentk, which is the HTTP/2 client.
 
 use std::{
     io::{self, ErrorKind},
@@ -44,6 +44,16 @@ where
     let direct = DirectStream::new(io);
     let keepalive_state = Arc::clone(&direct.keepalive_state);
     server::start(direct, keepalive_state, OverheadCounter::default(), config)
+}
+
+/// Starts the end that serves the calls of GitLab's agentk. They have the limits of a public server, which protect it from strangers.
+pub fn accept_calls<T>(io: T, config: &TunnelConfig) -> (TunnelServer<DirectStream<T>>, DrainHandle)
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let direct = DirectStream::new(io);
+    let keepalive_state = Arc::clone(&direct.keepalive_state);
+    TunnelServer::new(config.public_server().handshake(direct), keepalive_state, config)
 }
 
 impl<T> DirectStream<T> {

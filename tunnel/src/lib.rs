@@ -32,6 +32,7 @@
 //! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
 //! * [`direct`] is a tunnel without a WebSocket between two replicas of kas. There, [`IncomingRequest::relay`] forwards a
 //!   request into the tunnel of the agent.
+//! * [`TunnelServer::tunnel`] is a tunnel to GitLab's agentk, which is the HTTP/2 client, and carries requests in its calls.
 #![warn(missing_docs)]
 
 mod body;
@@ -41,6 +42,7 @@ pub mod direct;
 mod drain;
 mod error;
 mod forward_write;
+mod handle;
 pub mod handshake;
 mod idle_timeout;
 mod keepalive;
@@ -59,10 +61,11 @@ pub use proto::Delivery;
 
 pub use self::{
     body::{Body, BodyError},
-    client::{Driver, Tunnel, open},
+    client::{Driver, open},
     config::TunnelConfig,
     drain::DrainHandle,
     error::{CallError, CallErrorKind, CloseReason},
+    handle::{CallFuture, Tunnel},
     idle_timeout::{IDLE_TIMEOUT_HINT, IdleTimeoutDetector},
     keepalive::KeepaliveConfig,
     monitor::{StreamMonitor, StreamStats},

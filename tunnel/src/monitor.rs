@@ -43,6 +43,10 @@ struct StreamState {
     compacted: CompactedData,
     reads: u64,
     waiting: bool,
+    /// [`StreamMonitor::reset`] was called.
+    is_reset: bool,
+    /// The task that ends with the stream once it is reset.
+    reset_waker: Option<Waker>,
 }
 
 /// A stream whose data is subtracted from the overhead of the tunnel as soon as it leaves h2.
@@ -188,6 +192,31 @@ impl StreamMonitor {
 
     /// Resets the stream and drops the unread bytes. The next read returns an error.
     pub fn reset(&self) {
+        self.close();
+        let waker = {
+            let mut state = self.0.lock();
+            state.is_reset = true;
+            state.reset_waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Completes once [`Self::reset`] was called. One task may wait for it.
+    pub(crate) fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let state = &mut *self.0.lock();
+        if state.is_reset {
+            return Poll::Ready(());
+        }
+        match &mut state.reset_waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => state.reset_waker = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    fn close(&self) {
         let mut state = self.0.lock();
         let halves = (state.stream.take(), state.sending.take(), mem::take(&mut state.compacted));
         drop(state);
@@ -220,7 +249,15 @@ impl ReceiveStream {
     pub(crate) fn new(stream: RecvStream, sending: Option<SendBody>, overhead: &OverheadCounter) -> Self {
         let stream = CountedStream { stream, overhead: overhead.clone() };
         let compacted = CompactedData::default();
-        let state = StreamState { stream: Some(stream), sending, compacted, reads: 0, waiting: false };
+        let state = StreamState {
+            stream: Some(stream),
+            sending,
+            compacted,
+            reads: 0,
+            waiting: false,
+            is_reset: false,
+            reset_waker: None,
+        };
         Self(StreamMonitor(Arc::new(Mutex::new(state))))
     }
 
@@ -268,7 +305,7 @@ impl ReceiveStream {
 impl Drop for ReceiveStream {
     fn drop(&mut self) {
         self.0.0.lock().waiting = true;
-        self.0.reset();
+        self.0.close();
     }
 }
 

@@ -5,8 +5,8 @@ use std::{future::poll_fn, task::Poll};
 use h2::Reason;
 
 use crate::{
-    CallError, Tunnel,
-    server::{IncomingRequest, reset_reason, send_response},
+    CallError, Delivery, Tunnel,
+    server::{IncomingRequest, send_response},
     upgrade::{self, UpgradedStream},
 };
 
@@ -32,7 +32,11 @@ impl IncomingRequest {
         let mut response = match result {
             Ok(response) => response,
             Err(error) => {
-                respond.send_reset(reset_reason(error.delivery));
+                // RFC 9113 section 8.7.
+                respond.send_reset(match error.delivery {
+                    Delivery::NotProcessed => Reason::REFUSED_STREAM,
+                    Delivery::Unknown => Reason::INTERNAL_ERROR,
+                });
                 return Err(error);
             }
         };

@@ -12,15 +12,17 @@ use http::{
     Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, HeaderValue, TRANSFER_ENCODING, UPGRADE},
 };
-use proto::{Delivery, header};
+use proto::header;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Body, CloseReason, KeepaliveConfig, StallCounter, StreamMonitor, TunnelConfig, config,
+    Body, CloseReason, KeepaliveConfig, StallCounter, StreamMonitor, Tunnel, TunnelConfig, config,
     drain::{self, DrainHandle, DrainSignal},
+    handle::{CallFuture, RequestHandler, Requests},
     keepalive::KeepaliveState,
     monitor::{COMPACT_PERIOD, ReceiveStream, ReceivedStreams},
     overhead::OverheadCounter,
@@ -38,12 +40,16 @@ const SMALL_BODY: usize = 16 << 10;
 /// Serves the requests that kas sends. The connection makes progress only while [`TunnelServer::run`] is polled.
 #[must_use = "a tunnel makes no progress unless its server runs"]
 pub struct TunnelServer<S> {
-    handshake: Handshake<S, Bytes>,
+    /// Boxed: its memory is free after the handshake, and a future that moves the server stays small.
+    handshake: Box<Handshake<S, Bytes>>,
     keepalive: KeepaliveConfig,
     keepalive_state: Arc<KeepaliveState>,
     overhead: OverheadCounter,
     drain: DrainSignal,
+    closing: CancellationToken,
     stalls: StallCounter,
+    /// Small frames of requests that are not read are joined.
+    is_compacting: bool,
 }
 
 /// A request from the other end, to which one of its methods responds.
@@ -64,7 +70,7 @@ where
     start(socket, keepalive_state, overhead, config)
 }
 
-/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`, and those without effect in `overhead`.
+/// Starts HTTP/2 with kas, on a byte stream that counts the received bytes in `keepalive_state`, and those without effect in `overhead`.
 pub(crate) fn start<S>(
     stream: S,
     keepalive_state: Arc<KeepaliveState>,
@@ -74,16 +80,39 @@ pub(crate) fn start<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (handle, drain) = drain::channel();
-    let server = TunnelServer {
-        handshake: config.server().handshake(stream),
-        keepalive: config.keepalive,
-        keepalive_state,
-        overhead,
-        drain,
-        stalls: config.stalls.clone(),
-    };
-    (server, handle)
+    let handshake = config.server().handshake(stream);
+    let (mut server, drain) = TunnelServer::new(handshake, keepalive_state, config);
+    server.overhead = overhead;
+    server.is_compacting = true;
+    (server, drain)
+}
+
+impl<S> TunnelServer<S> {
+    pub(crate) fn new(
+        handshake: Handshake<S, Bytes>,
+        keepalive_state: Arc<KeepaliveState>,
+        config: &TunnelConfig,
+    ) -> (Self, DrainHandle) {
+        let (handle, drain) = drain::channel();
+        let server = Self {
+            handshake: Box::new(handshake),
+            keepalive: config.keepalive,
+            keepalive_state,
+            overhead: OverheadCounter::default(),
+            drain,
+            closing: CancellationToken::new(),
+            stalls: config.stalls.clone(),
+            is_compacting: false,
+        };
+        (server, handle)
+    }
+
+    /// Returns a tunnel to the other end of this connection, if it speaks another protocol: `handler` carries the requests in the calls
+    /// of the other end. The tunnel ends with the connection.
+    pub fn tunnel(&self, handler: impl Fn(Request<Body>) -> CallFuture + Send + Sync + 'static) -> Tunnel {
+        let requests = Requests::Handler(RequestHandler(Arc::new(handler)));
+        Tunnel::new(requests, Arc::clone(&self.keepalive_state), self.closing.clone())
+    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
@@ -92,15 +121,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
     ///
     /// Dropping the future closes the tunnel.
     pub async fn run(self, mut on_request: impl FnMut(IncomingRequest)) -> CloseReason {
-        let Self { handshake, keepalive, keepalive_state, overhead, drain, stalls } = self;
+        let Self { handshake, keepalive, keepalive_state, overhead, drain, closing, stalls, is_compacting } =
+            self;
         let from_error = |error| CloseReason::from_error(error, keepalive_state.silence(), &overhead);
-        let mut connection: Connection<S, Bytes> = match timeout(PREFACE_TIMEOUT, handshake).await {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => return from_error(error),
-            Err(_) => return CloseReason::TimedOut,
+        // The tunnels of this connection accept no more requests once it has ended.
+        let _closing = closing.clone().drop_guard();
+        let handshake = closing.run_until_cancelled(timeout(PREFACE_TIMEOUT, handshake));
+        let mut connection: Connection<S, Bytes> = match handshake.await {
+            Some(Ok(Ok(connection))) => connection,
+            Some(Ok(Err(error))) => return from_error(error),
+            Some(Err(_)) => return CloseReason::TimedOut,
+            None => return CloseReason::LocallyClosed,
         };
         let pings = connection.ping_pong().expect("it is taken only once");
-        let mut keepalive_timeout = poll_on_wake(keepalive.watch(pings, Arc::clone(&keepalive_state)));
+        let mut end = poll_on_wake(async {
+            tokio::select! {
+                () = keepalive.watch(pings, Arc::clone(&keepalive_state)) => CloseReason::TimedOut,
+                () = closing.cancelled() => CloseReason::LocallyClosed,
+            }
+        });
         let mut drain_started = poll_on_wake(drain.started());
         let mut draining = false;
         let mut streams = ReceivedStreams::default();
@@ -114,7 +153,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                 accepted = connection.accept() => match accepted {
                     Some(Ok((request, respond))) => {
                         let incoming = IncomingRequest::new(request, respond, stalls.clone(), &overhead);
-                        streams.add(incoming.monitor());
+                        if is_compacting {
+                            streams.add(incoming.monitor());
+                        }
                         on_request(incoming);
                     }
                     // kas may close as soon as it has the last response, before it reads the last frame of this end.
@@ -123,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                     None => return CloseReason::Graceful,
                 },
                 _ = compact_ticks.tick(), if !streams.is_empty() => streams.compact(),
-                () = &mut keepalive_timeout => return CloseReason::TimedOut,
+                ended = &mut end => return ended,
                 // h2 sends a GOAWAY that excludes no stream, and the final one a round trip later (RFC 9113 section 6.8):
                 // a request that kas sends in between is still served.
                 grace = &mut drain_started, if !draining => {
@@ -193,25 +234,14 @@ impl IncomingRequest {
     where
         F: Future<Output = Response<Body>>,
     {
-        self.try_respond(async |request| Ok(handler(request).await)).await;
-    }
-
-    /// Runs a handler that may fail, like [`Self::respond`]. An error resets the stream, and tells kas whether the request may have
-    /// been processed.
-    pub async fn try_respond<F>(self, handler: impl FnOnce(Request<Body>) -> F)
-    where
-        F: Future<Output = Result<Response<Body>, Delivery>>,
-    {
+        let monitor = self.monitor();
         let Self { request, mut respond, raw, stalls } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return;
         }
         let response = tokio::select! {
             biased;
-            response = handler(request) => match response {
-                Ok(response) => response,
-                Err(delivery) => return respond.send_reset(reset_reason(delivery)),
-            },
+            response = handler(request) => response,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -219,20 +249,18 @@ impl IncomingRequest {
             return Box::pin(send_upgrade(response, respond, raw)).await;
         }
 
-        send_response(response, respond, stalls).await;
+        let reset = poll_fn(|cx| monitor.as_ref().map_or(Poll::Pending, |monitor| monitor.poll_reset(cx)));
+        tokio::select! {
+            biased;
+            () = send_response(response, respond, stalls) => {}
+            // The response of a request that is still being read ends with it.
+            () = reset => {}
+        }
     }
 
     /// Refuses the request with REFUSED_STREAM: it was not processed (RFC 9113 section 8.7).
     pub fn refuse(mut self) {
         self.respond.send_reset(Reason::REFUSED_STREAM);
-    }
-}
-
-/// Returns the reason of a reset for a request without a response (RFC 9113 section 8.7).
-pub(crate) fn reset_reason(delivery: Delivery) -> Reason {
-    match delivery {
-        Delivery::NotProcessed => Reason::REFUSED_STREAM,
-        Delivery::Unknown => Reason::INTERNAL_ERROR,
     }
 }
 

@@ -13,7 +13,7 @@
 //! Raw bytes flow only after the API server itself responded with 101. Any other response is an ordinary one, and its stream
 //! carries no raw bytes (CVE-2018-1002105).
 
-use std::{future::poll_fn, io, sync::Arc};
+use std::{fmt, future::poll_fn, io, sync::Arc};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::{RecvStream, SendStream};
@@ -32,9 +32,18 @@ const READ_BYTES: usize = 32 << 10;
 
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
-pub struct UpgradedStream {
-    sending: SendStream<Bytes>,
-    receiving: ReceiveStream,
+pub struct UpgradedStream(RawStream);
+
+enum RawStream {
+    Http2 {
+        sending: SendStream<Bytes>,
+        receiving: ReceiveStream,
+    },
+    /// A connection to the task that carries the bytes.
+    Io {
+        io: Box<dyn RawIo>,
+        monitor: StreamMonitor,
+    },
 }
 
 /// Carries an [`UpgradedStream`] in the extensions of a 101, which must be `Clone`.
@@ -81,25 +90,62 @@ pub async fn splice<T>(upgraded: UpgradedStream, outside: T) -> io::Result<()>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let (reader, writer) = tokio::io::split(outside);
-    tokio::try_join!(copy_outward(upgraded.receiving, writer), copy_inward(reader, upgraded.sending))?;
+    match upgraded.0 {
+        RawStream::Http2 { sending, receiving } => {
+            let (reader, writer) = tokio::io::split(outside);
+            tokio::try_join!(copy_outward(receiving, writer), copy_inward(reader, sending))?;
+        }
+        RawStream::Io { mut io, .. } => {
+            let mut outside = outside;
+            tokio::io::copy_bidirectional(&mut io, &mut outside).await?;
+        }
+    }
     Ok(())
 }
 
 /// Copies both ways between two tunnels, until both directions have ended.
 pub(crate) async fn splice_streams(one: UpgradedStream, other: UpgradedStream) -> io::Result<()> {
-    tokio::try_join!(copy_across(one.receiving, other.sending), copy_across(other.receiving, one.sending))?;
-    Ok(())
+    match (one.0, other.0) {
+        (
+            RawStream::Http2 { sending: to_one, receiving: from_one },
+            RawStream::Http2 { sending: to_other, receiving: from_other },
+        ) => {
+            tokio::try_join!(copy_across(from_one, to_other), copy_across(from_other, to_one))?;
+            Ok(())
+        }
+        (RawStream::Io { io, .. }, stream) | (stream, RawStream::Io { io, .. }) => {
+            splice(UpgradedStream(stream), io).await
+        }
+    }
 }
 
 impl UpgradedStream {
     pub(crate) fn new(sending: SendStream<Bytes>, receiving: ReceiveStream) -> Self {
-        Self { sending, receiving }
+        Self(RawStream::Http2 { sending, receiving })
+    }
+
+    /// Wraps a connection to the task that carries the bytes. `monitor` observes the stream from which this task receives them.
+    pub fn from_io(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, monitor: StreamMonitor) -> Self {
+        Self(RawStream::Io { io: Box::new(io), monitor })
     }
 
     /// Returns a monitor of the receiving half.
     pub fn monitor(&self) -> StreamMonitor {
-        self.receiving.monitor()
+        match &self.0 {
+            RawStream::Http2 { receiving, .. } => receiving.monitor(),
+            RawStream::Io { monitor, .. } => monitor.clone(),
+        }
+    }
+
+    /// Puts the raw stream into a 101, out of which [`take`] takes it.
+    pub fn put_into<B>(self, response: &mut Response<B>) {
+        response.extensions_mut().insert(UpgradedSlot(Arc::new(Mutex::new(Some(self)))));
+    }
+}
+
+impl fmt::Debug for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RawStream")
     }
 }
 
@@ -116,9 +162,10 @@ pub(crate) fn into_response(
             head.status = StatusCode::SWITCHING_PROTOCOLS;
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             head.headers.insert(UPGRADE, protocol);
-            let upgraded = UpgradedStream::new(sending, ReceiveStream::new(receiving, None, overhead));
-            head.extensions.insert(UpgradedSlot(Arc::new(Mutex::new(Some(upgraded)))));
-            Response::from_parts(head, Body::empty())
+            let mut response = Response::from_parts(head, Body::empty());
+            UpgradedStream::new(sending, ReceiveStream::new(receiving, None, overhead))
+                .put_into(&mut response);
+            response
         }
         _ => {
             // The upgrade was refused, and the request has no body. This fails only if the stream has ended already.

@@ -1,10 +1,10 @@
 //! Serves GitLab's agentk: gRPC on one HTTP/2 connection, which is a tunnel for the rest of kas.
 //!
 //! ```text
-//!   request of a caller ─► Tunnel ═ in-memory HTTP/2 ═ Bridge ─► Exchange ─► a `Connect` stream ─► GitLab's agentk
+//!   request of a caller ─► Tunnel ─► Bridge ─► Exchange ─► a `Connect` stream ─► GitLab's agentk
 //! ```
 //!
-//! The in-memory tunnel makes routing, limits, revocation, the kill switch, audit and errors those of every other agent. The
+//! It is a [`Tunnel`], so that routing, limits, revocation, the kill switch, audit and errors are those of every other agent. The
 //! connection belongs to the agent of its first call; each further call must have the same token.
 
 mod bridge;
@@ -20,7 +20,7 @@ mod pool;
 
 use std::{
     convert::Infallible,
-    io,
+    future::pending,
     net::SocketAddr,
     sync::{
         Arc,
@@ -31,21 +31,19 @@ use std::{
 
 use ::gitlab::GitLabClient;
 use access::token::TokenHash;
-use futures_util::FutureExt as _;
+use cores::poll_on_wake;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use gitlab_tunnel::messages::AgentMeta;
-use http::{HeaderMap, Request};
-use hyper::{body::Incoming, server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use parking_lot::Mutex;
+use http::HeaderMap;
 use proto::ServiceName;
 use secrecy::SecretString;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OnceCell, Semaphore, watch},
+    sync::{OnceCell, Semaphore, oneshot, watch},
     time::{sleep, timeout},
 };
 use tonic::Status;
-use tunnel::{CloseReason, TunnelConfig, direct};
+use tunnel::{CloseReason, DrainHandle, Tunnel, TunnelConfig, direct};
 
 pub(crate) use self::metrics::RpcMetrics;
 use self::{bridge::Bridge, hello::hello, pool::StreamPool};
@@ -55,12 +53,8 @@ use super::{
     refusal::HandshakeError,
 };
 
-/// The bytes between the two ends of an in-memory tunnel, in each direction.
-const PIPE: usize = 16 << 10;
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
 const CALL_WINDOW: u32 = 1 << 20;
-/// The window of a connection in bytes, which its calls share.
-const CONNECTION_WINDOW: u32 = 64 << 20;
 /// The most calls of a connection: 500 streams for requests, and a few others.
 const MAX_CALLS: u32 = 600;
 /// The most calls that wait until the first one is admitted, which may need an answer of GitLab. agentk begins with about six. Each may
@@ -72,10 +66,6 @@ const MAX_HEADERS: u32 = 16 << 10;
 const META_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that agentk has to open another connection before this one takes no more requests.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time that agentk has for the end of a connection that has no more requests.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time for the errors of the requests in flight, once the connection has ended.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One connection of GitLab's agentk.
 struct GitlabConnection {
@@ -96,17 +86,19 @@ struct GitlabConnection {
     pool: StreamPool,
     /// The time for the requests in flight, once agentk should open another connection.
     leaving: watch::Sender<Option<Duration>>,
-    /// The error with which the connection has ended.
-    lost: Arc<Mutex<Option<io::Error>>>,
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn serve<S>(server: Arc<AgentServer>, io: S, client: ClientAddress, peer: Option<SocketAddr>)
+pub(super) fn serve<S>(
+    server: Arc<AgentServer>,
+    io: S,
+    client: ClientAddress,
+    peer: Option<SocketAddr>,
+) -> BoxFuture<'static, ()>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let settings = server.settings.clone();
-    let handshake_timeout = server.handshake_timeout;
+    let (calls, drain) = direct::accept_calls(io, &call_settings(&server.settings));
     let connection = Arc::new(GitlabConnection {
         server,
         client,
@@ -118,71 +110,36 @@ where
         unknown_reported: AtomicBool::new(false),
         pool: StreamPool::default(),
         leaving: watch::Sender::default(),
-        lost: Arc::default(),
     });
-    let service = service_fn({
-        let connection = Arc::clone(&connection);
-        move |request: Request<Incoming>| {
-            calls::handle(Arc::clone(&connection), request).map(Ok::<_, Infallible>)
-        }
-    });
-    let serving = builder(&settings).serve_connection(TokioIo::new(io), service);
-    tokio::pin!(serving);
-    let tunnel = connection.run_tunnel();
-    tokio::pin!(tunnel);
-    let opened = timeout(handshake_timeout, connection.pool.opened());
-    tokio::pin!(opened);
-    let leaving = connection.leaving();
-    tokio::pin!(leaving);
-    let (mut is_open, mut is_leaving) = (false, false);
-    loop {
-        tokio::select! {
-            biased;
-            ended = serving.as_mut() => {
-                *connection.lost.lock() = ended.err().map(io::Error::other);
-                break;
-            }
-            result = &mut opened, if !is_open => match result {
-                Ok(()) => is_open = true,
-                Err(_) => {
-                    connection.server.metrics.count_handshake("incomplete");
-                    return tracing::debug!(peer = connection.client.text, "GitLab's agentk opened no stream in time");
-                }
-            },
-            () = &mut tunnel => {
-                // The agent was cut, or the last request has ended.
-                connection.pool.close();
-                serving.as_mut().graceful_shutdown();
-                let _ = timeout(CLOSE_TIMEOUT, serving.as_mut()).await;
-                return;
-            }
-            _ = &mut leaving, if !is_leaving => {
-                is_leaving = true;
-                serving.as_mut().graceful_shutdown();
-            }
-        }
-    }
-    // Without its streams, the bridge ends, and so does the tunnel.
-    connection.pool.close();
-    if is_open {
-        tunnel.await;
-    }
+    let bridge = Arc::new(Bridge::new(&connection));
+    let tunnel = calls.tunnel(move |request| Box::pin(Arc::clone(&bridge).call(request)));
+    let callee = Arc::clone(&connection);
+    // Boxed, because `join!` would have room for the connection several times.
+    let running = Box::pin(calls.run(move |call| {
+        let callee = Arc::clone(&callee);
+        // Boxed: most calls wait for a request, and their task then holds only the stream.
+        tokio::spawn(call.respond(|request| Box::pin(calls::handle(callee, request))));
+    }));
+    let (ended, end) = oneshot::channel();
+    Box::pin(async move {
+        let serving = async {
+            let reason = running.await;
+            connection.pool.close();
+            // Fails if there was no tunnel.
+            let _ = ended.send(reason);
+        };
+        tokio::join!(serving, connection.run_tunnel(tunnel, drain, end));
+    })
 }
 
-fn builder(settings: &TunnelConfig) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(CALL_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(settings.max_frame)
-        .max_concurrent_streams(MAX_CALLS)
-        .max_header_list_size(MAX_HEADERS)
-        .max_send_buf_size(settings.send_buffer)
-        .keep_alive_interval(settings.keepalive.interval)
-        .keep_alive_timeout(settings.keepalive.timeout)
-        .auto_date_header(false);
-    builder
+/// Returns the HTTP/2 settings of a connection whose client is agentk.
+fn call_settings(tunnels: &TunnelConfig) -> TunnelConfig {
+    TunnelConfig {
+        stream_window: CALL_WINDOW,
+        max_concurrent_streams: MAX_CALLS,
+        max_header_bytes: MAX_HEADERS,
+        ..tunnels.clone()
+    }
 }
 
 impl GitlabConnection {
@@ -235,7 +192,7 @@ impl GitlabConnection {
             match within {
                 Some(within) => within,
                 // The connection has ended.
-                None => std::future::pending().await,
+                None => pending().await,
             }
         }
     }
@@ -252,36 +209,36 @@ impl GitlabConnection {
         }
     }
 
-    /// Runs the tunnel from the first stream of agentk to its end.
-    async fn run_tunnel(&self) {
-        self.pool.opened().await;
+    /// Serves the tunnel from the first stream of agentk to the end of the connection, for which `end` has the reason.
+    async fn run_tunnel(&self, tunnel: Tunnel, drain: DrainHandle, end: oneshot::Receiver<CloseReason>) {
+        let opened = async {
+            tokio::select! {
+                biased;
+                () = self.pool.opened() => true,
+                () = self.pool.closed() => false,
+            }
+        };
+        match timeout(self.server.handshake_timeout, opened).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(_) => {
+                self.server.metrics.count_handshake("incomplete");
+                tracing::debug!(peer = self.client.text, "GitLab's agentk opened no stream in time");
+                return tunnel.close();
+            }
+        }
         // Later versions describe themselves later: the tunnel does not wait for that.
         let mut meta = self.meta.subscribe();
         let _ = timeout(META_TIMEOUT, meta.wait_for(|meta| !meta.version.is_empty())).await;
-        let Some(admission) = self.agent.get() else { return };
+        let Some(admission) = self.agent.get() else { return tunnel.close() };
         let mut hello = hello(admission, &self.meta.borrow());
-        let prometheus = &self.server.gitlab_prometheus;
-        if prometheus.is_some() {
+        if self.server.gitlab_prometheus.is_some() {
             hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
         }
         let agent = AuthenticatedAgent::new(admission.clone(), hello);
-        let (kas, agentk) = tokio::io::duplex(PIPE);
-        let (bridged, drain) = direct::accept(agentk, &self.server.settings);
-        let bridge = Arc::new(Bridge {
-            pool: self.pool.clone(),
-            leaving: self.leaving.clone(),
-            prometheus: prometheus.clone(),
-            metrics: self.server.gitlab_calls.clone(),
-        });
-        let tasks = &self.server.connections.tasks;
+        let driving = end.map(|reason| reason.unwrap_or(CloseReason::LocallyClosed)).boxed();
         let serving = async {
-            let Ok((tunnel, driver)) = direct::open(kas, &self.server.settings).await else { return };
-            let lost = Arc::clone(&self.lost);
-            let driving = driver.run().map(move |reason| match lost.lock().take() {
-                Some(error) => CloseReason::Lost { error, silence: Duration::ZERO },
-                None => reason,
-            });
-            match self.server.prepare(&agent, tunnel, driving.boxed()).await {
+            match Box::pin(self.server.prepare(&agent, tunnel.clone(), driving)).await {
                 Ok(opened) => self.server.serve_tunnel(&agent, opened).await,
                 Err(error) => {
                     self.server.metrics.count_handshake("incomplete");
@@ -289,39 +246,26 @@ impl GitlabConnection {
                 }
             }
         };
-        let bridging = async {
-            let running = bridged.run(|incoming| {
-                tasks.spawn(Arc::clone(&bridge).serve(incoming));
-            });
-            tokio::pin!(running);
-            tokio::select! {
-                _ = &mut running => return,
-                // agentk leaves, or its connection is lost.
-                () = self.pool.closed() => {}
-            }
-            // Each request in flight gets the result of its own stream: one that agentk has reset was not processed.
-            drain.drain(SETTLE_TIMEOUT);
-            running.await;
-        };
-        let leaving = async {
-            let within = tokio::select! {
-                within = self.leaving() => Some(within),
-                // GitLab's agentk completes its requests when it stops, and opens no more streams.
-                () = self.pool.left() => None,
-            };
-            if within.is_some() {
+        tokio::select! {
+            () = serving => tunnel.close(),
+            never = poll_on_wake(self.drain(drain)) => match never {},
+        }
+    }
+
+    /// Drains the connection once agentk should open another one, or leaves.
+    async fn drain(&self, drain: DrainHandle) -> Infallible {
+        tokio::select! {
+            within = self.leaving() => {
+                drain.drain(within);
                 // One stream stays for requests until agentk has opened another connection.
                 self.pool.shrink(1);
                 sleep(REPLACEMENT_TIMEOUT).await;
             }
-            drain.drain(within.unwrap_or(self.server.grace));
-            self.pool.shrink(0);
-            std::future::pending::<()>().await
-        };
-        let bridging = async {
-            tokio::select! { () = bridging => {}, () = leaving => {} }
-        };
-        tokio::join!(serving, bridging);
+            // GitLab's agentk completes its requests when it stops, and opens no more streams.
+            () = self.pool.left() => drain.drain(self.server.grace),
+        }
+        self.pool.close();
+        pending().await
     }
 }
 

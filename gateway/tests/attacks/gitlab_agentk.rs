@@ -218,6 +218,9 @@ async fn malformed_response_fails_its_request_and_no_other() {
         ("a line break in a name", vec![header(), head(200, &[("X-A\r\nX-B", "a")])]),
         ("an empty name", vec![header(), head(200, &[("", "a")])]),
         ("a pseudo-header", vec![header(), head(200, &[(":status", "200")])]),
+        ("a length that is none", vec![header(), head(200, &[("Content-Length", "+1")])]),
+        ("two lengths", vec![header(), head(200, &[("Content-Length", "1"), ("Content-Length", "2")])]),
+        ("a long head", vec![header(), head(200, &[("X-A", &"a".repeat(129 << 10))])]),
     ];
     attacks.extend(steps.into_iter().map(|(what, steps)| (what, steps, None)));
     for status in [0, 99, 100, 103, 1000, -1, i32::MAX] {
@@ -263,6 +266,8 @@ async fn violation_in_the_middle_of_a_response_aborts_it() {
         ("upgraded bytes", upgrade_data(b"x")),
         ("a descriptor", descriptor()),
         ("a header", grpc_header()),
+        ("more than its length", data(&[b'x'; 97])),
+        ("an end before its length", http_trailer()),
     ];
     attacks.extend(steps.map(|(what, step)| (what, Sends::Step(step))));
     for (what, attack) in attacks {

@@ -4,6 +4,7 @@
 mod calls;
 mod client;
 mod connection;
+mod cuts;
 mod messages;
 mod recordings;
 mod requests;

@@ -1,5 +1,6 @@
 //! Both ends of a tunnel over in-memory pipes.
 
+mod calls;
 mod compatibility;
 mod ends;
 mod pitfalls;

@@ -1,13 +1,14 @@
-//! The requests of an in-memory tunnel, which GitLab's agentk serves in its `Connect` streams.
+//! The requests to GitLab's agentk, which it serves in its `Connect` streams.
 //!
-//! For the rest of kas, GitLab's agentk is one more agentk: this bridge receives what kas sends to agentk, and answers for it.
+//! For the rest of kas, GitLab's agentk is one more agentk: this bridge answers for it what GitLab's protocol does not have.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use gitlab_tunnel::encode_request;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
-    header::{ALLOW, CONTENT_LENGTH, UPGRADE},
+    HeaderValue, Method, Request, Response, StatusCode, Uri,
+    header::{ALLOW, CONNECTION, CONTENT_LENGTH, UPGRADE},
+    request::Parts,
 };
 use http_body::Body as _;
 use http_body_util::{BodyExt as _, Limited};
@@ -19,11 +20,11 @@ use proto::{
 use request_info::prometheus::{self, AllowlistMatch};
 use tokio::{sync::watch, time::timeout};
 use tonic::{Code, Status};
-use tunnel::{Body, IncomingRequest};
+use tunnel::{Body, CallError, CallErrorKind};
 
 use super::{
-    exchange::{Exchange, ExchangeError},
-    metrics::RpcMetrics,
+    GitlabConnection,
+    exchange::{Exchange, ExchangeError, ResponseLimits},
     pool::StreamPool,
 };
 use crate::config::ServicePath;
@@ -38,80 +39,106 @@ const NESTED_IMPERSONATION: &str = "nested impersonation";
 /// Serves the requests of one tunnel.
 #[derive(Debug)]
 pub(super) struct Bridge {
-    pub(super) pool: StreamPool,
+    pool: StreamPool,
     /// The path of Prometheus behind the API server.
-    pub(super) prometheus: Option<ServicePath>,
+    prometheus: Option<ServicePath>,
     /// The time for the requests in flight, once kas wants agentk to open another connection.
-    pub(super) leaving: watch::Sender<Option<Duration>>,
-    pub(super) metrics: RpcMetrics,
+    leaving: watch::Sender<Option<Duration>>,
+    limits: ResponseLimits,
 }
 
 impl Bridge {
-    /// Serves one request until the last byte of its response is sent.
-    pub(super) async fn serve(self: Arc<Self>, incoming: IncomingRequest) {
-        let service = incoming.request().headers().get(header::SERVICE).cloned();
-        match service.as_ref().and_then(|name| name.to_str().ok()) {
-            Some(ServiceName::KUBERNETES) => {
-                incoming.try_respond(|request| self.exchange(request)).await;
-            }
-            Some(ServiceName::PROMETHEUS) => {
-                incoming.try_respond(|request| self.query(request)).await;
-            }
-            Some(ServiceName::CONTROL) => incoming.respond(|request| self.control(request)).await,
-            _ => {
-                let what = "GitLab's agentk does not serve it";
-                incoming.respond(async |_| error(Reason::UnknownService, what)).await;
-            }
+    pub(super) fn new(connection: &GitlabConnection) -> Self {
+        let server = &connection.server;
+        Self {
+            pool: connection.pool.clone(),
+            prometheus: server.gitlab_prometheus.clone(),
+            leaving: connection.leaving.clone(),
+            limits: ResponseLimits {
+                max_header_bytes: server.settings.max_header_bytes as usize,
+                metrics: server.gitlab_calls.clone(),
+            },
         }
     }
 
-    /// Sends a request to the Kubernetes API.
-    async fn exchange(&self, request: Request<Body>) -> Result<Response<Body>, Delivery> {
-        let (head, mut body) = request.into_parts();
+    /// Sends a request and waits for the head of its response, like [`tunnel::Tunnel::call`].
+    pub(super) async fn call(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, CallError> {
+        let service = request.headers().get(header::SERVICE).and_then(|name| name.to_str().ok());
+        match service {
+            Some(ServiceName::KUBERNETES) => {
+                let (head, body) = request.into_parts();
+                self.exchange(head, body, None).await
+            }
+            Some(ServiceName::PROMETHEUS) => self.query(request).await,
+            Some(ServiceName::CONTROL) => Ok(self.control(request).await),
+            _ => Ok(error(Reason::UnknownService, "GitLab's agentk does not serve it")),
+        }
+    }
+
+    /// Sends a request to the Kubernetes API, with `target` in place of its own if there is one.
+    async fn exchange(
+        &self,
+        head: Parts,
+        body: Body,
+        target: Option<Uri>,
+    ) -> Result<Response<Body>, CallError> {
+        if head.method == Method::CONNECT {
+            let what = "the method CONNECT is for forward proxies";
+            return Err(failed(CallErrorKind::Unsupported(what), Delivery::NotProcessed, head, Some(body)));
+        }
         let upgrading = head.headers.contains_key(UPGRADE);
         let length = match body.is_end_stream() || upgrading {
             true => 0,
             false => content_length(head.headers.get(CONTENT_LENGTH)),
         };
-        let header = match encode_request(&head, length) {
+        let header = match encode_request(&sent_head(&head, target, upgrading), length) {
             Ok(header) => header,
             Err(unsupported) => {
                 let what = format!("GitLab's agentk cannot carry this request: {unsupported}");
                 return Ok(error(Reason::BadRequest, &what));
             }
         };
+        // A request for an upgrade has no body.
+        let (mut body, unsent) = if upgrading { (Body::empty(), Some(body)) } else { (body, None) };
         for _ in 0..MAX_TRIES {
             // No stream in time: another tunnel of the agent may have one.
-            let Ok(Some(stream)) = timeout(STREAM_TIMEOUT, self.pool.take()).await else {
-                return Err(Delivery::NotProcessed);
-            };
-            let exchange = match Exchange::start(stream, &header, body, upgrading, self.metrics.clone()) {
+            let Ok(Some(stream)) = timeout(STREAM_TIMEOUT, self.pool.take()).await else { break };
+            let exchange = match Exchange::start(stream, &header, body, upgrading, self.limits.clone()) {
                 Ok(exchange) => exchange,
                 // agentk has just ended it.
-                Err(unsent) => {
-                    body = unsent;
+                Err(whole) => {
+                    body = whole;
                     continue;
                 }
             };
-            match exchange.response().await {
+            let (kind, delivery, whole) = match exchange.response().await {
                 Ok(response) => return Ok(response),
-                Err(ExchangeError::NotProcessed(Some(whole))) => body = whole,
-                Err(ExchangeError::NotProcessed(None)) => return Err(Delivery::NotProcessed),
-                Err(ExchangeError::Lost) => return Err(Delivery::Unknown),
+                Err(ExchangeError::NotProcessed(Some(whole))) => {
+                    body = whole;
+                    continue;
+                }
+                Err(ExchangeError::NotProcessed(None)) => {
+                    (CallErrorKind::Refused, Delivery::NotProcessed, None)
+                }
+                Err(ExchangeError::Lost(whole)) => {
+                    let kind = CallErrorKind::Reset(h2::Reason::INTERNAL_ERROR);
+                    (kind, Delivery::Unknown, whole.map(|whole| unsent.unwrap_or(whole)))
+                }
+                Err(ExchangeError::Body(cause)) => (CallErrorKind::Body(cause), Delivery::Unknown, None),
                 Err(ExchangeError::Status(status)) => return Ok(error(reason(&status), status.message())),
                 Err(ExchangeError::Protocol(what)) => {
                     let what = format!("GitLab's agentk breaks the protocol: {what}");
                     return Ok(error(Reason::AgentMisbehaved, &what));
                 }
-                // The caller has aborted it: the error does not reach it.
-                Err(ExchangeError::Body(what)) => return Ok(error(Reason::BadRequest, &what)),
-            }
+            };
+            return Err(failed(kind, delivery, head, whole));
         }
-        Err(Delivery::NotProcessed)
+        let whole = Some(unsent.unwrap_or(body));
+        Err(failed(CallErrorKind::Refused, Delivery::NotProcessed, head, whole))
     }
 
     /// Sends a request that only reads to Prometheus, through the API server.
-    async fn query(&self, mut request: Request<Body>) -> Result<Response<Body>, Delivery> {
+    async fn query(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let Some(prometheus) = &self.prometheus else {
             return Ok(error(
                 Reason::UnknownService,
@@ -132,11 +159,11 @@ impl Bridge {
         }
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let target = format!("{}{target}", prometheus.as_str());
-        match target.parse() {
-            Ok(uri) => *request.uri_mut() = uri,
-            Err(_) => return Ok(error(Reason::BadRequest, "the path is too long")),
-        }
-        self.exchange(request).await
+        let Ok(target) = target.parse() else {
+            return Ok(error(Reason::BadRequest, "the path is too long"));
+        };
+        let (head, body) = request.into_parts();
+        self.exchange(head, body, Some(target)).await
     }
 
     /// Answers the requests of kas to agentk itself.
@@ -155,6 +182,25 @@ impl Bridge {
         *response.status_mut() = StatusCode::ACCEPTED;
         response
     }
+}
+
+/// Returns the head as agentk receives it. It is a copy if it differs, because a retry needs the original.
+fn sent_head(head: &Parts, target: Option<Uri>, upgrading: bool) -> Cow<'_, Parts> {
+    if target.is_none() && !upgrading {
+        return Cow::Borrowed(head);
+    }
+    let mut sent = head.clone();
+    sent.uri = target.unwrap_or(sent.uri);
+    if upgrading {
+        sent.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        sent.headers.remove(CONTENT_LENGTH);
+    }
+    Cow::Owned(sent)
+}
+
+/// Returns the error of a request without a response, with the request if its body is whole.
+fn failed(kind: CallErrorKind, delivery: Delivery, head: Parts, whole: Option<Body>) -> CallError {
+    CallError { kind, delivery, request: whole.map(|body| Box::new(Request::from_parts(head, body))) }
 }
 
 fn content_length(header: Option<&HeaderValue>) -> i64 {

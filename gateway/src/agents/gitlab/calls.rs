@@ -1,7 +1,13 @@
 //! The methods that GitLab's agentk calls.
 
-use std::{error::Error as _, pin::Pin, sync::Arc};
+use std::{
+    error::Error as _,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use gitlab_tunnel::{
     KUBERNETES_METHOD, MAX_MESSAGE, Order,
@@ -10,12 +16,14 @@ use gitlab_tunnel::{
         ReconcileProjectsRequest, RegisterRequest,
     },
 };
+use h2::Reason;
 use http::{Request, Response};
-use hyper::body::Incoming;
+use http_body::{Body as _, Frame};
 use prost::Message as _;
 use tokio::time::timeout;
-use tonic::{Code, Status, Streaming, body::Body};
+use tonic::{Code, Status, Streaming, body::Body as GrpcBody};
 use tower::service_fn;
+use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{GitlabConnection, codec::grpc, configuration, flux, gitlab_access, pool::Steps};
 
@@ -38,8 +46,35 @@ const UNKNOWN: &str = "unknown";
 /// The responses of a method that has several.
 pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
+/// The messages of agentk in one call.
+struct CallBody(Body);
+
+impl http_body::Body for CallBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Poll::Ready(match ready!(Pin::new(&mut self.0).poll_frame(cx)) {
+            // agentk has cancelled the call.
+            Some(Err(BodyError::Tunnel(error)))
+                if matches!(error.reason(), Some(Reason::CANCEL | Reason::NO_ERROR)) =>
+            {
+                None
+            }
+            polled => polled,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+}
+
 /// Authenticates a call and handles it. The response begins before the call has ended.
-pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<Body>) -> Response<Body> {
     let metrics = connection.server.gitlab_calls.clone();
     let methods = [CONNECT, GET_CONFIGURATION, REGISTER, UNREGISTER, RECONCILE_PROJECTS, GITLAB_ACCESS];
     let method = methods.into_iter().find(|method| *method == request.uri().path()).unwrap_or(UNKNOWN);
@@ -49,19 +84,22 @@ pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<I
     };
     let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
     metrics.count_call(method.rsplit_once('.').map_or(method, |(_, method)| method), code);
-    response
+    // gRPC needs the end of the stream together with the head of a response that has no messages.
+    response.map(|body| if body.is_end_stream() { Body::empty() } else { Body::new(body) })
 }
 
 async fn dispatch(
     connection: Arc<GitlabConnection>,
     method: &'static str,
-    request: Request<Incoming>,
-) -> Response<Body> {
+    request: Request<Body>,
+) -> Response<GrpcBody> {
+    let monitor = request.body().monitor();
+    let request = request.map(CallBody);
     match method {
         CONNECT => {
             let service = service_fn(move |request: tonic::Request<Streaming<ConnectRequest>>| {
-                let connection = Arc::clone(&connection);
-                async move { connect(&connection, request.into_inner()).await.map(tonic::Response::new) }
+                let (connection, monitor) = (Arc::clone(&connection), monitor.clone());
+                async move { connect(&connection, request.into_inner(), monitor).await.map(tonic::Response::new) }
             });
             grpc(MAX_REQUEST).streaming(service, request).await
         }
@@ -114,6 +152,7 @@ async fn dispatch(
 async fn connect(
     connection: &GitlabConnection,
     mut incoming: Streaming<ConnectRequest>,
+    monitor: Option<StreamMonitor>,
 ) -> Result<Steps, Status> {
     let violation = |what: String| {
         connection.server.gitlab_calls.count_violation();
@@ -126,7 +165,10 @@ async fn connect(
         Some(_) => status,
         None => violation(status.message().to_owned()),
     })?;
-    let step = first.ok_or_else(|| Status::invalid_argument("the stream has no descriptor"))?.step;
+    let (Some(first), Some(monitor)) = (first, monitor) else {
+        return Err(Status::invalid_argument("the stream has no descriptor"));
+    };
+    let step = first.step;
     Order::of_agent().agent_step(step.as_ref()).map_err(|error| violation(error.to_string()))?;
     let Some(AgentStep::Descriptor(descriptor)) = step else {
         return Err(Status::internal("the first step is a descriptor"));
@@ -137,7 +179,7 @@ async fn connect(
     if !serves_kubernetes(&descriptor) {
         return Err(violation(format!("the descriptor does not have {KUBERNETES_METHOD}")));
     }
-    Ok(connection.pool.add(incoming))
+    Ok(connection.pool.add(incoming, monitor))
 }
 
 fn serves_kubernetes(descriptor: &Descriptor) -> bool {

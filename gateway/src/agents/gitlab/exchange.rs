@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use gitlab_tunnel::{
     KUBERNETES_METHOD, MAX_CHUNK, Order, decode_response,
     messages::{
@@ -15,19 +15,22 @@ use gitlab_tunnel::{
         RequestInfo, RequestPart, ResponsePart, ValueMap, Values,
     },
 };
-use http::{Response, StatusCode, header::CONTENT_LENGTH};
+use http::{HeaderMap, Response, StatusCode, header::CONTENT_LENGTH};
+use http_body::Frame;
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    sync::mpsc,
+    task::yield_now,
     time::{Instant, sleep, timeout},
 };
 use tonic::{Code, Status};
-use tunnel::{Body, BodyError, upgrade::UpgradedConnection};
+use tunnel::{Body, BodyError, upgrade::UpgradedStream};
 
 use super::{
     metrics::RpcMetrics,
-    pool::{ReadyStream, StepSender},
+    pool::{OpenStream, ReadyStream},
 };
 
 /// The time in which a reset of agentk may cross a request on its way.
@@ -39,27 +42,36 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes of an upgraded connection that wait in kas, in each direction.
 const UPGRADE_BUFFER: usize = 64 << 10;
-/// The most bytes of a body that are kept until the response, so that another stream can carry the request.
-const MAX_KEPT: usize = 16 << 10;
+/// The most bytes of a body that are kept until the response, so that another stream or tunnel can carry the request. Tunnels of kas
+/// keep as many.
+const MAX_KEPT: usize = 64 << 10;
 
 /// The failure of an exchange before its response.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
     /// agentk has not processed the request. It is returned if all of its body is still there.
     NotProcessed(Option<Body>),
-    /// The stream ended before its response. agentk may have processed the request.
-    Lost,
+    /// The stream ended before its response. agentk may have processed the request. Its body is returned if all of it is still there.
+    Lost(Option<Body>),
     /// agentk reports an error.
     Status(Status),
     /// agentk breaks the protocol.
     Protocol(String),
     /// The body of the request failed.
-    Body(String),
+    Body(BodyError),
+}
+
+/// The limits of a response, with the metrics of their violations.
+#[derive(Clone, Debug)]
+pub(super) struct ResponseLimits {
+    /// The longest headers in bytes, as HTTP/2 counts them.
+    pub(super) max_header_bytes: usize,
+    pub(super) metrics: RpcMetrics,
 }
 
 /// A stream with its request.
 pub(super) struct Exchange {
-    stream: ReadyStream,
+    stream: OpenStream,
     agent_order: Order,
     http_order: Order,
     upload: Upload,
@@ -72,7 +84,7 @@ pub(super) struct Exchange {
     has_begun: bool,
     /// agentk has sent its last step.
     is_complete: bool,
-    metrics: RpcMetrics,
+    limits: ResponseLimits,
 }
 
 /// The request that is still to be sent.
@@ -83,6 +95,8 @@ struct Upload {
     /// The parts that were sent, until they are too many or the response has begun.
     sent: Option<Vec<Bytes>>,
     state: UploadState,
+    /// agentk has ended the stream.
+    is_stopped: bool,
     /// The request asks for an upgrade, after which further bytes follow.
     upgrading: bool,
 }
@@ -94,8 +108,6 @@ enum UploadState {
     End,
     /// The request is sent.
     Complete,
-    /// agentk does not read any more.
-    Stopped,
 }
 
 /// An event of a stream.
@@ -112,7 +124,7 @@ impl Exchange {
         header: &RequestHeader,
         body: Body,
         upgrading: bool,
-        metrics: RpcMetrics,
+        limits: ResponseLimits,
     ) -> Result<Self, Body> {
         let info = RequestInfo {
             method_name: KUBERNETES_METHOD.to_owned(),
@@ -122,13 +134,19 @@ impl Exchange {
             ]),
         };
         let head = message(RequestPart::Header(header.clone()));
-        // The channel of a stream that waits is empty, and has room for both.
-        let steps = [KasStep::RequestInfo(info), head];
-        if steps.into_iter().any(|next| stream.outgoing.try_send(Ok(step(next))).is_err()) {
-            return Err(body);
+        let Some(stream) = stream.open() else { return Err(body) };
+        for next in [KasStep::RequestInfo(info), head] {
+            // The channel has room for both.
+            let _ = stream.outgoing.try_send(step(next));
         }
-        let upload =
-            Upload { body, rest: Bytes::new(), sent: Some(Vec::new()), state: UploadState::Body, upgrading };
+        let upload = Upload {
+            body,
+            rest: Bytes::new(),
+            sent: Some(Vec::new()),
+            state: UploadState::Body,
+            is_stopped: false,
+            upgrading,
+        };
         let mut agent_order = Order::of_agent();
         let described = agent_order.agent_step(Some(&AgentStep::Descriptor(Default::default())));
         described.expect("it is the first step, which the pool has read");
@@ -144,52 +162,94 @@ impl Exchange {
             started: Instant::now(),
             has_begun: false,
             is_complete: false,
-            metrics,
+            limits,
         })
     }
 
     /// Waits for the head of the response, and returns the response, whose body is the rest of the exchange.
     pub(super) async fn response(mut self) -> Result<Response<Body>, ExchangeError> {
-        let header = match self.next_event().await? {
-            Event::Part(ResponsePart::Header(header)) => header,
-            Event::Part(_) => return Err(self.violation("the response has no head")),
-            Event::End if self.has_begun => return Err(self.violation("the response has no head")),
-            Event::End => return Err(ExchangeError::NotProcessed(self.upload.take_whole())),
+        let header = match self.next_event().await {
+            Ok(Event::Part(ResponsePart::Header(header))) => header,
+            Ok(Event::Part(_)) => return Err(self.violation("the response has no head")),
+            Ok(Event::End) if self.has_begun => return Err(self.violation("the response has no head")),
+            Ok(Event::End) => return Err(ExchangeError::NotProcessed(self.upload.take_whole())),
+            Err(ExchangeError::Lost(_)) => return Err(ExchangeError::Lost(self.upload.take_whole())),
+            Err(error) => return Err(error),
         };
         self.upload.sent = None;
         let head = decode_response(header)
             .map_err(|error| self.violation(format!("the head of the response: {error}")))?;
+        if header_bytes(&head.headers) > self.limits.max_header_bytes {
+            return Err(self.violation("the head of the response is too long"));
+        }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return self.upgrade(head).await;
         }
         self.remaining = match head.status {
             StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Some(0),
             _ if self.is_head => Some(0),
-            _ => head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok()),
+            _ => content_length(&head.headers)
+                .map_err(|()| self.violation("the response has no valid Content-Length"))?,
         };
-        let body = Body::new(StreamBody::new(stream::unfold(Some(self), async |exchange| {
-            let mut exchange = exchange?;
-            let chunk = match exchange.next_chunk().await {
-                Ok(chunk) => chunk?,
-                Err(error) => return Some((Err(error), None)),
-            };
-            Some((Ok(http_body::Frame::data(chunk)), Some(exchange)))
-        })));
-        Ok(Response::from_parts(head, body))
+        Ok(Response::from_parts(head, self.into_body()))
     }
 
-    /// Returns the next bytes of the body, or `None` at its end.
+    /// Returns the body of the response. One that has arrived whole becomes plain bytes.
+    fn into_body(mut self) -> Body {
+        if self.remaining == Some(0) {
+            self.end();
+            return Body::empty();
+        }
+        let first = match self.next_chunk().now_or_never() {
+            Some(Ok(chunk)) if chunk.is_none() || self.remaining == Some(0) => {
+                self.end();
+                return chunk.unwrap_or_default().into();
+            }
+            first => first.and_then(Result::transpose),
+        };
+        let monitor = self.stream.monitor.clone();
+        let rest = stream::unfold(Some((first, self)), async |exchange| {
+            let (first, mut exchange) = exchange?;
+            let chunk = match first {
+                Some(chunk) => Some(chunk),
+                None => exchange.next_chunk().await.transpose(),
+            };
+            let rest = match &chunk {
+                Some(Ok(_)) if exchange.remaining != Some(0) => Some((None, exchange)),
+                Some(Err(_)) => {
+                    // At an error, the reader may discard data that it has not written yet, even the head.
+                    yield_now().await;
+                    None
+                }
+                _ => {
+                    exchange.end();
+                    None
+                }
+            };
+            Some((chunk?.map(Frame::data).map_err(|error| BodyError::Other(error.into())), rest))
+        });
+        Body::with_monitor(StreamBody::new(rest), monitor)
+    }
+
+    /// Returns the next bytes of the body, or `None` at its end. Cancel-safe.
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, std::io::Error> {
         loop {
             match self.next_event().await.map_err(|error| error.into_io())? {
                 Event::Part(ResponsePart::Data(Chunk { data })) if data.is_empty() => {}
                 Event::Part(ResponsePart::Data(Chunk { data })) => {
-                    self.remaining = self.remaining.map(|left| left.saturating_sub(data.len() as u64));
+                    if let Some(remaining) = &mut self.remaining {
+                        let left = remaining.checked_sub(data.len() as u64);
+                        let longer =
+                            || self.violation("the body is longer than its Content-Length").into_io();
+                        self.remaining = Some(left.ok_or_else(longer)?);
+                    }
                     return Ok(Some(data));
+                }
+                Event::Part(ResponsePart::Trailer(_)) if self.remaining.is_some() => {
+                    return Err(self.violation("the body is shorter than its Content-Length").into_io());
                 }
                 Event::Part(ResponsePart::Trailer(_)) => {
                     self.remaining = Some(0);
-                    self.end().await?;
                     return Ok(None);
                 }
                 Event::Part(_) => return Err(self.violation("an unexpected part of the response").into_io()),
@@ -200,18 +260,25 @@ impl Exchange {
 
     /// Waits for the end of the stream after the end of the response, so that it ends without an error. The stream of a request that
     /// was not read to its end is given up.
-    async fn end(&mut self) -> Result<(), std::io::Error> {
+    fn end(mut self) {
         if self.upload.state != UploadState::Complete {
-            return Ok(());
+            return;
         }
         if self.upload.upgrading {
             // GitLab's agentk would wait for it for ever after an upgrade that the API server has refused.
-            let _ = self.stream.outgoing.try_send(Ok(step(KasStep::CloseSend(Empty {}))));
+            let _ = self.stream.outgoing.try_send(step(KasStep::CloseSend(Empty {})));
         }
-        match timeout(END_TIMEOUT, self.next_event()).await {
-            Ok(Ok(Event::End)) | Err(_) => Ok(()),
-            Ok(Ok(Event::Part(_))) => Err(self.violation("a part after the end of the response").into_io()),
-            Ok(Err(error)) => Err(error.into_io()),
+        let mut end = Box::pin(async move {
+            // An error is of no interest: the response is complete.
+            while let Ok(Event::Part(part)) = self.next_event().await {
+                if !matches!(part, ResponsePart::Trailer(_)) {
+                    self.violation("a part after the end of the response");
+                    return;
+                }
+            }
+        });
+        if end.as_mut().now_or_never().is_none() {
+            tokio::spawn(timeout(END_TIMEOUT, end));
         }
     }
 
@@ -221,7 +288,7 @@ impl Exchange {
             let received = tokio::select! {
                 received = self.stream.incoming.message() => received,
                 uploaded = self.upload.advance(&self.stream.outgoing), if self.upload.is_running() => {
-                    uploaded.map_err(|error| ExchangeError::Body(error.to_string()))?;
+                    uploaded.map_err(ExchangeError::Body)?;
                     continue;
                 }
             };
@@ -237,10 +304,10 @@ impl Exchange {
                         self.is_complete = true;
                         return Ok(Event::End);
                     }
-                    return Err(ExchangeError::Lost);
+                    return Err(ExchangeError::Lost(None));
                 }
                 // An error of the connection has a source; that of a message has none.
-                Err(status) if status.source().is_some() => return Err(ExchangeError::Lost),
+                Err(status) if status.source().is_some() => return Err(ExchangeError::Lost(None)),
                 Err(status) => return Err(self.violation(status.message())),
             };
             self.agent_order.agent_step(step.as_ref()).map_err(|error| self.violation(error.to_string()))?;
@@ -266,7 +333,7 @@ impl Exchange {
     /// Counts a violation of the protocol, with which the stream ends.
     fn violation(&self, what: impl Into<String>) -> ExchangeError {
         let what = what.into();
-        self.metrics.count_violation();
+        self.limits.metrics.count_violation();
         let _ = self.stream.end.set(Status::invalid_argument(&what));
         tracing::debug!(error = what, "GitLab's agentk breaks the protocol");
         ExchangeError::Protocol(what)
@@ -283,9 +350,10 @@ impl Exchange {
             _ => return Err(self.violation("an accepted upgrade has a body")),
         }
         let (inside, outside) = tokio::io::duplex(UPGRADE_BUFFER);
+        let upgraded = UpgradedStream::from_io(outside, self.stream.monitor.clone());
         tokio::spawn(self.run_upgraded(inside));
         let mut response = Response::from_parts(head, Body::empty());
-        response.extensions_mut().insert(UpgradedConnection::new(outside));
+        upgraded.put_into(&mut response);
         Ok(response)
     }
 
@@ -332,29 +400,29 @@ impl Drop for Exchange {
 }
 
 /// Sends the bytes of a caller until it ends its direction.
-async fn send_upgrade_data(reader: &mut (impl AsyncRead + Unpin), outgoing: &StepSender) {
+async fn send_upgrade_data(reader: &mut (impl AsyncRead + Unpin), outgoing: &mpsc::Sender<ConnectResponse>) {
     let mut buffer = BytesMut::new();
     // Fails if agentk has ended the stream.
     while let Ok(permit) = outgoing.reserve().await {
         buffer.reserve(MAX_CHUNK);
         let read = reader.read_buf(&mut buffer).await.unwrap_or(0);
         if read == 0 {
-            return permit.send(Ok(step(KasStep::CloseSend(Empty {}))));
+            return permit.send(step(KasStep::CloseSend(Empty {})));
         }
         let data = buffer.split().freeze();
-        permit.send(Ok(step(message(RequestPart::UpgradeData(Chunk { data })))));
+        permit.send(step(message(RequestPart::UpgradeData(Chunk { data }))));
     }
 }
 
 impl Upload {
     /// Sends the next part of the request. Cancel-safe.
-    async fn advance(&mut self, outgoing: &StepSender) -> Result<(), BodyError> {
+    async fn advance(&mut self, outgoing: &mpsc::Sender<ConnectResponse>) -> Result<(), BodyError> {
         let Ok(permit) = outgoing.reserve().await else {
-            self.state = UploadState::Stopped;
+            self.is_stopped = true;
             return Ok(());
         };
         if self.state == UploadState::End {
-            permit.send(Ok(step(KasStep::CloseSend(Empty {}))));
+            permit.send(step(KasStep::CloseSend(Empty {})));
             self.state = UploadState::Complete;
             return Ok(());
         }
@@ -363,7 +431,7 @@ impl Upload {
                 // The protocol has no trailers.
                 Some(frame) => self.rest = frame?.into_data().unwrap_or_default(),
                 None => {
-                    permit.send(Ok(step(message(RequestPart::Trailer(Empty {})))));
+                    permit.send(step(message(RequestPart::Trailer(Empty {}))));
                     // The bytes of an upgrade follow.
                     self.state = if self.upgrading { UploadState::Complete } else { UploadState::End };
                     return Ok(());
@@ -372,7 +440,7 @@ impl Upload {
         }
         let data = self.rest.split_to(self.rest.len().min(MAX_CHUNK));
         self.keep(&data);
-        permit.send(Ok(step(message(RequestPart::Data(Chunk { data })))));
+        permit.send(step(message(RequestPart::Data(Chunk { data }))));
         Ok(())
     }
 
@@ -388,29 +456,31 @@ impl Upload {
 
     /// Returns the body of the request if all of it is still there.
     fn take_whole(&mut self) -> Option<Body> {
-        // agentk has stopped to read, and the body may have ended or not.
-        if self.state == UploadState::Stopped {
-            return None;
-        }
         let mut sent = self.sent.take()?;
         sent.push(std::mem::take(&mut self.rest));
-        let sent = sent.into_iter().filter(|data| !data.is_empty());
-        let sent: Vec<_> = sent.map(|data| Ok(http_body::Frame::data(data))).collect();
-        let body = std::mem::replace(&mut self.body, Body::empty());
+        sent.retain(|data| !data.is_empty());
+        let body = std::mem::take(&mut self.body);
         // A body that has ended must not be polled again.
-        let rest = (self.state == UploadState::Body).then(|| BodyStream::new(body));
-        Some(Body::new(StreamBody::new(stream::iter(sent).chain(stream::iter(rest).flatten()))))
+        let rest = (self.state == UploadState::Body).then_some(body);
+        Some(match (rest, sent.len()) {
+            (Some(body), 0) => body,
+            (None, 0 | 1) => sent.pop().unwrap_or_default().into(),
+            (rest, _) => {
+                let sent = stream::iter(sent).map(|data| Ok(Frame::data(data)));
+                Body::new(StreamBody::new(sent.chain(stream::iter(rest.map(BodyStream::new)).flatten())))
+            }
+        })
     }
 
     fn is_running(&self) -> bool {
-        matches!(self.state, UploadState::Body | UploadState::End)
+        !self.is_stopped && self.state != UploadState::Complete
     }
 }
 
 impl ExchangeError {
     fn into_io(self) -> std::io::Error {
         std::io::Error::other(match self {
-            Self::NotProcessed(_) | Self::Lost => {
+            Self::NotProcessed(_) | Self::Lost(_) => {
                 "the stream of agentk ended in the middle of the response".to_owned()
             }
             Self::Status(status) => format!("agentk reports {:?}: {}", status.code(), status.message()),
@@ -418,6 +488,24 @@ impl ExchangeError {
             Self::Body(what) => format!("the body of the request failed: {what}"),
         })
     }
+}
+
+/// Returns the length that a response announces, if it does.
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, ()> {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    match (lengths.next(), lengths.next()) {
+        (None, _) => Ok(None),
+        (Some(length), None) => {
+            let length = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            length.and_then(|text| text.parse().ok()).map(Some).ok_or(())
+        }
+        (Some(_), Some(_)) => Err(()),
+    }
+}
+
+/// Returns the size of headers (RFC 9113 section 6.5.2).
+fn header_bytes(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
 }
 
 fn meta(name: &str, value: &str) -> (String, Values) {

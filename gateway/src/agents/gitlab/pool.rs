@@ -4,15 +4,16 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
-use futures_util::Stream;
+use futures_util::{FutureExt as _, Stream};
 use gitlab_tunnel::messages::{ConnectRequest, ConnectResponse};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
+use tunnel::StreamMonitor;
 
 /// The steps of kas that wait for the connection. A slow agentk stops its own request and no other.
 const STEPS: usize = 4;
@@ -39,44 +40,74 @@ struct PoolState {
     waiting: VecDeque<oneshot::Sender<ReadyStream>>,
 }
 
-/// A stream for one request.
+/// A stream that waits for a request. Dropping it ends the call.
 #[derive(Debug)]
 pub(super) struct ReadyStream {
+    incoming: Streaming<ConnectRequest>,
+    monitor: StreamMonitor,
+    begin: oneshot::Sender<OpenSteps>,
+}
+
+/// A stream for one request.
+#[derive(Debug)]
+pub(super) struct OpenStream {
     /// The steps of agentk.
     pub(super) incoming: Streaming<ConnectRequest>,
+    /// Observes the reader of these steps, and can reset the stream.
+    pub(super) monitor: StreamMonitor,
     /// The steps of kas. Dropping it ends the call.
-    pub(super) outgoing: StepSender,
+    pub(super) outgoing: mpsc::Sender<ConnectResponse>,
     /// The error with which the call ends; OK without one.
     pub(super) end: Arc<OnceLock<Status>>,
 }
 
-/// Sends the steps of kas in one stream.
-pub(super) type StepSender = mpsc::Sender<Result<ConnectResponse, Status>>;
-
 /// The steps of kas in one stream, for the connection.
 #[derive(Debug)]
 pub(super) struct Steps {
-    steps: mpsc::Receiver<Result<ConnectResponse, Status>>,
-    end: Arc<OnceLock<Status>>,
-    is_complete: bool,
+    state: StepsState,
     pool: StreamPool,
     number: u64,
 }
 
-impl StreamPool {
-    /// Adds a stream whose descriptor has arrived, and returns the steps of kas in it. They end at once if the pool is closed.
-    pub(super) fn add(&self, incoming: Streaming<ConnectRequest>) -> Steps {
+#[derive(Debug)]
+enum StepsState {
+    /// The stream waits for a request.
+    Waiting(oneshot::Receiver<OpenSteps>),
+    Open(OpenSteps),
+    Complete,
+}
+
+/// The other end of an [`OpenStream`].
+#[derive(Debug)]
+struct OpenSteps {
+    steps: mpsc::Receiver<ConnectResponse>,
+    end: Arc<OnceLock<Status>>,
+}
+
+impl ReadyStream {
+    /// Begins a request. Returns `None` if agentk has ended the stream.
+    pub(super) fn open(self) -> Option<OpenStream> {
+        let Self { incoming, monitor, begin } = self;
         let (outgoing, steps) = mpsc::channel(STEPS);
         let end = Arc::<OnceLock<Status>>::default();
+        begin.send(OpenSteps { steps, end: Arc::clone(&end) }).ok()?;
+        Some(OpenStream { incoming, monitor, outgoing, end })
+    }
+}
+
+impl StreamPool {
+    /// Adds a stream whose descriptor has arrived, and returns the steps of kas in it. They end at once if the pool is closed.
+    pub(super) fn add(&self, incoming: Streaming<ConnectRequest>, monitor: StreamMonitor) -> Steps {
+        let (begin, waiting) = oneshot::channel();
         let mut state = self.0.state.lock();
         state.next += 1;
         let number = state.next;
         if !self.0.closed.is_cancelled() {
-            state.give(number, ReadyStream { incoming, outgoing, end: Arc::clone(&end) });
+            state.give(number, ReadyStream { incoming, monitor, begin });
         }
         drop(state);
         self.0.opened.cancel();
-        Steps { steps, end, is_complete: false, pool: self.clone(), number }
+        Steps { state: StepsState::Waiting(waiting), pool: self.clone(), number }
     }
 
     /// Returns the stream that has waited for the longest time, or waits for the next one. `None` if the pool is closed, or if agentk
@@ -173,12 +204,23 @@ impl Stream for Steps {
     type Item = Result<ConnectResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let polled = self.steps.poll_recv(cx);
-        if !matches!(polled, Poll::Ready(None)) || self.is_complete {
-            return polled;
+        loop {
+            let (next, ended) = match &mut self.state {
+                StepsState::Waiting(begin) => match ready!(begin.poll_unpin(cx)) {
+                    Ok(open) => (StepsState::Open(open), None),
+                    Err(_) => (StepsState::Complete, None),
+                },
+                StepsState::Open(open) => match ready!(open.steps.poll_recv(cx)) {
+                    Some(step) => return Poll::Ready(Some(Ok(step))),
+                    None => (StepsState::Complete, open.end.get().cloned()),
+                },
+                StepsState::Complete => return Poll::Ready(None),
+            };
+            self.state = next;
+            if let Some(status) = ended {
+                return Poll::Ready(Some(Err(status)));
+            }
         }
-        self.is_complete = true;
-        Poll::Ready(self.end.get().cloned().map(Err))
     }
 }
 

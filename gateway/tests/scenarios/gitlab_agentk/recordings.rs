@@ -454,7 +454,7 @@ async fn recorded_bytes_of_an_idle_connection_end_with_it() {
     let mut io = dial(&world);
     io.write_all(&connect).await.unwrap();
     world.tunnels(1).await;
-    sleep(Duration::from_secs(10)).await;
+    sleep(Duration::from_secs(5)).await;
     // Acknowledgements, another Register, and SIGTERM.
     io.write_all(life.strip_prefix(&connect[..]).unwrap()).await.unwrap();
     io.shutdown().await.unwrap();

@@ -110,6 +110,28 @@ async fn connection_lost_after_the_request_fails_a_post_and_retries_a_get() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn request_that_one_connection_does_not_process_is_sent_through_another() {
+    let world = World::new();
+    let body = "x".repeat(40 << 10);
+    let (mut one, mut other) = (Agentk::connect(&world).await, Agentk::connect(&world).await);
+    let (mut first, mut second) = (one.idle().await, other.idle().await);
+    world.tunnels(2).await;
+    let calling = post(&world, "/api", body.clone());
+    let is_first = tokio::select! {
+        _ = first.request_head() => true,
+        _ = second.request_head() => false,
+    };
+    let (mut lost, mut next) = if is_first { (first, second) } else { (second, first) };
+    lost.reset(Reason::CANCEL);
+    let received = next.request().await;
+    assert_eq!(received.data.concat(), body.as_bytes());
+    assert_eq!(received.values("Content-Length"), [body.len().to_string()]);
+    next.finish(response(200, &[], b"done"));
+    assert_eq!(calling.await.unwrap(), (StatusCode::OK, "done".to_owned()));
+    assert_eq!(world.metric("kas_retries_total"), 1.0);
+}
+
 /// A long body is not kept, and agentk cannot have executed the request: the caller repeats it.
 #[tokio::test(start_paused = true)]
 async fn reset_in_the_middle_of_a_long_body_is_retryable_for_the_caller() {
