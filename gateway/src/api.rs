@@ -25,7 +25,7 @@ use axum::{
     extract::{ConnectInfo, Path, RawQuery, Request, State, rejection::PathRejection},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, get},
 };
 use http::Uri;
 use process::LogLimiter;

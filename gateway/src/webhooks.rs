@@ -172,11 +172,6 @@ impl Webhook {
         Ok(webhook)
     }
 
-    /// Returns the name.
-    pub(crate) fn name(&self) -> &str {
-        &self.0.name
-    }
-
     /// Delivers events while this replica has claimed the cursor of the webhook, until the replica stops.
     pub async fn run(self, context: WebhookContext) {
         delivery::run(&self.0, &context).await;
