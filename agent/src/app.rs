@@ -336,8 +336,9 @@ impl App {
         }
         if let Some(graph) = self.graph {
             let events = self.events;
-            background
-                .spawn(async move { drop(tokio::join!(graph.run(), graph.watch_environments(&events))) });
+            background.spawn(async move {
+                tokio::join!(graph.run(), graph.watch_environments(&events));
+            });
         }
         if let Some(alerts) = self.alerts {
             background.spawn(async move { alerts.run().await });

@@ -172,11 +172,6 @@ impl Webhook {
         Ok(webhook)
     }
 
-    /// Returns the name.
-    pub(crate) fn name(&self) -> &str {
-        &self.0.name
-    }
-
     /// Delivers events while this replica has claimed the cursor of the webhook, until the replica stops.
     pub async fn run(self, context: WebhookContext) {
         delivery::run(&self.0, &context).await;
@@ -243,7 +238,7 @@ mod tests {
              - {name: internal, url: 'http://10.0.0.7:8080/', secret_file: $DIR/secret, allowed_networks: [10.0.0.0/24]}\n",
         );
         let webhooks = webhooks.unwrap();
-        let names: Vec<&str> = webhooks.iter().map(Webhook::name).collect();
+        let names: Vec<&str> = webhooks.iter().map(|webhook| &*webhook.0.name).collect();
         assert_eq!(names, ["ops", "chat", "internal"]);
         assert_eq!(webhooks[0].0.filter.kinds, [EventKind::Sync, EventKind::Drift]);
         assert_eq!(webhooks[1].0.retry_for, Duration::from_secs(3600));

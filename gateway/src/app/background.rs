@@ -37,7 +37,10 @@ impl App {
         spawn(async move { sources.follow_kill_switch().await }.boxed());
         let (sources, stopping) = (self.event_sources.clone(), self.agents.connections.draining.clone());
         // The tunnels of a replica that stops are no sign of agents that are gone.
-        spawn(async move { drop(stopping.run_until_cancelled(sources.follow_agents()).await) }.boxed());
+        let followed = async move {
+            let _ = stopping.run_until_cancelled(sources.follow_agents()).await;
+        };
+        spawn(followed.boxed());
         let agents = Arc::clone(&self.agents);
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();

@@ -25,6 +25,8 @@ const CLAIM_INTERVAL: Duration = Duration::from_secs(3);
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// The longest `Retry-After` of a receiver that is obeyed.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
+/// The attempts after which an event whose content the receiver refuses is left out: more of them would only hold up the later events.
+const MAX_REFUSALS: u32 = 8;
 /// The time that a delivery may take when the replica stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The events that are read at once.
@@ -42,6 +44,8 @@ struct Progress {
 enum Verdict {
     Delivered,
     Gone,
+    /// The receiver has refused the content each time.
+    Refused,
     /// It is tried again after this time.
     Retry(Duration),
 }
@@ -154,7 +158,7 @@ async fn store_progress(webhook: &Arc<WebhookSettings>, context: &WebhookContext
 /// Delivers an event, or leaves it out after its time. Returns false if the replica stops before.
 async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event: &LoggedEvent) -> bool {
     let (name, metrics) = (&*webhook.name, &context.metrics);
-    let mut backoff = BACKOFF.0;
+    let (mut backoff, mut refusals) = (BACKOFF.0, 0);
     loop {
         let age = age(event.position, SystemTime::now());
         if age > webhook.retry_for {
@@ -177,7 +181,10 @@ async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event
             },
         };
         let (verdict, error) = match attempted {
-            Ok(answer) => (judge(answer, backoff), format!("the receiver responds {}", answer.status)),
+            Ok(answer) => {
+                refusals = if is_refusal(answer.status) { refusals + 1 } else { 0 };
+                (judge(answer, refusals, backoff), format!("the receiver responds {}", answer.status))
+            }
             Err(error) => (Verdict::Retry(backoff), error.to_string()),
         };
         let wait = match verdict {
@@ -188,7 +195,14 @@ async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event
             }
             Verdict::Gone => {
                 metrics.count(name, DeliveryResult::Gone);
+                metrics.set_lag(name, 0);
                 tracing::warn!(webhook = name, event = %event.position, "the receiver of a webhook wants no such events (410)");
+                return true;
+            }
+            Verdict::Refused => {
+                metrics.count(name, DeliveryResult::Refused);
+                metrics.set_lag(name, 0);
+                tracing::warn!(webhook = name, event = %event.position, error, "the receiver of a webhook refuses the event each time, which is left out");
                 return true;
             }
             Verdict::Retry(wait) => wait.mul_f64(rand::random_range(0.8..1.2)),
@@ -202,11 +216,25 @@ async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event
     }
 }
 
-/// Decides by the answer of the receiver. Everything but a success is tried again: also a redirect, which is never followed.
-fn judge(DeliveryAnswer { status, retry_after }: DeliveryAnswer, backoff: Duration) -> Verdict {
+/// Returns true if the status is about the content of the event, which is the same at the next attempt.
+fn is_refusal(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY
+    )
+}
+
+/// Decides by the answer of the receiver, and by the number of refusals in a row. Everything but a success is tried again: also a redirect,
+/// which is never followed.
+fn judge(
+    DeliveryAnswer { status, retry_after }: DeliveryAnswer,
+    refusals: u32,
+    backoff: Duration,
+) -> Verdict {
     match status {
         status if status.is_success() => Verdict::Delivered,
         StatusCode::GONE => Verdict::Gone,
+        _ if refusals >= MAX_REFUSALS => Verdict::Refused,
         _ => Verdict::Retry(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER).max(backoff)),
     }
 }
@@ -244,10 +272,11 @@ mod tests {
     #[test]
     fn only_a_success_ends_the_attempts() {
         let second = Duration::from_secs(1);
-        let judge = |status: u16, retry_after: Option<u64>| {
-            let status = StatusCode::from_u16(status).unwrap();
-            super::judge(DeliveryAnswer { status, retry_after: retry_after.map(Duration::from_secs) }, second)
+        let answer = |status: u16, retry_after: Option<u64>| DeliveryAnswer {
+            status: StatusCode::from_u16(status).unwrap(),
+            retry_after: retry_after.map(Duration::from_secs),
         };
+        let judge = |status, retry_after| super::judge(answer(status, retry_after), 1, second);
         for status in [200, 202, 204] {
             assert_eq!(judge(status, None), Verdict::Delivered);
         }
@@ -257,6 +286,13 @@ mod tests {
         assert_eq!(judge(410, None), Verdict::Gone);
         assert_eq!(judge(429, Some(30)), Verdict::Retry(Duration::from_secs(30)));
         assert_eq!(judge(429, Some(1_000_000)), Verdict::Retry(MAX_RETRY_AFTER));
+        assert_eq!(super::judge(answer(400, None), MAX_REFUSALS - 1, second), Verdict::Retry(second));
+        assert_eq!(super::judge(answer(400, None), MAX_REFUSALS, second), Verdict::Refused);
+        for (status, expected) in
+            [(400, true), (413, true), (422, true), (401, false), (404, false), (500, false)]
+        {
+            assert_eq!(is_refusal(StatusCode::from_u16(status).unwrap()), expected, "{status}");
+        }
     }
 
     #[test]

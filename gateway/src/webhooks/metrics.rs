@@ -25,6 +25,8 @@ pub(super) enum DeliveryResult {
     Expired,
     /// The receiver has responded 410, and the event is left out.
     Gone,
+    /// The receiver has refused its content each time, and it is left out.
+    Refused,
     /// Events were removed from the log before they were delivered.
     Missed,
 }
@@ -41,7 +43,8 @@ struct WebhookLabel {
 }
 
 impl DeliveryResult {
-    const ALL: [Self; 5] = [Self::Delivered, Self::Failed, Self::Expired, Self::Gone, Self::Missed];
+    const ALL: [Self; 6] =
+        [Self::Delivered, Self::Failed, Self::Expired, Self::Gone, Self::Refused, Self::Missed];
 
     fn as_str(self) -> &'static str {
         match self {
@@ -49,6 +52,7 @@ impl DeliveryResult {
             Self::Failed => "failed",
             Self::Expired => "expired",
             Self::Gone => "gone",
+            Self::Refused => "refused",
             Self::Missed => "missed",
         }
     }
