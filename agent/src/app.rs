@@ -8,6 +8,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cores::Cores;
+use gitops_engine::KubeCluster;
 use process::{Notifier, liveness::Liveness, logs::LogFilter};
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ScopeSummary, ServiceName};
@@ -42,8 +43,9 @@ use crate::{
         configuration::LogLevelSetting,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         graph::{GraphHandler, GraphMetrics, GraphService},
-        kube_client::Restrictions,
+        kube_client::{Restrictions, kube_service},
         prometheus::discovery::Discovery,
+        provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService},
     },
     tunnel_context::FORCED_CLOSE_TIMEOUT,
 };
@@ -126,7 +128,8 @@ impl App {
         if let Some(file) = options.policy_file {
             let mut served = services.names();
             let own = [(options.no_gitops, ServiceName::GITOPS), (options.no_graph, ServiceName::GRAPH)];
-            let own = own.into_iter().filter(|(disabled, _)| !disabled);
+            let own = own.into_iter().chain([(options.no_remote_configuration, ServiceName::PROVISION)]);
+            let own = own.filter(|(disabled, _)| !disabled);
             served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
             let enforcer = PolicyEnforcer::load(file, served, observability.metrics.clone())?;
             let enforcer = Arc::new(enforcer);
@@ -163,6 +166,18 @@ impl App {
                 .with_handler(ServiceName::MANIFESTS, handlers.1);
             tasks
         });
+        // Without a configuration there is no template.
+        let provision = (!options.no_remote_configuration).then(|| {
+            let service = kube_service(ServiceName::PROVISION, kubernetes.clone(), &restrictions);
+            let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
+            let metrics = ProvisionMetrics::register(&mut registry);
+            let provision = ProvisionService::new(cluster, restrictions.policy.clone(), metrics);
+            // Added after the policy: what it writes to the cluster passes it.
+            services = std::mem::take(&mut services)
+                .with_handler(ServiceName::PROVISION, provision.clone())
+                .with_handler(ServiceName::ENVIRONMENTS, EnvironmentsHandler(provision.clone()));
+            provision
+        });
         let graph = (!options.no_graph).then(|| {
             let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
             GraphMetrics::register(&mut registry, &graph);
@@ -177,6 +192,9 @@ impl App {
                 ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
             if let Some(graph) = &graph {
                 configuration = configuration.with_graph(Arc::clone(graph));
+            }
+            if let Some(provision) = provision {
+                configuration = configuration.with_provision(provision);
             }
             // Added after the policy, which restricts callers and not kas.
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);

@@ -100,6 +100,7 @@ impl CheckCommand {
             options.prometheus_discovery.is_some(),
             !options.no_gitops,
             !options.no_graph,
+            !options.no_remote_configuration,
         );
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));

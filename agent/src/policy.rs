@@ -28,6 +28,7 @@ mod scope;
 mod user;
 mod validate;
 
+use gitops_engine::environment::AllowedKinds;
 use http::Request;
 use proto::ServiceName;
 pub(crate) use request_info;
@@ -116,7 +117,7 @@ impl Policy {
     }
 
     /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
-    /// `kubernetes`, and those that `gitops` and `graph` send.
+    /// `kubernetes`, and those that `gitops`, `graph` and `provision` send.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
         if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
@@ -142,6 +143,12 @@ impl Policy {
         }
     }
 
+    /// Returns the resources that may be objects of environments: those that a rule for the service `provision`, by this name, lists
+    /// by their names. A rule for all services or all resources allows requests, and lists none.
+    pub fn provisioned(&self) -> AllowedKinds {
+        AllowedKinds::new(self.rules.iter().filter_map(Rule::provisioned))
+    }
+
     /// Returns the name of the rule, or of its absence, in metrics and logs.
     pub fn rule_name(&self, source: DecisionSource) -> &str {
         match source {
@@ -154,7 +161,10 @@ impl Policy {
 
 /// Returns whether the requests of a service are those for the API of the cluster.
 fn is_of_cluster(service: &str) -> bool {
-    matches!(service, ServiceName::KUBERNETES | ServiceName::GITOPS | ServiceName::GRAPH)
+    matches!(
+        service,
+        ServiceName::KUBERNETES | ServiceName::GITOPS | ServiceName::GRAPH | ServiceName::PROVISION
+    )
 }
 
 /// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.

@@ -11,6 +11,7 @@ pub mod headers;
 pub(crate) mod kube_client;
 pub mod kubernetes;
 pub mod prometheus;
+pub(crate) mod provision;
 mod response;
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc};
@@ -74,6 +75,7 @@ impl Services {
         discovery: bool,
         gitops: bool,
         graph: bool,
+        provision: bool,
     ) -> Vec<ServiceName> {
         let name = |text: &str| text.parse().expect("a constant that is a service name");
         let mut names = vec![name(ServiceName::KUBERNETES)];
@@ -81,6 +83,7 @@ impl Services {
         names.extend(gitops.then(|| name(ServiceName::GITOPS)));
         names.extend(graph.then(|| name(ServiceName::GRAPH)));
         names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
+        names.extend(provision.then(|| name(ServiceName::PROVISION)));
         names
     }
 

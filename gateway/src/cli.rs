@@ -16,7 +16,10 @@ use render::limits::Limits;
 use secrecy::ExposeSecret as _;
 
 use crate::config;
-use cli::{CliError, CommandResult, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand, manual, print};
+use cli::{
+    CliError, CommandResult, EnvironmentsCommand, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand,
+    manual, print,
+};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -38,6 +41,7 @@ enum Command {
     Disable(disable::Disable),
     Enable(disable::Enable),
     Gitops(GitopsCommand),
+    Environments(EnvironmentsCommand),
     Tree(TreeCommand),
     Groups(GroupsCommand),
     Health(health::Health),
@@ -173,6 +177,7 @@ impl Cli {
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
             Command::Gitops(gitops) => return finish(gitops.run()),
+            Command::Environments(environments) => return finish(environments.run()),
             Command::Tree(tree) => return finish(tree.run()),
             Command::Groups(groups) => return finish(groups.run()),
             Command::Health(health) => return finish(health.run()),

@@ -10,6 +10,7 @@ mod graph;
 mod kubernetes;
 mod lines;
 mod prometheus;
+mod provision;
 pub(crate) mod views;
 
 use std::sync::Arc;
@@ -33,11 +34,12 @@ use self::{
     graph::Graph,
     kubernetes::Kubernetes,
     prometheus::Prometheus,
+    provision::Provision,
     views::{ViewsFeed, ViewsService},
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 4] = [&GitopsType, &Graph, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 5] = [&GitopsType, &Graph, &Kubernetes, &Prometheus, &Provision];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {

@@ -129,6 +129,8 @@ impl ServiceName {
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
     pub const CONTROL: &str = "control";
+    /// Environments whose objects agentk makes before the first request of a job. Callers cannot reach this service.
+    pub const ENVIRONMENTS: &str = "environments";
     /// The state of the manifests from Git, and commands about them.
     pub const GITOPS: &str = "gitops";
     /// The objects of the agent's cluster, their relations and their health.
@@ -139,9 +141,12 @@ impl ServiceName {
     pub const MANIFESTS: &str = "manifests";
     /// A Prometheus server in the agent's cluster.
     pub const PROMETHEUS: &str = "prometheus";
+    /// The objects that agentk has made for environments.
+    pub const PROVISION: &str = "provision";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 4] = [Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 5] =
+        [Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS, Self::PROVISION];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
@@ -150,7 +155,13 @@ impl ServiceName {
 
     /// Returns true if only kas itself sends requests to this service.
     pub fn is_internal(&self) -> bool {
-        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS)
+        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL | Self::ENVIRONMENTS | Self::MANIFESTS)
+    }
+
+    /// Returns true if a replica forwards requests to this service for another replica: those of callers, and those about environments,
+    /// which the replica of the job sends.
+    pub fn is_forwarded(&self) -> bool {
+        !self.is_internal() || self.as_str() == Self::ENVIRONMENTS
     }
 
     /// Returns true for `prometheus` and `prometheus.<name>`.

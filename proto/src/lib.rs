@@ -28,6 +28,7 @@ mod hello;
 pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
+pub mod provision;
 mod reason;
 mod short_line;
 pub mod trailers;

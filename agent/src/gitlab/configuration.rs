@@ -97,7 +97,7 @@ async fn apply(
 ) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let observed = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-    let update = ConfigurationUpdate { observed, version, configuration, error };
+    let update = ConfigurationUpdate { observed, version, configuration, error, provision: None };
     let body = serde_json::to_string(&update).expect("it has keys that are text");
     let request = Request::put(CONFIGURATION_PATH)
         .header(header::SERVICE, ServiceName::CONFIGURATION)

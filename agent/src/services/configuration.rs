@@ -15,7 +15,7 @@ use proto::{
 use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
-use super::{RequestHandler, ServiceError, graph::GraphService};
+use super::{RequestHandler, ServiceError, graph::GraphService, provision::ProvisionService};
 use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
 
 /// Applies the configuration that kas sends. Clones share their state.
@@ -23,6 +23,7 @@ use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer
 pub struct ConfigurationService {
     inner: Arc<Inner>,
     graph: Option<Arc<GraphService>>,
+    provision: Option<ProvisionService>,
 }
 
 #[derive(Debug)]
@@ -57,13 +58,20 @@ impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
         let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
-        Self { inner, graph: None }
+        Self { inner, graph: None, provision: None }
     }
 
     /// Returns a service that configures the graph, too.
     #[must_use]
     pub(crate) fn with_graph(mut self, graph: Arc<GraphService>) -> Self {
         self.graph = Some(graph);
+        self
+    }
+
+    /// Returns a service that configures managed resources, too.
+    #[must_use]
+    pub(crate) fn with_provision(mut self, provision: ProvisionService) -> Self {
+        self.provision = Some(provision);
         self
     }
 
@@ -90,6 +98,9 @@ impl ConfigurationService {
             state.error = update.error;
         }
         let Some(keys) = keys else { return Ok(()) };
+        if let (Some(provision), Some(settings)) = (&self.provision, update.provision) {
+            provision.set(settings);
+        }
         scope.set(keys.scope);
         if let Some(graph) = &self.graph {
             graph.set_section(keys.graph);

@@ -157,6 +157,18 @@ mod tests {
         assert_eq!(subjects[0]["name"], "gitlab:project_env:30:review-1");
     }
 
+    #[test]
+    fn example_has_each_key() {
+        let template = parse(include_str!("../../../deploy/environment-template.example.yaml")).unwrap();
+        let names: Vec<_> = template.render(&values()).unwrap().iter().map(ToString::to_string).collect();
+        let expected = [
+            "Namespace review-1-30-7",
+            "ServiceAccount review-1-30-7/app",
+            "RoleBinding review-1-30-7/deployers",
+        ];
+        assert_eq!(names, expected);
+    }
+
     /// As GitLab's documentation has them, too.
     #[test]
     fn expressions_need_no_quotes() {

@@ -9,6 +9,7 @@ pub mod api;
 pub mod authorization;
 pub mod config;
 pub mod disabled;
+pub mod environment_template;
 pub mod gitlab_tunnel;
 pub mod headers;
 pub mod hello;

@@ -24,6 +24,7 @@ targets! {
     authorization
     config
     disabled
+    environment_template
     gitlab_tunnel
     headers
     hello

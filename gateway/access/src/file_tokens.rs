@@ -84,7 +84,13 @@ fn authorize_caller(
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(AuthorizedCaller { grant: Arc::clone(grant), agent, name: Some(name), login: false })
+    Ok(AuthorizedCaller {
+        grant: Arc::clone(grant),
+        agent,
+        name: Some(name),
+        login: false,
+        environment: None,
+    })
 }
 
 fn unknown_agent(

@@ -33,6 +33,7 @@ use crate::{
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
+    provisioner::Provisioner,
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
     recent::Recent,
     services::TunnelServices,
@@ -151,6 +152,7 @@ impl SharedState {
         access: AccessControl,
         peers: PeerClient,
         traces: Option<Traces>,
+        provisioner: Provisioner,
         config: &Config,
     ) -> ProxyServer {
         let public = &config.agent.kubernetes_api;
@@ -175,6 +177,7 @@ impl SharedState {
                 dial_errors: Arc::clone(&self.dial_errors),
                 metrics: self.metrics.clone(),
             },
+            provisioner,
             connections: TaskGroup::default(),
             metrics: self.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),

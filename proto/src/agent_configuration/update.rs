@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{LogLevel, Scope, graph::GraphSection};
+use crate::provision::ProvisionSettings;
 
 /// The path of the request. Its method is PUT.
 pub const CONFIGURATION_PATH: &str = "/v1/configuration";
@@ -24,6 +25,9 @@ pub struct ConfigurationUpdate {
     pub configuration: Option<Value>,
     /// The reason why the newest version cannot be used.
     pub error: Option<String>,
+    /// The part about managed resources. A kas without them sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provision: Option<ProvisionSettings>,
 }
 
 /// The keys of the file that agentk applies.

@@ -35,6 +35,14 @@
 {{- fail "rbac.impersonate: users and groups have no namespace, so it needs rbac.scope cluster" -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.provision.enabled -}}
+{{- if not .Values.policy -}}
+{{- fail "policy: list the kinds of objects that environments may have, because provision.enabled is true" -}}
+{{- end -}}
+{{- if eq .Values.rbac.scope "namespaces" -}}
+{{- fail "provision.enabled: namespaces are made in no namespace, so it needs rbac.scope cluster" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.admission -}}
 {{- if .enabled -}}
 {{- if not $.Values.policy -}}

@@ -6,8 +6,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{ConfigurationFile, FileKey, ReadError, Reading};
-use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate};
+use access::{AgentIdentity, ConfigurationFile, FileKey, ReadError, Reading};
+use environment_templates::EnvironmentTemplate;
+use proto::{
+    agent_configuration::{AgentConfiguration, ConfigurationUpdate},
+    provision::{ProvisionSettings, TemplateFile},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -27,6 +31,8 @@ pub(crate) struct ConfigurationState {
     /// The last file that the source returned, valid or not.
     last: Option<FileKey>,
     project: Option<String>,
+    /// The template of environments beside the newest file.
+    template: Option<TemplateFile>,
 }
 
 /// The reason why the newest version cannot be used.
@@ -118,6 +124,8 @@ impl ConfigurationState {
         match parse(&file.path, file.content) {
             Ok(configuration) => {
                 self.warnings = configuration.warnings();
+                self.warnings.extend(file.template.as_ref().and_then(problem));
+                self.template = file.template;
                 let value = serde_json::to_value(&configuration).expect("serializable");
                 if self.configuration.as_deref() != Some(&value) {
                     self.configuration = Some(Arc::new(value));
@@ -171,12 +179,12 @@ impl ConfigurationState {
 
     /// Returns true if agentk should receive this state after `other`.
     pub(super) fn differs(&self, other: &Self) -> bool {
-        (&self.version, &self.configuration, &self.error)
-            != (&other.version, &other.configuration, &other.error)
+        (&self.version, &self.configuration, &self.error, &self.template)
+            != (&other.version, &other.configuration, &other.error, &other.template)
     }
 
-    /// Returns the message for agentk, or `None` before the first reading.
-    pub(crate) fn update(&self) -> Option<ConfigurationUpdate> {
+    /// Returns the message for an agentk, or `None` before the first reading.
+    pub(crate) fn update(&self, agent: &AgentIdentity) -> Option<ConfigurationUpdate> {
         if self.configuration.is_none() && self.error.is_none() {
             return None;
         }
@@ -187,6 +195,11 @@ impl ConfigurationState {
             version: self.version.clone(),
             configuration: self.configuration.as_deref().cloned(),
             error: self.error.as_ref().map(|error| error.message.clone()),
+            provision: Some(ProvisionSettings {
+                agent: agent.id,
+                name: agent.name.clone(),
+                template: self.template.clone(),
+            }),
         })
     }
 
@@ -210,6 +223,15 @@ fn parse(path: &Path, content: Option<Vec<u8>>) -> Result<AgentConfiguration, St
     let text = String::from_utf8(content.unwrap_or_default())
         .map_err(|_| format!("{}: the file is not UTF-8 text", path.display()))?;
     AgentConfiguration::parse(path, &text).map_err(|error| error.to_string())
+}
+
+/// Returns the problem of a template, which fails the jobs of environments.
+fn problem(template: &TemplateFile) -> Option<String> {
+    let error = match &template.text {
+        Ok(text) => EnvironmentTemplate::parse(Path::new(&template.path), text).err()?.to_string(),
+        Err(what) => what.clone(),
+    };
+    Some(format!("{error}: jobs of environments with resource_management fail until it is correct"))
 }
 
 impl ReadResult {
@@ -247,6 +269,8 @@ mod optional_rfc3339 {
 
 #[cfg(test)]
 mod tests {
+    use proto::AgentId;
+
     use super::*;
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
@@ -262,7 +286,12 @@ mod tests {
             path: "agents/prod/config.yaml".into(),
             content: content.map(|text| text.as_bytes().to_vec()),
             project: None,
+            template: None,
         })))
+    }
+
+    fn agent() -> AgentIdentity {
+        AgentIdentity { id: AgentId(7), name: "prod".parse().unwrap(), project: None }
     }
 
     const LEVEL: &str = "observability: {logging: {level: debug}}";
@@ -270,12 +299,12 @@ mod tests {
     #[test]
     fn invalid_file_keeps_the_last_good_one() {
         let mut state = ConfigurationState::default();
-        assert_eq!(state.update(), None, "nothing is sent before the first reading");
+        assert_eq!(state.update(&agent()), None, "nothing is sent before the first reading");
         assert_eq!(state.apply(file("1", Some(LEVEL)), at(1)), ReadResult::Ok);
-        let good = state.update().unwrap();
+        let good = state.update(&agent()).unwrap();
 
         assert_eq!(state.apply(file("2", Some("observability: {login: {}}")), at(2)), ReadResult::Invalid);
-        let update = state.update().unwrap();
+        let update = state.update(&agent()).unwrap();
         assert_eq!((&update.version, &update.configuration), (&good.version, &good.configuration));
         let error = update.error.unwrap();
         assert!(
@@ -289,7 +318,7 @@ mod tests {
 
         assert_eq!(state.apply(file("3", None), at(4)), ReadResult::Ok);
         assert_eq!(state.status().error, None);
-        assert_eq!(state.update().unwrap().configuration, Some(serde_json::json!({})));
+        assert_eq!(state.update(&agent()).unwrap().configuration, Some(serde_json::json!({})));
     }
 
     #[test]
@@ -297,7 +326,7 @@ mod tests {
         let mut state = ConfigurationState::default();
         let outage = || Err(ReadError::Unavailable("connection refused".to_owned()));
         assert_eq!(state.apply(outage(), at(1)), ReadResult::Unavailable);
-        assert_eq!(state.update().unwrap().configuration, None, "agentk keeps the one that it has");
+        assert_eq!(state.update(&agent()).unwrap().configuration, None, "agentk keeps the one that it has");
         state.apply(file("1", Some(LEVEL)), at(2));
         let good = state.clone();
         state.apply(outage(), at(3));
@@ -319,11 +348,32 @@ mod tests {
     }
 
     #[test]
+    fn wrong_template_is_a_warning_and_reaches_agentk() {
+        let mut state = ConfigurationState::default();
+        let with_template = |version: &str, text: &str| {
+            let Ok(Some(Reading::File(file))) = file(version, Some(LEVEL)) else { unreachable!() };
+            let template = TemplateFile { path: "t/default.yaml".to_owned(), text: Ok(text.to_owned()) };
+            Ok(Some(Reading::File(ConfigurationFile { template: Some(template), ..file })))
+        };
+        assert_eq!(state.apply(with_template("1", "objects: []"), at(1)), ReadResult::Ok);
+        assert_eq!(state.warnings().len(), 1);
+        assert!(state.warnings()[0].starts_with("t/default.yaml:1:10: objects: "), "{:?}", state.warnings());
+        let before = state.clone();
+        let settings = state.update(&agent()).unwrap().provision.unwrap();
+        assert_eq!(
+            (settings.agent, settings.template.unwrap().text),
+            (AgentId(7), Ok("objects: []".to_owned()))
+        );
+        state.apply(with_template("1", environment_templates::DEFAULT_TEMPLATE), at(2));
+        assert!(state.warnings().is_empty() && state.differs(&before));
+    }
+
+    #[test]
     fn agent_without_source_has_an_empty_configuration() {
         let mut state = ConfigurationState::default();
         state.apply(file("1", Some(LEVEL)), at(1));
         assert_eq!(state.apply(Ok(None), at(2)), ReadResult::None);
-        let update = state.update().unwrap();
+        let update = state.update(&agent()).unwrap();
         assert_eq!((update.version, update.configuration), (None, Some(serde_json::json!({}))));
     }
 }
