@@ -19,7 +19,9 @@ pub use self::{
         CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, ResourceManagement, UserAccess,
         UserAccessAs, UserAuthorization,
     },
-    update::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, MAX_UPDATE},
+    update::{
+        AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, MAX_UPDATE, ProvisionSettings, TemplateFile,
+    },
 };
 use settings::{Budget, ConfigError, KeyLocations, parse_with_budget};
 

@@ -53,27 +53,6 @@ pub struct EnvironmentJob {
     pub username: String,
 }
 
-/// What a configuration says about managed resources.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProvisionSettings {
-    /// The id of the agent.
-    pub agent: AgentId,
-    /// The name of the agent.
-    pub name: AgentName,
-    /// The template, if the directory of the agent has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub template: Option<TemplateFile>,
-}
-
-/// The file of a template.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TemplateFile {
-    /// The path in the repository.
-    pub path: String,
-    /// The text, or the reason why the file cannot be used.
-    pub text: Result<String, String>,
-}
-
 /// The objects of an environment exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provisioned {

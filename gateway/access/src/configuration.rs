@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use git::{CommitId, Repository, RepositoryError, configuration_path};
-use proto::{AgentName, provision::TemplateFile};
+use proto::{AgentName, agent_configuration::TemplateFile};
 use router::BoxFuture;
 use serde_json::Value;
 

@@ -14,7 +14,7 @@ use crate::{CliError, caller::CallerOptions, print, table::printable};
 /// The exit code if an object was not deleted.
 const KEPT: u8 = 1;
 
-/// Show and delete the objects that an agent has made for an environment
+/// Show and delete the objects of the environments of an agent
 ///
 /// They are made from a template before the first request of a CI job. The caller needs the service provision and the identity of agentk; a
 /// job may use it for its own environment.

@@ -301,6 +301,7 @@ impl Default for AgentConfig {
             info_cache_ttl: info_cache_ttl(),
             info_cache_error_ttl: info_cache_error_ttl(),
             gitops: GitopsConfig::default(),
+            managed_resources: ManagedResourcesConfig::default(),
             gitlab_agentk: GitlabAgentkConfig::default(),
             receptive: ReceptiveConfig::default(),
             receptive_agent: GitLabKey::default(),

@@ -364,7 +364,7 @@ fn disable(world: &World, text: &str) {
 #[tokio::test(start_paused = true)]
 async fn operator_disables_it_also_in_the_middle() {
     let (_gitlab, world, _agent, provision) = start(|_| {}).await;
-    disable(&world, "rules: [{service: provision, message: not now}]");
+    disable(&world, "rules: [{service: provision, reason: not now}]");
     let (status_code, reason, body) = send(&world, PODS, "ci:7:job3").await;
     assert_eq!((status_code, reason.as_deref()), (503, Some("disabled")));
     assert!(body.contains("not now"), "{body}");
@@ -374,7 +374,7 @@ async fn operator_disables_it_also_in_the_middle() {
     provision.next([Reply::Never]);
     let stop = async {
         sleep(SECOND).await;
-        disable(&world, "rules: [{service: provision}]");
+        disable(&world, "rules: [{service: provision, reason: not now}]");
     };
     let begun = Instant::now();
     let (status_code, ()) = tokio::join!(status(&world, "ci:7:job3"), stop);
@@ -462,7 +462,7 @@ async fn caller_with_the_service_reaches_it() {
     world.set_caller_rights("services: [kubernetes]");
     assert_eq!(world.send(delete()).await.status(), 403);
     world.set_caller_rights("services: [provision]");
-    disable(&world, "rules: [{service: provision}]");
+    disable(&world, "rules: [{service: provision, reason: not now}]");
     assert_eq!(world.send(delete()).await.status(), 503);
     assert_eq!(provision.take(), [""; 0]);
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{LogLevel, Scope, graph::GraphSection};
-use crate::provision::ProvisionSettings;
+use crate::{AgentId, AgentName};
 
 /// The path of the request. Its method is PUT.
 pub const CONFIGURATION_PATH: &str = "/v1/configuration";
@@ -28,6 +28,27 @@ pub struct ConfigurationUpdate {
     /// The part about managed resources. A kas without them sends none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provision: Option<ProvisionSettings>,
+}
+
+/// What a configuration says about managed resources.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProvisionSettings {
+    /// The id of the agent.
+    pub agent: AgentId,
+    /// The name of the agent.
+    pub name: AgentName,
+    /// The template, if the directory of the agent has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<TemplateFile>,
+}
+
+/// The file of a template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateFile {
+    /// The path in the repository.
+    pub path: String,
+    /// The text, or the reason why the file cannot be used.
+    pub text: Result<String, String>,
 }
 
 /// The keys of the file that agentk applies.

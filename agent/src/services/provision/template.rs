@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use environment_templates::{DEFAULT_TEMPLATE, EnvironmentTemplate};
-use proto::provision::TemplateFile;
+use proto::agent_configuration::TemplateFile;
 
 /// The name of the template of agents without one of their own, for messages.
 const BUILT_IN: &str = "the built-in template";

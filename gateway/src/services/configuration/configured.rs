@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, io::ErrorKind, path::Path, sync::Arc};
 
 use git::{GitRepositories, RepositorySettings};
-use proto::{AgentName, provision::TemplateFile};
+use proto::{AgentName, agent_configuration::TemplateFile};
 use router::BoxFuture;
 use settings::unreadable;
 use sha2::{Digest as _, Sha256};
@@ -57,7 +57,7 @@ impl ConfiguredSource {
                         ReadError::Refused(format!("{}: {}", path.display(), unreadable(&error)))
                     })?;
                     let template = local_template(&path, &text);
-                    Ok(local_file(&path, text, template))
+                    Ok::<_, ReadError>(local_file(&path, text, template))
                 };
                 let file = spawn_blocking(read).await;
                 let file = file.map_err(|_| ReadError::Unavailable("the read has panicked".to_owned()))??;

@@ -8,10 +8,7 @@ use std::{
 
 use access::{AgentIdentity, ConfigurationFile, FileKey, ReadError, Reading};
 use environment_templates::EnvironmentTemplate;
-use proto::{
-    agent_configuration::{AgentConfiguration, ConfigurationUpdate},
-    provision::{ProvisionSettings, TemplateFile},
-};
+use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate, ProvisionSettings, TemplateFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
