@@ -109,7 +109,8 @@ impl AdmissionApp {
         registry.register("agentk_admission_reviews", help, Family::clone(&reviews));
         let health = files::ReloadHealth::default();
         health.register(&mut registry, "agentk");
-        let served = [ServiceName::KUBERNETES, ServiceName::GITOPS].map(|name| name.parse().expect("a name"));
+        let served = [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::PROVISION];
+        let served = served.map(|name| name.parse().expect("a name"));
         let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served.to_vec(), agent_metrics)?;
         let policy = Arc::new(policy);
         let tls = ListenTls::read(options.certificate_file, options.certificate_key_file, None)?;

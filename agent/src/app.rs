@@ -53,6 +53,7 @@ use crate::{
         kube_client::{Restrictions, kube_service},
         notify::{Notify, NotifyHandler, NotifyMetrics, NotifyTasks},
         prometheus::discovery::Discovery,
+        provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService},
     },
     tunnel_context::FORCED_CLOSE_TIMEOUT,
 };
@@ -155,6 +156,7 @@ impl App {
                 (options.no_graph, ServiceName::GRAPH),
                 (options.no_notify, ServiceName::NOTIFY),
                 (alert_sources.is_none(), ServiceName::ALERTS),
+                (options.no_remote_configuration, ServiceName::PROVISION),
             ];
             let own = own.into_iter().filter(|(disabled, _)| !disabled);
             served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
@@ -220,6 +222,18 @@ impl App {
             services = std::mem::take(&mut services).with_handler(ServiceName::ALERTS, handler);
             alerts
         });
+        // Without a configuration there is no template.
+        let provision = (!options.no_remote_configuration).then(|| {
+            let service = kube_service(ServiceName::PROVISION, kubernetes.clone(), &restrictions);
+            let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
+            let metrics = ProvisionMetrics::register(&mut registry);
+            let provision = ProvisionService::new(cluster, restrictions.policy.clone(), metrics);
+            // Added after the policy: what it writes to the cluster passes it.
+            services = std::mem::take(&mut services)
+                .with_handler(ServiceName::PROVISION, provision.clone())
+                .with_handler(ServiceName::ENVIRONMENTS, EnvironmentsHandler(provision.clone()));
+            provision
+        });
         let graph = (!options.no_graph).then(|| {
             let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
             GraphMetrics::register(&mut registry, &graph);
@@ -240,6 +254,9 @@ impl App {
             }
             if let Some(alerts) = &alerts {
                 configuration = configuration.with_alerts(Arc::clone(alerts));
+            }
+            if let Some(provision) = provision {
+                configuration = configuration.with_provision(provision);
             }
             // Added after the policy, which restricts callers and not kas.
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);

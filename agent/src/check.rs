@@ -102,6 +102,7 @@ impl CheckCommand {
             !options.no_gitops,
             !options.no_graph,
             alerts,
+            !options.no_remote_configuration,
         );
         served.extend((!options.no_notify).then(|| ServiceName::NOTIFY.parse().expect("a service name")));
         if options.audit.audit_listen.is_some() {

@@ -29,6 +29,7 @@ mod user;
 mod validate;
 mod webhooks;
 
+use gitops_engine::environment::AllowedKinds;
 use http::Request;
 use proto::ServiceName;
 pub(crate) use request_info;
@@ -125,7 +126,7 @@ impl Policy {
     }
 
     /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
-    /// `kubernetes`, and those that `alerts`, `gitops`, `graph` and `notify` send.
+    /// `kubernetes`, and those that `alerts`, `gitops`, `graph`, `notify` and `provision` send.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
         if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
@@ -151,6 +152,12 @@ impl Policy {
         }
     }
 
+    /// Returns the resources that may be objects of environments: those that a rule for the service `provision`, by this name, lists
+    /// by their names. A rule for all services or all resources allows requests, and lists none.
+    pub fn provisioned(&self) -> AllowedKinds {
+        AllowedKinds::new(self.rules.iter().filter_map(Rule::provisioned))
+    }
+
     /// Returns the name of the rule, or of its absence, in metrics and logs.
     pub fn rule_name(&self, source: DecisionSource) -> &str {
         match source {
@@ -170,6 +177,7 @@ fn is_of_cluster(service: &str) -> bool {
             | ServiceName::GITOPS
             | ServiceName::GRAPH
             | ServiceName::NOTIFY
+            | ServiceName::PROVISION
     )
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod kube_client;
 pub mod kubernetes;
 pub(crate) mod notify;
 pub mod prometheus;
+pub(crate) mod provision;
 mod response;
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc};
@@ -82,6 +83,7 @@ impl Services {
         gitops: bool,
         graph: bool,
         alerts: bool,
+        provision: bool,
     ) -> Vec<ServiceName> {
         let name = |text: &str| text.parse().expect("a constant that is a service name");
         let mut names = vec![name(ServiceName::KUBERNETES)];
@@ -90,6 +92,7 @@ impl Services {
         names.extend(graph.then(|| name(ServiceName::GRAPH)));
         names.extend(alerts.then(|| name(ServiceName::ALERTS)));
         names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
+        names.extend(provision.then(|| name(ServiceName::PROVISION)));
         names
     }
 

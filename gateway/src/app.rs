@@ -46,6 +46,7 @@ use crate::{
     kill_switch::fleet,
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
+    provisioner::Provisioner,
     proxy::ProxyServer,
     recent::{AccessRing, Recent},
     services::{ServiceContext, TunnelServices},
@@ -181,7 +182,8 @@ impl App {
         let deployments = Deployments::new(shared.redis.clone());
         let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
-        let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
+        let provisioner = Provisioner::new(config.agent.managed_resources.clone(), &mut registry);
+        let callers = Arc::new(shared.proxy_server(access, peers, traces, provisioner, &config));
         let web = config.web.as_ref().map(|web| {
             let environments = environment_sources(&environments, &agents);
             let oidc = (issuers.clone(), oidc);

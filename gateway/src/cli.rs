@@ -18,8 +18,8 @@ use secrecy::ExposeSecret as _;
 
 use crate::config;
 use cli::{
-    AuditCommand, CliError, CommandResult, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand, manual,
-    print,
+    AuditCommand, CliError, CommandResult, EnvironmentsCommand, GitopsCommand, GroupsCommand, Login, Logout,
+    TreeCommand, manual, print,
 };
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
@@ -44,6 +44,7 @@ enum Command {
     Audit(AuditCommand),
     Events(events::Events),
     Gitops(GitopsCommand),
+    Environments(EnvironmentsCommand),
     Tree(TreeCommand),
     Groups(GroupsCommand),
     Health(health::Health),
@@ -181,6 +182,7 @@ impl Cli {
             Command::Audit(audit) => return finish(audit.run()),
             Command::Events(events) => return finish(events.run()),
             Command::Gitops(gitops) => return finish(gitops.run()),
+            Command::Environments(environments) => return finish(environments.run()),
             Command::Tree(tree) => return finish(tree.run()),
             Command::Groups(groups) => return finish(groups.run()),
             Command::Health(health) => return finish(health.run()),

@@ -12,6 +12,7 @@ mod file_sections;
 mod gitlab_keys;
 mod kubernetes_api;
 mod listeners;
+mod managed_resources;
 mod observability;
 mod private_api;
 mod receptive;
@@ -41,6 +42,7 @@ pub use self::events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeveri
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::listeners::ListenNetwork;
+pub use self::managed_resources::ManagedResourcesConfig;
 pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
     TracingConfig,

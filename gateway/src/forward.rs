@@ -22,8 +22,9 @@ use std::{
 };
 
 use access::RequestError;
-use http::{Request, Response};
+use http::{Request, Response, header::ALLOW};
 use http_body::Body as _;
+use percent_encoding::percent_decode_str;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, RequestPermit, RetryPolicy, RouteStore, TunnelChoice};
 use tokio::time::{Instant, timeout_at};
@@ -31,12 +32,14 @@ use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
 use crate::{
     agents::DialErrors,
-    destination::Destination,
+    destination::{AgentLabel, Destination},
     metrics::{Limit, Metrics, RouteKind},
     peers::{OwnerConnection, OwnerError, PeerClient, PeerError},
     tunnel_entry::TunnelEntry,
 };
 
+/// The time after which a request may succeed that agentk refused because it has not received its scope yet.
+const SCOPE_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// `Retry-After` while the agent is not connected: the time of a reconnect with some backoff.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -334,6 +337,25 @@ fn call_error(to: &Destination, next_hop: &NextHop, error: &CallError) -> Reques
             format!("the request cannot be sent to agent {name}: {what}"),
         ),
     }
+}
+
+/// Returns the error of the agent, if the response is one.
+///
+/// The agent is not trusted: it cannot send an error that only kas may send.
+pub(crate) fn agent_error(response: &Response<Body>, agent: AgentLabel<'_>) -> Option<RequestError> {
+    let headers = response.headers();
+    let reason = headers.get(&header::ERROR)?.to_str().ok()?;
+    let message = headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
+    let message = percent_decode_str(message.unwrap_or("the agent gave no message")).decode_utf8_lossy();
+    let message: String = message.chars().filter(|c| !c.is_control()).collect();
+    // A caller that receives `unauthorized` discards its credential; only the operator of kas disables requests.
+    let only_kas = [Reason::Unauthorized, Reason::Disabled];
+    let reason = reason.parse().ok().filter(|reason| !only_kas.contains(reason));
+    let reason = reason.unwrap_or(Reason::AgentMisbehaved);
+    let mut error = RequestError::new(reason, format!("agent {agent}: {message}"));
+    error.allow = headers.get(ALLOW).filter(|_| reason == Reason::MethodNotAllowed).cloned();
+    error.retry_after = (reason == Reason::ScopeAwaited).then_some(SCOPE_RETRY_AFTER);
+    Some(error)
 }
 
 fn format_age(since: SystemTime) -> String {

@@ -16,6 +16,7 @@
 //! * [`kill_switch`] has the rules by which the operator disables requests.
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
+//! * `provisioner` makes the objects of an environment exist before the first request of a CI job.
 //! * `agents` serves agents and registers their tunnels.
 //! * `addresses` decides which address a client has, and whether it may connect.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
@@ -56,6 +57,7 @@ pub mod kill_switch;
 mod listen;
 pub mod metrics;
 pub mod peers;
+mod provisioner;
 mod proxy;
 mod recent;
 mod request_count;

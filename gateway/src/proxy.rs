@@ -58,9 +58,10 @@ use crate::{
     io::Stranger,
     kill_switch::RequestAttributes,
     metrics::Limit,
+    provisioner::JobRequest,
     services,
 };
-use access::{AuthorizedCaller, Grant, RequestError, without_credentials};
+use access::{AuthorizedCaller, Grant, ManagedEnvironment, RequestError, without_credentials};
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,6 +79,10 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
         if events::answers(&access) {
             return Ok((events::respond(&context, &access, &head)?, None));
         }
+        if let Some(environment) = &access.environment {
+            // Boxed: most requests have none, and should not reserve memory for it.
+            Box::pin(provision(&context, &access, environment)).await?;
+        }
         let (request, upgrade) = request::to_agent(&context, &access, head).await?;
         Ok::<_, RequestError>((
             context.server.forwarder.forward(&access.destination, request).await?,
@@ -92,6 +97,26 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     };
     let (forwarded, upgrade) = forwarded?;
     response::respond(context, access, ended, permit, upgrade, forwarded).await
+}
+
+/// Waits until the objects of the environment of a CI job exist.
+async fn provision(
+    context: &RequestContext,
+    access: &Access,
+    environment: &ManagedEnvironment,
+) -> Result<(), RequestError> {
+    let server = &context.server;
+    let request = JobRequest {
+        environment,
+        grant: &access.grant,
+        destination: &access.destination,
+        client: context.forwarded.client,
+        id: &context.id,
+        forwarder: &server.forwarder,
+        kill_switch: &server.kill_switch,
+        audit: server.audit.get(),
+    };
+    server.provisioner.ensure(request).await
 }
 
 /// Authenticates the caller, and authorizes its request to the agent that the path or the credential names.
@@ -110,7 +135,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
         RequestAttributes { address: Some(client), service, agent: None, caller: None, user: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
     switch.check(&request)?;
-    let AuthorizedCaller { grant, agent, name, login } =
+    let AuthorizedCaller { grant, agent, name, login, environment } =
         context.server.access.authorize(head.headers(), &target, client).await?;
     context.guard.admit();
     request.agent = Some((agent, name.as_ref()));
@@ -130,7 +155,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     context.record_access(&grant, &destination);
     // After the audit log has the caller.
     disabled?;
-    Ok(Access { grant, destination, uri, upgrade })
+    Ok(Access { grant, destination, uri, upgrade, environment })
 }
 
 /// Builds the service for all requests, the outermost layer first.

@@ -15,6 +15,7 @@ mod lines;
 pub(crate) mod notify;
 mod pace;
 mod prometheus;
+mod provision;
 pub(crate) mod views;
 
 use std::sync::Arc;
@@ -43,12 +44,13 @@ use self::{
     kubernetes::Kubernetes,
     notify::{NotifyFeed, NotifyService},
     prometheus::Prometheus,
+    provision::Provision,
     views::{ViewsFeed, ViewsService},
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 7] =
-    [&Alerts, &Audit, &EventsType, &GitopsType, &Graph, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 8] =
+    [&Alerts, &Audit, &EventsType, &GitopsType, &Graph, &Kubernetes, &Prometheus, &Provision];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {

@@ -21,7 +21,10 @@ pub use self::{
         CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, ResourceManagement, UserAccess,
         UserAccessAs, UserAuthorization,
     },
-    update::{AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, MAX_UPDATE},
+    update::{
+        AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, MAX_UPDATE,
+        ProvisionSettings, TemplateFile,
+    },
 };
 use settings::{Budget, ConfigError, KeyLocations, parse_with_budget};
 

@@ -137,6 +137,8 @@ impl ServiceName {
     pub const CONTROL: &str = "control";
     /// The events of an agent. kas answers these requests itself, and sends none of them to an agent.
     pub const EVENTS: &str = "events";
+    /// Environments whose objects agentk makes before the first request of a job. Callers cannot reach this service.
+    pub const ENVIRONMENTS: &str = "environments";
     /// The state of the manifests from Git, and commands about them.
     pub const GITOPS: &str = "gitops";
     /// The objects of the agent's cluster, their relations and their health.
@@ -149,10 +151,19 @@ impl ServiceName {
     pub const NOTIFY: &str = "notify";
     /// A Prometheus server in the agent's cluster.
     pub const PROMETHEUS: &str = "prometheus";
+    /// The objects that agentk has made for environments.
+    pub const PROVISION: &str = "provision";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 6] =
-        [Self::ALERTS, Self::AUDIT, Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 7] = [
+        Self::ALERTS,
+        Self::AUDIT,
+        Self::GITOPS,
+        Self::GRAPH,
+        Self::KUBERNETES,
+        Self::PROMETHEUS,
+        Self::PROVISION,
+    ];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
@@ -163,8 +174,19 @@ impl ServiceName {
     pub fn is_internal(&self) -> bool {
         matches!(
             self.as_str(),
-            Self::AGENT_EVENTS | Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS | Self::NOTIFY
+            Self::AGENT_EVENTS
+                | Self::CONFIGURATION
+                | Self::CONTROL
+                | Self::ENVIRONMENTS
+                | Self::MANIFESTS
+                | Self::NOTIFY
         )
+    }
+
+    /// Returns true if a replica forwards requests to this service for another replica: those of callers, and those about environments,
+    /// which the replica of the job sends.
+    pub fn is_forwarded(&self) -> bool {
+        !self.is_internal() || self.as_str() == Self::ENVIRONMENTS
     }
 
     /// Returns true for `prometheus` and `prometheus.<name>`.

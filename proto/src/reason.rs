@@ -87,6 +87,10 @@ reasons! {
     NotEnforceable = "not-enforceable", FORBIDDEN, Caller;
     /// The manifests of a project cannot be read now.
     SourceUnavailable = "source-unavailable", SERVICE_UNAVAILABLE, Server;
+    /// The objects of the environment of the job cannot be made: the template, the policy of the cluster or RBAC does not allow it.
+    EnvironmentRefused = "environment-refused", FAILED_DEPENDENCY, Caller;
+    /// The objects of the environment of the job are not complete yet.
+    EnvironmentNotReady = "environment-not-ready", SERVICE_UNAVAILABLE, Agent;
     /// The policy of agentk does not allow this request.
     RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
     /// agentk requires a scope, and has not received one since it started.

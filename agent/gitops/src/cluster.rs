@@ -41,7 +41,7 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         kind: &Kind,
         id: &ObjectId,
         object: &Value,
-        options: ApplyOptions,
+        options: ApplyOptions<'_>,
     ) -> impl Future<Output = Result<Applied, ApiError>> + Send;
 
     /// Tries to create an object, without a write. An object with the same name may exist: it does not count.
@@ -97,9 +97,9 @@ pub enum KindLookup {
 
 /// The options of an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ApplyOptions {
+pub struct ApplyOptions<'a> {
     /// The field manager.
-    pub manager: &'static str,
+    pub manager: &'a str,
     /// Nothing is written.
     pub dry_run: bool,
     /// Fields of other managers are taken over.

@@ -384,7 +384,7 @@ fn cannot_write(error: CallError) -> Failure {
 }
 
 impl SyncContext<'_> {
-    fn options(&self, dry_run: bool) -> ApplyOptions {
+    fn options(&self, dry_run: bool) -> ApplyOptions<'static> {
         use proto::agent_configuration::gitops::Conflicts;
 
         let force = self.input.settings.conflicts == Conflicts::Force;

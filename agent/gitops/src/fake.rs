@@ -22,7 +22,7 @@ type Fault = Box<dyn FnMut(&mut Objects, &str) -> Option<ApiError> + Send>;
 struct World {
     objects: Objects,
     /// The objects as each manager has applied them last.
-    applied: HashMap<(ObjectId, &'static str), Value>,
+    applied: HashMap<(ObjectId, String), Value>,
     kinds: Vec<Kind>,
     /// An API group whose server does not respond to the discovery.
     unavailable: Option<String>,
@@ -149,7 +149,13 @@ impl FakeCluster {
 }
 
 impl World {
-    fn apply(&mut self, id: &ObjectId, object: &Value, options: ApplyOptions) -> Result<Applied, ApiError> {
+    fn apply(
+        &mut self,
+        id: &ObjectId,
+        object: &Value,
+        options: ApplyOptions<'_>,
+    ) -> Result<Applied, ApiError> {
+        let manager = options.manager.to_owned();
         if !id.namespace.is_empty() && id.namespace != "agentk" && id.namespace != "default" {
             let namespace =
                 ObjectId { kind: "Namespace".to_owned(), name: id.namespace.clone(), ..ObjectId::default() };
@@ -176,7 +182,7 @@ impl World {
         {
             return Err(error(422, "Invalid", "spec.immutable: Invalid value: field is immutable"));
         }
-        let before = self.applied.get(&(id.clone(), options.manager)).cloned().unwrap_or_else(|| json!({}));
+        let before = self.applied.get(&(id.clone(), manager.clone())).cloned().unwrap_or_else(|| json!({}));
         let mut result = live.clone().unwrap_or_else(|| json!({}));
         remove_missing(&mut result, &before, object);
         merge(&mut result, object);
@@ -202,7 +208,7 @@ impl World {
             }
         }
         if !options.dry_run {
-            self.applied.insert((id.clone(), options.manager), object.clone());
+            self.applied.insert((id.clone(), manager), object.clone());
         }
         Ok(Applied { created: live.is_none(), object: result })
     }
@@ -278,7 +284,7 @@ impl Cluster for FakeCluster {
         _: &Kind,
         id: &ObjectId,
         object: &Value,
-        options: ApplyOptions,
+        options: ApplyOptions<'_>,
     ) -> Result<Applied, ApiError> {
         self.request(if options.dry_run { "try" } else { "apply" }, &id.to_string())?;
         self.0.lock().apply(id, object, options)

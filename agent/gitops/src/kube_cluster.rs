@@ -351,7 +351,7 @@ impl Cluster for KubeCluster {
         kind: &Kind,
         id: &ObjectId,
         object: &Value,
-        options: ApplyOptions,
+        options: ApplyOptions<'_>,
     ) -> Result<Applied, ApiError> {
         let params = PatchParams {
             dry_run: options.dry_run,

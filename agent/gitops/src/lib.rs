@@ -14,6 +14,7 @@ pub mod applyset;
 mod cluster;
 pub mod diff;
 mod engine;
+pub mod environment;
 #[cfg(test)]
 mod fake;
 mod kube_cluster;

@@ -9,6 +9,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use files::{WatchedFile, follow};
+use gitops_engine::environment::AllowedKinds;
 use http::Request;
 use process::LogLimiter;
 use prometheus_client::metrics::counter::Counter;
@@ -149,6 +150,11 @@ impl PolicyEnforcer {
             true => Verdict::Refused(message),
             false => Verdict::WouldRefuse(message),
         }
+    }
+
+    /// Returns the resources that may be objects of environments.
+    pub(crate) fn provisioned(&self) -> AllowedKinds {
+        self.active.load().policy.provisioned()
     }
 
     /// Returns whether a request would be permitted. It is neither counted nor logged, because nobody sends it.

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use proto::ServiceName;
 use serde::{Deserialize, Deserializer};
 use settings::{self, ConfigError, Spanned};
 
@@ -170,11 +171,16 @@ impl RuleParser<'_> {
     fn rule(&self, entry: RuleEntry) -> Result<Rule, ConfigError> {
         let services = self.words("services", Some(&entry.services), validate::service)?.unwrap_or_default();
         let kind = entry.target_kind();
+        // The names of the namespaces of environments are not known before.
+        let namespace = match services.iter().all(|service| service == ServiceName::PROVISION) {
+            true => validate::namespace_pattern,
+            false => validate::namespace,
+        };
         let scope = ResourceScope {
             verbs: self.words("verbs", entry.verbs.as_ref(), |word| validate::verb(word, kind))?,
             groups: self.words("apiGroups", entry.api_groups.as_ref(), validate::group)?,
             resources: self.words("resources", entry.resources.as_ref(), validate::resource)?,
-            namespaces: self.words("namespaces", entry.namespaces.as_ref(), validate::namespace)?,
+            namespaces: self.words("namespaces", entry.namespaces.as_ref(), namespace)?,
             names: self.words("resourceNames", entry.resource_names.as_ref(), validate::resource_name)?,
             paths: self.words("nonResourceURLs", entry.non_resource_urls.as_ref(), validate::path)?,
             users: entry.impersonate.as_ref().map(|value| self.users(value, entry.action)).transpose()?,
@@ -184,8 +190,8 @@ impl RuleParser<'_> {
                 .into_iter()
                 .any(Option::is_some);
         if restricted && !services.iter().all(|service| super::is_of_cluster(service)) {
-            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes], [gitops] or [graph], and \
-                        another rule for other services";
+            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes], [gitops], [graph] or \
+                        [provision], and another rule for other services";
             return Err(self.error("services", &entry.services, what));
         }
         if scope.groups.as_ref().is_none_or(|groups| groups.iter().any(|group| validate::is_built_in(group)))
@@ -292,8 +298,6 @@ impl RuleEntry {
 
 #[cfg(test)]
 mod tests {
-    use proto::ServiceName;
-
     use super::*;
 
     fn error(text: &str) -> String {
@@ -314,6 +318,8 @@ mod tests {
             ("services: [kubernetes], resources: ['pod*']", "not a resource"),
             ("services: [kubernetes], apiGroups: [apps/v1]", "without a version"),
             ("services: [kubernetes], namespaces: ['team-*']", "not a namespace"),
+            ("services: [provision, gitops], namespaces: ['team-*']", "not a namespace"),
+            ("services: [provision], namespaces: ['*-team']", "not a namespace"),
             ("services: [kubernetes], resourceNames: ['a*']", "there are no patterns here"),
             ("services: [kubernetes], nonResourceURLs: [version]", "not a path"),
             ("services: [kubernetes], nonResourceURLs: ['/a*b']", "not a path"),

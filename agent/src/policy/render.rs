@@ -121,9 +121,7 @@ impl ResourceScope {
         let mut all = Vec::new();
         all.extend(self.groups.as_deref().and_then(|groups| one_of("variables.group", groups)));
         all.extend(self.resources.as_deref().and_then(resources));
-        if let Some(listed) =
-            self.namespaces.as_deref().and_then(|names| one_of("variables.inNamespace", names))
-        {
+        if let Some(listed) = self.namespaces.as_deref().and_then(namespaces) {
             // A request for all namespaces includes the listed ones; one for a cluster-scoped object has none.
             let single = "variables.name != '' && verb in ['get', 'update', 'patch', 'delete']";
             let without = if partial { format!("!({single})") } else { "false".to_owned() };
@@ -214,6 +212,15 @@ fn groups() -> String {
     });
     let all = "has(request.userInfo.groups) ? request.userInfo.groups : []";
     format!("({all}).filter(group, {})", added.join(" && "))
+}
+
+/// Returns the expression that is true if the namespace matches one of the patterns, or `None` if it may be any.
+fn namespaces(patterns: &[String]) -> Option<String> {
+    let operand = "variables.inNamespace";
+    match patterns.iter().any(|pattern| pattern.len() > 1 && pattern.ends_with('*')) {
+        true => (!patterns.iter().any(|pattern| pattern == "*")).then(|| one_pattern(operand, patterns)),
+        false => one_of(operand, patterns),
+    }
 }
 
 /// Returns the expression that is true if the operand is one of the words, or `None` if it may be anything.

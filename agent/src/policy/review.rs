@@ -15,7 +15,7 @@ use super::{
 
 /// The services whose requests may be writes to the cluster.
 pub(super) const WRITING_SERVICES: [&str; 3] =
-    [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::NOTIFY];
+    [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::NOTIFY, ServiceName::PROVISION];
 /// The groups that the API server adds to a user by itself, and that no request names.
 pub(super) const ADDED_GROUPS: [&str; 3] =
     ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:"];

@@ -20,6 +20,7 @@ const POLICY: &str = "rules:
 - {name: shells, action: allow, services: [kubernetes], verbs: [get], resources: [pods/exec], namespaces: [shop]}
 - {name: ci, action: allow, services: [kubernetes], verbs: [create, update, patch, delete], apiGroups: ['', apps], resources: [deployments, configmaps, namespaces], namespaces: [shop, '*'], impersonate: {users: ['gitlab:*'], groups: ['team-*']}}
 - {name: own, action: allow, services: [gitops], verbs: [patch, delete], resources: [deployments], namespaces: [shop], impersonate: {self: true}}
+- {name: environments, action: allow, services: [provision], verbs: [create, patch, delete], resources: [namespaces, configmaps], namespaces: ['min*', 'sho*'], impersonate: {self: true}}
 - {name: paths, action: allow, services: [kubernetes], nonResourceURLs: [/version]}";
 
 /// A write in both forms. The API server gives several requests the same form.

@@ -1,5 +1,8 @@
 //! One rule, and the requests that it matches.
 
+use gitops_engine::environment::AllowedResources;
+use proto::ServiceName;
+
 use super::{
     request_info::{RequestInfo, RequestTarget, ResourceTarget},
     user::EffectiveUser,
@@ -61,6 +64,19 @@ impl Rule {
         self.services.iter().any(|name| name == "*" || name == service)
     }
 
+    /// Returns the resources that the rule makes objects of environments.
+    pub(super) fn provisioned(&self) -> Option<AllowedResources> {
+        let scope = &self.scope;
+        let by_name = self.services.iter().any(|service| service == ServiceName::PROVISION);
+        let writes = within(scope.verbs.as_deref(), |verb| verb == "*" || verb == "patch");
+        if !by_name || !writes || self.action == Action::Deny {
+            return None;
+        }
+        let is_name = |resource: &&String| *resource != "*" && !resource.contains('/');
+        let resources = scope.resources.iter().flatten().filter(is_name).cloned();
+        Some(AllowedResources { groups: scope.groups.clone(), resources: resources.collect() })
+    }
+
     /// Returns true if the rule matches a request.
     ///
     /// A rule that allows matches if it covers the whole request. One that denies matches if the request may include
@@ -94,7 +110,8 @@ impl ResourceScope {
         within(self.groups.as_deref(), |group| group == "*" || group == requested.group)
             && within(self.resources.as_deref(), |pattern| matches_resource_pattern(pattern, requested))
             && within(self.namespaces.as_deref(), |name| match requested.namespace {
-                Some(namespace) => name == "*" || name == namespace,
+                // Only rules about environments have patterns.
+                Some(namespace) => matches_pattern(name, namespace),
                 None => name == "*" || (partial && !single),
             })
             && within(self.names.as_deref(), |name| match &requested.name {

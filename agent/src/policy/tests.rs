@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use gitops_engine::environment::AllowedResources;
+
 use super::*;
 
 fn policy(text: &str) -> Policy {
@@ -222,4 +224,50 @@ fn other_services_are_matched_by_name() {
     assert!(policy.evaluate("prometheus.long-term", &request).allowed);
     assert_eq!(policy.evaluate("prometheus.other", &request).source, DecisionSource::Default);
     assert_eq!(evaluate(&policy, "GET /version").source, DecisionSource::Rule(1));
+}
+
+/// Environments have namespaces whose names are not known before, so that rules about them have patterns.
+#[test]
+fn rule_about_environments_has_patterns_of_namespaces_and_lists_kinds() {
+    let policy = policy(
+        "rules:
+- {name: sees, action: allow, services: [provision], verbs: [get, list], resources: ['*']}
+- {name: none, action: deny, services: [provision], namespaces: [review-main]}
+- {name: makes, action: allow, services: [provision], verbs: [patch, delete], apiGroups: ['', rbac.authorization.k8s.io], resources: [namespaces, rolebindings], namespaces: ['review-*', shop]}
+- {name: all, action: allow, services: [gitops]}",
+    );
+    let decide = |line: &str| {
+        let (method, path) = line.split_once(' ').unwrap();
+        let request = Request::builder().method(method).uri(path).body(()).unwrap();
+        let decision = policy.evaluate("provision", &request);
+        format!("{}{}", if decision.allowed { '+' } else { '-' }, policy.rule_name(decision.source))
+    };
+    for (line, expected) in [
+        ("GET /api/v1/namespaces?labelSelector=a", "+sees"),
+        ("PATCH /api/v1/namespaces/review-1", "+makes"),
+        ("PATCH /api/v1/namespaces/review-main", "-none"),
+        ("PATCH /api/v1/namespaces/reviews", "-default"),
+        ("PATCH /api/v1/namespaces/shop", "+makes"),
+        ("PATCH /api/v1/namespaces/shopping", "-default"),
+        ("DELETE /apis/rbac.authorization.k8s.io/v1/namespaces/review-1/rolebindings/a", "+makes"),
+        ("PATCH /apis/apps/v1/namespaces/review-1/deployments/a", "-default"),
+        ("DELETE /api/v1/namespaces/shop", "+makes"),
+        ("DELETE /api/v1/namespaces", "-none"),
+    ] {
+        assert_eq!(decide(line), expected, "{line}");
+    }
+    let named = AllowedResources {
+        groups: Some(vec![String::new(), "rbac.authorization.k8s.io".to_owned()]),
+        resources: vec!["namespaces".to_owned(), "rolebindings".to_owned()],
+    };
+    assert_eq!(policy.provisioned(), AllowedKinds::new([named]));
+    for rules in [
+        "[{name: a, action: allow, services: ['*']}]",
+        "[{name: a, action: deny, services: [provision], resources: [namespaces]}]",
+        "[{name: a, action: allow, services: [kubernetes], resources: [namespaces]}]",
+        "[{name: a, action: allow, services: [provision], verbs: [get], resources: [namespaces]}]",
+    ] {
+        let policy = Policy::parse(Path::new("p.yaml"), &format!("rules: {rules}")).unwrap();
+        assert!(policy.provisioned().is_empty(), "{rules}");
+    }
 }

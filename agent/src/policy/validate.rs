@@ -35,6 +35,9 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         ServiceName::CONFIGURATION => {
             Some("only kas itself sends configurations, and no policy applies to them")
         }
+        ServiceName::ENVIRONMENTS => {
+            Some("the policy of what environments may have is that of the service provision")
+        }
         ServiceName::MANIFESTS => {
             Some("the policy of what manifests may change is that of the service gitops")
         }
@@ -42,7 +45,7 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         ServiceName::NOTIFY => None,
         _ if is_named_prometheus(word) => None,
         _ => Some(
-            "not the name of a service: write kubernetes, alerts, audit, gitops, graph, notify, prometheus, prometheus.<name> or '*'",
+            "not the name of a service: write kubernetes, alerts, audit, gitops, graph, notify, prometheus, prometheus.<name>, provision or '*'",
         ),
     }
 }
@@ -116,6 +119,15 @@ pub(super) fn namespace(word: &str) -> Option<&'static str> {
     (word != "*" && !plain).then_some(
         "not a namespace: write its exact name, or '*' for all namespaces and for cluster-scoped resources",
     )
+}
+
+/// Checks a namespace of environments, which may end in `*`.
+pub(super) fn namespace_pattern(word: &str) -> Option<&'static str> {
+    match word.strip_suffix('*') {
+        Some("") => None,
+        Some(prefix) => namespace(prefix),
+        None => namespace(word),
+    }
 }
 
 /// Checks the name of an object.

@@ -22,6 +22,7 @@ use super::{
     alerts::Alerts,
     graph::{GraphService, WatchedEnvironments},
     notify::{EventSections, Notify},
+    provision::ProvisionService,
     response::json_response,
 };
 use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
@@ -33,6 +34,7 @@ pub struct ConfigurationService {
     graph: Option<Arc<GraphService>>,
     notify: Option<Arc<Notify>>,
     alerts: Option<Arc<Alerts>>,
+    provision: Option<ProvisionService>,
 }
 
 #[derive(Debug)]
@@ -71,7 +73,7 @@ impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
         let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
-        Self { inner, graph: None, notify: None, alerts: None }
+        Self { inner, graph: None, notify: None, alerts: None, provision: None }
     }
 
     /// Returns a service that configures the graph, too.
@@ -92,6 +94,13 @@ impl ConfigurationService {
     #[must_use]
     pub(crate) fn with_alerts(mut self, alerts: Arc<Alerts>) -> Self {
         self.alerts = Some(alerts);
+        self
+    }
+
+    /// Returns a service that configures managed resources, too.
+    #[must_use]
+    pub(crate) fn with_provision(mut self, provision: ProvisionService) -> Self {
+        self.provision = Some(provision);
         self
     }
 
@@ -118,6 +127,9 @@ impl ConfigurationService {
             state.error = update.error;
         }
         let Some(keys) = keys else { return Ok(state.refused.clone()) };
+        if let (Some(provision), Some(settings)) = (&self.provision, update.provision) {
+            provision.set(settings);
+        }
         scope.set(keys.scope);
         if let Some(graph) = &self.graph {
             graph.set_section(keys.graph);

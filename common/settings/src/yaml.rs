@@ -37,6 +37,11 @@ impl ConfigError {
         Self { file: file.to_owned(), at: keys.locate(&key), key: Some(key), what: what.into() }
     }
 
+    /// Creates an error about a place that has no key: its line and column, from 1.
+    pub fn at(file: &Path, place: (u64, u64), what: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), at: Some(place), key: None, what: what.into() }
+    }
+
     /// Creates an error about the file as a whole.
     pub fn whole(file: &Path, what: impl Into<String>) -> Self {
         Self { file: file.to_owned(), at: None, key: None, what: what.into() }

@@ -10,6 +10,7 @@ pub mod authorization;
 pub mod cluster_audit;
 pub mod config;
 pub mod disabled;
+pub mod environment_template;
 pub mod gitlab_tunnel;
 pub mod headers;
 pub mod hello;

@@ -25,6 +25,7 @@ targets! {
     cluster_audit
     config
     disabled
+    environment_template
     gitlab_tunnel
     headers
     hello

@@ -2,8 +2,8 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use git::{Repository, RepositoryError, configuration_path};
-use proto::AgentName;
+use git::{CommitId, Repository, RepositoryError, configuration_path};
+use proto::{AgentName, agent_configuration::TemplateFile};
 use router::BoxFuture;
 use serde_json::Value;
 
@@ -52,6 +52,8 @@ pub struct ConfigurationFile {
     pub content: Option<Vec<u8>>,
     /// The path of the Git project, like `group/project`. Its push events wake the poller.
     pub project: Option<String>,
+    /// The template of environments, if there is one beside the file, and the file is about managed resources.
+    pub template: Option<TemplateFile>,
 }
 
 /// Identifies a version of a configuration file and its source.
@@ -100,7 +102,8 @@ pub async fn read_repository(
     let file = |version: &str, content| {
         let key = FileKey(format!("{name} {path} {version}"));
         let (path, version) = (PathBuf::from(&path), version.to_owned());
-        ConfigurationFile { key, version, path, content, project: project.map(str::to_owned) }
+        let project = project.map(str::to_owned);
+        ConfigurationFile { key, version, path, content, project, template: None }
     };
     let commit = repository.resolve().await?;
     // A repository without commits has no file.
@@ -108,9 +111,65 @@ pub async fn read_repository(
     if known == Some(&empty.key) {
         return Ok(Reading::Unchanged);
     }
-    let content = match &commit {
-        Some(commit) => repository.read_file(&commit.id, &path, max_bytes).await?,
-        None => None,
+    let Some(commit) = &commit else { return Ok(Reading::File(empty)) };
+    let content = repository.read_file(&commit.id, &path, max_bytes).await?;
+    let template = match content.as_deref().is_some_and(is_about_managed_resources) {
+        true => read_template(repository, &commit.id, &template_path(&path)).await?,
+        false => None,
     };
-    Ok(Reading::File(ConfigurationFile { content, ..empty }))
+    Ok(Reading::File(ConfigurationFile { content, template, ..empty }))
+}
+
+/// Returns whether a configuration file has the key `resource_management`. Most have not, and their template is not read.
+pub fn is_about_managed_resources(content: &[u8]) -> bool {
+    const KEY: &[u8] = b"resource_management";
+    content.windows(KEY.len()).any(|window| window == KEY)
+}
+
+/// Returns the path of the template of environments beside a configuration file.
+pub fn template_path(configuration: &str) -> String {
+    let directory = configuration.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let separator = if directory.is_empty() { "" } else { "/" };
+    format!(
+        "{directory}{separator}{}/{}.yaml",
+        environment_templates::DIRECTORY,
+        environment_templates::DEFAULT_NAME
+    )
+}
+
+/// Reads the template of environments. One that cannot be used fails the jobs of environments, and not the configuration.
+async fn read_template(
+    repository: &dyn Repository,
+    commit: &CommitId,
+    path: &str,
+) -> Result<Option<TemplateFile>, ReadError> {
+    let file = |text| Some(TemplateFile { path: path.to_owned(), text });
+    match repository.read_file(commit, path, environment_templates::MAX_BYTES).await {
+        Ok(None) => Ok(None),
+        Ok(Some(content)) => {
+            let text = String::from_utf8(content).map_err(|_| format!("{path}: the file is not UTF-8 text"));
+            Ok(file(text))
+        }
+        Err(error) => match ReadError::from(error) {
+            ReadError::Refused(what) => Ok(file(Err(what))),
+            unavailable @ ReadError::Unavailable(_) => Err(unavailable),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn template_is_beside_the_configuration() {
+        for (configuration, template) in [
+            (".gitlab/agents/prod/config.yaml", ".gitlab/agents/prod/environment_templates/default.yaml"),
+            ("config.yaml", "environment_templates/default.yaml"),
+        ] {
+            assert_eq!(template_path(configuration), template);
+        }
+        assert!(is_about_managed_resources(b"a: {resource_management: {enabled: true}}"));
+        assert!(!is_about_managed_resources(b"") && !is_about_managed_resources(b"resource"));
+    }
 }

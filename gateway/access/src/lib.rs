@@ -25,14 +25,17 @@ mod unknown;
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use http::HeaderMap;
-use proto::{AgentId, AgentName, Reason};
+use proto::{
+    AgentId, AgentName, Reason,
+    provision::{EnvironmentJob, EnvironmentKey},
+};
 use router::BoxFuture;
 
 pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},
     configuration::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
-        read_repository,
+        is_about_managed_resources, read_repository, template_path,
     },
     credential::{Credential, TokenKind},
     error::{ErrorDialect, ErrorFormat, RequestError},
@@ -76,6 +79,17 @@ pub struct AuthorizedCaller {
     pub name: Option<AgentName>,
     /// True if GitLab or an issuer was asked for this request, and not a file or a cache. The audit log has such requests.
     pub login: bool,
+    /// The environment of the CI job, if its objects have to exist before its first request.
+    pub environment: Option<Arc<ManagedEnvironment>>,
+}
+
+/// The environment of a CI job, whose objects agentk makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagedEnvironment {
+    /// The environment.
+    pub key: EnvironmentKey,
+    /// The job.
+    pub job: EnvironmentJob,
 }
 
 /// The sources of access in their order. Clones are cheap.

@@ -1,6 +1,7 @@
 //! The parts of the command line of kas that know nothing of a replica.
 //!
 //! * [`AuditCommand`] shows who has done what in a cluster, as a caller of kas.
+//! * [`EnvironmentsCommand`] shows and deletes the objects of environments, as a caller of kas.
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
 //! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
@@ -11,6 +12,7 @@
 
 mod audit;
 mod caller;
+mod environments;
 mod error;
 mod events;
 mod gitops;
@@ -21,6 +23,7 @@ pub mod table;
 
 pub use self::{
     audit::AuditCommand,
+    environments::EnvironmentsCommand,
     error::{CliError, CommandResult, print, warn},
     events::EventsCommand,
     gitops::GitopsCommand,

@@ -214,6 +214,9 @@ impl GitLabAuthorizer {
         if let Some(text) = target.agent {
             check_path(text, agent, name.as_ref())?;
         }
+        if target.service.as_str() == ServiceName::PROVISION {
+            return Ok((caller.environment_grant(agent, target.path, &grant)?, name));
+        }
         if !grant.caller.may_use_service(&target.service) {
             return Err(other_service(&grant.caller, &target.service));
         }
@@ -251,7 +254,8 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 caller.put_back_deployment(agent);
                 tracing::debug!(agent.id = %agent, %error, "deployment not recorded");
             }
-            Ok(Some(AuthorizedCaller { grant, agent, name, login }))
+            let environment = caller.managed_environment(agent, &target.service)?;
+            Ok(Some(AuthorizedCaller { grant, agent, name, login, environment }))
         })
     }
 }

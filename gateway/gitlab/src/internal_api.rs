@@ -65,7 +65,7 @@ impl InternalApiAuthorizer {
             .map_err(|error| error.with_caller(CallerNames { name: name_of_caller.clone(), user: None }))?;
         let caller = Caller::of_agent(name_of_caller, agent, vec![target.service.clone()], AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
-        Ok(Some(AuthorizedCaller { grant, agent, name, login: false }))
+        Ok(Some(AuthorizedCaller { grant, agent, name, login: false, environment: None }))
     }
 
     /// Authorizes the request of a project. Returns the agent, and its name if it is known.

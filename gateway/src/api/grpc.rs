@@ -46,9 +46,19 @@ pub(super) fn routes(api: Arc<ApiServer>) -> Router {
         )
         .route("/kas.agent_views.rpc.AgentViews/GetAgentViews", unary(services::get_agent_views))
         .route("/gitlab.agent.notifications.rpc.Notifications/GitPushEvent", unary(services::git_push_event))
+        .route("/gitlab.agent.managed_resources.rpc.Provisioner/{method}", post(no_provisioner))
         .method_not_allowed_fallback(async || refuse(Status::internal("the method of gRPC is POST")))
         .fallback(async || refuse(Status::unimplemented("this kas has no such method")))
         .with_state(api)
+}
+
+/// Refuses the methods with which GitLab makes the objects of environments before a job starts: the numbers of their fields are not
+/// published. GitLab shows the message in the log of the job.
+async fn no_provisioner() -> Response {
+    refuse(Status::unimplemented(
+        "kas makes the objects of environments itself, before the first request of a job to the cluster: set \
+         environment.kubernetes.managed_resources.enabled to false in the job, so that GitLab does not ask for them before",
+    ))
 }
 
 /// Returns whether the client expects a response of gRPC.

@@ -35,6 +35,7 @@ use crate::{
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
+    provisioner::Provisioner,
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
     recent::{AccessRing, Recent},
     services::TunnelServices,
@@ -166,6 +167,7 @@ impl SharedState {
         access: AccessControl,
         peers: PeerClient,
         traces: Option<Traces>,
+        provisioner: Provisioner,
         config: &Config,
     ) -> ProxyServer {
         let public = &config.agent.kubernetes_api;
@@ -193,6 +195,7 @@ impl SharedState {
             },
             events: self.events.clone(),
             replica: self.replica,
+            provisioner,
             connections: TaskGroup::default(),
             metrics: self.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),

@@ -55,6 +55,8 @@ pub(crate) struct AuditRecord {
     identity: ImpersonatedIdentity,
     status: Option<StatusCode>,
     error: Option<(Reason, String)>,
+    /// The user of GitLab whose job the caller is.
+    job_user: Option<Box<str>>,
     /// The caller of a request that was refused in spite of a valid credential.
     refused: Option<Box<CallerNames>>,
     cluster_audit_id: Option<HeaderValue>,
@@ -212,6 +214,7 @@ impl AuditRecord {
             identity: ImpersonatedIdentity::default(),
             status: None,
             error: None,
+            job_user: None,
             refused: None,
             cluster_audit_id: None,
             bytes: Arc::default(),
@@ -229,6 +232,11 @@ impl AuditRecord {
         self.operation = Some(request_type(&access.destination.service).operation(&self.method, uri));
         self.access = Some(access);
         self.trace = trace;
+    }
+
+    /// Adds the user of GitLab whose job the caller is.
+    pub(crate) fn set_user(&mut self, user: &str) {
+        self.job_user = Some(user.into());
     }
 
     /// Adds the identity in the cluster, and the id of the request there, from the headers of the request to the agent.
@@ -289,7 +297,10 @@ impl AuditRecord {
     /// Returns the names of the caller and of its user, as far as they are known.
     fn caller(&self) -> (Option<&str>, Option<&str>) {
         match (&self.access, &self.refused) {
-            (Some(access), _) => (Some(access.grant.caller.name()), access.grant.caller.user.as_deref()),
+            (Some(access), _) => {
+                let user = access.grant.caller.user.as_deref().or(self.job_user.as_deref());
+                (Some(access.grant.caller.name()), user)
+            }
             (None, Some(names)) => (Some(&names.name), names.user.as_deref()),
             (None, None) => (None, None),
         }

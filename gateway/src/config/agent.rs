@@ -8,7 +8,8 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork, ReceptiveConfig,
+    AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork, ManagedResourcesConfig,
+    ReceptiveConfig,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
@@ -40,6 +41,9 @@ pub struct AgentConfig {
     /// The manifests that agents apply.
     #[serde(default)]
     pub gitops: GitopsConfig,
+    /// The objects of environments.
+    #[serde(default)]
+    pub managed_resources: ManagedResourcesConfig,
     /// GitLab's agentk.
     #[serde(default)]
     pub gitlab_agentk: GitlabAgentkConfig,
@@ -297,6 +301,7 @@ impl Default for AgentConfig {
             info_cache_ttl: info_cache_ttl(),
             info_cache_error_ttl: info_cache_error_ttl(),
             gitops: GitopsConfig::default(),
+            managed_resources: ManagedResourcesConfig::default(),
             gitlab_agentk: GitlabAgentkConfig::default(),
             receptive: ReceptiveConfig::default(),
             receptive_agent: GitLabKey::default(),

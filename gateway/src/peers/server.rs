@@ -266,8 +266,8 @@ impl PeerServer {
         let VerifiedRequest { header, service } = request;
         let declined =
             |reason, message: &str| Err(ProbeResponse::Declined { reason, message: message.to_owned() });
-        // kas sends these requests itself. They are never requests of a caller.
-        if service.is_internal() {
+        // The replica with the tunnel sends these requests itself.
+        if !service.is_forwarded() {
             return declined(Reason::UnknownService, "it does not forward requests of kas itself");
         }
         match self.tunnels.choose(header.agent, service, header.class, &[], cores::current()) {

@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use access::{AccessControl, ErrorFormat, Grant, RequestError, UrlPathPrefix};
+use access::{AccessControl, ErrorFormat, Grant, ManagedEnvironment, RequestError, UrlPathPrefix};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use ipnet::IpNet;
@@ -33,6 +33,7 @@ use crate::{
     hosts::{AgentHosts, Route},
     kill_switch::{KillSwitch, RequestAttributes},
     metrics::Metrics,
+    provisioner::Provisioner,
     recent::{AccessRing, Recent, RequestRecord},
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
@@ -60,6 +61,8 @@ pub struct ProxyServer {
     pub events: Events,
     /// This replica.
     pub replica: ReplicaId,
+    /// Makes the objects of environments.
+    pub provisioner: Provisioner,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
     pub connections: TaskGroup,
     /// The metrics of this replica.
@@ -132,6 +135,8 @@ pub(super) struct Access {
     pub(super) uri: Uri,
     /// The caller asks for an upgrade to another protocol.
     pub(super) upgrade: bool,
+    /// The environment whose objects have to exist before.
+    pub(super) environment: Option<Arc<ManagedEnvironment>>,
 }
 
 /// The future of [`Access::ended`]. It is created once for each request, and watches it from its authorization to its last byte.

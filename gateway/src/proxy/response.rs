@@ -1,12 +1,9 @@
 //! The response that the caller receives.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use access::RequestError;
-use http::{
-    HeaderMap, Response, StatusCode, Version,
-    header::{ALLOW, CONTENT_LENGTH},
-};
+use http::{HeaderMap, Response, StatusCode, Version, header::CONTENT_LENGTH};
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ServiceName, header};
@@ -24,7 +21,7 @@ use super::{
 use crate::{
     cluster_audit::{AuditJoiner, join_body},
     destination::AgentLabel,
-    forward::ForwardedResponse,
+    forward::{ForwardedResponse, agent_error},
     headers,
     recent::Hop,
     timing::RequestTiming,
@@ -33,8 +30,6 @@ use crate::{
 
 /// On HTTP/1.1 a response of at most this size is not counted in the budget.
 const SMALL_RESPONSE: u64 = 64 << 10;
-/// The time after which a request may succeed that agentk refused because it has not received its scope yet.
-const SCOPE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Builds the response to the caller from the response of the agent.
 ///
@@ -106,25 +101,6 @@ pub(super) async fn respond(
             Ok(track(response, &context, joiner, (ended, is_stream), guard, permit))
         }
     }
-}
-
-/// Returns the error of the agent, if the response is one.
-///
-/// The agent is not trusted: it cannot send an error that only kas may send.
-fn agent_error(response: &Response<Body>, agent: AgentLabel<'_>) -> Option<RequestError> {
-    let headers = response.headers();
-    let reason = headers.get(&header::ERROR)?.to_str().ok()?;
-    let message = headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
-    let message = percent_decode_str(message.unwrap_or("the agent gave no message")).decode_utf8_lossy();
-    let message: String = message.chars().filter(|c| !c.is_control()).collect();
-    // A caller that receives `unauthorized` discards its credential; only the operator of kas disables requests.
-    let only_kas = [Reason::Unauthorized, Reason::Disabled];
-    let reason = reason.parse().ok().filter(|reason| !only_kas.contains(reason));
-    let reason = reason.unwrap_or(Reason::AgentMisbehaved);
-    let mut error = RequestError::new(reason, format!("agent {agent}: {message}"));
-    error.allow = headers.get(ALLOW).filter(|_| reason == Reason::MethodNotAllowed).cloned();
-    error.retry_after = (reason == Reason::ScopeAwaited).then_some(SCOPE_RETRY_AFTER);
-    Some(error)
 }
 
 fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &RequestTiming) {

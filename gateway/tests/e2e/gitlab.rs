@@ -202,7 +202,7 @@ fn jobs_and_users_of_gitlab_have_their_identity_in_the_cluster() {
 }
 
 /// Returns the documents of the example with a word, for the service account `agentk` of a namespace and with another name.
-fn example_role(name: &str, namespace: &str) -> String {
+pub(crate) fn example_role(name: &str, namespace: &str) -> String {
     let examples = include_str!("../../../deploy/kubernetes/rbac-examples.yaml");
     let documents =
         examples.split("\n---\n").filter(|document| document.contains("agentk-impersonate-gitlab"));
@@ -218,7 +218,7 @@ fn example_policy() -> &'static str {
 }
 
 /// Returns a kubeconfig with the credential of a service account.
-fn service_account(cluster: &Cluster, namespace: &Namespace) -> Value {
+pub(crate) fn service_account(cluster: &Cluster, namespace: &Namespace) -> Value {
     namespace.kubectl.ok(&["create", "serviceaccount", "agentk"]);
     let path = format!("/api/v1/namespaces/{}/serviceaccounts/agentk/token", namespace.name);
     let request = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}"#;

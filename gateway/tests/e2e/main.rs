@@ -44,6 +44,7 @@ mod large;
 mod large_responses;
 mod lifecycle;
 mod load_balancers;
+mod managed_environments;
 mod oidc;
 mod policy;
 mod project_events;

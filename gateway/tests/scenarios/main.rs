@@ -30,6 +30,7 @@ mod http1_heads;
 mod limits;
 mod liveness;
 mod load_balancers;
+mod managed_environments;
 mod observability;
 mod oidc;
 mod panics;

@@ -30,6 +30,7 @@ impl ConfigurationSource for Configuration {
             path: "config.yaml".into(),
             content: Some(content.into_bytes()),
             project: Some("group/agents".to_owned()),
+            template: None,
         };
         Box::pin(async { Ok(Some(Reading::File(file))) })
     }

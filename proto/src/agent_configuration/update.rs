@@ -12,6 +12,7 @@ use super::{
     graph::GraphSection,
     notify::{Flux, Notify},
 };
+use crate::{AgentId, AgentName};
 
 /// The path of the request. Its method is PUT.
 pub const CONFIGURATION_PATH: &str = "/v1/configuration";
@@ -35,6 +36,9 @@ pub struct ConfigurationUpdate {
     /// The places in the file of the keys that the owner of the cluster may refuse, such as `config.yaml:12:9`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub places: BTreeMap<String, String>,
+    /// The part about managed resources. A kas without them sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provision: Option<ProvisionSettings>,
 }
 
 /// The body of the response, if agentk uses a configuration only in part.
@@ -42,6 +46,27 @@ pub struct ConfigurationUpdate {
 pub struct ConfigurationResponse {
     /// A sentence for each key without effect, with its place in the file.
     pub refused: Vec<String>,
+}
+
+/// What a configuration says about managed resources.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProvisionSettings {
+    /// The id of the agent.
+    pub agent: AgentId,
+    /// The name of the agent.
+    pub name: AgentName,
+    /// The template, if the directory of the agent has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<TemplateFile>,
+}
+
+/// The file of a template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateFile {
+    /// The path in the repository.
+    pub path: String,
+    /// The text, or the reason why the file cannot be used.
+    pub text: Result<String, String>,
 }
 
 /// The keys of the file that agentk applies.

@@ -40,6 +40,14 @@
 {{- fail "alerts.hubbleAddress: write https://, because alerts.tlsSecret or alerts.tlsServerName is set" -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.provision.enabled -}}
+{{- if not .Values.policy -}}
+{{- fail "policy: list the kinds of objects that environments may have, because provision.enabled is true" -}}
+{{- end -}}
+{{- if eq .Values.rbac.scope "namespaces" -}}
+{{- fail "provision.enabled: namespaces are made in no namespace, so it needs rbac.scope cluster" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.admission -}}
 {{- if .enabled -}}
 {{- if not $.Values.policy -}}

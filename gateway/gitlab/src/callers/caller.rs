@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use access::{AccessAs, Caller, CallerNames, Credential, Grant, RequestError};
+use access::{AccessAs, Caller, CallerNames, Credential, Grant, ManagedEnvironment, RequestError};
 use parking_lot::Mutex;
-use proto::{AgentId, ServiceName};
+use proto::{AgentId, Reason, ServiceName};
 use tokio::time::Instant;
 
 use super::{
@@ -158,6 +158,49 @@ impl GitLabCaller {
     /// Makes [`Self::take_deployment`] return the deployment again, because it could not be recorded.
     pub(super) fn put_back_deployment(&self, agent: AgentId) {
         self.deployed_with.lock().remove(&agent);
+    }
+
+    /// Returns the environment whose objects have to exist before the first request of the job to the cluster of an agent.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `environment-refused` if the slug of the environment is invalid.
+    pub(super) fn managed_environment(
+        &self,
+        agent: AgentId,
+        service: &ServiceName,
+    ) -> Result<Option<Arc<ManagedEnvironment>>, RequestError> {
+        let CallerInfo::Job(job) = &self.info else { return Ok(None) };
+        match service.as_str() {
+            ServiceName::KUBERNETES => Ok(job.managed_environment(agent)?.map(Arc::new)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns the rights of a job for the objects of its own environment, which `path` has to name. agentk works with its own rights then.
+    /// They end with those for the cluster.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `forbidden` if the path names another environment, or the caller is a user.
+    pub(super) fn environment_grant(
+        &self,
+        agent: AgentId,
+        path: &str,
+        grant: &Grant,
+    ) -> Result<Arc<Grant>, RequestError> {
+        let own = match &self.info {
+            CallerInfo::Job(job) => job.managed_environment(agent)?,
+            CallerInfo::User(..) => None,
+        };
+        if own.is_none_or(|own| own.key.path() != path) {
+            let what = "the service provision is for the environment of the job alone, if the configuration of the agent has \
+                        resource_management for its project";
+            return Err(RequestError::new(Reason::Forbidden, what));
+        }
+        let service = ServiceName::PROVISION.parse().expect("it is a service name");
+        let caller = Caller::of_agent(self.info.name(), agent, vec![service], AccessAs::Agent);
+        Ok(Arc::new(Grant { caller: Arc::new(caller), ..grant.clone() }))
     }
 
     /// Returns the rights for an agent.

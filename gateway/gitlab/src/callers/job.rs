@@ -2,9 +2,14 @@
 
 use std::time::{Duration, SystemTime};
 
-use access::RequestError;
+use access::{ManagedEnvironment, RequestError};
 use http::StatusCode;
-use proto::{AgentId, Reason, audit::CiJob, impersonation::Impersonation};
+use proto::{
+    AgentId, Reason,
+    audit::CiJob,
+    impersonation::Impersonation,
+    provision::{EnvironmentJob, EnvironmentKey},
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -61,6 +66,15 @@ struct Configuration {
     #[serde(default)]
     access_as: JobAccessAs,
     default_namespace: Option<String>,
+    #[serde(default)]
+    resource_management: Option<ResourceManagement>,
+}
+
+/// The section `resource_management` of the entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+struct ResourceManagement {
+    #[serde(default)]
+    enabled: bool,
 }
 
 /// The identity of a job in the cluster.
@@ -131,6 +145,33 @@ impl JobInfo {
             environment_tier: environment.map(|environment| text(&environment.tier)),
             ..CiJob::default()
         }
+    }
+
+    /// Returns the environment whose objects have to exist before the first request to an agent, if the job has one, and the entry that
+    /// allows the agent wants that.
+    ///
+    /// # Errors
+    ///
+    /// The slug of the environment cannot be in names of a cluster.
+    pub(super) fn managed_environment(
+        &self,
+        agent: AgentId,
+    ) -> Result<Option<ManagedEnvironment>, RequestError> {
+        let managed = self.agent(agent).and_then(|allowed| allowed.configuration.resource_management);
+        let Some(environment) = self.environment.as_ref().filter(|_| managed.is_some_and(|it| it.enabled))
+        else {
+            return Ok(None);
+        };
+        let key = EnvironmentKey::new(self.project.id, &environment.slug)
+            .map_err(|error| RequestError::new(Reason::EnvironmentRefused, error.to_string()))?;
+        let job = EnvironmentJob {
+            tier: environment.tier.clone(),
+            pipeline: self.pipeline.id,
+            job: self.job.id,
+            user: self.user.id,
+            username: self.user.username.clone(),
+        };
+        Ok(Some(ManagedEnvironment { key, job }))
     }
 
     /// Returns the number of its elements, as a measure of its memory.
@@ -256,6 +297,37 @@ mod tests {
         };
         let impersonate = access_as(json!({"access_as": {"impersonate": entry}}));
         assert_eq!(impersonate, JobAccessAs::Impersonate(Box::new(expected)));
+    }
+
+    #[test]
+    fn environment_is_managed_if_the_entry_of_the_agent_says_so() {
+        let job = |agents: Value, environment: Value| {
+            let info = json!({"allowed_agents": agents, "job": {"id": 3}, "pipeline": {"id": 6}, "project": {"id": 30},
+                "user": {"id": 1, "username": "root"}, "environment": environment});
+            let info: JobInfo = serde_json::from_value(info).unwrap();
+            info.managed_environment(AgentId(7))
+        };
+        let agent = |id: u64, configuration: Value| json!({"id": id, "config_project": {"id": 1}, "configuration": configuration});
+        let (on, off) = (
+            json!({"resource_management": {"enabled": true}}),
+            json!({"resource_management": {"enabled": false}}),
+        );
+        let live = json!({"slug": "live", "tier": "production"});
+        let managed = job(json!([agent(7, on.clone())]), live.clone()).unwrap().unwrap();
+        assert_eq!(
+            (managed.key.to_string(), managed.job.job, &*managed.job.username),
+            ("live of project 30".to_owned(), 3, "root")
+        );
+        for (agents, environment) in [
+            (json!([agent(7, on.clone())]), Value::Null),
+            (json!([agent(7, off)]), live.clone()),
+            (json!([agent(7, json!({"resource_management": null}))]), live.clone()),
+            (json!([agent(7, json!({})), agent(8, on.clone())]), live),
+        ] {
+            assert_eq!(job(agents.clone(), environment), Ok(None), "{agents}");
+        }
+        let error = job(json!([agent(7, on)]), json!({"slug": "../x", "tier": "other"})).unwrap_err();
+        assert_eq!(error.reason, Reason::EnvironmentRefused);
     }
 
     /// The rows for CI jobs of the table of GitLab's kas. It answers 500 where this kas answers 503.

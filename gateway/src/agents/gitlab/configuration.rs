@@ -30,16 +30,16 @@ pub(super) fn follow(
     let hello = hello(admission, &connection.meta.borrow());
     // The poller runs as long as its pusher exists.
     let pusher = connection.server.services.configuration.subscribe(&admission.identity, &hello);
-    let agent = i64::try_from(admission.identity.id.0).unwrap_or_default();
+    let identity = admission.identity.clone();
     let url = connection.server.gitlab_url.clone();
     let state = (pusher.state(), pusher, commit_id);
     let versions = stream::try_unfold(state, move |(mut state, pusher, last)| {
-        let url = url.clone();
+        let (url, identity) = (url.clone(), identity.clone());
         async move {
             loop {
                 let (update, project) = {
                     let state = state.borrow_and_update();
-                    (state.update(), state.project().unwrap_or_default().to_owned())
+                    (state.update(&identity), state.project().unwrap_or_default().to_owned())
                 };
                 if let Some(update) = update {
                     if let Some(error) = update.error {
@@ -47,6 +47,7 @@ pub(super) fn follow(
                     }
                     let commit = update.version.clone().unwrap_or_else(|| NO_COMMIT.to_owned());
                     if commit != last {
+                        let agent = i64::try_from(identity.id.0).unwrap_or_default();
                         let configuration = Some(configuration(update, agent, project, url));
                         let response = ConfigurationResponse { configuration, commit_id: commit.clone() };
                         return Ok(Some((response, (state, pusher, commit))));

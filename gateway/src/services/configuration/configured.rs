@@ -1,16 +1,19 @@
 //! The configurations that the identity file and `agent.configuration.repository` name.
 
-use std::{fmt::Write as _, path::Path, sync::Arc};
+use std::{fmt::Write as _, io::ErrorKind, path::Path, sync::Arc};
 
 use git::{GitRepositories, RepositorySettings};
-use proto::AgentName;
+use proto::{AgentName, agent_configuration::TemplateFile};
 use router::BoxFuture;
 use settings::unreadable;
 use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 
 use access::{AgentIdentity, ConfigurationLocation, Identities};
-use access::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
+use access::{
+    ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, is_about_managed_resources,
+    read_repository, template_path,
+};
 
 /// Reads files of this machine and of Git repositories.
 #[derive(Debug)]
@@ -50,10 +53,11 @@ impl ConfiguredSource {
                 let max = u64::try_from(self.max_bytes).unwrap_or(u64::MAX);
                 let read = move || {
                     let text = files::read_text_at_most(&path, max);
-                    text.map_err(|error| {
+                    let text = text.map_err(|error| {
                         ReadError::Refused(format!("{}: {}", path.display(), unreadable(&error)))
-                    })
-                    .map(|text| local_file(&path, text))
+                    })?;
+                    let template = local_template(&path, &text);
+                    Ok::<_, ReadError>(local_file(&path, text, template))
                 };
                 let file = spawn_blocking(read).await;
                 let file = file.map_err(|_| ReadError::Unavailable("the read has panicked".to_owned()))??;
@@ -89,13 +93,32 @@ impl ConfigurationSource for ConfiguredSource {
     }
 }
 
+/// Reads the template of environments beside a file of this machine, if the file is about managed resources.
+fn local_template(path: &Path, text: &str) -> Option<TemplateFile> {
+    if !is_about_managed_resources(text.as_bytes()) {
+        return None;
+    }
+    let path = template_path(&path.to_string_lossy());
+    let text = match files::read_text_at_most(Path::new(&path), environment_templates::MAX_BYTES as u64) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        result => result.map_err(|error| format!("{path}: {}", unreadable(&error))),
+    };
+    Some(TemplateFile { path, text })
+}
+
 /// Returns a file of this machine, whose version is a part of its digest.
-fn local_file(path: &Path, text: String) -> ConfigurationFile {
+fn local_file(path: &Path, text: String, template: Option<TemplateFile>) -> ConfigurationFile {
     let mut version = "sha256:".to_owned();
-    for byte in &Sha256::digest(&text)[..6] {
+    let mut digest = Sha256::new().chain_update(&text);
+    if let Some(TemplateFile { text: Ok(text) | Err(text), .. }) = &template {
+        digest.update([0]);
+        digest.update(text);
+    }
+    for byte in &digest.finalize()[..6] {
         // Writing to a string does not fail.
         let _ = write!(version, "{byte:02x}");
     }
     let key = FileKey(format!("{} {version}", path.display()));
-    ConfigurationFile { key, version, path: path.to_owned(), content: Some(text.into_bytes()), project: None }
+    let (path, content) = (path.to_owned(), Some(text.into_bytes()));
+    ConfigurationFile { key, version, path, content, project: None, template }
 }

@@ -70,7 +70,7 @@ impl ConfigurationPusher {
         if !self.accepted {
             return;
         }
-        let update = self.state.borrow_and_update().update();
+        let update = self.state.borrow_and_update().update(self.poller.agent());
         let Some(update) = update else { return };
         let sent = timeout(FIRST_PUSH_TIMEOUT, push(tunnel, &update)).await;
         if let Ok(PushResult::Accepted(refused)) = sent {
@@ -85,7 +85,7 @@ impl ConfigurationPusher {
     pub async fn run(&mut self, tunnel: &Tunnel) {
         let mut pause = FIRST_PAUSE;
         while self.accepted && self.state.changed().await.is_ok() {
-            let update = self.state.borrow_and_update().update();
+            let update = self.state.borrow_and_update().update(self.poller.agent());
             let Some(update) = update else { continue };
             let name = &self.poller.agent().name;
             match Box::pin(push(tunnel, &update)).await {

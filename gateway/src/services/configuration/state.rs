@@ -7,8 +7,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{ConfigurationFile, FileKey, ReadError, Reading};
-use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate};
+use access::{AgentIdentity, ConfigurationFile, FileKey, ReadError, Reading};
+use environment_templates::EnvironmentTemplate;
+use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate, ProvisionSettings, TemplateFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -32,6 +33,8 @@ pub(crate) struct ConfigurationState {
     /// The last file that the source returned, valid or not.
     last: Option<FileKey>,
     project: Option<String>,
+    /// The template of environments beside the newest file.
+    template: Option<TemplateFile>,
 }
 
 /// The reason why the newest version cannot be used.
@@ -124,6 +127,8 @@ impl ConfigurationState {
             Ok((configuration, places)) => {
                 self.warnings = configuration.warnings();
                 self.places = places;
+                self.warnings.extend(file.template.as_ref().and_then(problem));
+                self.template = file.template;
                 let value = serde_json::to_value(&configuration).expect("serializable");
                 if self.configuration.as_deref() != Some(&value) {
                     self.configuration = Some(Arc::new(value));
@@ -190,12 +195,12 @@ impl ConfigurationState {
 
     /// Returns true if agentk should receive this state after `other`.
     pub(super) fn differs(&self, other: &Self) -> bool {
-        (&self.version, &self.configuration, &self.error)
-            != (&other.version, &other.configuration, &other.error)
+        (&self.version, &self.configuration, &self.error, &self.template)
+            != (&other.version, &other.configuration, &other.error, &other.template)
     }
 
-    /// Returns the message for agentk, or `None` before the first reading.
-    pub(crate) fn update(&self) -> Option<ConfigurationUpdate> {
+    /// Returns the message for an agentk, or `None` before the first reading.
+    pub(crate) fn update(&self, agent: &AgentIdentity) -> Option<ConfigurationUpdate> {
         if self.configuration.is_none() && self.error.is_none() {
             return None;
         }
@@ -207,6 +212,11 @@ impl ConfigurationState {
             configuration: self.configuration.as_deref().cloned(),
             error: self.error.as_ref().map(|error| error.message.clone()),
             places: self.places.clone(),
+            provision: Some(ProvisionSettings {
+                agent: agent.id,
+                name: agent.name.clone(),
+                template: self.template.clone(),
+            }),
         })
     }
 
@@ -246,6 +256,15 @@ fn parse(
     Ok((configuration, keys.into_iter().filter_map(place).collect()))
 }
 
+/// Returns the problem of a template, which fails the jobs of environments.
+fn problem(template: &TemplateFile) -> Option<String> {
+    let error = match &template.text {
+        Ok(text) => EnvironmentTemplate::parse(Path::new(&template.path), text).err()?.to_string(),
+        Err(what) => what.clone(),
+    };
+    Some(format!("{error}: jobs of environments with resource_management fail until it is correct"))
+}
+
 impl ReadResult {
     /// Returns the value of the metric's label.
     pub(super) fn label(self) -> &'static str {
@@ -281,6 +300,8 @@ mod optional_rfc3339 {
 
 #[cfg(test)]
 mod tests {
+    use proto::AgentId;
+
     use super::*;
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
@@ -296,7 +317,12 @@ mod tests {
             path: "agents/prod/config.yaml".into(),
             content: content.map(|text| text.as_bytes().to_vec()),
             project: None,
+            template: None,
         })))
+    }
+
+    fn agent() -> AgentIdentity {
+        AgentIdentity { id: AgentId(7), name: "prod".parse().unwrap(), project: None }
     }
 
     const LEVEL: &str = "observability: {logging: {level: debug}}";
@@ -304,12 +330,12 @@ mod tests {
     #[test]
     fn invalid_file_keeps_the_last_good_one() {
         let mut state = ConfigurationState::default();
-        assert_eq!(state.update(), None, "nothing is sent before the first reading");
+        assert_eq!(state.update(&agent()), None, "nothing is sent before the first reading");
         assert_eq!(state.apply(file("1", Some(LEVEL)), at(1)), ReadResult::Ok);
-        let good = state.update().unwrap();
+        let good = state.update(&agent()).unwrap();
 
         assert_eq!(state.apply(file("2", Some("observability: {login: {}}")), at(2)), ReadResult::Invalid);
-        let update = state.update().unwrap();
+        let update = state.update(&agent()).unwrap();
         assert_eq!((&update.version, &update.configuration), (&good.version, &good.configuration));
         let error = update.error.unwrap();
         assert!(
@@ -323,7 +349,7 @@ mod tests {
 
         assert_eq!(state.apply(file("3", None), at(4)), ReadResult::Ok);
         assert_eq!(state.status().error, None);
-        assert_eq!(state.update().unwrap().configuration, Some(serde_json::json!({})));
+        assert_eq!(state.update(&agent()).unwrap().configuration, Some(serde_json::json!({})));
     }
 
     #[test]
@@ -331,7 +357,7 @@ mod tests {
         let mut state = ConfigurationState::default();
         let outage = || Err(ReadError::Unavailable("connection refused".to_owned()));
         assert_eq!(state.apply(outage(), at(1)), ReadResult::Unavailable);
-        assert_eq!(state.update().unwrap().configuration, None, "agentk keeps the one that it has");
+        assert_eq!(state.update(&agent()).unwrap().configuration, None, "agentk keeps the one that it has");
         assert!(state.error().is_some() && state.fault().is_none(), "the configuration may be valid");
         state.apply(file("1", Some(LEVEL)), at(2));
         let good = state.clone();
@@ -354,11 +380,32 @@ mod tests {
     }
 
     #[test]
+    fn wrong_template_is_a_warning_and_reaches_agentk() {
+        let mut state = ConfigurationState::default();
+        let with_template = |version: &str, text: &str| {
+            let Ok(Some(Reading::File(file))) = file(version, Some(LEVEL)) else { unreachable!() };
+            let template = TemplateFile { path: "t/default.yaml".to_owned(), text: Ok(text.to_owned()) };
+            Ok(Some(Reading::File(ConfigurationFile { template: Some(template), ..file })))
+        };
+        assert_eq!(state.apply(with_template("1", "objects: []"), at(1)), ReadResult::Ok);
+        assert_eq!(state.warnings().len(), 1);
+        assert!(state.warnings()[0].starts_with("t/default.yaml:1:10: objects: "), "{:?}", state.warnings());
+        let before = state.clone();
+        let settings = state.update(&agent()).unwrap().provision.unwrap();
+        assert_eq!(
+            (settings.agent, settings.template.unwrap().text),
+            (AgentId(7), Ok("objects: []".to_owned()))
+        );
+        state.apply(with_template("1", environment_templates::DEFAULT_TEMPLATE), at(2));
+        assert!(state.warnings().is_empty() && state.differs(&before));
+    }
+
+    #[test]
     fn agent_without_source_has_an_empty_configuration() {
         let mut state = ConfigurationState::default();
         state.apply(file("1", Some(LEVEL)), at(1));
         assert_eq!(state.apply(Ok(None), at(2)), ReadResult::None);
-        let update = state.update().unwrap();
+        let update = state.update(&agent()).unwrap();
         assert_eq!((update.version, update.configuration), (None, Some(serde_json::json!({}))));
     }
 }

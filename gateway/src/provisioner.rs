@@ -1,0 +1,294 @@
+//! Makes the objects of an environment exist before the first request of a CI job.
+//!
+//! ```text
+//!   request of a job ─► known? ── yes ──► on to the cluster
+//!                         │ no                  ▲
+//!                         └─► POST to agentk ───┤ repeated until it succeeds, is refused, or the time is over
+//!                                               └─► 424 or 503: the job fails, and says why
+//! ```
+//!
+//! All requests of a job to a replica share one attempt, and its result for a while. Attempts of several replicas and jobs may happen at
+//! the same time: agentk applies objects on the server, so that each of them leads to the same end.
+
+mod metrics;
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use access::{Grant, ManagedEnvironment, RequestError};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header::CONTENT_TYPE};
+use http_body_util::{BodyExt as _, Limited};
+use moka::future::Cache;
+use prometheus_client::registry::Registry;
+use proto::{
+    AgentId, Reason, ServiceName, header,
+    provision::{EnvironmentKey, MAX_BODY, Provisioned},
+};
+use router::RequestClass;
+use tokio::time::{Instant, sleep, timeout_at};
+use tunnel::Body;
+
+use self::metrics::ProvisionerMetrics;
+use crate::{
+    audit::{AuditLog, AuditRecord, AuditedAccess, NewRequest},
+    config::ManagedResourcesConfig,
+    destination::Destination,
+    forward::{ForwardedResponse, Forwarder, agent_error},
+    kill_switch::{KillSwitch, RequestAttributes},
+};
+
+/// The jobs whose results are kept.
+const MAX_JOBS: u64 = 50_000;
+/// The time for which the result of a failed attempt is kept, so that the further requests of the job do not repeat it at once.
+const FAILED: Duration = Duration::from_secs(5);
+/// The pause after the first attempt that may succeed later. It doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Makes the objects of environments exist before the first request of a job.
+#[derive(Debug)]
+pub struct Provisioner {
+    config: ManagedResourcesConfig,
+    outcomes: Cache<JobKey, Arc<Outcome>>,
+    metrics: ProvisionerMetrics,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct JobKey {
+    agent: AgentId,
+    environment: EnvironmentKey,
+    job: u64,
+}
+
+#[derive(Debug)]
+struct Outcome {
+    result: Result<(), RequestError>,
+    expires: Instant,
+}
+
+/// A request of a job, before it is sent to the agent.
+#[derive(Debug)]
+pub(crate) struct JobRequest<'a> {
+    /// The environment and the job.
+    pub(crate) environment: &'a ManagedEnvironment,
+    /// The rights of the job.
+    pub(crate) grant: &'a Arc<Grant>,
+    /// The destination of the request.
+    pub(crate) destination: &'a Destination,
+    /// The address of the job.
+    pub(crate) client: IpAddr,
+    /// The id of the request.
+    pub(crate) id: &'a HeaderValue,
+    /// Sends requests to agents.
+    pub(crate) forwarder: &'a Forwarder,
+    /// The rules by which requests are disabled.
+    pub(crate) kill_switch: &'a KillSwitch,
+    /// The audit log, if there is one.
+    pub(crate) audit: Option<&'a AuditLog>,
+}
+
+impl Provisioner {
+    /// Returns a provisioner with registered metrics.
+    pub(crate) fn new(config: ManagedResourcesConfig, registry: &mut Registry) -> Self {
+        let retention = config.check_period.max(FAILED);
+        let outcomes = Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention).build();
+        Self { config, outcomes, metrics: ProvisionerMetrics::register(registry) }
+    }
+
+    /// Waits until the objects of the environment of a job exist.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `environment-refused` if they cannot be made, `environment-not-ready` if they are not complete in time, and `disabled`
+    /// if the operator has disabled the service `provision`.
+    ///
+    /// # Cancellation safety
+    ///
+    /// Dropping the future cancels the attempt. Another request of the job that waits for it makes the next one.
+    pub(crate) async fn ensure(&self, request: JobRequest<'_>) -> Result<(), RequestError> {
+        if !self.config.enabled {
+            return Ok(());
+        }
+        let key = JobKey {
+            agent: request.destination.agent,
+            environment: request.environment.key.clone(),
+            job: request.environment.job.job,
+        };
+        let known = self.outcomes.get(&key).await.filter(|outcome| !outcome.is_expired());
+        if let Some(outcome) = known {
+            return outcome.result.clone();
+        }
+        let attempt = async {
+            let result = self.attempt(&request).await;
+            let kept = if result.is_ok() { self.config.check_period } else { FAILED };
+            Arc::new(Outcome { result, expires: Instant::now() + kept })
+        };
+        let entry = self.outcomes.entry(key).or_insert_with_if(attempt, |outcome| outcome.is_expired()).await;
+        entry.into_value().result.clone()
+    }
+
+    /// Makes an attempt, with its line in the audit log.
+    async fn attempt(&self, request: &JobRequest<'_>) -> Result<(), RequestError> {
+        let ManagedEnvironment { key, job } = request.environment;
+        let name = |text: &str| text.parse().expect("a constant that is a service name");
+        let destination = Destination {
+            service: name(ServiceName::ENVIRONMENTS),
+            class: RequestClass::Short,
+            ..request.destination.clone()
+        };
+        // For operators it is the service that callers use.
+        let service: ServiceName = name(ServiceName::PROVISION);
+        let mut record = request.record(Destination { service: service.clone(), ..destination.clone() });
+        let started = Instant::now();
+        let disabled = request.kill_switch.disabled(RequestAttributes {
+            address: Some(request.client),
+            service: &service,
+            agent: Some((destination.agent, destination.name.as_ref())),
+            caller: Some(request.grant.caller.name()),
+            user: request.grant.caller.user.as_deref(),
+        });
+        let result = tokio::select! {
+            biased;
+            error = disabled => Err(error),
+            result = self.repeat(request, &destination) => result,
+        };
+        let agent = destination.label();
+        let result = match result {
+            Ok(done) => {
+                let (objects, template) = (done.objects.len(), &*done.template);
+                tracing::info!(%agent, environment = %key, job = job.job, user = job.username, objects, template, "objects of an environment exist");
+                if let Some(record) = &mut record {
+                    record.set_response(StatusCode::OK, &HeaderMap::new());
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let error = describe(error, request.environment);
+                tracing::warn!(%agent, environment = %key, job = job.job, user = job.username, %error, "objects of an environment missing");
+                if let Some(record) = &mut record {
+                    record.refuse(&error, None);
+                }
+                Err(error)
+            }
+        };
+        self.metrics.record(&result, started.elapsed());
+        result
+    }
+
+    /// Sends the request until it succeeds, is refused, or the time is over.
+    async fn repeat(
+        &self,
+        request: &JobRequest<'_>,
+        destination: &Destination,
+    ) -> Result<Provisioned, RequestError> {
+        let deadline = Instant::now() + self.config.timeout;
+        let mut pause = FIRST_PAUSE;
+        let mut last = None;
+        loop {
+            let error = match timeout_at(deadline, send(request, destination)).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(error)) => error,
+                Err(_) => return Err(last.unwrap_or_else(|| late(self.config.timeout))),
+            };
+            if !may_succeed_later(error.reason) || Instant::now() + pause >= deadline {
+                return Err(error);
+            }
+            last = Some(error);
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+impl JobRequest<'_> {
+    /// Begins the record of an attempt, in which the caller is the job, and the user is that of GitLab.
+    fn record(&self, destination: Destination) -> Option<AuditRecord> {
+        let uri = self.environment.key.path().parse().expect("numbers and a slug are a path");
+        let new =
+            NewRequest { id: self.id, client: self.client, method: &Method::POST, host: None, uri: &uri };
+        let mut record = AuditRecord::new(self.audit?, new);
+        let grant = Arc::clone(self.grant);
+        record.set_access(AuditedAccess { grant, destination, upgrade: false, login: false }, &uri, None);
+        record.set_user(&self.environment.job.username);
+        Some(record)
+    }
+}
+
+impl Outcome {
+    fn is_expired(&self) -> bool {
+        Instant::now() >= self.expires
+    }
+}
+
+/// Sends the request once, and reads its response. The agent is not trusted.
+async fn send(request: &JobRequest<'_>, destination: &Destination) -> Result<Provisioned, RequestError> {
+    let ManagedEnvironment { key, job } = request.environment;
+    let body = serde_json::to_vec(job).expect("texts and numbers are serializable");
+    let post = Request::post(key.path())
+        .header(header::SERVICE, ServiceName::ENVIRONMENTS)
+        .header(header::REQUEST_ID, request.id)
+        .header(CONTENT_TYPE, "application/json")
+        .body(Body::from(Bytes::from(body)))
+        .expect("a valid request");
+    // The permit counts the request in its tunnel until the body has ended.
+    let ForwardedResponse { response, request_permit: _permit, .. } =
+        request.forwarder.forward(destination, post).await?;
+    if let Some(error) = agent_error(&response, destination.label()) {
+        return Err(error);
+    }
+    let misbehaved = |what: String| {
+        let what = format!("agent {}: {what}", destination.label());
+        RequestError::new(Reason::AgentMisbehaved, what)
+    };
+    let (head, body) = response.into_parts();
+    if head.status != StatusCode::OK {
+        return Err(misbehaved(format!("it responded with {}", head.status)));
+    }
+    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| misbehaved(error.to_string()))?;
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|_| misbehaved("its response is not the expected JSON".to_owned()))
+}
+
+/// Returns whether the same request may succeed later.
+fn may_succeed_later(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::AgentNotConnected
+            | Reason::TunnelLost
+            | Reason::EnvironmentNotReady
+            | Reason::ScopeAwaited
+            | Reason::ClusterUnreachable
+            | Reason::ClusterTimeout
+            | Reason::ClusterMisbehaved
+            | Reason::TooManyRequests
+    )
+}
+
+fn late(limit: Duration) -> RequestError {
+    let what =
+        format!("they were not complete within {} s (agent.managed_resources.timeout)", limit.as_secs());
+    RequestError::new(Reason::EnvironmentNotReady, what)
+}
+
+/// Returns the error of the job. The reason says whether another attempt may succeed.
+fn describe(error: RequestError, environment: &ManagedEnvironment) -> RequestError {
+    if error.reason == Reason::Disabled {
+        return error;
+    }
+    let ManagedEnvironment { key, job } = environment;
+    let remedy = match error.reason {
+        Reason::UnknownService => {
+            "; managed resources need an agentk of this version, with its configuration from kas"
+        }
+        _ => "",
+    };
+    let what = format!(
+        "the objects of the environment {key} do not exist, so that job {} cannot begin: {}{remedy}",
+        job.job, error.message
+    );
+    match may_succeed_later(error.reason) {
+        true => RequestError::new(Reason::EnvironmentNotReady, what).with_retry_after(FAILED),
+        false => RequestError::new(Reason::EnvironmentRefused, what),
+    }
+}
