@@ -16,7 +16,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use access::{Grant, ManagedEnvironment, RequestError};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header::CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Limited};
 use moka::future::Cache;
 use prometheus_client::registry::Registry;
@@ -159,7 +159,7 @@ impl Provisioner {
                 let (objects, template) = (done.objects.len(), &*done.template);
                 tracing::info!(%agent, environment = %key, job = job.job, user = job.username, objects, template, "objects of an environment exist");
                 if let Some(record) = &mut record {
-                    record.set_response(StatusCode::OK, &HeaderMap::new());
+                    record.set_response(StatusCode::OK);
                 }
                 Ok(())
             }

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// The services whose requests may be writes to the cluster.
-pub(super) const WRITING_SERVICES: [&str; 3] =
+pub(super) const WRITING_SERVICES: [&str; 4] =
     [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::NOTIFY, ServiceName::PROVISION];
 /// The groups that the API server adds to a user by itself, and that no request names.
 pub(super) const ADDED_GROUPS: [&str; 3] =

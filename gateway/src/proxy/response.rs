@@ -5,8 +5,7 @@ use std::sync::Arc;
 use access::RequestError;
 use http::{HeaderMap, Response, StatusCode, Version, header::CONTENT_LENGTH};
 use hyper::upgrade::OnUpgrade;
-use percent_encoding::percent_decode_str;
-use proto::{Reason, ServiceName, header};
+use proto::{Reason, ServiceName};
 use router::{RequestClass, RequestPermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +19,6 @@ use super::{
 };
 use crate::{
     cluster_audit::{AuditJoiner, join_body},
-    destination::AgentLabel,
     forward::{ForwardedResponse, agent_error},
     headers,
     recent::Hop,
