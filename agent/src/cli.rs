@@ -62,7 +62,9 @@ impl Cli {
         let cli = match matches.subcommand_name() {
             Some(_) => Command::from_arg_matches_mut(&mut matches)
                 .map(|command| Self { command: Some(command), run: None }),
-            None => Self::from_arg_matches_mut(&mut matches),
+            // clap takes optional options with further groups of options for absent ones.
+            None => RunOptions::from_arg_matches_mut(&mut matches)
+                .map(|options| Self { command: None, run: Some(options) }),
         };
         cli.map_err(|error| error.format(&mut definition))
     }

@@ -144,7 +144,7 @@ mod tests {
         let hold = HoldOpen { until: until.clone(), at_most: TIMEOUT * 10 };
         let stream = move || {
             let parts = futures_util::stream::unfold(0, |number| async move {
-                tokio::time::sleep(TIMEOUT / 2).await;
+                sleep(TIMEOUT / 2).await;
                 (number < 8).then(|| (Ok::<_, std::convert::Infallible>(Bytes::from("part ")), number + 1))
             });
             let mut response = axum::response::Response::new(axum::body::Body::from_stream(parts));

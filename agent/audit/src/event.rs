@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn line_that_is_too_long_is_left_out() {
-        let groups = vec!["\"".repeat(1000); 100];
+        let groups = vec!["\u{7}".repeat(1000); 100];
         let mut event = delete();
         for user in ["user", "impersonatedUser"] {
             event[user] = json!({"username": groups[0], "uid": groups[0], "groups": groups});

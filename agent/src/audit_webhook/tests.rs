@@ -124,9 +124,11 @@ impl Fixture {
 
     /// Stops the webhook, and returns the events that it has kept.
     async fn stop(self) -> Vec<Value> {
-        self.shutdown.cancel();
-        self.running.await.unwrap();
-        let (mut cursor, mut events) = (Cursor::new(self.view.clone(), self.view.start()), Vec::new());
+        let Self { _directory, view, receiver, shutdown, running, .. } = self;
+        drop(receiver);
+        shutdown.cancel();
+        running.await.unwrap();
+        let (mut cursor, mut events) = (Cursor::new(view.clone(), view.start()), Vec::new());
         let mut read = || {
             cursor.read(&EventFilter::default(), None, |_, _, line| {
                 events.push(serde_json::from_slice(line).unwrap());
@@ -211,7 +213,7 @@ async fn anything_but_a_list_of_events_is_refused_with_the_reason() {
 async fn events_are_dropped_and_counted_while_the_disk_is_too_slow() {
     let (queue, mut batches) = mpsc::channel(1);
     let receiver = Receiver::new(queue, AuditMetrics::default());
-    let body = |number| http_body_util::Full::new(Bytes::from(list(&[event(number, "ResponseComplete")])));
+    let body = |number| Full::new(Bytes::from(list(&[event(number, "ResponseComplete")])));
     for number in 0..3 {
         receiver.receive(body(number)).await.unwrap();
     }

@@ -243,6 +243,7 @@ fn since(text: &str) -> Result<SystemTime, String> {
     }
     let duration = humantime::parse_duration(text);
     let since = duration.ok().and_then(|duration| SystemTime::now().checked_sub(duration));
+    let since = since.filter(|since| *since >= SystemTime::UNIX_EPOCH);
     since.ok_or_else(|| "write a duration such as 2h, or a time such as 2026-11-20T13:00:00Z".to_owned())
 }
 

@@ -276,7 +276,7 @@ mod tests {
             status: StatusCode::from_u16(status).unwrap(),
             retry_after: retry_after.map(Duration::from_secs),
         };
-        let judge = |status, retry_after| super::judge(answer(status, retry_after), 1, second);
+        let judge = |status, retry_after| judge(answer(status, retry_after), 1, second);
         for status in [200, 202, 204] {
             assert_eq!(judge(status, None), Verdict::Delivered);
         }

@@ -400,7 +400,7 @@ async fn caller_reads_the_events_of_its_agents_with_a_right() {
     let token = world.add_second_agent();
     let (log, other) = (EventLog::new(InstanceId::random()), EventLog::new(InstanceId::random()));
     let _agent = agent_with(&[&world], &log).await;
-    let second = World { agent_token: token, ..world.clone() };
+    let second = world.with_agent_token(token);
     let second = agent_with(&[&second], &other).await;
     log.emit(alert("of prod"));
     other.emit(alert("of test"));

@@ -30,7 +30,7 @@ impl Fixture {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(json!({"sub": AGENTK}).to_string());
         let kubeconfig = json!({
             "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
             "users": [{"name": "u", "user": {"token": format!("h.{claims}.s")}}],
         });
         let file = directory.path().join("kubeconfig");
@@ -150,6 +150,7 @@ async fn response_that_follows_has_each_later_event_once() {
     fixture.scope.set(Some(Scope { namespaces: vec!["shop".to_owned()] }));
     fixture.append(6..7);
     fixture.append(1..2);
+    assert_eq!(ids(&next(&mut body).await), ["1"]);
     fixture.scope.set(None);
     let response = fixture.send(Method::GET, "/v1/events?follow=true").await.unwrap();
     let mut later = response.into_body();

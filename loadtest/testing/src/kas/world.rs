@@ -368,6 +368,12 @@ impl World {
         token
     }
 
+    /// Returns the same world with the token of another agent.
+    #[must_use]
+    pub fn with_agent_token(&self, agent_token: SecretString) -> Self {
+        Self { agent_token, ..self.clone() }
+    }
+
     /// Replaces the identity file by one with another token for the caller.
     pub fn revoke_caller(&self) {
         let other = token::new(Holder::Caller);
