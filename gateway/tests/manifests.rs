@@ -12,11 +12,12 @@ use k8s_openapi::api::{
     admissionregistration::v1::ValidatingWebhookConfiguration,
     apps::v1::Deployment,
     autoscaling::v2::HorizontalPodAutoscaler,
-    core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount},
+    core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount},
     networking::v1::{Ingress, NetworkPolicy},
     policy::v1::PodDisruptionBudget,
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use testing::skip::{helm, skipped};
@@ -42,6 +43,9 @@ fn through_types(object: &Value) -> Option<serde_json::Result<Value>> {
         ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration") => {
             round_trip::<ValidatingWebhookConfiguration>(object)
         }
+        ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
+            round_trip::<CustomResourceDefinition>(object)
+        }
         ("apps/v1", "Deployment") => round_trip::<Deployment>(object),
         ("autoscaling/v2", "HorizontalPodAutoscaler") => round_trip::<HorizontalPodAutoscaler>(object),
         ("networking.k8s.io/v1", "Ingress") => round_trip::<Ingress>(object),
@@ -52,6 +56,7 @@ fn through_types(object: &Value) -> Option<serde_json::Result<Value>> {
         ("rbac.authorization.k8s.io/v1", "Role") => round_trip::<Role>(object),
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => round_trip::<RoleBinding>(object),
         ("v1", "ConfigMap") => round_trip::<ConfigMap>(object),
+        ("v1", "PersistentVolumeClaim") => round_trip::<PersistentVolumeClaim>(object),
         ("v1", "Pod") => round_trip::<Pod>(object),
         ("v1", "Secret") => round_trip::<Secret>(object),
         ("v1", "Service") => round_trip::<Service>(object),

@@ -426,7 +426,7 @@ async fn caller_reads_the_events_of_its_agents_with_a_right() {
         ("/agents/prod/agent-events/v1/events", 404, "unknown-path"),
     ] {
         let (found, body) = read(path).await;
-        assert_eq!((found, &body["reason"]), (status, &reason.into()), "{path}: {body}");
+        assert_eq!((found, &body["error"]), (status, &reason.into()), "{path}: {body}");
     }
     world.set_caller_rights("services: [kubernetes]");
     assert_eq!(read("/agents/prod/events/v1/events").await.0, 403);

@@ -52,7 +52,7 @@ async fn get_has_these_messages() {
     assert_eq!(request.header.extra, None);
     assert_eq!(
         names(&head.header),
-        ["Via", "X-Forwarded-For", "X-Request-Id"],
+        ["Audit-Id", "Via", "X-Forwarded-For", "X-Request-Id"],
         "no credential of the caller"
     );
     assert_eq!(request.data, [b""; 0]);
