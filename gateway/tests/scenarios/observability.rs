@@ -32,7 +32,7 @@ async fn each_path_has_its_status_and_content_type() {
         ("/readiness", 503, plain, "not ready: starting\n"),
         ("/metrics", 200, metrics, "# HELP "),
         ("/agents", 200, "application/json", "{\n"),
-        ("/", 404, plain, "the paths are /liveness, /readiness, /metrics and /agents\n"),
+        ("/", 404, plain, "the paths are /liveness, /readiness, /metrics, /agents and /events\n"),
         ("/metrics/", 404, plain, "the paths are /liveness"),
     ] {
         let response = send(&world, Method::GET, path).await;
