@@ -297,8 +297,10 @@ async fn agent_that_sends_anything_but_lines_ends_its_response_only() {
     for wrong in ["{}", "not json", &format!("{{\"type\":\"event\",\"a\":\"{}\"}}", "x".repeat(1 << 20))] {
         let before = world.cluster.log.lock().clone();
         world.cluster.write(wrong);
-        let body = world.auditor.get("/agents/prod/audit").await.into_body();
-        assert!(body.collect().await.is_err(), "{}", &wrong[..2]);
+        let auditor = world.auditor.clone();
+        let read = async move { auditor.get("/agents/prod/audit").await.into_body().collect().await.is_ok() };
+        // The head may not arrive either, which is a panic of the client.
+        assert!(!tokio::spawn(read).await.unwrap_or(false), "{}", &wrong[..2]);
         *world.cluster.log.lock() = before;
     }
     world.cluster.write(r#"{"type":"gap","position":"0a.7","lost_bytes":9}"#);
