@@ -11,10 +11,9 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
 use tower::{ServiceExt as _, service_fn};
 
-use crate::{http_limits::HttpLimits, request_count::RequestCount};
+use crate::{hold_open::HoldOpen, http_limits::HttpLimits, request_count::RequestCount};
 
 /// The routes of a listener, and the limits of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -70,15 +69,6 @@ impl HttpServer {
     }
 }
 
-/// An extension of a response whose body is a stream: the connection is not idle while it is sent.
-#[derive(Clone, Debug)]
-pub(crate) struct HoldOpen {
-    /// Cancelled when the body is dropped.
-    pub(crate) until: CancellationToken,
-    /// The longest time: a client may stop reading.
-    pub(crate) at_most: Duration,
-}
-
 /// Counts a request as in flight until its response has begun, or longer if the response says so.
 struct RequestGuard(Arc<RequestCount>);
 
@@ -107,6 +97,8 @@ mod tests {
         task::JoinHandle,
         time::{Instant, sleep},
     };
+
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
 

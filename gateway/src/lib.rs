@@ -49,6 +49,7 @@ pub mod event_sources;
 pub mod events;
 mod forward;
 mod headers;
+mod hold_open;
 mod hosts;
 mod http_limits;
 mod http_server;

@@ -5,7 +5,7 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 use http::{Request, Response};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Body, CallError, CallErrorKind, client::RequestSender, keepalive::KeepaliveState};
+use crate::{Body, CallError, CallErrorKind, keepalive::KeepaliveState, request_sender::RequestSender};
 
 /// A handle to send requests to one agentk. Cheap to clone; all clones share the connection.
 #[derive(Clone, Debug)]

@@ -51,6 +51,7 @@ mod overhead;
 mod read_ahead;
 mod read_budget;
 mod relay;
+mod request_sender;
 mod send_body;
 mod server;
 mod stall_timer;

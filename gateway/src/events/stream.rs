@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{EventFilter, EventQuery, Events, ListedEvent, MAX_WATCHERS};
-use crate::http_server::HoldOpen;
+use crate::hold_open::HoldOpen;
 
 /// The type of the body.
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
