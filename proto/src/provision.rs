@@ -13,7 +13,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentId, AgentName, gitops::ObjectId};
+use crate::{AgentId, gitops::ObjectId};
 
 /// The largest body of a request or a response, in bytes.
 pub const MAX_BODY: usize = 256 << 10;

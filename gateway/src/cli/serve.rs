@@ -44,11 +44,12 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 21] = [
+const OURS: [&str; 22] = [
     "access",
     "backoff",
     "cli",
     "cores",
+    "environment_templates",
     "files",
     "gateway",
     "git",
