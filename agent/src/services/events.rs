@@ -62,7 +62,7 @@ impl Reader {
                     lines.put(line(&AgentEventLine::Missed(missed)));
                 }
                 for event in events {
-                    lines.put(line(&AgentEventLine::Event((*event).clone())));
+                    lines.put(line(&AgentEventLine::Event(Box::new((*event).clone()))));
                 }
                 return lines.freeze();
             }

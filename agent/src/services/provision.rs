@@ -31,7 +31,10 @@ use proto::{
     },
 };
 use serde_json::{Map, Value};
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tunnel::Body;
 
 pub(crate) use self::metrics::ProvisionMetrics;
@@ -64,8 +67,8 @@ struct Shared {
     /// What the last configuration says. `None` before the first one.
     settings: Mutex<Option<Arc<Settings>>>,
     requests: Semaphore,
-    /// One lock for each environment that is being changed.
-    environments: Mutex<HashMap<EnvironmentKey, Weak<tokio::sync::Mutex<()>>>>,
+    /// One permit for each environment that is being changed.
+    environments: Mutex<HashMap<EnvironmentKey, Weak<Semaphore>>>,
     metrics: ProvisionMetrics,
 }
 
@@ -188,15 +191,15 @@ impl ProvisionService {
     }
 
     /// Waits until no other request of this process changes an environment.
-    async fn lock(&self, key: &EnvironmentKey) -> tokio::sync::OwnedMutexGuard<()> {
+    async fn lock(&self, key: &EnvironmentKey) -> OwnedSemaphorePermit {
         let lock = {
             let mut all = self.0.environments.lock();
             all.retain(|_, lock| lock.strong_count() > 0);
-            let lock = all.get(key).and_then(Weak::upgrade).unwrap_or_default();
+            let lock = all.get(key).and_then(Weak::upgrade).unwrap_or_else(|| Arc::new(Semaphore::new(1)));
             all.insert(key.clone(), Arc::downgrade(&lock));
             lock
         };
-        lock.lock_owned().await
+        lock.acquire_owned().await.expect("the semaphore is never closed")
     }
 }
 

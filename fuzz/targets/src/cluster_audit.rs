@@ -15,7 +15,7 @@ const MAX_EVENT: usize = 64 << 10;
 pub fn run(data: &[u8]) {
     let (events, end) = scan(data, data.len().max(1));
     for size in [1, 7] {
-        assert_eq!(scan(data, size), (events.clone(), end.clone()), "chunks of {size} bytes");
+        assert_eq!(scan(data, size), (events.clone(), end), "chunks of {size} bytes");
     }
     for event in events.iter().flatten() {
         check(event);

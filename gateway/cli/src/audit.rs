@@ -98,7 +98,7 @@ impl AuditCommand {
         let mut reading = Reading::default();
         let since = self.since.or_else(|| (!self.follow).then(|| SystemTime::now() - DEFAULT_TIME));
         if self.output == Output::Text {
-            print(&text::HEADINGS)?;
+            print(text::HEADINGS)?;
         }
         loop {
             let before = reading.position.clone();

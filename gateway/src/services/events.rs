@@ -197,7 +197,7 @@ impl EventsFeed {
                 AgentEventLine::Missed(count) => {
                     events.metrics().count_of_agent(AgentEventResult::Missed, count)
                 }
-                AgentEventLine::Event(event) => self.accept(&mut checker, event).await?,
+                AgentEventLine::Event(event) => self.accept(&mut checker, *event).await?,
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Events of Git projects, from a program to receivers and objects in a real cluster.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, slice, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -164,7 +164,7 @@ fn event_reaches_webhook_repository_flux_and_argo_once() {
          spec: {{source: {{repoURL: 'https://gitlab.example.com/group/shop.git'}}}}\n"
     );
     apply(&world.cluster, &objects);
-    let policy = policy(world.installation.directory(), &[url.clone()]);
+    let policy = policy(world.installation.directory(), slice::from_ref(&url));
     world.installation.put_policy(&policy);
     world.configure(&format!(
         "notify:\n  projects:\n  - id: group/shop\n    refs: [refs/heads/main]\n    webhooks: [{{url: '{url}'}}]\n    \

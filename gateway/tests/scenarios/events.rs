@@ -297,7 +297,7 @@ async fn rules_of_the_kill_switch_are_events() {
 fn line(instance: InstanceId, sequence: u64, event: impl Into<NewAgentEvent>) -> Bytes {
     let id = AgentEventId { instance, sequence };
     let event = AgentEvent { id, time: SystemTime::now(), event: event.into() };
-    Bytes::from(serde_json::to_string(&AgentEventLine::Event(event)).unwrap() + "\n")
+    Bytes::from(serde_json::to_string(&AgentEventLine::Event(Box::new(event))).unwrap() + "\n")
 }
 
 #[tokio::test(start_paused = true)]

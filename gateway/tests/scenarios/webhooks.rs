@@ -155,7 +155,7 @@ async fn append(world: &World, kind: EventKind, message: &str) {
 /// Waits until a webhook is delivered to by one of the replicas. A new one begins after the events that are there.
 async fn active(worlds: &[World]) {
     let until = Instant::now() + PATIENCE;
-    while !worlds.iter().any(|world| is_active(world)) {
+    while !worlds.iter().any(is_active) {
         assert!(Instant::now() < until, "no replica delivers");
         sleep(Duration::from_millis(5)).await;
     }

@@ -23,7 +23,7 @@ const MAX_KEY: usize = 128;
 #[serde(rename_all = "snake_case")]
 pub enum AgentEventLine {
     /// An event.
-    Event(AgentEvent),
+    Event(Box<AgentEvent>),
     /// This many events were forgotten before kas has read them.
     Missed(u64),
 }
@@ -152,7 +152,7 @@ mod tests {
             time: SystemTime::UNIX_EPOCH + Duration::from_millis(5),
             event: NewAgentEvent::from(content).with_state("degraded"),
         };
-        let line = AgentEventLine::Event(event);
+        let line = AgentEventLine::Event(Box::new(event));
         let mut json = json!({"event": {
             "id": "1b1b1b1b1b1b1b1b1b1b1b1b1b1b1b1b:3",
             "time": "1970-01-01T00:00:00.005Z",

@@ -1,6 +1,9 @@
 //! The contract of `RouteStore`, as one suite that runs on every implementation.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    slice,
+    time::{Duration, SystemTime},
+};
 
 use proto::{
     AgentId, Epoch, InstanceId, ReplicaId,
@@ -206,7 +209,7 @@ async fn latest_event_of_each_reference_is_kept_once(here: TestStore<'_>, there:
     assert!(recorded.fields().sequence > 1_700_000_000_000, "about the time in milliseconds");
     for store in [here, there] {
         assert_eq!(store.store.record_event(&first).await.unwrap(), RecordedEvent::Known);
-        assert_eq!(store.store.latest_events(project).await.unwrap(), [recorded.clone()]);
+        assert_eq!(store.store.latest_events(project).await.unwrap(), slice::from_ref(&recorded));
     }
     let second = there.store.record_event(&event(project, main, "2")).await.unwrap();
     let RecordedEvent::New(second) = second else { panic!("it is new") };

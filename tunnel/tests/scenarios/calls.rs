@@ -1,14 +1,14 @@
 //! A tunnel to an HTTP/2 client: a handler carries the requests, as for GitLab's agentk.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    sync::{Mutex, mpsc},
+    sync::mpsc,
     task::JoinHandle,
     time::sleep,
 };
@@ -134,7 +134,7 @@ async fn monitor_of_a_call_resets_both_directions() {
 }
 
 /// Upgrades a call: the bytes of kas come back in capitals.
-fn upgraded(body: &Body) -> Response<Body> {
+fn upgraded(monitor: StreamMonitor) -> Response<Body> {
     let (near, mut far) = tokio::io::duplex(1024);
     tokio::spawn(async move {
         let mut input = Vec::new();
@@ -145,7 +145,7 @@ fn upgraded(body: &Body) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
-    UpgradedStream::from_io(near, body.monitor().unwrap()).put_into(&mut response);
+    UpgradedStream::from_io(near, monitor).put_into(&mut response);
     response
 }
 
@@ -168,7 +168,7 @@ async fn exchange(upgraded: UpgradedStream) -> Vec<u8> {
 async fn upgraded_connection_of_a_handler_ends_each_direction_on_its_own() {
     let mut connection = connect().await;
     let (mut stream, _received, body) = connection.call().await;
-    let mut response = upgraded(&body);
+    let mut response = upgraded(body.monitor().unwrap());
     let upgraded = upgrade::take(&mut response).unwrap();
     assert!(upgrade::take(&mut response).is_none());
     send(&mut stream).await;
@@ -181,10 +181,12 @@ async fn upgraded_connection_of_a_handler_passes_another_replica() {
     let mut connection = connect().await;
     let (_stream, _received, body) = connection.call().await;
     let (agentk, _drain) = direct::accept_calls(tokio::io::empty(), &TunnelConfig::default());
-    let body = Arc::new(Mutex::new(body));
-    let into = agentk.tunnel(move |_| {
-        let body = Arc::clone(&body);
-        Box::pin(async move { Ok(upgraded(&*body.lock().await)) })
+    let into = agentk.tunnel({
+        let monitor = body.monitor().unwrap();
+        move |_| {
+            let response = upgraded(monitor.clone());
+            Box::pin(async { Ok(response) })
+        }
     });
 
     let (near, far) = tokio::io::duplex(64 << 10);

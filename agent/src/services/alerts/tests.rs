@@ -54,11 +54,11 @@ impl Drop for World {
 }
 
 impl World {
-    async fn start(relay: Option<&Relay>, server: &ApiServer, section: AlertsSection) -> Self {
-        Self::start_with(relay, server, section, Restrictions::default(), true).await
+    fn start(relay: Option<&Relay>, server: &ApiServer, section: AlertsSection) -> Self {
+        Self::start_with(relay, server, section, Restrictions::default(), true)
     }
 
-    async fn start_with(
+    fn start_with(
         relay: Option<&Relay>,
         server: &ApiServer,
         section: AlertsSection,
@@ -212,7 +212,7 @@ async fn drop_by_a_policy_that_asks_becomes_one_event_and_an_open_alert() {
         wait.flatten_stream().boxed()
     })
     .await;
-    let world = World::start(Some(&relay), &server, AlertsSection::default()).await;
+    let world = World::start(Some(&relay), &server, AlertsSection::default());
     eventually("the policies are known", || world.alerts.policies.load().len() == 2).await;
     go.send_replace(true);
 
@@ -255,7 +255,7 @@ async fn flood_of_hostile_flows_is_bounded_and_counted() {
     })
     .await;
     let began = Instant::now();
-    let world = World::start(Some(&relay), &server, all()).await;
+    let world = World::start(Some(&relay), &server, all());
     eventually("all flows are counted", || world.metrics.counted(Verdict::Dropped) == FLOWS).await;
     let open = world.alerts.table.lock().open();
     assert!(open.len() <= MAX_OPEN + 1);
@@ -289,7 +289,7 @@ async fn lost_relay_is_connected_again_from_the_last_flow_on() {
         _ => panic!("one call too many"),
     })
     .await;
-    let world = World::start(Some(&relay), &server, all()).await;
+    let world = World::start(Some(&relay), &server, all());
     let events = world.wait_for_events(2).await;
     assert_eq!(events[1].event.content.details["destination"], "example.com (443/TCP)");
     assert_eq!((world.metrics.dropped("lost-by-hubble"), world.metrics.failures()), (7, 3));
@@ -304,7 +304,7 @@ async fn lost_relay_is_connected_again_from_the_last_flow_on() {
 async fn only_the_pod_that_leads_reports() {
     let server = ApiServer::start(Contents::default()).await;
     let relay = Relay::start(|_| open([flow(egress_drop("web", 443))])).await;
-    let world = World::start_with(Some(&relay), &server, all(), Restrictions::default(), false).await;
+    let world = World::start_with(Some(&relay), &server, all(), Restrictions::default(), false);
     eventually("the flow is counted", || world.metrics.counted(Verdict::Dropped) == 1).await;
     // The look of each second.
     sleep(LOOK * 2).await;
@@ -334,7 +334,7 @@ async fn scope_limits_what_is_watched_counted_and_read() {
     let scope = Scope::new(vec!["shop".to_owned()]).unwrap();
     let scope = Arc::new(ScopeEnforcer::new(Some(scope), AgentMetrics::default()));
     let restrictions = Restrictions { scope: Some(Arc::clone(&scope)), policy: None };
-    let world = World::start_with(Some(&relay), &server, AlertsSection::default(), restrictions, true).await;
+    let world = World::start_with(Some(&relay), &server, AlertsSection::default(), restrictions, true);
     eventually("the policy is known", || world.alerts.policies.load().len() == 1).await;
     go.send_replace(true);
     world.wait_for_events(1).await;
@@ -365,7 +365,7 @@ async fn violations_of_policy_engines_are_alerts_from_now_on() {
         vec![added("a", "PolicyViolation"), added("b", "BackOff"), added("c", "PolicyViolation")],
     )];
     let server = ApiServer::start(Contents { lists, watches, ..Contents::default() }).await;
-    let world = World::start(None, &server, AlertsSection::default()).await;
+    let world = World::start(None, &server, AlertsSection::default());
     let events = world.wait_for_events(1).await;
     let content = &events[0].event.content;
     assert_eq!(content.message, "shop/Pod/web-1 violates the policy disallow-latest-tag (PolicyViolation)");
@@ -379,7 +379,7 @@ async fn violations_of_policy_engines_are_alerts_from_now_on() {
 async fn caller_with_an_identity_needs_the_right_to_list_events() {
     let server = ApiServer::start(Contents { allowed: vec!["shop"], ..Contents::default() }).await;
     let relay = Relay::start(|_| open([flow(egress_drop("web", 443))])).await;
-    let world = World::start(Some(&relay), &server, all()).await;
+    let world = World::start(Some(&relay), &server, all());
     world.wait_for_events(1).await;
     assert_eq!(world.get("?namespace=shop", Some("ana")).await.unwrap()["total"], 1);
     for query in ["", "?namespace=other"] {
@@ -410,7 +410,7 @@ async fn policy_of_the_owner_limits_what_is_watched_and_read() {
     let policy = PolicyEnforcer::load(file, served, AgentMetrics::default()).unwrap();
     let restrictions = Restrictions { scope: None, policy: Some(Arc::new(policy)) };
     let relay = Relay::start(|_| open([flow(egress_drop("web", 443))])).await;
-    let world = World::start_with(Some(&relay), &server, AlertsSection::default(), restrictions, true).await;
+    let world = World::start_with(Some(&relay), &server, AlertsSection::default(), restrictions, true);
     // No policy is known, because agentk may not read them.
     eventually("the flow is read", || world.metrics.dropped("not-asked") == 1).await;
     assert_eq!(server.requests(), Vec::<String>::new());
@@ -431,7 +431,7 @@ async fn configuration_of_kas_applies_while_agentk_runs() {
         flows.boxed()
     })
     .await;
-    let world = World::start(Some(&relay), &server, AlertsSection::default()).await;
+    let world = World::start(Some(&relay), &server, AlertsSection::default());
     eventually("flows are read", || world.metrics.dropped("not-asked") > 0).await;
     let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
     let service = ConfigurationService::new(scope, None, AgentMetrics::default());

@@ -202,10 +202,14 @@ async fn effect(notify: &Notify, target: &Target, event: &ProjectEvent) -> Resul
 
 /// Returns the result of several effects: that of one that may succeed later, or else of one that was refused.
 pub(super) fn combine(results: impl IntoIterator<Item = Result<(), EffectError>>) -> Result<(), EffectError> {
-    results.into_iter().fold(Ok(()), |before, now| match (before, now) {
-        (Err(failed @ EffectError::Failed(_)), _) | (_, Err(failed @ EffectError::Failed(_))) => Err(failed),
-        (before, now) => before.and(now),
-    })
+    let mut combined = Ok(());
+    for result in results {
+        match result {
+            Err(EffectError::Failed(_)) => return result,
+            _ => combined = combined.and(result),
+        }
+    }
+    combined
 }
 
 impl From<ApiError> for EffectError {
