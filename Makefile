@@ -9,6 +9,8 @@ ADVISORIES := $(wildcard ../shared/advisory-db)
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
+# Every target builds the whole workspace: with fewer packages, their dependencies have fewer features, and all is built once more.
+
 .PHONY: build
 build: ## Build kas, agentk, loadtest and bench, optimized, into target/release
 	cargo build --release --workspace --bins
@@ -52,7 +54,7 @@ unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
 	cargo build --workspace --bins
-	cargo nextest run -p gateway --test e2e --test-threads 3 --success-output immediate
+	cargo nextest run --workspace --test e2e --test-threads 3 --success-output immediate
 
 # Paths with %2F, which differential_http_reading has, do not fit into GitLab's protocol.
 GITLAB_PROTOCOL = test(/^(upgrades|websocket|cancellation|impersonation|streams|terminals|changes|reading|lifecycle)::/) | \
@@ -61,7 +63,7 @@ GITLAB_PROTOCOL = test(/^(upgrades|websocket|cancellation|impersonation|streams|
 .PHONY: e2e-gitlab
 e2e-gitlab: ## The same with kas and agentk that speak GitLab's protocol: what it can carry
 	cargo build --workspace --bins
-	E2E_PROTOCOL=gitlab cargo nextest run -p gateway --test e2e --test-threads 3 -E '$(GITLAB_PROTOCOL)'
+	E2E_PROTOCOL=gitlab cargo nextest run --workspace --test e2e --test-threads 3 -E '$(GITLAB_PROTOCOL)'
 
 # Networks, Git servers and GitLab are the same with each API server.
 DIFFERENTIAL = test(/^differential::differential_/) | test(/^graph::/) | test(/^admission::/) | \
@@ -71,7 +73,7 @@ DIFFERENTIAL = test(/^differential::differential_/) | test(/^graph::/) | test(/^
 differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph; prints what differs
 	cargo build --workspace --bins
 	rm -rf target/differential
-	cargo nextest run -p gateway --test e2e --test-threads 3 -E '$(DIFFERENTIAL)'; code=$$?; \
+	cargo nextest run --workspace --test e2e --test-threads 3 -E '$(DIFFERENTIAL)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
 
 # The Python of the tests of client libraries has the YAML library where the system's does not.
@@ -80,17 +82,17 @@ CHART_TEST = $(PYTHON) deploy/charts/test
 
 .PHONY: charts
 charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, its API server reads what is rendered
-	cargo build -p gateway -p agent --bins
+	cargo build --workspace --bins
 	$(CHART_TEST)
 
 .PHONY: charts-update
 charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes
-	cargo build -p gateway -p agent --bins
+	cargo build --workspace --bins
 	$(CHART_TEST) --update
 
 .PHONY: alerts
 alerts: ## Rules and dashboards with a real Prometheus, KUBECONFIG and seven faults, each of which fires its alert; 3 minutes
-	cargo build -p gateway -p agent --bins
+	cargo build --workspace --bins
 	$(PYTHON) deploy/charts/test-alerts
 
 # Where kas and agentk are; target/release after make build.
@@ -98,13 +100,13 @@ ACCEPTANCE_PROGRAMS ?= target/debug
 
 .PHONY: acceptance
 acceptance: ## Install, upgrade, rotate and remove both charts under load in KUBECONFIG's cluster, whose node is this machine
-	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),cargo build -p gateway -p agent --bins)
+	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),cargo build --workspace --bins)
 	deploy/image --programs $(ACCEPTANCE_PROGRAMS) --output target/acceptance --tag acceptance
 	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
 
 .PHONY: compose
 compose: ## Start deploy/compose.yaml with podman and KUBECONFIG, by the commands of docs/install.md; less than a minute
-	cargo build -p gateway -p agent --bins
+	cargo build --workspace --bins
 	deploy/compose/test
 
 .PHONY: skew
@@ -131,7 +133,7 @@ E2E_LARGE_MIB ?= 1024
 e2e-large: export E2E_LARGE_MIB := $(E2E_LARGE_MIB)
 e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that they take; make e2e sends 64
 	cargo build --workspace --bins
-	cargo nextest run -p gateway --test e2e --profile large --no-capture -E 'test(/^large::/)'
+	cargo nextest run --workspace --test e2e --profile large --no-capture -E 'test(/^large::/)'
 
 .PHONY: bench
 bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx; redis-server for two replicas)
