@@ -212,9 +212,8 @@ impl App {
             let (kubernetes, restrictions) = (kubernetes.clone(), restrictions.clone());
             let metrics = AlertsMetrics::register(&mut registry);
             let leader = Arc::clone(&leader);
-            // Without GitOps and events, there is no Lease, because kas does not say which agent this is: each pod reports, and kas
-            // leaves out what another pod has reported.
-            let leads = move || leader.agent().is_none() || leader.is_leading();
+            // Without a Lease, each pod reports, and kas leaves out what another pod has reported.
+            let leads = move || leader.is_leading_or_unnamed();
             let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events.clone(), metrics);
             AlertsMetrics::register_open(&mut registry, &alerts);
             // Added after the policy: what it reads, and what callers see, passes it.

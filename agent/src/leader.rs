@@ -2,7 +2,10 @@
 //!
 //! GitOps and events share it, so that one pod does all work of an agent.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use gitops_engine::{ApiError, Candidate, Fence, KubeCluster, Leadership, Stopped, while_open};
 use proto::AgentId;
@@ -15,6 +18,9 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
+/// The time after the start for which a pod waits for a kas that names the agent, before it takes itself for one without a Lease.
+const AGENT_WAIT: Duration = Duration::from_secs(30);
+
 /// The leadership of this pod, as its workers see it.
 pub(crate) struct Leader {
     /// The cluster as agentk uses it itself.
@@ -26,6 +32,7 @@ pub(crate) struct Leader {
     agent: OnceLock<AgentId>,
     agent_known: Notify,
     leadership: watch::Sender<Leadership>,
+    started: Instant,
     /// Cancelled when the workers must stop writing, because the Lease is given back.
     stopping: CancellationToken,
     workers: TaskTracker,
@@ -47,6 +54,7 @@ impl Leader {
             agent: OnceLock::new(),
             agent_known: Notify::new(),
             leadership: watch::Sender::default(),
+            started: Instant::now(),
             stopping: CancellationToken::new(),
             workers: TaskTracker::new(),
         });
@@ -77,6 +85,11 @@ impl Leader {
 
     pub(crate) fn is_leading(&self) -> bool {
         self.leadership.borrow().is_held()
+    }
+
+    /// Returns whether this pod leads, or no pod can: without GitOps and events of projects, no kas names the agent, and there is no Lease.
+    pub(crate) fn is_leading_or_unnamed(&self) -> bool {
+        self.is_leading() || (self.agent().is_none() && self.started.elapsed() >= AGENT_WAIT)
     }
 
     /// Returns a receiver of changes of the leadership.
@@ -148,5 +161,26 @@ impl LeaderTask {
 impl std::fmt::Debug for Leader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Leader").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_waits_for_the_name_of_its_agent_before_it_acts_without_a_lease() {
+        let new = || {
+            let cluster = KubeCluster::new(|| panic!("no request is sent"));
+            Leader::new(cluster, "default".to_owned(), "pod".to_owned()).0
+        };
+        let (named, unnamed) = (new(), new());
+        assert!(!named.is_leading_or_unnamed() && !unnamed.is_leading_or_unnamed());
+        named.set_agent(AgentId(7));
+        advance(AGENT_WAIT).await;
+        assert!(!named.is_leading_or_unnamed(), "another pod may hold the Lease");
+        assert!(unnamed.is_leading_or_unnamed());
     }
 }

@@ -204,6 +204,7 @@ async fn events(
         query: query.as_deref(),
         headers: &headers,
         only: None,
+        caller: None,
         replica: admin.replica,
         draining: &admin.draining,
     };

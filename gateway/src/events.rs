@@ -14,6 +14,7 @@ mod list;
 mod metrics;
 mod query;
 mod stream;
+mod watchers;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -21,17 +22,19 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use router::{EventPage, EventPosition, NewEvent, RouteStore, StoreError, StoreHealth};
 use tokio::{
-    sync::{Notify, Semaphore, watch},
+    sync::{Notify, watch},
     time::sleep,
 };
 
+use self::watchers::Watchers;
 pub(crate) use self::{
     answer::{EventAnswer, EventRequest, EventRequestError},
     filter::EventFilter,
     list::{EventList, ListedEvent},
     metrics::{AgentEventResult, EventMetrics},
     query::{EventQuery, EventQueryError},
-    stream::{EVENT_STREAM, EventStream, TooManyWatchers, stream_response},
+    stream::{EVENT_STREAM, EventStream, stream_response},
+    watchers::TooManyWatchers,
 };
 
 /// The most events of kas itself that wait for the store.
@@ -40,8 +43,6 @@ const MAX_QUEUED: usize = 10_000;
 const BATCH: usize = 50;
 /// The first and the longest wait after a failure of the store.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-/// The most readers that follow at this replica at the same time.
-const MAX_WATCHERS: usize = 500;
 
 /// The events of all replicas. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
@@ -52,7 +53,7 @@ struct Shared {
     store: Arc<dyn RouteStore>,
     queue: Mutex<VecDeque<NewEvent>>,
     queued: Notify,
-    watchers: Arc<Semaphore>,
+    watchers: Watchers,
     metrics: EventMetrics,
 }
 
@@ -63,7 +64,7 @@ impl Events {
             store,
             queue: Mutex::default(),
             queued: Notify::new(),
-            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            watchers: Watchers::default(),
             metrics: EventMetrics::register(registry),
         }))
     }

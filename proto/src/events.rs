@@ -160,7 +160,7 @@ impl EventContent {
         self
     }
 
-    /// Cuts texts to their limits, replaces control characters, and leaves out details that are too many or have no valid name. An
+    /// Cuts texts to their limits, replaces hidden characters, and leaves out details that are too many or have no valid name. An
     /// event has at most 3 KiB of text then.
     #[must_use]
     pub fn bounded(self) -> Self {
@@ -263,10 +263,27 @@ impl EventSubject {
     }
 }
 
-/// Returns one line of at most `max` bytes.
+/// Returns whether a character is a control character, changes the direction of a line, or has no width: a text with it does not look like
+/// what it is, in a terminal and in a message.
+pub fn is_hidden(c: char) -> bool {
+    let format = matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || format
+}
+
+/// Returns one line of at most `max` bytes, in which hidden characters are spaces.
 fn clean(text: &str, max: usize) -> String {
     let mut line = String::with_capacity(text.len().min(max));
-    for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+    for character in text.chars().map(|c| if is_hidden(c) { ' ' } else { c }) {
         if line.len() + character.len_utf8() > max {
             break;
         }
@@ -325,6 +342,13 @@ mod tests {
         assert!("syncs".parse::<EventKind>().unwrap_err().to_string().ends_with("alert, other"));
         assert_eq!(EventKind::KillSwitch.of_agent(), EventKind::Other, "an agent cannot report it");
         assert_eq!(EventKind::Alert.of_agent(), EventKind::Alert);
+    }
+
+    #[test]
+    fn hidden_characters_become_spaces() {
+        let message = "a\u{202e}b\u{200b}c\u{feff}d\u{2066}e\u{e0041}f é 日本";
+        let content = EventContent::new(EventKind::Alert, Severity::Info, message).bounded();
+        assert_eq!(content.message, "a b c d e f é 日本");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fmt,
+    hash::Hash,
     str::FromStr,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -26,8 +27,10 @@ pub const MAX_EVENTS_PER_AGENT: usize = 1000;
 pub const EVENTS_PERIOD: Duration = Duration::from_secs(7 * 86_400);
 /// The time after which the claim of a cursor ends unless it is renewed.
 pub const CURSOR_TTL: Duration = Duration::from_secs(12);
-/// The most states of the subjects of one agent. All of them are forgotten when there are more.
+/// The most states that one agent has reported, and the most of its processes.
 pub(crate) const MAX_STATES: usize = 1000;
+/// The states, or processes, that are forgotten when there are more. All of them at once would repeat the events of each subject.
+pub(crate) const EVICTED_STATES: usize = 100;
 
 /// The position of an event, as a text `<milliseconds since 1970>-<number>`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,15 +60,28 @@ pub struct NewEvent {
     pub event: Event,
 }
 
-/// The state of the subject of an event. The store remembers the last one of each subject of each agent.
+/// The state of the subject of an event. The store remembers the last one of each subject of each scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectState {
+    /// Where the subject is one.
+    pub scope: StateScope,
     /// The subject, as a short text.
     pub subject: String,
     /// Its state.
     pub state: String,
     /// The first state of a subject is no event.
     pub quiet: bool,
+}
+
+/// The scope of a subject. An agent that reports any number of states changes none of the other scopes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateScope {
+    /// All of kas, also if the event names an agent.
+    Fleet,
+    /// The agent of the event, whose state kas itself has noticed.
+    Agent,
+    /// The agent of the event, which has reported the state.
+    Reported,
 }
 
 /// An event of the log.
@@ -121,7 +137,10 @@ pub(crate) struct StateTable(HashMap<Option<AgentId>, States>);
 
 #[derive(Debug, Default)]
 struct States {
-    subjects: HashMap<String, String>,
+    /// Those that kas has noticed.
+    noticed: HashMap<String, String>,
+    /// Those that the agent has reported.
+    reported: HashMap<String, String>,
     origins: HashMap<InstanceId, u64>,
 }
 
@@ -139,8 +158,16 @@ impl EventPosition {
     /// The position before all events.
     pub const START: Self = Self { millis: 0, sequence: 0 };
 
-    /// Returns the position before all events that were appended at a time.
+    /// Returns the position before all events that were appended at a time, or after it.
     pub fn before(time: SystemTime) -> Self {
+        match Self::first_at(time).millis.checked_sub(1) {
+            Some(millis) => Self { millis, sequence: u64::MAX },
+            None => Self::START,
+        }
+    }
+
+    /// Returns the position of the first event that is appended at a time.
+    fn first_at(time: SystemTime) -> Self {
         let millis = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
         Self { millis: u64::try_from(millis).unwrap_or(u64::MAX), sequence: 0 }
     }
@@ -221,7 +248,7 @@ impl EventTable {
 
     /// Returns the position of an event that is appended at `now`.
     pub(crate) fn next_position(&self, now: SystemTime) -> EventPosition {
-        let (newest, next) = (self.newest(), EventPosition::before(now));
+        let (newest, next) = (self.newest(), EventPosition::first_at(now));
         if next > newest { next } else { EventPosition { sequence: newest.sequence + 1, ..newest } }
     }
 
@@ -304,8 +331,8 @@ impl StateTable {
     /// Notes the position of an event in its process. Returns false if this or a later event was noted before.
     pub(crate) fn note_origin(&mut self, event: &Event, origin: AgentEventId) -> bool {
         let origins = &mut self.0.entry(source(event)).or_default().origins;
-        if !origins.contains_key(&origin.instance) && origins.len() >= MAX_STATES {
-            origins.clear();
+        if !origins.contains_key(&origin.instance) {
+            make_room(origins);
         }
         let last = origins.entry(origin.instance).or_default();
         let is_new = origin.sequence > *last;
@@ -320,17 +347,29 @@ impl StateTable {
 
     /// Notes a state. Returns whether it is an event.
     pub(crate) fn note_state(&mut self, event: &Event, new: &SubjectState) -> bool {
-        let states = &mut self.0.entry(source(event)).or_default().subjects;
-        let before = states.get(&new.subject);
-        if before == Some(&new.state) {
-            return false;
+        let source = source(event).filter(|_| new.scope != StateScope::Fleet);
+        let States { noticed, reported, .. } = self.0.entry(source).or_default();
+        let states = match new.scope {
+            StateScope::Fleet | StateScope::Agent => noticed,
+            StateScope::Reported => {
+                if !reported.contains_key(&new.subject) {
+                    make_room(reported);
+                }
+                reported
+            }
+        };
+        let before = states.insert(new.subject.clone(), new.state.clone());
+        before.as_ref() != Some(&new.state) && (before.is_some() || !new.quiet)
+    }
+}
+
+/// Removes some entries, in no order, if there are too many.
+fn make_room<K: Clone + Eq + Hash, V>(entries: &mut HashMap<K, V>) {
+    if entries.len() >= MAX_STATES {
+        let evicted: Vec<K> = entries.keys().take(EVICTED_STATES).cloned().collect();
+        for key in &evicted {
+            entries.remove(key);
         }
-        let is_event = before.is_some() || !new.quiet;
-        if before.is_none() && states.len() >= MAX_STATES {
-            states.clear();
-        }
-        states.insert(new.subject.clone(), new.state.clone());
-        is_event
     }
 }
 
@@ -399,6 +438,18 @@ mod tests {
     }
 
     #[test]
+    fn position_before_a_time_is_before_all_of_its_events() {
+        let at = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        let mut table = EventTable::default();
+        let position = table.next_position(at(1000));
+        assert_eq!(position, EventPosition { millis: 1000, sequence: 0 });
+        table.insert(LoggedEvent { position, ..event(None, 1) });
+        assert_eq!(read(&table, EventPosition::before(at(1000)), 9), (false, vec![1000]));
+        assert_eq!(read(&table, EventPosition::before(at(1001)), 9), (false, vec![]));
+        assert_eq!(EventPosition::before(at(0)), EventPosition::START);
+    }
+
+    #[test]
     fn events_are_read_once_and_in_order() {
         let mut table = EventTable::default();
         for number in [1, 2, 3, 2, 4] {
@@ -454,18 +505,24 @@ mod tests {
     fn state_is_an_event_when_it_changes() {
         let (mut states, event) = (StateTable::default(), event(Some(1), 1).event);
         let mut note = |state: &str, quiet| {
-            let state = SubjectState { subject: "web".to_owned(), state: state.to_owned(), quiet };
+            let scope = StateScope::Reported;
+            let state = SubjectState { scope, subject: "web".to_owned(), state: state.to_owned(), quiet };
             states.note_state(&event, &state)
         };
         assert!(!note("healthy", true), "it was healthy from the start");
         assert!(note("degraded", true) && !note("degraded", false) && note("healthy", true));
-        let other = SubjectState { subject: "db".to_owned(), state: "degraded".to_owned(), quiet: false };
-        assert!(states.note_state(&event, &other));
-        for number in 0..MAX_STATES {
-            let subject = format!("subject {number}");
-            states.note_state(&event, &SubjectState { subject, state: "x".to_owned(), quiet: false });
+        let degraded = |scope, subject: String| SubjectState {
+            scope,
+            subject,
+            state: "degraded".to_owned(),
+            quiet: false,
+        };
+        assert!(states.note_state(&event, &degraded(StateScope::Reported, "db".to_owned())));
+        for number in 0..3 * MAX_STATES {
+            states.note_state(&event, &degraded(StateScope::Reported, number.to_string()));
+            let reported = states.0[&Some(AgentId(1))].reported.len();
+            assert!((number.min(MAX_STATES - EVICTED_STATES)..=MAX_STATES).contains(&reported));
         }
-        assert!(states.0[&Some(AgentId(1))].subjects.len() <= MAX_STATES);
     }
 
     #[test]

@@ -29,7 +29,7 @@ mod waiters;
 pub use self::choice::RequestClass;
 pub use self::events::{
     CURSOR_TTL, CursorRequest, EVENTS_PERIOD, EventPage, EventPosition, InvalidEventPosition, LoggedEvent,
-    MAX_EVENTS, MAX_EVENTS_PER_AGENT, NewEvent, SubjectState,
+    MAX_EVENTS, MAX_EVENTS_PER_AGENT, NewEvent, StateScope, SubjectState,
 };
 pub use self::gcra::{AddressLimit, AddressRefusal};
 pub use self::leases::{LEASE_TTL, LeaseRequest};

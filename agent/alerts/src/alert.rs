@@ -9,13 +9,18 @@ use std::{
 use proto::events::{EventContent, EventKind, EventSubject, NewAgentEvent, Severity};
 use serde::{Serialize, Serializer};
 
-use crate::policy::PolicyRef;
+use crate::policy::{Direction, PolicyRef};
+
+/// The time after which an alert that goes on is reported again.
+pub(crate) const AGAIN: Duration = Duration::from_secs(15 * 60);
 
 /// What happens again and again. Occurrences with the same key are one alert.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AlertKey {
     /// What the policy has done.
     pub verdict: Verdict,
+    /// The end whose policy decided. Violations have none.
+    pub direction: Option<Direction>,
     /// The namespace of the end whose policy decided, or of the object that violates a policy. It is empty for what is in none.
     pub namespace: String,
     /// The sender, or the object that violates a policy.
@@ -76,6 +81,9 @@ pub struct Alert {
     pub severity: Severity,
     /// What the policy has done.
     pub verdict: Verdict,
+    /// The end whose policy decided.
+    #[serde(skip)]
+    pub direction: Option<Direction>,
     /// The namespace of the end whose policy decided, or of the object.
     pub namespace: String,
     /// The sender or the object.
@@ -119,6 +127,8 @@ pub struct AlertReport {
     pub alert: Alert,
     /// Its state.
     pub state: AlertState,
+    /// The time of the report.
+    pub at: SystemTime,
 }
 
 impl AlertKey {
@@ -139,6 +149,7 @@ impl AlertKey {
     pub(crate) fn overflow() -> Self {
         Self {
             verdict: Verdict::Dropped,
+            direction: None,
             namespace: String::new(),
             source: Peer { name: "many sources".to_owned(), ..Peer::default() },
             destination: Destination::many(),
@@ -198,6 +209,13 @@ impl PolicyRef {
 }
 
 impl AlertReport {
+    /// Returns the number of quarters of an hour since the first occurrence, rounded, so that the clocks of nodes and the times at which
+    /// pods look make no difference.
+    fn quarter(&self) -> u64 {
+        let elapsed = self.at.duration_since(self.alert.first).unwrap_or_default();
+        (elapsed + AGAIN / 2).as_secs() / AGAIN.as_secs()
+    }
+
     /// Returns the sentence for people.
     fn message(&self) -> String {
         let Alert { verdict, source, destination, policy, reason, count, .. } = &self.alert;
@@ -217,10 +235,12 @@ impl AlertReport {
 
 impl From<AlertReport> for NewAgentEvent {
     fn from(report: AlertReport) -> Self {
-        let message = report.message();
-        let AlertReport { alert, state } = report;
-        let of_source = alert.verdict == Verdict::Violation || alert.source.namespace == alert.namespace;
-        let subject = if of_source { &alert.source } else { &alert.destination.peer };
+        let (message, quarter) = (report.message(), report.quarter());
+        let AlertReport { alert, state, .. } = report;
+        let subject = match alert.direction {
+            Some(Direction::Ingress) => &alert.destination.peer,
+            Some(Direction::Egress) | None => &alert.source,
+        };
         let subject = EventSubject {
             namespace: alert.namespace.clone(),
             kind: subject.kind.clone(),
@@ -243,9 +263,9 @@ impl From<AlertReport> for NewAgentEvent {
             }
         };
         let first = alert.first.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        // Another pod that has led meanwhile may have reported the same.
+        // Another pod may have reported the same, with another count: it has led meanwhile, or there is no Lease.
         let key = match state {
-            AlertState::Ongoing => format!("alert:{}:{first}:{}", alert.id, alert.count),
+            AlertState::Ongoing => format!("alert:{}:{first}:{quarter}", alert.id),
             AlertState::Opened | AlertState::Closed => {
                 format!("alert:{}:{first}:{}", alert.id, state.as_str())
             }

@@ -11,6 +11,10 @@ use crate::{
     text::clean,
 };
 
+/// The namespaces in which Events may be about objects of other ones: those of policy engines, and that of Events about objects of the
+/// cluster. Whoever may write Events in another namespace must not report violations of others.
+const ENGINE_NAMESPACES: [&str; 3] = ["gatekeeper-system", "kyverno", "default"];
+
 /// An Event that is an alert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineAlert {
@@ -38,9 +42,12 @@ pub fn alert_of_event(
         return Err(Ignored::OtherReason);
     }
     let message = text(event, "/message");
-    let (source, policy) = subject(event, &message);
-    let namespace =
-        if source.kind.is_empty() { text(event, "/metadata/namespace") } else { source.namespace.clone() };
+    let (mut source, policy) = subject(event, &message);
+    let own = text(event, "/metadata/namespace");
+    if source.kind.is_empty() || !ENGINE_NAMESPACES.contains(&&*own) {
+        source.namespace = own;
+    }
+    let namespace = source.namespace.clone();
     if !in_scope(&namespace) {
         return Err(Ignored::OutOfScope);
     }
@@ -48,6 +55,7 @@ pub fn alert_of_event(
     let time = times.iter().find_map(|pointer| event.pointer(pointer)?.as_str());
     let key = AlertKey {
         verdict: Verdict::Violation,
+        direction: None,
         namespace,
         source,
         destination: Destination::default(),
@@ -143,6 +151,35 @@ mod tests {
             "reason": "FailedAdmission", "message": "Admission webhook denied request",
         });
         assert_eq!(names(&event), expected("", "Namespace/shop", "K8sRequiredLabels/must-have-owner"));
+    }
+
+    #[test]
+    fn event_of_a_tenant_is_about_its_own_namespace() {
+        let annotated = |namespace: &str| {
+            json!({
+                "metadata": {"namespace": namespace, "annotations": {
+                    "constraint_kind": "K8sRequiredLabels", "constraint_name": "owner",
+                    "resource_kind": "Pod", "resource_name": "db-0", "resource_namespace": "bank",
+                }},
+                "reason": "FailedAdmission", "message": "denied",
+            })
+        };
+        let related = json!({
+            "metadata": {"namespace": "shop"},
+            "involvedObject": {"apiVersion": "kyverno.io/v1", "kind": "Policy", "namespace": "shop", "name": "labels"},
+            "related": {"kind": "Node", "name": "node-1"},
+            "reason": "PolicyViolation", "message": "fail",
+        });
+        assert_eq!(
+            names(&annotated("gatekeeper-system")),
+            expected("bank", "bank/Pod/db-0", "K8sRequiredLabels/owner")
+        );
+        assert_eq!(
+            names(&annotated("shop")),
+            expected("shop", "shop/Pod/db-0", "K8sRequiredLabels/owner"),
+            "the owner of shop has no access to bank"
+        );
+        assert_eq!(names(&related), expected("shop", "shop/Node/node-1", "shop/labels"));
     }
 
     #[test]

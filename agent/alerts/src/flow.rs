@@ -79,6 +79,7 @@ pub fn key_of_flow(
     }
     let key = AlertKey {
         verdict,
+        direction: Some(direction),
         namespace: clean(&decided.namespace),
         source: self::peer(source),
         destination: Destination { peer, port, protocol },

@@ -20,6 +20,6 @@ mod text;
 pub use self::{
     alert::{Alert, AlertKey, AlertReport, AlertState, Destination, Peer, Verdict},
     flow::{Ignored, key_of_flow},
-    policy::{ALERT_ANNOTATION, NetworkPolicy, PolicyRef, PolicySet},
+    policy::{ALERT_ANNOTATION, Applied, Direction, NetworkPolicy, PolicyRef, PolicySet, RefusedPolicy},
     table::{AlertTable, MAX_OPEN, Observed},
 };

@@ -1,6 +1,6 @@
 //! The network policies that ask for alerts, and which of them dropped a flow.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,10 +13,16 @@ use crate::{
 /// The annotation with which a policy asks for alerts. Its value is `true`.
 pub const ALERT_ANNOTATION: &str = "app.gitlab.com/alert";
 
-/// The most policies that are kept.
+/// The most policies that are kept, and those of one namespace: a flow is compared with those of its namespace, which its owner writes.
 const MAX_POLICIES: usize = 5000;
-/// The most rules of a policy, and requirements of a selector.
+const MAX_PER_NAMESPACE: usize = 200;
+/// The most rules of a policy.
 const MAX_RULES: usize = 64;
+/// The most labels, expressions and values in the selectors of a policy, and the bytes of all of them.
+const MAX_TERMS: usize = 64;
+const MAX_POLICY_TEXT: usize = 8 << 10;
+/// The most labels of an endpoint that are compared.
+const MAX_LABELS: usize = 256;
 
 /// The name of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -36,15 +42,36 @@ pub struct NetworkPolicy {
     rules: Vec<Rule>,
 }
 
-/// The policies of a cluster that ask for alerts.
+/// The policies of a cluster that ask for alerts. Clones share the policies.
 #[derive(Clone, Debug, Default)]
 pub struct PolicySet {
-    policies: BTreeMap<PolicyRef, NetworkPolicy>,
+    /// The policies by name, of each namespace. No namespace is empty.
+    namespaces: BTreeMap<String, BTreeMap<String, Arc<NetworkPolicy>>>,
+    /// The number of policies.
+    len: usize,
+}
+
+/// The effect of an object on a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The set has changed.
+    pub changed: bool,
+    /// The reason why the policy is not in the set, although it asks for alerts.
+    pub refused: Option<RefusedPolicy>,
+}
+
+/// The reason why a policy is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedPolicy {
+    /// There are too many, in its namespace or in all.
+    TooMany,
+    /// Its selectors are too large.
+    TooLarge,
 }
 
 /// The end of a flow whose policy decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
     /// The policy of the destination.
     Ingress,
     /// The policy of the source.
@@ -74,32 +101,46 @@ struct Requirement {
 }
 
 impl NetworkPolicy {
-    /// Reads a policy that asks for alerts. Returns `None` for other policies, and for those whose selectors cannot be read.
-    pub fn asking_for_alerts(object: &Value) -> Option<Self> {
+    /// Reads a policy that asks for alerts. Returns `None` for other policies. Rules whose selectors cannot be read select nothing.
+    ///
+    /// # Errors
+    ///
+    /// The policy is too large.
+    pub fn asking_for_alerts(object: &Value) -> Result<Option<Self>, RefusedPolicy> {
         let asks = object.pointer("/metadata/annotations/app.gitlab.com~1alert").and_then(Value::as_str);
         if asks != Some("true") {
-            return None;
+            return Ok(None);
         }
-        let text = |key: &str| object["metadata"][key].as_str().map(clean).unwrap_or_default();
-        let name = PolicyRef { namespace: text("namespace"), name: text("name") };
         let specs = object["specs"].as_array().into_iter().flatten();
         let specs = specs.chain([&object["spec"]]).filter(|spec| spec.is_object());
-        let rules = specs.take(MAX_RULES).filter_map(Rule::read).collect();
-        Some(Self { name, rules })
+        let (mut rules, mut terms, mut bytes) = (Vec::new(), 0, 0);
+        for spec in specs {
+            let Some(rule) = Rule::read(spec) else { continue };
+            let size = rule.endpoints.size();
+            (terms, bytes) = (terms + size.0, bytes + size.1);
+            if rules.len() == MAX_RULES || terms > MAX_TERMS || bytes > MAX_POLICY_TEXT {
+                return Err(RefusedPolicy::TooLarge);
+            }
+            rules.push(rule);
+        }
+        Ok(Some(Self { name: name_of(object), rules }))
     }
 
-    /// Returns whether the endpoint is denied what no policy allows, because of this policy.
-    fn isolates(&self, endpoint: &Endpoint, direction: Direction) -> bool {
-        let applies = self.name.namespace.is_empty() || self.name.namespace == endpoint.namespace;
-        applies
-            && self.rules.iter().any(|rule| {
-                let denies = match direction {
-                    Direction::Ingress => rule.ingress,
-                    Direction::Egress => rule.egress,
-                };
-                denies && rule.endpoints.matches(&endpoint.labels)
-            })
+    /// Returns whether an endpoint of the policy's namespace with these labels is denied what no policy allows, because of this policy.
+    fn isolates(&self, labels: &[String], direction: Direction) -> bool {
+        self.rules.iter().any(|rule| {
+            let denies = match direction {
+                Direction::Ingress => rule.ingress,
+                Direction::Egress => rule.egress,
+            };
+            denies && rule.endpoints.matches(labels)
+        })
     }
+}
+
+fn name_of(object: &Value) -> PolicyRef {
+    let text = |key: &str| object["metadata"][key].as_str().map(clean).unwrap_or_default();
+    PolicyRef { namespace: text("namespace"), name: text("name") }
 }
 
 impl Rule {
@@ -107,9 +148,6 @@ impl Rule {
         // A nodeSelector is for the firewall of hosts, whose endpoints have no namespace.
         let selector = spec.get("endpointSelector").or_else(|| spec.get("nodeSelector"))?;
         let endpoints = Selector::deserialize(selector).ok()?;
-        if endpoints.match_labels.len() + endpoints.match_expressions.len() > MAX_RULES {
-            return None;
-        }
         let has_rules =
             |key: &str| spec.get(key).and_then(Value::as_array).is_some_and(|rules| !rules.is_empty());
         let denies = |direction: &str| {
@@ -121,6 +159,16 @@ impl Rule {
 }
 
 impl Selector {
+    /// Returns the number of labels, expressions and values, and the bytes of their texts.
+    fn size(&self) -> (usize, usize) {
+        let labels = self.match_labels.iter().map(|(key, value)| key.len() + value.len());
+        let expressions = self.match_expressions.iter().flat_map(|Requirement { key, operator, values }| {
+            let values = values.iter().map(String::len);
+            values.chain([key.len() + operator.len()])
+        });
+        labels.chain(expressions).fold((0, 0), |(terms, bytes), length| (terms + 1, bytes + length))
+    }
+
     fn matches(&self, labels: &[String]) -> bool {
         self.match_labels.iter().all(|(key, value)| value_of(labels, key) == Some(value))
             && self.match_expressions.iter().all(|requirement| {
@@ -152,41 +200,79 @@ fn value_of<'a>(labels: &'a [String], key: &str) -> Option<&'a str> {
     })
 }
 
-impl PolicySet {
-    /// Adds or replaces a policy, or removes one that does not ask for alerts any more. Returns false if there are too many.
-    pub fn apply(&mut self, object: &Value) -> bool {
-        let Some(policy) = NetworkPolicy::asking_for_alerts(object) else {
-            self.remove(object);
-            return true;
-        };
-        if self.policies.len() >= MAX_POLICIES && !self.policies.contains_key(&policy.name) {
-            return false;
+impl RefusedPolicy {
+    /// All reasons.
+    pub const ALL: [Self; 2] = [Self::TooMany, Self::TooLarge];
+
+    /// Returns the word in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TooMany => "too-many-policies",
+            Self::TooLarge => "too-large-policies",
         }
-        self.policies.insert(policy.name.clone(), policy);
-        true
+    }
+}
+
+impl PolicySet {
+    /// Adds or replaces a policy, or removes one that does not ask for alerts any more, or that is too large now.
+    pub fn apply(&mut self, object: &Value) -> Applied {
+        let policy = match NetworkPolicy::asking_for_alerts(object) {
+            Ok(Some(policy)) => policy,
+            Ok(None) => return Applied { changed: self.remove(object), refused: None },
+            Err(refused) => return Applied { changed: self.remove(object), refused: Some(refused) },
+        };
+        if self.get(&policy.name).is_some_and(|known| **known == policy) {
+            return Applied { changed: false, refused: None };
+        }
+        let changed = self.insert(Arc::new(policy));
+        Applied { changed, refused: (!changed).then_some(RefusedPolicy::TooMany) }
     }
 
-    /// Removes a policy.
-    pub fn remove(&mut self, object: &Value) {
-        let text = |key: &str| object["metadata"][key].as_str().map(clean).unwrap_or_default();
-        self.policies.remove(&PolicyRef { namespace: text("namespace"), name: text("name") });
+    /// Removes a policy. Returns whether there was one.
+    pub fn remove(&mut self, object: &Value) -> bool {
+        let PolicyRef { namespace, name } = name_of(object);
+        let Some(policies) = self.namespaces.get_mut(&namespace) else { return false };
+        let removed = policies.remove(&name).is_some();
+        if policies.is_empty() {
+            self.namespaces.remove(&namespace);
+        }
+        self.len -= usize::from(removed);
+        removed
     }
 
     /// Adds the policies of another set, as far as there is room.
     pub fn extend(&mut self, other: &Self) {
-        let room = MAX_POLICIES.saturating_sub(self.policies.len());
-        let new = other.policies.iter().take(room);
-        self.policies.extend(new.map(|(name, policy)| (name.clone(), policy.clone())));
+        for policy in other.namespaces.values().flat_map(BTreeMap::values) {
+            self.insert(Arc::clone(policy));
+        }
+    }
+
+    /// Adds or replaces a policy. Returns false if there is no room.
+    fn insert(&mut self, policy: Arc<NetworkPolicy>) -> bool {
+        let PolicyRef { namespace, name } = &policy.name;
+        let of_namespace = self.namespaces.get(namespace);
+        let is_known = of_namespace.is_some_and(|policies| policies.contains_key(name));
+        let is_full = of_namespace.is_some_and(|policies| policies.len() >= MAX_PER_NAMESPACE);
+        if !is_known && (is_full || self.len >= MAX_POLICIES) {
+            return false;
+        }
+        self.len += usize::from(!is_known);
+        self.namespaces.entry(namespace.clone()).or_default().insert(name.clone(), policy);
+        true
+    }
+
+    fn get(&self, PolicyRef { namespace, name }: &PolicyRef) -> Option<&Arc<NetworkPolicy>> {
+        self.namespaces.get(namespace)?.get(name)
     }
 
     /// Returns the number of policies.
     pub fn len(&self) -> usize {
-        self.policies.len()
+        self.len
     }
 
     /// Returns whether there is no policy.
     pub fn is_empty(&self) -> bool {
-        self.policies.is_empty()
+        self.len == 0
     }
 
     /// Returns the policy that asks for an alert about a flow that `endpoint` was denied: one that `denied_by` names, or, if there is
@@ -198,18 +284,14 @@ impl PolicySet {
         denied_by: &[Policy],
     ) -> Option<&PolicyRef> {
         if denied_by.is_empty() {
-            let namespaces = ["", &*endpoint.namespace];
-            let of = |namespace: &str| {
-                let first = PolicyRef { namespace: namespace.to_owned(), name: String::new() };
-                let namespace = namespace.to_owned();
-                self.policies.range(first..).take_while(move |(name, _)| name.namespace == namespace)
-            };
-            let mut candidates = namespaces.into_iter().rev().flat_map(of);
-            return candidates.find(|(_, policy)| policy.isolates(endpoint, direction)).map(|(name, _)| name);
+            // A hostile pod has any number of labels.
+            let labels = &endpoint.labels[..endpoint.labels.len().min(MAX_LABELS)];
+            let of = |namespace: &str| self.namespaces.get(namespace).into_iter().flat_map(BTreeMap::values);
+            let mut candidates = of(&endpoint.namespace).chain(of(""));
+            return candidates.find(|policy| policy.isolates(labels, direction)).map(|policy| &policy.name);
         }
-        denied_by.iter().find_map(|policy| {
-            let name = PolicyRef { namespace: policy.namespace.clone(), name: policy.name.clone() };
-            self.policies.get_key_value(&name).map(|(name, _)| name)
+        denied_by.iter().find_map(|Policy { name, namespace, .. }| {
+            self.namespaces.get(namespace)?.get(name).map(|policy| &policy.name)
         })
     }
 }
@@ -234,7 +316,7 @@ mod tests {
 
     fn set(objects: &[Value]) -> PolicySet {
         let mut set = PolicySet::default();
-        assert!(objects.iter().all(|object| set.apply(object)));
+        assert!(objects.iter().all(|object| set.apply(object).refused.is_none()));
         set
     }
 
@@ -309,28 +391,83 @@ mod tests {
         let pod = endpoint("a", &[]);
         assert_eq!(responsible(&set, &pod, Direction::Ingress), None);
         assert_eq!(responsible(&set, &pod, Direction::Egress).as_deref(), Some("a/p"));
-        set.apply(&object("a", "p", "no", &spec));
-        assert!(set.is_empty());
+        let applied = |changed| Applied { changed, refused: None };
+        assert_eq!(set.apply(&object("a", "p", "true", &spec)), applied(false), "it is the same");
+        assert_eq!(set.apply(&object("a", "p", "no", &spec)), applied(true));
+        assert_eq!(set.apply(&object("a", "p", "no", &spec)), applied(false));
+        assert!(set.is_empty() && set.namespaces.is_empty() && !set.remove(&object("a", "p", "no", &spec)));
     }
 
     #[test]
     fn hostile_policies_are_bounded() {
-        let labels: BTreeMap<String, String> =
-            (0..1000).map(|number| (number.to_string(), String::new())).collect();
-        let spec = json!({"endpointSelector": {"matchLabels": labels}, "ingress": [{}]});
-        let read = NetworkPolicy::asking_for_alerts(&object("a", "p", "true", &spec)).unwrap();
-        assert!(read.rules.is_empty());
+        let labels = |number: usize, length: usize| -> BTreeMap<String, String> {
+            (0..number).map(|number| (number.to_string(), "x".repeat(length))).collect()
+        };
+        let with_labels = |number, length| json!({"endpointSelector": {"matchLabels": labels(number, length)}, "ingress": [{}]});
+        let with_values = |number: usize, length: usize| {
+            let values = vec!["x".repeat(length); number];
+            let expressions = json!([{"key": "app", "operator": "In", "values": values}]);
+            json!({"endpointSelector": {"matchExpressions": expressions}, "ingress": [{}]})
+        };
+        let read = |spec: &Value| NetworkPolicy::asking_for_alerts(&object("a", "p", "true", spec));
+        for (spec, fits) in [
+            (with_labels(MAX_TERMS, 60), true),
+            (with_labels(MAX_TERMS + 1, 1), false),
+            (with_labels(1, MAX_POLICY_TEXT), false),
+            (with_values(MAX_TERMS - 1, 60), true),
+            (with_values(MAX_TERMS, 1), false),
+            (with_values(100_000, 1), false),
+            (with_values(1, 1 << 20), false),
+        ] {
+            assert_eq!(read(&spec).is_ok(), fits, "{:.100}", spec.to_string());
+        }
+        let specs = |number: usize, spec: Value| {
+            let mut object = object("a", "p", "true", &json!(null));
+            object["specs"] = vec![spec; number].into();
+            object
+        };
+        let any = json!({"endpointSelector": {}, "ingress": [{}]});
+        assert!(NetworkPolicy::asking_for_alerts(&specs(MAX_RULES, any.clone())).is_ok());
+        for many in [specs(MAX_RULES + 1, any.clone()), specs(9, with_labels(8, 1))] {
+            assert_eq!(NetworkPolicy::asking_for_alerts(&many), Err(RefusedPolicy::TooLarge));
+        }
         for wrong in [
             json!(null),
             json!(7),
             json!({"endpointSelector": 7}),
             json!({"endpointSelector": {"matchLabels": {"a": 1}}}),
         ] {
-            assert!(NetworkPolicy::asking_for_alerts(&object("a", "p", "true", &wrong)).is_some());
+            assert!(read(&wrong).unwrap().unwrap().rules.is_empty());
         }
-        let mut set = PolicySet::default();
-        let spec = json!({"endpointSelector": {}});
-        let added = (0..MAX_POLICIES + 10).filter(|n| set.apply(&object("a", &n.to_string(), "true", &spec)));
-        assert_eq!(added.count(), MAX_POLICIES);
+
+        let mut set = set(&[object("a", "p", "true", &any)]);
+        let large = set.apply(&object("a", "p", "true", &with_values(1000, 1)));
+        assert_eq!(large, Applied { changed: true, refused: Some(RefusedPolicy::TooLarge) });
+        assert!(set.is_empty(), "it is another policy now");
+        let mut fill = |namespaces: usize, policies: usize| {
+            let names = (0..namespaces * policies).map(|n| (n / policies, n % policies));
+            let added = names.filter(|(namespace, n)| {
+                let object = object(&namespace.to_string(), &n.to_string(), "true", &any);
+                set.apply(&object).refused.is_none()
+            });
+            (added.count(), set.len())
+        };
+        assert_eq!(fill(1, MAX_PER_NAMESPACE + 10), (MAX_PER_NAMESPACE, MAX_PER_NAMESPACE));
+        assert_eq!(fill(100, MAX_PER_NAMESPACE), (MAX_POLICIES, MAX_POLICIES));
+        let (mut merged, shared) = (set.clone(), &set.namespaces["0"]["0"]);
+        merged.extend(&set);
+        assert_eq!(merged.len(), MAX_POLICIES);
+        assert!(Arc::ptr_eq(&merged.namespaces["0"]["0"], shared), "policies are not copied");
+    }
+
+    #[test]
+    fn endpoint_with_many_labels_is_compared_by_the_first_ones() {
+        let web = json!({"endpointSelector": {"matchLabels": {"app": "web"}}, "ingress": [{}]});
+        let set = set(&[object("shop", "web", "true", &web)]);
+        let mut labels = vec!["k8s:other=1"; MAX_LABELS - 1];
+        labels.push("k8s:app=web");
+        assert!(responsible(&set, &endpoint("shop", &labels), Direction::Ingress).is_some());
+        labels.insert(0, "k8s:more=1");
+        assert!(responsible(&set, &endpoint("shop", &labels), Direction::Ingress).is_none());
     }
 }

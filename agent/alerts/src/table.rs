@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    alert::{Alert, AlertKey, AlertReport, AlertState, Peer},
+    alert::{AGAIN, Alert, AlertKey, AlertReport, AlertState, Peer},
     rate::ReportRate,
 };
 
@@ -18,8 +18,6 @@ const MAX_PER_SOURCE: usize = 50;
 /// The reports at once, and the time for a further one.
 const BURST: u32 = 50;
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
-/// The time after which an alert that goes on is reported again.
-const AGAIN: Duration = Duration::from_secs(15 * 60);
 /// The time for which a pod that does not lead remembers that an alert began: if it leads by then, it reports the alert, because the
 /// leader before may have ended without having done so.
 const HANDOVER: Duration = Duration::from_secs(60);
@@ -195,11 +193,11 @@ impl AlertTable {
 
     fn report(&mut self, key: &AlertKey, state: AlertState, now: SystemTime) -> Option<AlertReport> {
         if state == AlertState::Closed {
-            return self.remove(key).map(|group| AlertReport { alert: group.alert(key), state });
+            return self.remove(key).map(|group| AlertReport { alert: group.alert(key), state, at: now });
         }
         let group = self.groups.get_mut(key)?;
         group.reported = Some(Reported { at: now, count: group.count });
-        Some(AlertReport { alert: group.alert(key), state })
+        Some(AlertReport { alert: group.alert(key), state, at: now })
     }
 }
 
@@ -215,6 +213,7 @@ impl Group {
             id: key.id(),
             severity: key.verdict.severity(),
             verdict: key.verdict,
+            direction: key.direction,
             namespace: key.namespace.clone(),
             source: key.source.clone(),
             destination: key.destination.clone(),

@@ -1,10 +1,11 @@
 //! Texts that workloads of the cluster have chosen.
 
+use proto::events::is_hidden;
+
 /// The longest text of an alert, in bytes: the longest name of a Kubernetes object.
 pub(crate) const MAX_TEXT: usize = 253;
 
-/// Returns one line of at most [`MAX_TEXT`] bytes. Control characters, and characters that change the direction of a line or have no
-/// width, become spaces, so that the text looks like what it is in a terminal and in a message.
+/// Returns one line of at most [`MAX_TEXT`] bytes, in which hidden characters are spaces.
 pub(crate) fn clean(text: &str) -> String {
     let mut line = String::with_capacity(text.len().min(MAX_TEXT));
     for character in text.chars().map(|c| if is_hidden(c) { ' ' } else { c }) {
@@ -14,12 +15,6 @@ pub(crate) fn clean(text: &str) -> String {
         line.push(character);
     }
     line.trim().to_owned()
-}
-
-fn is_hidden(c: char) -> bool {
-    let format =
-        matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    c.is_control() || format
 }
 
 #[cfg(test)]

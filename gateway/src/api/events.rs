@@ -24,6 +24,7 @@ pub(super) async fn get_events(
         query: query.as_deref(),
         headers: &headers,
         only: None,
+        caller: None,
         replica: api.replica,
         draining: &api.draining,
     };

@@ -6,7 +6,7 @@ use std::{
 };
 
 use proto::events::{EventContent, EventKind, Severity};
-use router::SubjectState;
+use router::{StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
 use tokio::time::sleep;
 
@@ -84,7 +84,9 @@ fn describe(before: &Rules, now: &Rules) -> (EventContent, SubjectState) {
         .with_detail("removed", list(difference(before, now)));
     let digest = Sha256::digest(now.keys().map(String::as_str).collect::<Vec<_>>().join("\n"));
     let state = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    (content, SubjectState { subject: "kill-switch".to_owned(), state, quiet: now.is_empty() })
+    // The rules have one state, also if the event names the agent of the one that has changed.
+    let (scope, subject) = (StateScope::Fleet, "kill-switch".to_owned());
+    (content, SubjectState { scope, subject, state, quiet: now.is_empty() })
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use proto::{
     AgentId,
     events::{EventContent, EventKind, Severity},
 };
-use router::{EventPosition, InstanceList, ReportedInfo, RouteChange, SubjectState};
+use router::{EventPosition, InstanceList, ReportedInfo, RouteChange, StateScope, SubjectState};
 use tokio::{
     sync::broadcast::error::RecvError,
     time::{Instant, sleep_until},
@@ -37,8 +37,10 @@ const MAX_AGENTS: usize = 100_000;
 const PAGE: usize = 500;
 
 /// The agents that have to be looked at, and those that were.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct PresenceTracker {
+    /// The time before which no agent is gone: the agents of a replica that was restarted come back.
+    settled: Instant,
     due: HashMap<AgentId, Instant>,
     /// The time since which an agent was seen without a tunnel.
     away: HashMap<AgentId, Instant>,
@@ -57,6 +59,11 @@ enum Observation {
 }
 
 impl PresenceTracker {
+    /// Returns a tracker without agents, of which none is gone before a time.
+    fn new(settled: Instant) -> Self {
+        Self { settled, due: HashMap::new(), away: HashMap::new(), confirmed: HashMap::new() }
+    }
+
     /// Looks at an agent at this time, or earlier if it has to be looked at earlier anyway.
     fn schedule(&mut self, agent: AgentId, at: Instant) {
         if self.due.len() < MAX_AGENTS || self.due.contains_key(&agent) {
@@ -90,7 +97,7 @@ impl PresenceTracker {
                     self.away.clear();
                 }
                 // By the clock of this replica: that of the one which has lost the tunnel may differ.
-                let gone = *self.away.entry(agent).or_insert(now) + GONE;
+                let gone = (*self.away.entry(agent).or_insert(now) + GONE).max(self.settled);
                 if now < gone {
                     self.schedule(agent, gone);
                     return None;
@@ -114,7 +121,7 @@ impl PresenceTracker {
     fn note_logged(&mut self, agent: AgentId, connected: bool, now: Instant) {
         if self.confirmed.get(&agent).is_none_or(|(known, _)| *known != connected) {
             self.confirmed.remove(&agent);
-            self.schedule(agent, now + SETTLE);
+            self.schedule(agent, self.settled.max(now + SETTLE));
         }
     }
 }
@@ -123,10 +130,10 @@ impl EventSources {
     /// Reports agents that come and go. The future never completes.
     pub async fn follow_agents(&self) {
         let (mut routes, mut log) = (self.events.store().route_changes(), self.events.changes());
-        let mut tracker = PresenceTracker::default();
-        let started = Instant::now();
+        let settled = Instant::now() + STARTUP;
+        let mut tracker = PresenceTracker::new(settled);
         let mut position = EventPosition::START;
-        self.schedule_all(&mut tracker, started + STARTUP);
+        self.schedule_all(&mut tracker, settled);
         loop {
             let next = tracker.next();
             let look = async {
@@ -140,7 +147,7 @@ impl EventSources {
                     Ok(RouteChange::Agent(agent)) => tracker.schedule(agent, Instant::now() + SETTLE),
                     // The agents of a replica that was stopped come back within some seconds.
                     Ok(RouteChange::All) | Err(RecvError::Lagged(_)) => {
-                        self.schedule_all(&mut tracker, (started + STARTUP).max(Instant::now() + SETTLE));
+                        self.schedule_all(&mut tracker, settled.max(Instant::now() + SETTLE));
                     }
                     Err(RecvError::Closed) => pending().await,
                 },
@@ -198,6 +205,7 @@ impl EventSources {
                 };
                 let state = if connected { "connected" } else { "away" };
                 let state = SubjectState {
+                    scope: StateScope::Agent,
                     subject: "presence".to_owned(),
                     state: state.to_owned(),
                     quiet: !connected,
@@ -241,7 +249,8 @@ mod tests {
 
     #[test]
     fn agent_is_gone_after_ten_seconds_without_a_tunnel() {
-        let (mut tracker, start) = (PresenceTracker::default(), Instant::now());
+        let start = Instant::now();
+        let mut tracker = PresenceTracker::new(start);
         tracker.schedule(AGENT, start + SETTLE);
         tracker.schedule(AGENT, start + GONE);
         assert_eq!(tracker.next(), Some(start + SETTLE), "the earlier time");
@@ -259,8 +268,24 @@ mod tests {
     }
 
     #[test]
+    fn agents_of_a_restarted_replica_have_time_to_come_back() {
+        let start = Instant::now();
+        let settled = start + STARTUP;
+        let mut tracker = PresenceTracker::new(settled);
+        tracker.note_logged(AGENT, true, start);
+        assert_eq!(tracker.next(), Some(settled), "an event before the start is no reason to look early");
+        tracker.schedule(AGENT, start + SETTLE);
+        for after in [SETTLE, SETTLE + GONE, STARTUP - SETTLE] {
+            assert!(tracker.take_due(settled) == [AGENT]);
+            assert_eq!(tracker.observe(AGENT, Observation::Away, start + after), None, "{after:?}");
+        }
+        assert_eq!(tracker.observe(AGENT, Observation::Away, settled), Some(false));
+    }
+
+    #[test]
     fn report_of_another_replica_that_is_late_is_corrected() {
-        let (mut tracker, now) = (PresenceTracker::default(), Instant::now());
+        let now = Instant::now();
+        let mut tracker = PresenceTracker::new(now);
         assert_eq!(tracker.observe(AGENT, Observation::Connected, now), Some(true));
         tracker.note_logged(AGENT, true, now);
         assert_eq!(tracker.next(), None, "that is so");
@@ -271,7 +296,8 @@ mod tests {
 
     #[test]
     fn invented_agents_are_bounded() {
-        let (mut tracker, now) = (PresenceTracker::default(), Instant::now());
+        let now = Instant::now();
+        let mut tracker = PresenceTracker::new(now);
         (0..MAX_AGENTS as u64 + 9).for_each(|agent| tracker.schedule(AgentId(agent), now));
         assert_eq!(tracker.due.len(), MAX_AGENTS);
         (0..MAX_AGENTS as u64 + 9).for_each(|agent| {

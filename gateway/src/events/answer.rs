@@ -1,5 +1,6 @@
 //! The answer to a request for events: a list, or a stream. The listeners differ only in how they send it.
 
+use access::Caller;
 use http::{HeaderMap, HeaderName};
 use proto::{AgentId, ReplicaId};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,8 @@ pub(crate) struct EventRequest<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// The only agent whose events may be read.
     pub(crate) only: Option<AgentId>,
+    /// The caller. Operators and the internal API are none.
+    pub(crate) caller: Option<&'a Caller>,
     /// This replica.
     pub(crate) replica: ReplicaId,
     /// Cancelled when the replica stops.
@@ -47,7 +50,7 @@ impl Events {
     ///
     /// A parameter is wrong, or too many others follow.
     pub(crate) fn answer(&self, request: EventRequest<'_>) -> Result<EventAnswer, EventRequestError> {
-        let EventRequest { query, headers, only, replica, draining } = request;
+        let EventRequest { query, headers, only, caller, replica, draining } = request;
         let mut query: EventQuery = query.unwrap_or_default().parse()?;
         query.filter.only = only;
         if !query.watch {
@@ -56,6 +59,6 @@ impl Events {
         if let Some(last) = headers.get(LAST_EVENT_ID) {
             query.resume(last.as_bytes())?;
         }
-        Ok(EventAnswer::Stream(EventStream::new(self, query, draining.clone())?))
+        Ok(EventAnswer::Stream(EventStream::new(self, query, caller.map(Caller::names), draining.clone())?))
     }
 }

@@ -173,7 +173,7 @@ mod tests {
         let query: EventQuery = "since=1970-01-01T00:00:01Z&watch=false".parse().unwrap();
         assert_eq!(
             (query.after, query.is_time, query.watch),
-            (Some(EventPosition { millis: 1000, sequence: 0 }), true, false)
+            (Some(EventPosition { millis: 999, sequence: u64::MAX }), true, false)
         );
         let query: EventQuery = "".parse().unwrap();
         assert_eq!((query.after, query.limit, query.watch), (None, 100, false));

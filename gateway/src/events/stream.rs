@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use access::CallerNames;
 use axum::{
     body::Body,
     response::{IntoResponse as _, Response},
@@ -15,12 +16,15 @@ use router::{EventPage, EventPosition};
 use serde_json::json;
 use telemetry::GaugeGuard;
 use tokio::{
-    sync::{OwnedSemaphorePermit, watch},
+    sync::watch,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{EventFilter, EventQuery, Events, ListedEvent, MAX_WATCHERS};
+use super::{
+    EventFilter, EventQuery, Events, ListedEvent,
+    watchers::{TooManyWatchers, WatchPermit},
+};
 use crate::hold_open::HoldOpen;
 
 /// The type of the body.
@@ -31,13 +35,10 @@ const LIFETIME: Duration = Duration::from_secs(600);
 const ALIVE: Duration = Duration::from_secs(15);
 /// The events that are looked at, at once.
 const PAGE: usize = 100;
+/// The bytes after which a part of the body has no further event.
+const MAX_PART: usize = 64 << 10;
 /// The first lines: the wait of the reader before it connects again, in milliseconds.
 const BEGIN: &str = "retry: 2000\n: events of kas\n\n";
-
-/// The error of one reader too many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_WATCHERS} readers follow the events at this replica, which is the most")]
-pub(crate) struct TooManyWatchers;
 
 /// A reader that follows. It reads the log only when the part before was sent.
 #[derive(Debug)]
@@ -56,12 +57,12 @@ pub(crate) struct EventStream {
     /// Cancelled when the stream is dropped.
     ended: CancellationToken,
     _end: DropGuard,
-    _permit: OwnedSemaphorePermit,
+    _permit: WatchPermit,
     _watching: GaugeGuard,
 }
 
 impl EventStream {
-    /// Returns the stream of a reader. Without a position, it begins with the next event.
+    /// Returns the stream of a reader. Without a position, it begins with the next event. Operators and the internal API are no `caller`.
     ///
     /// # Errors
     ///
@@ -69,9 +70,11 @@ impl EventStream {
     pub(crate) fn new(
         events: &Events,
         query: EventQuery,
+        caller: Option<CallerNames>,
         draining: CancellationToken,
     ) -> Result<Self, TooManyWatchers> {
-        let permit = events.0.watchers.clone().try_acquire_owned().map_err(|_| TooManyWatchers)?;
+        let end = Instant::now() + LIFETIME.mul_f64(rand::random_range(0.9..1.1));
+        let permit = events.0.watchers.acquire(caller, end)?;
         let EventQuery { filter, after, is_time, .. } = query;
         // Subscribed first, so that no event is missed.
         let changes = events.changes();
@@ -85,7 +88,7 @@ impl EventStream {
             removed,
             changes,
             has_begun: false,
-            end: Instant::now() + LIFETIME.mul_f64(rand::random_range(0.9..1.1)),
+            end,
             draining,
             _end: ended.clone().drop_guard(),
             ended,
@@ -130,7 +133,7 @@ impl EventStream {
         }
     }
 
-    /// Returns the selected events of a page, and moves on.
+    /// Returns the selected events at the beginning of a page, and moves on.
     fn encode(&mut self, EventPage { events, gap, removed }: &EventPage) -> Option<Bytes> {
         let mut text = BytesMut::new();
         if *gap && *removed > self.removed {
@@ -140,6 +143,9 @@ impl EventStream {
             text.put_slice(format!("event: reset\ndata: {data}\n\n").as_bytes());
         }
         for logged in events {
+            if text.len() >= MAX_PART {
+                break;
+            }
             self.position = logged.position;
             if self.filter.matches(&logged.event) {
                 let data =
@@ -173,6 +179,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::events::watchers::MAX_WATCHERS;
 
     fn events() -> Events {
         Events::new(Arc::new(MemoryStore::default()), &mut Registry::default())
@@ -186,7 +193,7 @@ mod tests {
     }
 
     fn watch(events: &Events, query: &str) -> EventStream {
-        EventStream::new(events, query.parse().unwrap(), CancellationToken::new()).unwrap()
+        EventStream::new(events, query.parse().unwrap(), None, CancellationToken::new()).unwrap()
     }
 
     /// Returns what a reader receives next: messages of events, or the lines of other parts.
@@ -232,7 +239,7 @@ mod tests {
 
         let draining = CancellationToken::new();
         let query = "watch".parse().unwrap();
-        let mut stream = EventStream::new(&events, query, draining.clone()).unwrap();
+        let mut stream = EventStream::new(&events, query, None, draining.clone()).unwrap();
         stream.next().await.unwrap();
         draining.cancel();
         assert_eq!(stream.next().await, None);
@@ -258,11 +265,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn parts_of_large_events_are_short_and_complete() {
+        let events = events();
+        let mut stream = watch(&events, "watch");
+        stream.next().await.unwrap();
+        let large = |number: usize| format!("{number:03} {}", "x".repeat(400));
+        for number in 0..2 * PAGE {
+            let mut content = EventContent::new(EventKind::Alert, Severity::Info, large(number));
+            for detail in 0..4 {
+                content = content.with_detail(&format!("detail-{detail}"), "y".repeat(256));
+            }
+            let event = Event { time: SystemTime::UNIX_EPOCH, agent: None, content };
+            events.append(vec![NewEvent::new(number.to_string(), event)]).await.unwrap();
+        }
+        let mut received = Vec::new();
+        while received.len() < 2 * PAGE {
+            let part = stream.next().await.unwrap();
+            assert!(part.len() < MAX_PART + (8 << 10), "{}", part.len());
+            let part = String::from_utf8(part.to_vec()).unwrap();
+            let data = part.lines().filter_map(|line| line.strip_prefix("data: "));
+            received.extend(data.map(|data| {
+                let event: serde_json::Value = serde_json::from_str(data).unwrap();
+                event["message"].as_str().unwrap().to_owned()
+            }));
+        }
+        assert_eq!(received, (0..2 * PAGE).map(large).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn readers_are_limited_and_counted() {
         let events = events();
         let mut streams: Vec<EventStream> = (0..MAX_WATCHERS).map(|_| watch(&events, "watch")).collect();
-        let one_more = || EventStream::new(&events, "watch".parse().unwrap(), CancellationToken::new());
-        assert_eq!(one_more().err(), Some(TooManyWatchers));
+        let one_more = || EventStream::new(&events, "watch".parse().unwrap(), None, CancellationToken::new());
+        assert_eq!(one_more().err(), Some(TooManyWatchers::All));
         assert_eq!(events.0.metrics.watchers.get(), MAX_WATCHERS as i64);
         streams.pop();
         assert!(timeout(ALIVE, async { one_more().is_ok() }).await.unwrap());

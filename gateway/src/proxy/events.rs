@@ -49,6 +49,7 @@ pub(super) fn respond(
         query: access.uri.query(),
         headers: head.headers(),
         only: Some(access.destination.agent),
+        caller: Some(&access.grant.caller),
         replica: server.replica,
         draining: &server.connections.draining,
     };

@@ -45,6 +45,9 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The time in which an agent may send one event, and the events that it may send at once.
 const RATE: (Duration, u32) = (Duration::from_secs(1), 100);
 
+/// The most events that one line counts as missed, so that the counter does not overflow.
+const MAX_MISSED: u64 = 1_000_000;
+
 /// The type of the service `events`, which kas answers itself.
 #[derive(Debug)]
 pub(super) struct EventsType;
@@ -62,8 +65,8 @@ pub struct AgentEvents(Arc<Shared>);
 struct Shared {
     events: Events,
     kill_switch: Arc<KillSwitch>,
-    /// Lets one tunnel of each process follow.
-    followers: Mutex<HashMap<InstanceId, Weak<Semaphore>>>,
+    /// Lets one tunnel of each process follow. The process chooses its id, so that the one of another agent may have the same.
+    followers: Mutex<HashMap<(AgentId, InstanceId), Weak<Semaphore>>>,
     /// Lets one tunnel of each agent report its configuration.
     reporters: Mutex<HashMap<AgentId, Weak<Semaphore>>>,
     /// Limits how fast the events of an agent are read.
@@ -149,7 +152,8 @@ impl EventsFeed {
         if !self.accepted {
             return pending().await;
         }
-        let follower = shared(&self.service.0.followers, self.instance, || Semaphore::new(1));
+        let follower =
+            shared(&self.service.0.followers, (self.agent.id, self.instance), || Semaphore::new(1));
         loop {
             let permit = follower.acquire().await;
             if let Err(error) = Box::pin(self.follow_stream(tunnel)).await {
@@ -195,7 +199,8 @@ impl EventsFeed {
         while let Some(line) = lines.next::<AgentEventLine>().await? {
             match line {
                 AgentEventLine::Missed(count) => {
-                    events.metrics().count_of_agent(AgentEventResult::Missed, count)
+                    self.pace.wait().await;
+                    events.metrics().count_of_agent(AgentEventResult::Missed, count.min(MAX_MISSED));
                 }
                 AgentEventLine::Event(event) => self.accept(&mut checker, *event).await?,
             }

@@ -24,8 +24,9 @@ use crate::address_policy::{AddressError, AddressPolicy};
 
 /// The time for DNS, and for a connection with its TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time for the response after the connection.
+/// The time for the head of the response after the connection, and that for its body. A body that does not end changes no answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest head of a response, in bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// The most bytes of a response that are read. The rest is not.
@@ -89,8 +90,7 @@ pub(super) async fn post(
         })
     });
     let io = connecting.await.map_err(|_| DeliveryError::Timeout(2 * CONNECT_TIMEOUT))??;
-    let exchanging = timeout(RESPONSE_TIMEOUT, exchange(io, request(url, delivery)));
-    exchanging.await.map_err(|_| DeliveryError::Timeout(RESPONSE_TIMEOUT))?
+    exchange(io, request(url, delivery)).await
 }
 
 /// Connects to an address of the host that the rules allow. The check is that of the address to which kas connects: a second lookup
@@ -153,9 +153,10 @@ where
     let (mut sender, connection) =
         http1::Builder::new().max_buf_size(MAX_HEAD).handshake(TokioIo::new(io)).await?;
     let exchange = async {
-        let response = sender.send_request(request).await?;
+        let response = timeout(RESPONSE_TIMEOUT, sender.send_request(request)).await;
+        let response = response.map_err(|_| DeliveryError::Timeout(RESPONSE_TIMEOUT))??;
         let answer = DeliveryAnswer { status: response.status(), retry_after: retry_after(&response) };
-        skip(response.into_body()).await;
+        let _ = timeout(BODY_TIMEOUT, skip(response.into_body())).await;
         Ok(answer)
     };
     tokio::pin!(exchange);

@@ -6,10 +6,11 @@ use std::{
 };
 
 use http::StatusCode;
-use router::{CURSOR_TTL, CursorRequest, EventPosition, LoggedEvent};
+use parking_lot::Mutex;
+use router::{CURSOR_TTL, CursorRequest, EventPosition, LoggedEvent, StoreError};
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use super::{
@@ -32,10 +33,13 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The events that are read at once.
 const PAGE: usize = 100;
 
-/// The position up to which this process has delivered. It may be ahead of the cursor while the store does not respond.
+/// The position up to which this process has delivered. It may be ahead of the cursor while the store does not respond, or after the
+/// store has lost it.
+#[derive(Debug, Default)]
 struct Progress {
-    position: EventPosition,
-    /// The position of the cursor, as far as this process knows.
+    /// `None` before the first claim.
+    position: Option<EventPosition>,
+    /// The position of the cursor in the last response of the store.
     stored: EventPosition,
 }
 
@@ -50,24 +54,42 @@ enum Verdict {
     Retry(Duration),
 }
 
+impl Progress {
+    /// Returns the position at which the cursor begins if the store has none: that of this process, so that nothing is delivered twice, and
+    /// events that wait are not left out.
+    fn initial(&self, newest: EventPosition) -> EventPosition {
+        self.position.unwrap_or(newest)
+    }
+
+    /// Notes the position of the cursor. Another replica may have moved it since this process had the claim.
+    fn note_claimed(&mut self, stored: EventPosition) {
+        self.stored = stored;
+        self.position = self.position.max(Some(stored));
+    }
+
+    /// Returns the position to which the cursor has to be moved, if it is behind.
+    fn unsaved(&self) -> Option<EventPosition> {
+        self.position.filter(|position| *position > self.stored)
+    }
+}
+
 /// Delivers while this replica has claimed the cursor, until the replica stops.
 pub(super) async fn run(webhook: &Arc<WebhookSettings>, context: &WebhookContext) {
-    let mut progress = Progress { position: EventPosition::START, stored: EventPosition::START };
+    let progress = Mutex::new(Progress::default());
     let name = &*webhook.name;
     while !context.stopping.is_cancelled() {
+        let asked = Instant::now();
         // A replica that has not read the log yet does not know where a new webhook begins.
         let claimed = match context.events.missing() {
-            Some(_) => None,
-            None => claim(webhook, context, context.events.newest()).await.ok().flatten(),
+            Some(_) => false,
+            None => claim(webhook, context, &progress).await.unwrap_or_default(),
         };
-        if let Some(position) = claimed {
-            progress.stored = position;
-            progress.position = position.max(progress.position);
+        if claimed {
             context.metrics.set_active(name, true);
-            let lost = keep_claim(webhook, context);
+            let lost = keep_claim(webhook, context, &progress, asked + CURSOR_TTL);
             tokio::select! {
                 () = lost => tracing::debug!(webhook = name, "another replica delivers to the webhook"),
-                () = deliver_all(webhook, context, &mut progress) => {}
+                () = deliver_all(webhook, context, &progress) => {}
             }
             context.metrics.set_active(name, false);
             context.metrics.set_lag(name, 0);
@@ -79,55 +101,65 @@ pub(super) async fn run(webhook: &Arc<WebhookSettings>, context: &WebhookContext
     let _ = timeout(STOP_TIMEOUT, released).await;
 }
 
+/// Claims the cursor, or renews the claim, and moves a cursor that is behind this process. Returns false if another replica has claimed it.
 async fn claim(
     webhook: &Arc<WebhookSettings>,
     context: &WebhookContext,
-    newest: EventPosition,
-) -> Result<Option<EventPosition>, router::StoreError> {
-    context.events.store().event_cursor(&webhook.name, context.replica, CursorRequest::Claim(newest)).await
+    progress: &Mutex<Progress>,
+) -> Result<bool, StoreError> {
+    let request = CursorRequest::Claim(progress.lock().initial(context.events.newest()));
+    let stored = context.events.store().event_cursor(&webhook.name, context.replica, request).await?;
+    let Some(stored) = stored else { return Ok(false) };
+    progress.lock().note_claimed(stored);
+    Ok(store_progress(webhook, context, progress).await)
 }
 
-/// Renews the claim until it is lost.
-async fn keep_claim(webhook: &Arc<WebhookSettings>, context: &WebhookContext) {
-    let mut valid_until = Instant::now() + CURSOR_TTL;
+/// Renews the claim until it is lost: another replica has it, or can have it because it was not renewed.
+async fn keep_claim(
+    webhook: &Arc<WebhookSettings>,
+    context: &WebhookContext,
+    progress: &Mutex<Progress>,
+    mut valid_until: Instant,
+) {
     loop {
-        sleep(CLAIM_INTERVAL).await;
+        sleep_until(valid_until.min(Instant::now() + CLAIM_INTERVAL)).await;
         let asked = Instant::now();
-        match claim(webhook, context, EventPosition::START).await {
-            Ok(Some(_)) => valid_until = asked + CURSOR_TTL,
-            Ok(None) => return,
-            // Another replica cannot claim it before either.
-            Err(_) if Instant::now() < valid_until => {}
-            Err(_) => return,
+        match timeout_at(valid_until, claim(webhook, context, progress)).await {
+            Ok(Ok(true)) => valid_until = asked + CURSOR_TTL,
+            Ok(Err(_)) if asked < valid_until => {}
+            Ok(Ok(false) | Err(_)) | Err(_) => return,
         }
     }
 }
 
-/// Delivers all events after a position, as they come, until the replica stops.
-async fn deliver_all(webhook: &Arc<WebhookSettings>, context: &WebhookContext, progress: &mut Progress) {
+/// Delivers all events after a position, as they come, until the replica stops or has lost the claim.
+async fn deliver_all(webhook: &Arc<WebhookSettings>, context: &WebhookContext, progress: &Mutex<Progress>) {
     let mut changes = context.events.changes();
     let mut missed = EventPosition::START;
     loop {
         changes.borrow_and_update();
-        let page = context.events.read(progress.position, PAGE);
+        let position = progress.lock().initial(EventPosition::START);
+        let page = context.events.read(position, PAGE);
         if page.gap && page.removed > missed {
             missed = page.removed;
             context.metrics.count(&webhook.name, DeliveryResult::Missed);
             tracing::warn!(webhook = webhook.name, "events were removed before they were delivered");
         }
         for event in &page.events {
-            if webhook.filter.matches(&event.event) && !deliver(webhook, context, event).await {
+            let is_selected = webhook.filter.matches(&event.event);
+            if is_selected && !deliver(webhook, context, event).await {
                 return;
             }
-            let was_sent = webhook.filter.matches(&event.event);
-            progress.position = event.position;
-            if was_sent {
-                store_progress(webhook, context, progress).await;
+            progress.lock().position = Some(event.position);
+            if is_selected && !store_progress(webhook, context, progress).await {
+                return;
             }
         }
         if page.events.is_empty() {
             // Those that were not selected are not looked at again.
-            store_progress(webhook, context, progress).await;
+            if !store_progress(webhook, context, progress).await {
+                return;
+            }
             tokio::select! {
                 biased;
                 () = context.stopping.cancelled() => return,
@@ -138,19 +170,26 @@ async fn deliver_all(webhook: &Arc<WebhookSettings>, context: &WebhookContext, p
     }
 }
 
-/// Moves the cursor. If the store does not respond, the next delivery moves it.
-async fn store_progress(webhook: &Arc<WebhookSettings>, context: &WebhookContext, progress: &mut Progress) {
-    if progress.position <= progress.stored {
-        return;
-    }
-    let request = CursorRequest::Move(progress.position);
+/// Moves the cursor. If the store does not respond, the next delivery or renewal moves it. Returns false if the claim is lost.
+async fn store_progress(
+    webhook: &Arc<WebhookSettings>,
+    context: &WebhookContext,
+    progress: &Mutex<Progress>,
+) -> bool {
+    let Some(position) = progress.lock().unsaved() else { return true };
+    let request = CursorRequest::Move(position);
     match context.events.store().event_cursor(&webhook.name, context.replica, request).await {
-        Ok(Some(stored)) => progress.stored = stored,
+        Ok(Some(stored)) => {
+            progress.lock().stored = stored;
+            true
+        }
         Ok(None) => {
-            tracing::debug!(webhook = webhook.name, "the cursor of the webhook is that of another replica")
+            tracing::debug!(webhook = webhook.name, "the cursor of the webhook is that of another replica");
+            false
         }
         Err(error) => {
-            tracing::debug!(webhook = webhook.name, %error, "the cursor of the webhook was not moved")
+            tracing::debug!(webhook = webhook.name, %error, "the cursor of the webhook was not moved");
+            true
         }
     }
 }
@@ -268,6 +307,31 @@ fn age(position: EventPosition, now: SystemTime) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_cursor_begins_where_this_process_is() {
+        let at = |millis| EventPosition { millis, sequence: 0 };
+        let mut progress = Progress::default();
+        assert_eq!(progress.initial(at(40)), at(40), "a new webhook begins with the next event");
+        progress.note_claimed(at(30));
+        assert_eq!((progress.position, progress.unsaved()), (Some(at(30)), None));
+        progress.position = Some(at(50));
+        assert_eq!(progress.unsaved(), Some(at(50)));
+        // Redis has lost the cursor. Ten events wait.
+        assert_eq!(progress.initial(at(60)), at(50), "the events that wait are not left out");
+        progress.note_claimed(at(50));
+        assert_eq!(progress.unsaved(), None);
+        // Another process has created it before, at an older position.
+        progress.note_claimed(at(0));
+        assert_eq!(
+            (progress.position, progress.unsaved()),
+            (Some(at(50)), Some(at(50))),
+            "nothing comes twice"
+        );
+        // Another replica has delivered meanwhile.
+        progress.note_claimed(at(70));
+        assert_eq!((progress.position, progress.unsaved()), (Some(at(70)), None));
+    }
 
     #[test]
     fn only_a_success_ends_the_attempts() {

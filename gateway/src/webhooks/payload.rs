@@ -34,10 +34,15 @@ fn slack(Event { agent, content, .. }: &Event) -> String {
     format!("{sign} *{kind}*{agent}{subject}: {}", escape(message))
 }
 
-/// Escapes what has a meaning in messages, such as `<!channel>`: the text comes from agents, clusters and Git.
+/// Escapes what has a meaning in messages, such as `<!channel>`, and `@all` and `[text](url)` of Mattermost and Rocket.Chat: the text comes
+/// from agents, clusters and Git. A space without width takes the meaning from a character.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
+        let before = escaped.chars().next_back();
+        if matches!((before, character), (Some('!'), '[') | (Some(']'), '(' | '[' | ':')) {
+            escaped.push('\u{200b}');
+        }
         match character {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
@@ -47,6 +52,7 @@ fn escape(text: &str) -> String {
                 escaped.push('\u{200b}');
                 escaped.push(character);
             }
+            '@' => escaped.push_str("@\u{200b}"),
             _ => escaped.push(character),
         }
     }
@@ -102,12 +108,24 @@ mod tests {
 
     #[test]
     fn message_mentions_nobody() {
-        let body: Value =
-            serde_json::from_slice(&body(WebhookFormat::Slack, &logged("<!channel> & <http://a|b> *x*")))
-                .unwrap();
-        assert_eq!(
-            body["text"],
-            ":warning: *drift* of *production*, shop/web: &lt;!channel&gt; &amp; &lt;http://a|b&gt; \u{200b}*x\u{200b}*"
-        );
+        let text = |message: &str| {
+            let body = body(WebhookFormat::Slack, &logged(message));
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let text = body["text"].as_str().unwrap();
+            text.strip_prefix(":warning: *drift* of *production*, shop/web: ").unwrap().to_owned()
+        };
+        for (message, expected) in [
+            (
+                "<!channel> & <http://a|b> *x*",
+                "&lt;!channel&gt; &amp; &lt;http://a|b&gt; \u{200b}*x\u{200b}*",
+            ),
+            ("@channel @all ana@example.com", "@\u{200b}channel @\u{200b}all ana@\u{200b}example.com"),
+            ("[log in](https://evil.example)", "[log in]\u{200b}(https://evil.example)"),
+            ("![](https://evil.example/x.png)", "!\u{200b}[]\u{200b}(https://evil.example/x.png)"),
+            ("[a][b] [b]: https://evil.example", "[a]\u{200b}[b] [b]\u{200b}: https://evil.example"),
+            ("web[0] is 1 (of 2)!", "web[0] is 1 (of 2)!"),
+        ] {
+            assert_eq!(text(message), expected);
+        }
     }
 }

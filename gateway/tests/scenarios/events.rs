@@ -21,10 +21,11 @@ use hyper::body::Incoming;
 use proto::{
     InstanceId,
     events::{
-        AgentEvent, AgentEventId, AgentEventLine, EventContent, EventKind, EventSubject, NewAgentEvent,
-        Severity,
+        AgentEvent, AgentEventId, AgentEventLine, Event, EventContent, EventKind, EventSubject,
+        NewAgentEvent, Severity,
     },
 };
+use router::NewEvent;
 use serde_json::Value;
 use testing::kas::{
     fleet::TestFleet,
@@ -292,6 +293,102 @@ async fn rules_of_the_kill_switch_are_events() {
         ["requests are disabled: agent prod: incident 7", "no rule disables requests any more"]
     );
     assert_eq!((&events[0]["kind"], &events[0]["agent"]["name"]), (&"kill-switch".into(), &"prod".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_that_return_are_events_and_a_restarted_replica_repeats_none() {
+    let fleet = TestFleet::new(2);
+    let (here, restarted) = (&fleet.replicas[0], &fleet.replicas[1]);
+    let running = run_events(here);
+    sleep(GONE).await;
+    let set = async |rules: &[&str]| {
+        let text = format!("rules: [{}]", rules.join(", "));
+        for world in &fleet.replicas {
+            world.kas.callers.kill_switch.set_file(file::parse(Path::new("disabled.yaml"), &text).unwrap());
+        }
+        sleep(GONE).await;
+    };
+    let (one, two) = ("{agent: prod, reason: one}", "{service: kubernetes, reason: two}");
+    for rules in [&[one] as &[&str], &[one, two], &[], &[one], &[one, two], &[two]] {
+        set(rules).await;
+    }
+    let events = list(here, "").await;
+    let numbers: Vec<&str> = events.iter().map(|event| event["details"]["rules"].as_str().unwrap()).collect();
+    assert_eq!(numbers, ["1", "2", "0", "1", "2", "1"]);
+    assert_eq!(messages(&events)[3], messages(&events)[0], "requests are disabled again");
+    drop(running);
+    let _running = run_events(restarted);
+    sleep(GONE).await;
+    assert_eq!(list(restarted, "").await, events);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_comes_back_after_a_restart_of_the_replica_was_never_gone() {
+    let world = World::new();
+    let running = run_events(&world);
+    let agent = world.agent(Services::new()).await;
+    sleep(GONE).await;
+    let presence = async || kinds(&list(&world, "?kind=agent-connected&kind=agent-disconnected").await).len();
+    assert_eq!(presence().await, 1);
+    drop(running);
+    agent.kill();
+    world.cut_tunnels();
+    // Each event makes the replica read the log, in which the agent is connected.
+    let _running = run_events(&world);
+    sleep(Duration::from_secs(1)).await;
+    let event = Event { time: SystemTime::now(), agent: None, content: alert("after the restart") };
+    world.kas.event_sources.events.emit(NewEvent::new("after the restart", event));
+    sleep(GONE).await;
+    let agent = world.agent(Services::new()).await;
+    sleep(GONE * 2).await;
+    assert_eq!(presence().await, 1);
+    // Later, an agent that is away is gone.
+    agent.kill();
+    world.cut_tunnels();
+    sleep(GONE).await;
+    assert_eq!(presence().await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn processes_of_two_agents_with_one_id_are_both_followed() {
+    let world = World::new();
+    let second = world.with_agent_token(world.add_second_agent());
+    let instance = InstanceId::random();
+    let (log, other) = (EventLog::new(instance), EventLog::new(instance));
+    let _first = agent_with(&[&world], &log).await;
+    let _second = agent_with(&[&second], &other).await;
+    log.emit(alert("of prod"));
+    sleep(Duration::from_secs(1)).await;
+    other.emit(alert("of test"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(messages(&list(&world, "?kind=alert").await), ["of prod", "of test"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn flood_of_missed_events_is_read_slowly_and_does_not_overflow() {
+    let world = World::new();
+    let missed = format!("{{\"missed\":{}}}\n", u64::MAX);
+    let _agent = hostile(&world, move |_| vec![Bytes::from(missed.clone()); 500]).await;
+    sleep(Duration::from_secs(10)).await;
+    let missed = world.metric("kas_agent_events_total{result=\"missed\"}");
+    assert!((100e6..120e6).contains(&missed), "{missed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn caller_with_many_streams_leaves_places_for_others() {
+    let world = World::new();
+    let open = async || world.get("/agents/prod/events/v1/events?watch").await;
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(Reader::of(open().await));
+    }
+    let refused = open().await;
+    assert_eq!(refused.status(), 429);
+    assert!(text(refused).await.contains("20 streams of this caller"));
+    let _operator = Reader::open(&world, "", None).await;
+    streams.pop();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(open().await.status(), 200);
 }
 
 fn line(instance: InstanceId, sequence: u64, event: impl Into<NewAgentEvent>) -> Bytes {

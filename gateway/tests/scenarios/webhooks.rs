@@ -28,7 +28,7 @@ use serde_json::Value;
 use sha2::Sha256;
 use testing::kas::{fleet::TestFleet, world::World};
 use tokio::{
-    io::AsyncReadExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
     sync::mpsc::{UnboundedReceiver, unbounded_channel},
     time::{Instant, sleep, timeout},
@@ -326,6 +326,30 @@ async fn receiver_that_resets_or_never_answers_does_not_stop_the_others() {
     let length = third.read(&mut read).await.unwrap();
     assert!(String::from_utf8_lossy(&read[..length]).contains("webhook-id"));
     assert_eq!(deliveries(&world, "failed"), 2.0);
+}
+
+#[tokio::test]
+async fn answer_whose_body_does_not_end_is_an_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let webhook = local(directory.path(), &format!("http://{}/", listener.local_addr().unwrap()), "");
+    append(&world, EventKind::Sync, "before").await;
+    let _running = run(&world, &webhook);
+    active(std::slice::from_ref(&world)).await;
+    append(&world, EventKind::Sync, "first").await;
+    append(&world, EventKind::Sync, "second").await;
+    let mut open = Vec::new();
+    for message in ["first", "second"] {
+        let (mut io, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        let mut request = Vec::new();
+        while !String::from_utf8_lossy(&request).contains(message) {
+            assert_ne!(timeout(PATIENCE, io.read_buf(&mut request)).await.unwrap().unwrap(), 0, "{message}");
+        }
+        io.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nnot all of it").await.unwrap();
+        open.push(io);
+    }
+    assert_eq!((deliveries(&world, "delivered"), deliveries(&world, "failed")), (1.0, 0.0));
 }
 
 #[tokio::test]

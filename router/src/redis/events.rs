@@ -13,14 +13,23 @@ use super::{
 };
 use crate::{
     events::{
-        CURSOR_TTL, CursorRequest, EVENTS_PERIOD, EventPosition, LoggedEvent, MAX_EVENTS,
-        MAX_EVENTS_PER_AGENT, MAX_STATES, NewEvent,
+        CURSOR_TTL, CursorRequest, EVENTS_PERIOD, EVICTED_STATES, EventPosition, LoggedEvent, MAX_EVENTS,
+        MAX_EVENTS_PER_AGENT, MAX_STATES, NewEvent, StateScope, SubjectState,
     },
     store::StoreError,
 };
 
 /// The most events in one script call.
 const PAGE: usize = 100;
+
+/// Returns the word of a scope in the script.
+fn word(scope: StateScope) -> &'static str {
+    match scope {
+        StateScope::Fleet => "fleet",
+        StateScope::Agent => "agent",
+        StateScope::Reported => "reported",
+    }
+}
 
 impl RedisStore {
     pub(super) async fn run_append_events(&self, events: Vec<NewEvent>) -> Result<(), StoreError> {
@@ -31,9 +40,10 @@ impl RedisStore {
         for page in events.chunks(PAGE) {
             let mut script = shared.scripts.append_events.key(keys.event_log());
             script.key(keys.event_keys()).key(keys.removed_event());
-            script.arg(MAX_EVENTS).arg(MAX_EVENTS_PER_AGENT).arg(millis(EVENTS_PERIOD)).arg(MAX_STATES);
-            script.arg(millis(STATES_TTL)).arg(keys.event_sources()).arg(keys.event_states());
-            script.arg(keys.events()).arg(&announcement);
+            script.arg(MAX_EVENTS).arg(MAX_EVENTS_PER_AGENT).arg(millis(EVENTS_PERIOD));
+            script.arg(MAX_STATES).arg(EVICTED_STATES).arg(millis(STATES_TTL));
+            script.arg(keys.event_sources()).arg(keys.event_states()).arg(keys.reported_states());
+            script.arg(keys.event_origins()).arg(keys.events()).arg(&announcement);
             for new in page.iter().filter(|new| new.fits()) {
                 let NewEvent { key, origin, state, event } = new;
                 let source =
@@ -44,8 +54,10 @@ impl RedisStore {
                     None => script.arg("").arg(0),
                 };
                 match state {
-                    Some(state) => script.arg(&state.subject).arg(&state.state).arg(u8::from(state.quiet)),
-                    None => script.arg("").arg("").arg(0),
+                    Some(SubjectState { scope, subject, state, quiet }) => {
+                        script.arg(subject).arg(state).arg(u8::from(*quiet)).arg(word(*scope))
+                    }
+                    None => script.arg("").arg("").arg(0).arg(""),
                 };
                 script.arg(encode_logged_event(event));
             }
@@ -60,8 +72,8 @@ impl RedisStore {
         instance: InstanceId,
     ) -> Result<u64, StoreError> {
         let shared = &self.0;
-        let states = format!("{}{agent}", shared.keys.event_states());
-        let mut script = shared.scripts.last_event.key(states);
+        let processes = format!("{}{agent}", shared.keys.event_origins());
+        let mut script = shared.scripts.last_event.key(processes);
         script.arg(instance.to_string());
         let last: String = shared.query(&script).await?;
         Ok(last.parse().unwrap_or_default())

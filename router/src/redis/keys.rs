@@ -73,7 +73,9 @@ pub const SCHEMA: &str = "\
 | `{kas}:event-log:keys` | hash | key of an event → its id in the stream | 7 d | with each event | 150 bytes per event |
 | `{kas}:event-log:removed` | string | id of the newest event that was removed | 7 d | when an event is removed | |
 | `{kas}:event-log:source:<source>` | list | ids of the events of an agent, or of `kas` | 7 d | with each event | 30 bytes per event |
-| `{kas}:event-log:states:<source>` | hash | subject of an event → its last state, at most 1000 of a source | 90 d | with each event that has a state | 120 bytes per subject |
+| `{kas}:event-log:states:<source>` | hash | subject whose state kas has noticed, of an agent or of `kas` → its last state | 90 d | when the state changes | 120 bytes per subject |
+| `{kas}:event-log:reported:<agent id>` | hash | subject whose state the agent has reported → its last state, at most 1000 of an agent | 90 d | with each event that has a state | 120 bytes per subject |
+| `{kas}:event-log:origins:<agent id>` | hash | process of the agent → number of its last event, at most 1000 of an agent | 90 d | with each event of the agent | 60 bytes per process |
 | `{kas}:event-cursors` | hash | name of a webhook → replica that delivers to it, the end of its claim in milliseconds since 1970, id of the last event that was delivered | 30 d | every 3 s per webhook, and with each event | 100 bytes per webhook |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or logged or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change; with each event of the log | |
 ";
@@ -204,9 +206,19 @@ impl Keys {
         format!("{}:source:", self.event_log())
     }
 
-    /// Returns the prefix of the states of the subjects of one source.
+    /// Returns the prefix of the states that kas has noticed of one source.
     pub(super) fn event_states(&self) -> String {
         format!("{}:states:", self.event_log())
+    }
+
+    /// Returns the prefix of the states that one agent has reported.
+    pub(super) fn reported_states(&self) -> String {
+        format!("{}:reported:", self.event_log())
+    }
+
+    /// Returns the prefix of the numbers of the last events of the processes of one agent.
+    pub(super) fn event_origins(&self) -> String {
+        format!("{}:origins:", self.event_log())
     }
 
     pub(super) fn event_cursors(&self) -> String {
@@ -271,6 +283,8 @@ mod tests {
             keys.removed_event(),
             format!("{}<source>", keys.event_sources()),
             format!("{}<source>", keys.event_states()),
+            format!("{}<agent id>", keys.reported_states()),
+            format!("{}<agent id>", keys.event_origins()),
             keys.event_cursors(),
             keys.events(),
         ] {
@@ -292,6 +306,8 @@ mod tests {
             ("project:<path>", PROJECT_TTL),
             ("event-log", EVENTS_PERIOD),
             ("event-log:states:<source>", STATES_TTL),
+            ("event-log:reported:<agent id>", STATES_TTL),
+            ("event-log:origins:<agent id>", STATES_TTL),
             ("event-cursors", CURSORS_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();

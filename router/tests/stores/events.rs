@@ -8,7 +8,7 @@ use proto::{
 };
 use router::{
     CURSOR_TTL, CursorRequest, EventPage, EventPosition, MAX_EVENTS_PER_AGENT, NewEvent, RouteChange,
-    RouteStore, SubjectState,
+    RouteStore, StateScope, SubjectState,
 };
 use tokio::time::{sleep, timeout};
 
@@ -23,7 +23,19 @@ fn event(agent: Option<u64>, message: &str) -> NewEvent {
 }
 
 fn with_state(agent: u64, message: &str, state: &str, quiet: bool) -> NewEvent {
-    let state = SubjectState { subject: "web".to_owned(), state: state.to_owned(), quiet };
+    let state = SubjectState {
+        scope: StateScope::Reported,
+        subject: "web".to_owned(),
+        state: state.to_owned(),
+        quiet,
+    };
+    NewEvent { state: Some(state), ..event(Some(agent), message) }
+}
+
+/// An event that a subject is degraded.
+fn degraded(agent: u64, scope: StateScope, subject: &str, message: &str) -> NewEvent {
+    let (subject, state) = (subject.to_owned(), "degraded".to_owned());
+    let state = SubjectState { scope, subject, state, quiet: false };
     NewEvent { state: Some(state), ..event(Some(agent), message) }
 }
 
@@ -55,6 +67,7 @@ async fn wait_message(store: &dyn RouteStore, after: EventPosition, last: &str) 
 pub(crate) async fn check_contract(here: (&dyn RouteStore, ReplicaId), there: (&dyn RouteStore, ReplicaId)) {
     events_have_one_order_at_all_replicas(here.0, there.0).await;
     state_is_an_event_when_it_changes(here.0, there.0).await;
+    states_have_scopes_and_a_flood_pushes_out_some(here.0, there.0).await;
     events_of_a_process_are_appended_once_and_in_order(here.0, there.0).await;
     event_that_is_too_long_is_left_out(here.0).await;
     flood_of_one_agent_is_a_gap_for_those_behind(here.0, there.0).await;
@@ -102,6 +115,54 @@ async fn state_is_an_event_when_it_changes(here: &dyn RouteStore, there: &dyn Ro
     here.append_events(vec![with_state(22, "other agent", "degraded", false)]).await.unwrap();
     let page = wait_message(there, start, "other agent").await;
     assert_eq!(messages(&page), ["bad", "good", "other agent"]);
+}
+
+async fn states_have_scopes_and_a_flood_pushes_out_some(here: &dyn RouteStore, there: &dyn RouteStore) {
+    let start = newest(here);
+    let scopes = [StateScope::Fleet, StateScope::Agent, StateScope::Reported];
+    let of_scopes = |agent: u64, time: &str| -> Vec<NewEvent> {
+        let name = |scope| format!("{scope:?} of {agent} {time}");
+        scopes.iter().map(|scope| degraded(agent, *scope, "scoped", &name(*scope))).collect()
+    };
+    here.append_events(of_scopes(25, "first")).await.unwrap();
+    there.append_events(of_scopes(26, "first")).await.unwrap();
+    here.append_events(vec![event(None, "scopes end")]).await.unwrap();
+    assert_eq!(
+        messages(&wait_message(there, start, "scopes end").await),
+        [
+            "Fleet of 25 first",
+            "Agent of 25 first",
+            "Reported of 25 first",
+            "Agent of 26 first",
+            "Reported of 26 first",
+            "scopes end",
+        ],
+        "the whole fleet has one state, whichever agent the event names"
+    );
+
+    let flood = |time: &str, number: u32| -> Vec<NewEvent> {
+        let subject = |number: u32| format!("subject {number}");
+        (0..number).map(|n| degraded(25, StateScope::Reported, &subject(n), &format!("{time} {n}"))).collect()
+    };
+    here.append_events(flood("before", 1100)).await.unwrap();
+    let origin = AgentEventId { instance: InstanceId::random(), sequence: 5 };
+    let of_process = |origin| NewEvent { origin: Some(origin), ..event(Some(25), "before 1099") };
+    let random = |_| of_process(AgentEventId { instance: InstanceId::random(), sequence: 1 });
+    here.append_events((0..1100).map(random).collect()).await.unwrap();
+    here.append_events(vec![of_process(origin)]).await.unwrap();
+    assert_eq!(there.last_event_of(AgentId(25), origin.instance).await.unwrap(), 5);
+    here.append_events(vec![event(None, "flood end")]).await.unwrap();
+    let position = wait_message(here, start, "flood end").await.events.last().unwrap().position;
+
+    let mut again = of_scopes(25, "again");
+    again.truncate(2);
+    again.extend(flood("after", 500));
+    here.append_events(again).await.unwrap();
+    here.append_events(vec![event(None, "again end")]).await.unwrap();
+    let page = wait_message(there, position, "again end").await;
+    let repeated = messages(&page);
+    assert!(!repeated.iter().any(|message| message.ends_with("again")), "kas has noticed them: {repeated:?}");
+    assert!(repeated.len() < 350, "{} of 500 states were forgotten", repeated.len() - 1);
 }
 
 async fn events_of_a_process_are_appended_once_and_in_order(here: &dyn RouteStore, there: &dyn RouteStore) {
@@ -256,11 +317,17 @@ async fn unusable_values_of_the_log_are_skipped_and_counted() {
         server.run::<redis::Value>(&format!("DEL {key}")).await;
         server.run::<redis::Value>(&format!("ZADD {key} 1 a")).await;
     }
-    for key in ["{kas}:event-log:states:7", "{kas}:event-cursors"] {
+    let states = ["states", "reported", "origins"].map(|kind| format!("{{kas}}:event-log:{kind}:7"));
+    for key in states.iter().map(String::as_str).chain(["{kas}:event-cursors"]) {
         server.run::<redis::Value>(&format!("SET {key} a")).await;
     }
-    here.store.append_events(vec![with_state(7, "real", "bad", false)]).await.unwrap();
-    assert_eq!(messages(&wait_message(&*here.store, EventPosition::START, "real").await), ["a b", "real"]);
+    let origin = Some(AgentEventId { instance: InstanceId::random(), sequence: 1 });
+    let real = NewEvent { origin, ..with_state(7, "real", "bad", false) };
+    here.store.append_events(vec![real]).await.unwrap();
+    let of_kas = degraded(7, StateScope::Agent, "presence", "of kas");
+    here.store.append_events(vec![of_kas]).await.unwrap();
+    let page = wait_message(&*here.store, EventPosition::START, "of kas").await;
+    assert_eq!(messages(&page), ["real", "of kas"], "the event of 1970 is too old");
     let claim = CursorRequest::Claim(EventPosition { millis: 9, sequence: 0 });
     assert!(here.store.event_cursor("hook", here.id, claim).await.unwrap().is_some());
     for forged in ["x", "00 99999999999999999 1-1", " 1 -"] {

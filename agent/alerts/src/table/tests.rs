@@ -3,7 +3,7 @@ use proto::events::{EventKind, NewAgentEvent, Severity};
 use super::*;
 use crate::{
     alert::{Destination, Verdict},
-    policy::PolicyRef,
+    policy::{Direction, PolicyRef},
 };
 
 const QUIET: Duration = Duration::from_secs(600);
@@ -20,6 +20,7 @@ fn key(source: &str, port: u16) -> AlertKey {
     };
     AlertKey {
         verdict: Verdict::Dropped,
+        direction: Some(Direction::Egress),
         namespace: "shop".to_owned(),
         source: peer(source),
         destination: Destination { peer: peer("db"), port, protocol: "TCP" },
@@ -146,6 +147,29 @@ fn pod_that_does_not_lead_reports_nothing_and_takes_over_without_repeats() {
 }
 
 #[test]
+fn pods_that_have_counted_differently_report_the_same_event() {
+    let keys = |offset: u64, extra: usize| {
+        let (mut table, mut keys) = (AlertTable::new(QUIET), Vec::new());
+        // Both pods see the same first flow, by the clock of its node.
+        table.observe(key("web", 443), String::new(), Some(at(0)), at(offset));
+        for minute in 0..=60 {
+            let now = minute * 60_000 + offset;
+            for _ in 0..extra {
+                observe(&mut table, key("web", 443), now);
+            }
+            keys.extend(
+                table.reports(at(now), true).into_iter().map(|report| NewAgentEvent::from(report).key),
+            );
+        }
+        keys
+    };
+    let (one, other) = (keys(0, 1), keys(3_000, 7));
+    assert_eq!(one.len(), 5, "opened, and four times ongoing");
+    assert_eq!(one, other);
+    assert_eq!(one.iter().collect::<std::collections::BTreeSet<_>>().len(), 5);
+}
+
+#[test]
 fn times_of_a_hostile_node_are_not_believed() {
     let mut table = AlertTable::new(QUIET);
     let far = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 50);
@@ -180,9 +204,8 @@ fn report_is_an_event_with_the_facts() {
     ] {
         assert_eq!(content.details.get(name).map(String::as_str), Some(value), "{name}");
     }
-    // The policy of the receiver.
-    let mut of_receiver = key("web", 443);
-    of_receiver.source.namespace = "other".to_owned();
+    // The policy of the receiver, which is in the same namespace.
+    let of_receiver = AlertKey { direction: Some(Direction::Ingress), ..key("web", 443) };
     let mut second = AlertTable::new(QUIET);
     observe(&mut second, of_receiver, 0);
     let event = NewAgentEvent::from(second.reports(at(0), true).remove(0));

@@ -40,8 +40,8 @@ const WINDOW: u32 = 1 << 20;
 /// The silence after which a PING is sent. A server of grpc-go closes connections with more than one in 5 minutes.
 const PING_INTERVAL: Duration = Duration::from_secs(330);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// The oldest flow that is asked for again after a connection was lost.
-const MAX_GAP: Duration = Duration::from_secs(300);
+/// The oldest flow that is asked for again after a connection was lost: a silent one is noticed after 350 s, and the next one takes some.
+const MAX_GAP: Duration = Duration::from_secs(420);
 /// The messages after which other tasks have their turn.
 const TURN: usize = 64;
 
@@ -166,9 +166,7 @@ async fn read(
         *received = true;
         match response.content {
             Some(FlowsContent::Flow(flow)) => {
-                if flow.time.is_some() {
-                    *newest = flow.time;
-                }
+                *newest = later(*newest, flow.time, SystemTime::now());
                 alerts.observe_flow(&flow);
             }
             Some(FlowsContent::Lost(lost)) => alerts.metrics.drop_many("lost-by-hubble", lost.count),
@@ -204,6 +202,17 @@ impl Alerts {
     }
 }
 
+/// Returns the later one of the time of the newest flow and that of another one. The clock of a node that is ahead must not hide the flows
+/// of others.
+fn later(newest: Option<Timestamp>, time: Option<Timestamp>, now: SystemTime) -> Option<Timestamp> {
+    let time = time.and_then(system_time).map(|time| time.min(now));
+    let newest = newest.and_then(system_time).max(time)?.duration_since(UNIX_EPOCH).ok()?;
+    Some(Timestamp {
+        seconds: i64::try_from(newest.as_secs()).ok()?,
+        nanos: i32::try_from(newest.subsec_nanos()).ok()?,
+    })
+}
+
 /// Returns the time from which flows are asked for after the last one, or `None` if that is too long ago, or in the future.
 fn after(last: Timestamp, now: SystemTime) -> Option<Timestamp> {
     let age = now.duration_since(system_time(last)?).ok()?;
@@ -231,13 +240,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn newest_flow_is_no_later_than_now_and_never_goes_back() {
+        let now = UNIX_EPOCH + Duration::from_secs(1000);
+        let time = |seconds, nanos| Some(Timestamp { seconds, nanos });
+        for (newest, flow, expected) in [
+            (None, time(990, 7), time(990, 7)),
+            (time(990, 7), time(990, 8), time(990, 8)),
+            (time(990, 7), time(800, 9), time(990, 7)),
+            (time(990, 7), None, time(990, 7)),
+            (time(990, 7), time(5000, 3), time(1000, 0)),
+            (time(990, 7), time(i64::MAX, 0), time(1000, 0)),
+            (time(990, 7), time(991, -1), time(990, 7)),
+        ] {
+            assert_eq!(later(newest, flow, now), expected, "{flow:?}");
+        }
+    }
+
+    #[test]
+    fn silent_relay_is_noticed_before_its_flows_are_too_old() {
+        assert!(PING_INTERVAL + PING_TIMEOUT + Duration::from_secs(20) + CONNECT_TIMEOUT <= MAX_GAP);
+    }
+
+    #[test]
     fn flows_are_asked_for_again_from_the_last_one_on() {
         let now = UNIX_EPOCH + Duration::from_secs(1000);
         let time = |seconds, nanos| Timestamp { seconds, nanos };
         assert_eq!(after(time(990, 7), now), Some(time(990, 8)));
         assert_eq!(after(time(990, 999_999_999), now), Some(time(991, 0)));
         for bad in
-            [time(600, 0), time(1001, 0), time(i64::MAX, 0), time(-1, 0), time(990, -1), time(990, i32::MAX)]
+            [time(579, 0), time(1001, 0), time(i64::MAX, 0), time(-1, 0), time(990, -1), time(990, i32::MAX)]
         {
             assert_eq!(after(bad, now), None, "{bad:?}");
         }

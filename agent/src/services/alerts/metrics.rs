@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use cluster_alerts::{Ignored, Verdict};
+use cluster_alerts::{Ignored, RefusedPolicy, Verdict};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -15,8 +15,8 @@ use prometheus_client::{
 
 use super::Alerts;
 
-/// The reasons other than those of [`Ignored`].
-const REASONS: [&str; 4] = ["many-destinations", "too-many-alerts", "too-many-policies", "lost-by-hubble"];
+/// The reasons other than those of [`Ignored`] and [`RefusedPolicy`].
+const REASONS: [&str; 3] = ["many-destinations", "too-many-alerts", "lost-by-hubble"];
 
 /// The counters of alerts. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +48,8 @@ impl AlertsMetrics {
         for verdict in Verdict::ALL {
             drop(metrics.flows.get_or_create(&VerdictLabel { verdict: verdict.as_str() }));
         }
-        for reason in Ignored::ALL.map(Ignored::as_str).into_iter().chain(REASONS) {
+        let of_policies = RefusedPolicy::ALL.map(RefusedPolicy::as_str);
+        for reason in Ignored::ALL.map(Ignored::as_str).into_iter().chain(of_policies).chain(REASONS) {
             drop(metrics.dropped.get_or_create(&ReasonLabel { reason }));
         }
         let help = "Flows and Events that are alerts, by what the policy has done";

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster_alerts::{PolicySet, engine::alert_of_event};
+use cluster_alerts::{Applied, PolicySet, engine::alert_of_event};
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use kube::{
     Api, Client,
@@ -96,21 +96,29 @@ impl Watch<'_> {
         let mut listing = false;
         let mut stream = watcher(self.api.clone(), Config::default().page_size(PAGE)).boxed();
         while let Some(event) = stream.next().await {
-            match event {
-                Ok(Event::Init) => (set, listing) = (PolicySet::default(), true),
+            let changed = match event {
+                Ok(Event::Init) => {
+                    (set, listing) = (PolicySet::default(), true);
+                    false
+                }
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    if !set.apply(&value(&object)) {
-                        self.alerts.metrics.drop_one("too-many-policies");
+                    let Applied { changed, refused } = set.apply(&value(&object));
+                    if let Some(refused) = refused {
+                        self.alerts.metrics.drop_one(refused.as_str());
                     }
+                    changed
                 }
                 Ok(Event::Delete(object)) => set.remove(&value(&object)),
-                Ok(Event::InitDone) => listing = false,
+                Ok(Event::InitDone) => {
+                    listing = false;
+                    true
+                }
                 Err(error) => {
                     self.wait(&error).await;
-                    continue;
+                    false
                 }
-            }
-            if !listing {
+            };
+            if changed && !listing {
                 self.alerts.set_policies(&self.name, set.clone());
             }
         }

@@ -273,7 +273,7 @@ impl Project {
     pub(super) fn restore(&self, status: ProjectStatus) {
         let mut state = self.state.lock();
         if state.status.history.is_empty() {
-            state.settled = Settled::of(&status);
+            state.settled = Settled::restored(&status);
             state.status = ProjectStatus { project: self.id.clone(), problem: String::new(), ..status };
         }
     }
@@ -282,7 +282,7 @@ impl Project {
     pub(super) fn settle(&self, status: &ProjectStatus) -> Vec<NewAgentEvent> {
         let mut state = self.state.lock();
         let events = settled::events(state.settled.as_ref(), status);
-        state.settled = Settled::of(status).or_else(|| state.settled.take());
+        state.settled = Settled::after(state.settled.as_ref(), status).or_else(|| state.settled.take());
         events
     }
 

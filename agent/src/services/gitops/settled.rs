@@ -5,19 +5,49 @@ use proto::{
     gitops::{ObjectError, ProjectState, ProjectStatus},
 };
 
-/// A state in which a project stays until something happens, and the commit that it is about.
+/// The state of drift after an event that objects are as in Git again.
+const CLEAN: &str = "clean";
+
+/// A state in which a project stays until something happens, and what was reported of the project.
+///
+/// kas leaves out an event whose kind and subject had the same state before. So each kind needs the event that ends a state, also if other
+/// states, such as a failure, come in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settled {
     state: ProjectState,
     commit: String,
+    /// The commit that the last event of a sync has named as applied.
+    applied: Option<String>,
+    /// Whether the last event about the health was that objects are degraded. `None` if another process may have sent one.
+    degraded: Option<bool>,
+    /// Whether the last event about drift was that somebody else has changed objects. `None` as above.
+    drifted: Option<bool>,
 }
 
 impl Settled {
-    /// Returns the settled state of a status, or `None` while a sync runs or nothing was synced.
-    pub(super) fn of(status: &ProjectStatus) -> Option<Self> {
-        let settled = !matches!(status.state, ProjectState::Pending | ProjectState::Syncing);
+    /// Returns the settled state of a status that another process has written, or `None` while a sync runs or nothing was synced.
+    pub(super) fn restored(status: &ProjectStatus) -> Option<Self> {
+        let (state, commit) = (ProjectState::Pending, String::new());
+        Self::after(Some(&Self { state, commit, applied: None, degraded: None, drifted: None }), status)
+    }
+
+    /// Returns the settled state of a status that follows another one, or `None` while a sync runs or nothing was synced.
+    pub(super) fn after(before: Option<&Self>, status: &ProjectStatus) -> Option<Self> {
+        use ProjectState::{Degraded, OutOfSync, Pending, Synced, Syncing};
+
+        let state = status.state;
         let commit = status.attempted.as_ref().map(|commit| commit.id.clone()).unwrap_or_default();
-        settled.then_some(Self { state: status.state, commit })
+        let applied = before.and_then(|before| before.applied.clone());
+        let (degraded, drifted) =
+            before.map_or((Some(false), Some(false)), |before| (before.degraded, before.drifted));
+        let (applied, degraded, drifted) = match state {
+            Pending | Syncing => return None,
+            Synced => (Some(commit.clone()), Some(false), Some(false)),
+            Degraded => (Some(commit.clone()), Some(true), Some(false)),
+            OutOfSync => (applied, degraded, Some(true)),
+            _ => (None, degraded, drifted),
+        };
+        Some(Self { state, commit, applied, degraded, drifted })
     }
 }
 
@@ -25,13 +55,14 @@ impl Settled {
 pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<NewAgentEvent> {
     use ProjectState::{Degraded, Failed, Held, Orphaned, OutOfSync, Suspended, Synced};
 
-    let Some(now) = Settled::of(status).filter(|now| before != Some(now)) else { return Vec::new() };
-    let state_before = before.map(|before| before.state);
-    let same_commit = before.is_some_and(|before| before.commit == now.commit);
+    let Some(now) = Settled::after(before, status).filter(|now| before != Some(now)) else {
+        return Vec::new();
+    };
     let event = |kind, severity, message: String| {
         let event = NewAgentEvent::from(describe(status, EventContent::new(kind, severity, message)));
         match kind {
             EventKind::Health => event.with_state(if now.state == Degraded { "degraded" } else { "healthy" }),
+            EventKind::Drift if now.state != OutOfSync => event.with_state(CLEAN),
             _ => event.with_state(format!("{} {}", now.state.as_str(), now.commit)),
         }
     };
@@ -42,28 +73,22 @@ pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<Ne
         Held | Orphaned => events.push(event(EventKind::Sync, Severity::Warning, message())),
         Suspended => events.push(event(EventKind::Sync, Severity::Info, message())),
         OutOfSync => events.push(event(EventKind::Drift, Severity::Warning, message())),
-        // The objects are as in Git again.
-        Synced | Degraded if same_commit && state_before == Some(OutOfSync) => {
-            events.push(event(EventKind::Drift, Severity::Info, message()));
-        }
-        // Only the health of the objects has changed.
-        Synced | Degraded if same_commit && matches!(state_before, Some(Synced | Degraded)) => {}
+        // Only the health of the objects, or the drift, has changed.
+        Synced | Degraded if before.is_some_and(|before| before.applied == now.applied) => {}
         _ => events.push(event(EventKind::Sync, Severity::Info, message())),
     }
-    match (state_before == Some(Degraded), now.state) {
-        (false, Degraded) => {
-            let what =
-                format!("{} of {} objects are degraded", status.objects.degraded, status.objects.total);
-            events.push(event(EventKind::Health, Severity::Warning, what));
-        }
-        (true, Synced) => {
-            events.push(event(
-                EventKind::Health,
-                Severity::Info,
-                "no object is degraded any more".to_owned(),
-            ));
-        }
-        _ => {}
+    let (was_degraded, was_drifted) =
+        before.map_or((Some(false), Some(false)), |before| (before.degraded, before.drifted));
+    if was_drifted != Some(false) && now.drifted == Some(false) {
+        events.push(event(EventKind::Drift, Severity::Info, message()));
+    }
+    if was_degraded != Some(true) && now.degraded == Some(true) {
+        let what = format!("{} of {} objects are degraded", status.objects.degraded, status.objects.total);
+        events.push(event(EventKind::Health, Severity::Warning, what));
+    }
+    if was_degraded != Some(false) && now.degraded == Some(false) {
+        let what = "no object is degraded any more".to_owned();
+        events.push(event(EventKind::Health, Severity::Info, what));
     }
     events
 }
@@ -109,7 +134,7 @@ mod tests {
             let status = status(*state, commit);
             let events = events(before.as_ref(), &status).into_iter();
             told.extend(events.map(|event| format!("{} {}", event.content.kind, event.state.unwrap())));
-            before = Settled::of(&status).or(before);
+            before = Settled::after(before.as_ref(), &status).or(before);
         }
         told
     }
@@ -131,11 +156,61 @@ mod tests {
         use ProjectState::{Degraded, OutOfSync, Synced};
 
         let states = [(Synced, "a"), (OutOfSync, "a"), (Synced, "a")];
-        assert_eq!(told(&states), ["sync synced a", "drift out-of-sync a", "drift synced a"]);
+        assert_eq!(told(&states), ["sync synced a", "drift out-of-sync a", "drift clean"]);
         let states = [(Synced, "a"), (Degraded, "a"), (Synced, "a")];
         assert_eq!(told(&states), ["sync synced a", "health degraded", "health healthy"]);
         let states = [(Degraded, "a"), (Synced, "b")];
         assert_eq!(told(&states), ["sync degraded a", "health degraded", "sync synced b", "health healthy"]);
+    }
+
+    /// Returns the events that kas keeps: it leaves out one whose kind had the same state before.
+    fn kept(told: &[String]) -> Vec<&str> {
+        let mut states = std::collections::HashMap::new();
+        let is_new = |event: &&str| {
+            let (kind, state) = event.split_once(' ').unwrap();
+            states.insert(kind.to_owned(), state.to_owned()).as_deref() != Some(state)
+        };
+        told.iter().map(String::as_str).filter(is_new).collect()
+    }
+
+    #[test]
+    fn state_that_returns_after_a_failure_is_an_event_again() {
+        use ProjectState::{Degraded, Failed, Held, OutOfSync, Suspended, Synced};
+
+        for between in [Failed, Held, Suspended, OutOfSync] {
+            let states = [(Degraded, "a"), (between, "a"), (Synced, "a"), (Degraded, "a")];
+            let told = told(&states);
+            let health = kept(&told).into_iter().filter(|event| event.starts_with("health"));
+            let expected = ["health degraded", "health healthy", "health degraded"];
+            assert_eq!(health.collect::<Vec<_>>(), expected, "{between:?}");
+        }
+        let states = [
+            (Synced, "a"),
+            (OutOfSync, "a"),
+            (Synced, "b"),
+            (OutOfSync, "a"),
+            (Failed, "a"),
+            (Degraded, "a"),
+            (OutOfSync, "a"),
+        ];
+        let told = told(&states);
+        let drift = kept(&told).into_iter().filter(|event| event.starts_with("drift"));
+        let (drifted, clean) = ("drift out-of-sync a", "drift clean");
+        assert_eq!(drift.collect::<Vec<_>>(), [drifted, clean, drifted, clean, drifted]);
+        assert!(told.contains(&"sync degraded a".to_owned()), "it was not applied before: {told:?}");
+    }
+
+    #[test]
+    fn process_that_takes_over_ends_the_states_that_it_does_not_know() {
+        let restored = Settled::restored(&status(ProjectState::Failed, "a"));
+        let kinds = |state| {
+            let events = events(restored.as_ref(), &status(state, "a")).into_iter();
+            events.map(|event| format!("{} {}", event.content.kind, event.state.unwrap())).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(ProjectState::Synced), ["sync synced a", "drift clean", "health healthy"]);
+        assert_eq!(kinds(ProjectState::Degraded), ["sync degraded a", "drift clean", "health degraded"]);
+        let restored = Settled::restored(&status(ProjectState::Synced, "a"));
+        assert!(events(restored.as_ref(), &status(ProjectState::Synced, "a")).is_empty());
     }
 
     #[test]

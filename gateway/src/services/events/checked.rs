@@ -6,7 +6,7 @@ use proto::{
     InstanceId,
     events::{AgentEvent, AgentEventId, Event, EventAgent, EventKind, NewAgentEvent, Severity},
 };
-use router::{EVENTS_PERIOD, NewEvent, SubjectState};
+use router::{EVENTS_PERIOD, NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
 
 /// The lead that the clock of an agent may have.
@@ -57,6 +57,7 @@ impl EventChecker {
         };
         let subject = &content.subject;
         let state = state.map(|state| SubjectState {
+            scope: StateScope::Reported,
             subject: digest(&[
                 content.kind.as_str(),
                 &subject.project,
@@ -66,8 +67,9 @@ impl EventChecker {
                 &subject.name,
             ]),
             state,
-            // What is healthy from the start is no news.
-            quiet: content.kind == EventKind::Health && content.severity == Severity::Info,
+            // What is healthy, or as in Git, from the start is no news.
+            quiet: matches!(content.kind, EventKind::Health | EventKind::Drift)
+                && content.severity == Severity::Info,
         });
         let now = SystemTime::now();
         let possible =

@@ -3,7 +3,7 @@
 use std::{future::pending, time::SystemTime};
 
 use proto::events::{Event, EventContent, EventKind, Severity};
-use router::{NewEvent, SubjectState};
+use router::{NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 
@@ -28,12 +28,12 @@ impl EventsFeed {
                 reported = Some(state.clone());
                 let (time, agent) = (SystemTime::now(), Some(self.agent.clone()));
                 let subject = "configuration".to_owned();
-                let quiet = state == VALID;
+                let (scope, quiet) = (StateScope::Agent, state == VALID);
                 let event = NewEvent::new(unique_key(&subject), Event { time, agent, content });
                 self.service
                     .0
                     .events
-                    .emit(NewEvent { state: Some(SubjectState { subject, state, quiet }), ..event });
+                    .emit(NewEvent { state: Some(SubjectState { scope, subject, state, quiet }), ..event });
             }
             if configuration.changed().await.is_err() {
                 return pending().await;
