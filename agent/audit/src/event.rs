@@ -138,7 +138,7 @@ pub fn parse(json: &[u8], now: SystemTime) -> Result<ClusterEvent, Skipped> {
     let addresses = addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok());
     Ok(ClusterEvent {
         position: String::new(),
-        of_agentk: false,
+        of_agentk: None,
         time: format_time(time.unwrap_or(now)),
         stage,
         duration_ms: duration.map(|duration| duration.as_micros() as f64 / 1000.0),
