@@ -7,11 +7,13 @@
 //! Clients need a certificate of the authority that the owner of the cluster names. The API server sends batches, buffers some of them
 //! while this listener is away, and drops the others: its metric `apiserver_audit_error_total` counts those.
 
+mod handshakes;
 mod metrics;
 mod receiver;
+mod repeated;
 mod writer;
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -22,6 +24,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::registry::Registry;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     task::JoinSet,
@@ -29,17 +32,25 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{metrics::AuditMetrics, receiver::Receiver, writer::RingWriter};
+use self::{
+    handshakes::{HandshakeGuard, Handshakes},
+    metrics::AuditMetrics,
+    receiver::{ReceiveError, Receiver},
+    writer::RingWriter,
+};
 use crate::{ListenTls, cli::AuditOptions, file_followers::FileFollowers};
 
 /// The path of the webhook.
 const PATH: &str = "/audit";
-/// The most connections. The API server keeps few of them.
+/// The most connections of clients with a certificate. The API server keeps few of them.
 const MAX_CONNECTIONS: usize = 64;
-/// The time for a TLS handshake, and for the head of a request.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time for a request, which is the longest that the API server waits for its response.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time for a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time for the head of the first request of a connection.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between two requests. The API server closes its connections after 90 seconds: a connection that is closed here first could
+/// lose a request.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time for requests in flight after the signal to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
@@ -127,24 +138,31 @@ async fn accept(
     receiver: Arc<Receiver>,
     shutdown: CancellationToken,
 ) -> JoinSet<()> {
+    let handshakes = Handshakes::default();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let accepting = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
-            (listener.accept().await, permit)
-        };
-        match shutdown.run_until_cancelled(accepting).await {
+        match shutdown.run_until_cancelled(listener.accept()).await {
             None => return connections,
-            Some((Ok((tcp, _)), permit)) => {
-                let serving = serve(tcp, tls.clone(), Arc::clone(&receiver), shutdown.clone());
+            Some(Ok((tcp, peer))) => {
+                let Some(handshake) = handshakes.begin(peer.ip()) else {
+                    receiver.metrics().count_request("limit");
+                    continue;
+                };
+                let (tls, receiver) = (tls.clone(), Arc::clone(&receiver));
+                let (permits, shutdown) = (Arc::clone(&permits), shutdown.clone());
                 connections.spawn(async move {
-                    serving.await;
-                    drop(permit);
+                    let Some(io) = authenticate(tcp, tls, &receiver, handshake).await else { return };
+                    let Ok(_permit) = permits.try_acquire() else {
+                        return receiver.metrics().count_request("limit");
+                    };
+                    if let Err(error) = serve(io, &receiver, &shutdown).await {
+                        tracing::debug!(%peer, %error, "a connection failed");
+                    }
                 });
             }
-            Some((Err(error), _)) => {
+            Some(Err(error)) => {
                 tracing::warn!(%error, "a connection was not accepted");
                 sleep(ACCEPT_PAUSE).await;
             }
@@ -152,36 +170,59 @@ async fn accept(
     }
 }
 
-async fn serve(tcp: TcpStream, tls: ListenTls, receiver: Arc<Receiver>, shutdown: CancellationToken) {
-    let peer = tcp.peer_addr().ok();
-    let accepted = timeout(HEAD_TIMEOUT, tls.accept(tcp)).await;
-    let io = match accepted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut))) {
-        Ok(io) => io,
+/// Returns the connection of a client with a certificate of the authority.
+async fn authenticate(
+    tcp: TcpStream,
+    tls: ListenTls,
+    receiver: &Receiver,
+    _handshake: HandshakeGuard,
+) -> Option<impl AsyncRead + AsyncWrite + Unpin> {
+    let accepted = timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await;
+    match accepted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut))) {
+        Ok(io) => Some(io),
         Err(error) => {
             // Strangers may cause any number of them, and the API server reports its own.
             receiver.metrics().count_request("tls");
-            return tracing::debug!(?peer, %error, "a TLS handshake failed");
+            tracing::debug!(%error, "a TLS handshake failed");
+            None
         }
-    };
-    let service = service_fn(async |request| Ok::<_, Infallible>(respond(&receiver, request).await));
+    }
+}
+
+/// Serves the requests of a connection until it ends or is idle for too long.
+async fn serve(
+    io: impl AsyncRead + AsyncWrite + Unpin,
+    receiver: &Receiver,
+    shutdown: &CancellationToken,
+) -> hyper::Result<()> {
+    let has_request = CancellationToken::new();
+    let service =
+        service_fn(async |request| Ok::<_, Infallible>(respond(receiver, request, &has_request).await));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(IDLE_TIMEOUT)
         .serve_connection(TokioIo::new(io), service);
-    tokio::pin!(connection);
-    let ended = tokio::select! {
+    let mut connection = pin!(connection);
+    let without_request = async {
+        if timeout(FIRST_REQUEST_TIMEOUT, has_request.cancelled()).await.is_ok() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
         ended = connection.as_mut() => ended,
+        () = without_request => Ok(()),
         () = shutdown.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(?peer, %error, "a connection failed");
     }
 }
 
-async fn respond(receiver: &Receiver, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn respond(
+    receiver: &Receiver,
+    request: Request<Incoming>,
+    has_request: &CancellationToken,
+) -> Response<Full<Bytes>> {
     let answer = |status: StatusCode, text: String| {
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
@@ -191,21 +232,14 @@ async fn respond(receiver: &Receiver, request: Request<Incoming>) -> Response<Fu
         receiver.metrics().count_request("invalid");
         return answer(StatusCode::NOT_FOUND, format!("the API server posts its audit events to {PATH}\n"));
     }
-    let received = timeout(REQUEST_TIMEOUT, receiver.receive(request.into_body())).await;
-    match received {
-        Ok(Ok(())) => {
-            receiver.metrics().count_request("ok");
-            answer(StatusCode::OK, String::new())
-        }
-        Ok(Err(error)) => {
-            receiver.metrics().count_request("invalid");
-            answer(StatusCode::BAD_REQUEST, format!("{error}\n"))
-        }
-        Err(_) => {
-            receiver.metrics().count_request("timeout");
-            answer(StatusCode::REQUEST_TIMEOUT, "the events did not arrive in time\n".to_owned())
-        }
-    }
+    has_request.cancel();
+    let (result, status, text) = match receiver.receive(request.into_body()).await {
+        Ok(()) => ("ok", StatusCode::OK, String::new()),
+        Err(error @ ReceiveError::Timeout) => ("timeout", StatusCode::REQUEST_TIMEOUT, format!("{error}\n")),
+        Err(error) => ("invalid", StatusCode::BAD_REQUEST, format!("{error}\n")),
+    };
+    receiver.metrics().count_request(result);
+    answer(status, text)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 #![cfg(target_os = "linux")]
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
@@ -31,7 +32,10 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
 use serde_json::json;
-use tokio::{net::TcpStream, time::interval};
+use tokio::{
+    net::TcpStream,
+    time::{interval, sleep},
+};
 use tokio_rustls::TlsConnector;
 
 /// The events of a batch, which is the default of kube-apiserver.
@@ -46,6 +50,7 @@ const MAX_BYTES: u64 = 32 << 20;
 struct Agentk {
     process: Child,
     audit: SocketAddr,
+    observability: SocketAddr,
     directory: PathBuf,
 }
 
@@ -103,12 +108,15 @@ impl Agentk {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("receiving audit events")).unwrap();
-        let (_, audit) = line.rsplit_once("address=").unwrap();
-        let audit = audit.parse().unwrap();
+        let mut address = |message: &str| -> SocketAddr {
+            let line = lines.find(|line| line.contains(message)).unwrap();
+            line.rsplit_once("address=").unwrap().1.parse().unwrap()
+        };
+        let audit = address("receiving audit events");
+        let observability = address("serving /liveness");
         // Nobody reads it otherwise.
         std::thread::spawn(move || lines.for_each(drop));
-        Self { process, audit, directory: directory.to_owned() }
+        Self { process, audit, observability, directory: directory.to_owned() }
     }
 
     async fn connect(&self) -> http1::SendRequest<Full<Bytes>> {
@@ -130,6 +138,23 @@ impl Agentk {
         let (sender, connection) = http1::handshake(TokioIo::new(tls)).await.unwrap();
         tokio::spawn(connection);
         sender
+    }
+
+    /// Returns the number of events with each result.
+    async fn events(&self) -> BTreeMap<String, u64> {
+        let tcp = TcpStream::connect(self.observability).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(tcp)).await.unwrap();
+        tokio::spawn(connection);
+        let request =
+            Request::get("/metrics").header("host", "localhost").body(Full::<Bytes>::default()).unwrap();
+        let body =
+            sender.send_request(request).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        let series = text.lines().filter_map(|line| line.strip_prefix("agentk_audit_events_total{result=\""));
+        series
+            .map(|line| line.split_once("\"} ").unwrap())
+            .map(|(result, number)| (result.to_owned(), number.parse().unwrap()))
+            .collect()
     }
 
     /// Returns the CPU time of the process.
@@ -218,10 +243,21 @@ async fn two_thousand_events_per_second_cost_little() {
     let share = (agentk.cpu() - cpu).as_secs_f64() / elapsed.as_secs_f64();
     let (rss, most) = (agentk.memory("VmRSS"), agentk.memory("VmHWM"));
     let events = f64::from(SECONDS * RATE) * BATCH as f64 / elapsed.as_secs_f64();
+    // The thread of the ring writes the last ones after the response.
+    let all = ((WARM_UP + (SECONDS * RATE) as usize) * BATCH) as u64;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut results = agentk.events().await;
+    while results["kept"] < all && Instant::now() < deadline {
+        sleep(Duration::from_millis(50)).await;
+        results = agentk.events().await;
+    }
     println!("events per second:           {events:.0} of {} bytes", batch(0).len() / BATCH);
     println!("share of a core:             {:.1} %", share * 100.0);
     println!("memory before the first one: {before:.1} MiB");
     println!("memory at the end:           {rss:.1} MiB, at most {most:.1} MiB");
+    assert_eq!(results.remove("kept"), Some(all), "{results:?}");
+    assert!(!results.is_empty() && results.values().all(|number| *number == 0), "{results:?}");
+    assert!(events >= 0.99 * f64::from(RATE) * BATCH as f64, "{events} per second");
     assert!(share <= 0.15, "{share}");
     assert!(most <= 32.0, "{most} MiB");
 }

@@ -8,26 +8,33 @@
 //! ```
 //!
 //! kas gives each request to a Kubernetes API an id that nobody can guess, which the API server writes into its audit log. An event
-//! with such an id is that of the request if it also has the agent, the verb, the object and the user of the request: somebody who
-//! has seen an id, and has another access to the cluster, cannot act under the name of its caller.
+//! with such an id is that of the request if it also has the agent, the verb, the object and the user of the request, and the credential
+//! of agentk: another client of the cluster that has seen an id cannot act under the name of its caller.
 
 mod body;
 mod matching;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use proto::{
     AgentId,
-    audit::{ClusterEvent, ID_PREFIX, JoinedEvent, SyncOrigin, Through, parse_id},
+    audit::{ClusterEvent, ID_PREFIX, JoinedEvent, Stage, SyncOrigin, Through, parse_id},
 };
 use router::RouteStore;
 
 pub(crate) use self::body::join_body;
+use self::matching::Relation;
 use crate::{
     metrics::ClusterAuditMetrics,
     peers::PeerClient,
     recent::{AccessAnswer, AccessQuery, AccessRing, AccessView, MAX_IDS, PeerQuestion},
 };
+
+/// The most requests whose end is remembered for a reader.
+const MAX_ENDED: usize = 10_000;
 
 /// Joins the events of one agent with the requests of callers.
 #[derive(Clone, Debug)]
@@ -41,6 +48,14 @@ pub(crate) struct AuditJoiner {
     pub(crate) label: String,
     /// Only events of this caller, or of this user of the cluster.
     pub(crate) user: Option<String>,
+    pub(crate) ended: EndedRequests,
+}
+
+/// The requests whose end the reader has seen, with the times of the events. The oldest ones leave first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EndedRequests {
+    times: HashMap<u128, String>,
+    order: VecDeque<u128>,
 }
 
 /// The requests that replicas know.
@@ -53,36 +68,41 @@ struct KnownRequests {
 
 impl AuditJoiner {
     /// Joins events. Those that the reader has not asked for are left out.
-    async fn join(&self, events: Vec<ClusterEvent>) -> Vec<JoinedEvent> {
+    async fn join(&mut self, events: Vec<ClusterEvent>) -> Vec<JoinedEvent> {
         let known = self.lookup(&events).await;
-        let joined = events.into_iter().map(|event| self.join_one(event, &known));
+        let mut joined: Vec<JoinedEvent> =
+            events.into_iter().map(|event| self.join_one(event, &known)).collect();
+        joined.retain(|event| self.user.as_deref().is_none_or(|user| matching::is_of_user(event, user)));
         joined
-            .filter(|event| self.user.as_deref().is_none_or(|user| matching::is_of_user(event, user)))
-            .collect()
     }
 
-    fn join_one(&self, event: ClusterEvent, known: &KnownRequests) -> JoinedEvent {
-        let found = known.by_id.get(&event.audit_id);
-        let request = found.filter(|access| {
-            let same = matching::is_event_of(&event, access);
-            if !same {
-                self.metrics.count_mismatch();
+    fn join_one(&mut self, event: ClusterEvent, known: &KnownRequests) -> JoinedEvent {
+        let id = parse_id(&event.audit_id);
+        let found = known.by_id.get(&event.audit_id).map(|access| match matching::relation(&event, access) {
+            // Without a known user of agentk, another client may repeat the request with its id.
+            Relation::Same if event.of_agentk.is_none() && !self.ended.admits(id, &event) => {
+                (Relation::Other, access)
             }
-            same
+            relation => (relation, access),
         });
-        let through = match request {
-            Some(_) => Through::Kas,
-            None if found.is_none() && known.is_incomplete && parse_id(&event.audit_id).is_some() => {
+        let through = match (found, event.of_agentk) {
+            (Some((Relation::Same, _)), _) => Through::Kas,
+            (_, Some(false)) => Through::Direct,
+            (Some((Relation::Unclear, _)), _) => Through::Unknown,
+            (None, of_agentk) if id.is_some() && (known.is_incomplete || of_agentk.is_none()) => {
                 Through::Unknown
             }
-            None if event.of_agentk => Through::Agentk,
-            None => Through::Direct,
+            (_, Some(true)) => Through::Agentk,
+            (_, None) => Through::Direct,
         };
+        if matches!(found, Some((Relation::Other, _))) {
+            self.metrics.count_mismatch();
+        }
         self.metrics.count(through);
-        let request = request.map(|access| access.request.clone());
-        // agentk itself says so, and only about requests with its own credential.
-        let sync =
-            event.user_agent.as_deref().filter(|_| through == Through::Agentk).and_then(SyncOrigin::parse);
+        let request = found.filter(|_| through == Through::Kas).map(|(_, access)| access.request.clone());
+        // kas gives an id to each request of a caller, who chooses its `User-Agent`. The others of agentk are its own.
+        let is_own = through == Through::Agentk && id.is_none();
+        let sync = event.user_agent.as_deref().filter(|_| is_own).and_then(SyncOrigin::parse);
         JoinedEvent { agent: self.label.clone(), through, request, sync, event }
     }
 
@@ -119,6 +139,24 @@ impl AuditJoiner {
             }
         }
         known
+    }
+}
+
+impl EndedRequests {
+    /// Returns whether an event may be that of the request with this id, which ends once.
+    fn admits(&mut self, id: Option<u128>, event: &ClusterEvent) -> bool {
+        let Some(id) = id.filter(|_| event.stage == Stage::Complete) else { return true };
+        if let Some(time) = self.times.get(&id) {
+            return *time == event.time;
+        }
+        if self.order.len() >= MAX_ENDED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.times.remove(&oldest);
+        }
+        self.order.push_back(id);
+        self.times.insert(id, event.time.clone());
+        true
     }
 }
 

@@ -47,9 +47,9 @@ pub struct ClusterEvent {
     /// The position after this event in the ring of agentk.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub position: String,
-    /// The request has the credential of agentk.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub of_agentk: bool,
+    /// Whether the request has the credential of agentk. `None` if agentk does not know its own user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_agentk: Option<bool>,
     /// The time at which the API server received the request, in UTC with microseconds (RFC 3339).
     pub time: String,
     /// The stage of the request.
@@ -72,7 +72,7 @@ pub struct ClusterEvent {
     /// The path of a request that is for no object, without its query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The request changes nothing (`dryRun`). A deletion has this in its body, which agentk does not see.
+    /// The request changes nothing (`dryRun`). A deletion may have this in its body, which agentk does not see.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
     /// The status of the response.
@@ -153,7 +153,7 @@ pub enum Through {
     Agentk,
     /// It did not pass kas.
     Direct,
-    /// It has an id of kas, but a replica that may have its record did not answer.
+    /// It has an id of kas, but its sender is not certain.
     Unknown,
 }
 

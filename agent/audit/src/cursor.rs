@@ -80,9 +80,11 @@ impl Cursor {
         }
         let ring = self.view.end().ring;
         let Some(end) = self.chunk.iter().rposition(|byte| *byte == b'\n') else {
-            // Only a damaged file has no line here.
-            self.offset = segment.end();
-            return Ok(Progress::More);
+            // Only a damaged file has no line here, or ends earlier.
+            let rest = segment.end() - self.offset;
+            let lost = if self.chunk.is_empty() { rest } else { self.chunk.len() as u64 };
+            self.offset += lost;
+            return Ok(Progress::Gap(Some(lost)));
         };
         for line in self.chunk[..end].split(|byte| *byte == b'\n') {
             self.offset += line.len() as u64 + 1;
@@ -216,6 +218,25 @@ mod tests {
             let mut cursor = Cursor::new(view.clone(), position);
             assert_eq!(read(&mut cursor, &EventFilter::default()), (vec![0, 1, 2], vec![None]));
         }
+    }
+
+    #[test]
+    fn damaged_part_of_a_file_is_a_gap() {
+        let fixture = Fixture::new(0);
+        let mut ring = Ring::open(&fixture.directory.path().join("large"), 64 << 20).unwrap();
+        let damaged = [vec![0; CHUNK + 9], b"\n".to_vec()].concat();
+        ring.append(line(0).as_bytes()).unwrap();
+        ring.append(&damaged).unwrap();
+        ring.append(line(1).as_bytes()).unwrap();
+        let view = ring.view();
+        let damage = Position { offset: line(0).len() as u64, ..view.start() };
+        let mut cursor = Cursor::new(view.clone(), damage);
+        assert_eq!(read(&mut cursor, &EventFilter::default()), (vec![1], vec![Some(CHUNK as u64)]));
+        // The file ends too early.
+        let length = damage.offset + damaged.len() as u64;
+        File::options().write(true).open(view.path(0)).unwrap().set_len(length).unwrap();
+        let mut cursor = Cursor::new(view.clone(), Position { offset: length, ..damage });
+        assert_eq!(read(&mut cursor, &EventFilter::default()), (vec![], vec![Some(line(1).len() as u64)]));
     }
 
     #[test]

@@ -138,7 +138,7 @@ pub fn parse(json: &[u8], now: SystemTime) -> Result<ClusterEvent, Skipped> {
     let addresses = addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok());
     Ok(ClusterEvent {
         position: String::new(),
-        of_agentk: false,
+        of_agentk: None,
         time: format_time(time.unwrap_or(now)),
         stage,
         duration_ms: duration.map(|duration| duration.as_micros() as f64 / 1000.0),
@@ -148,7 +148,7 @@ pub fn parse(json: &[u8], now: SystemTime) -> Result<ClusterEvent, Skipped> {
         impersonated_user: event.impersonated_user.as_ref().map(|user| cutter.user(user)),
         path: object.is_none().then(|| cutter.text(path, MAX_TEXT)),
         object: object.map(|object| cutter.object(&object)),
-        dry_run: is_dry_run(query),
+        dry_run: is_dry_run(&event.verb, query),
         status: status.code,
         reason: cutter.optional(&status.reason, MAX_WORD),
         decision: cutter.optional(&annotations.decision, MAX_WORD),
@@ -159,8 +159,13 @@ pub fn parse(json: &[u8], now: SystemTime) -> Result<ClusterEvent, Skipped> {
     })
 }
 
-/// Appends the line of an event. Returns false if the line is too long: texts of quotation marks are twice as long in JSON.
+/// Appends the line of an event. If the line is too long, it has neither groups nor the reason of the decision: texts of quotation marks
+/// are twice as long in JSON. Returns false if it is too long even so.
 pub fn append_line(event: &ClusterEvent, lines: &mut Vec<u8>) -> bool {
+    append(event, lines) || append(&without_long_fields(event.clone()), lines)
+}
+
+fn append(event: &ClusterEvent, lines: &mut Vec<u8>) -> bool {
     let start = lines.len();
     serde_json::to_writer(&mut *lines, event).expect("it has keys that are text");
     let fits = lines.len() - start <= MAX_LINE;
@@ -171,15 +176,25 @@ pub fn append_line(event: &ClusterEvent, lines: &mut Vec<u8>) -> bool {
     fits
 }
 
+fn without_long_fields(mut event: ClusterEvent) -> ClusterEvent {
+    event.cluster_user.groups.clear();
+    if let Some(user) = &mut event.impersonated_user {
+        user.groups.clear();
+    }
+    (event.decision_reason, event.cut) = (None, true);
+    event
+}
+
 /// Returns a time in the form that all events have, so that texts are in the order of times.
 fn format_time(time: SystemTime) -> String {
     humantime::format_rfc3339_micros(time).to_string()
 }
 
 /// Returns whether the query asks for a request that changes nothing. Values of other parameters, such as the command of an exec, are
-/// not looked at.
-fn is_dry_run(query: &str) -> bool {
-    query.split('&').any(|pair| pair.strip_prefix("dryRun=").is_some_and(|value| !value.is_empty()))
+/// not looked at. The API server ignores the query of a deletion that has a body, and agentk does not see bodies.
+fn is_dry_run(verb: &str, query: &str) -> bool {
+    !verb.starts_with("delete")
+        && query.split('&').any(|pair| pair.strip_prefix("dryRun=").is_some_and(|value| !value.is_empty()))
 }
 
 impl Cutter {
@@ -267,13 +282,24 @@ mod tests {
             "audit_id": "kas-000102030405060708090a0b0c0d0e0f", "verb": "delete",
             "cluster_user": {"name": "system:serviceaccount:agentk:agentk", "uid": "u-1", "groups": ["system:serviceaccounts"]},
             "impersonated_user": {"name": "gitlab:ci_job:3", "groups": ["gitlab:ci_job"]},
-            "object": {"resource": "configmaps", "namespace": "shop", "name": "settings"}, "dry_run": true,
+            "object": {"resource": "configmaps", "namespace": "shop", "name": "settings"},
             "status": 422, "reason": "Invalid", "decision": "allow", "decision_reason": "RBAC: allowed",
             "source_addresses": ["192.0.2.7", "10.0.0.1"], "user_agent": "kubectl/v1.37",
         });
         let text = serde_json::to_string(&event).unwrap();
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
         assert!(!text.contains("of-the-"), "{text}");
+    }
+
+    #[test]
+    fn deletion_is_never_a_dry_run() {
+        let mut event = delete();
+        for (verb, expected) in
+            [("delete", false), ("deletecollection", false), ("patch", true), ("create", true)]
+        {
+            event["verb"] = json!(verb);
+            assert_eq!(parsed(&event).unwrap().dry_run, expected, "{verb}");
+        }
     }
 
     #[test]
@@ -334,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn line_that_is_too_long_is_left_out() {
+    fn line_that_is_too_long_has_no_groups() {
         let groups = vec!["\u{7}".repeat(1000); 100];
         let mut event = delete();
         for user in ["user", "impersonatedUser"] {
@@ -345,7 +371,17 @@ mod tests {
         event["userAgent"] = json!(groups[0]);
         event["annotations"]["authorization.k8s.io/reason"] = json!(groups[0]);
         let mut lines = b"before\n".to_vec();
-        assert!(!append_line(&parsed(&event).unwrap(), &mut lines));
+        let mut event = parsed(&event).unwrap();
+        assert!(append_line(&event, &mut lines));
+        let line: Value = serde_json::from_slice(&lines[7..]).unwrap();
+        assert_eq!((&line["cut"], &line["cluster_user"]["groups"]), (&json!(true), &Value::Null));
+        assert_eq!(
+            (&line["decision_reason"], &line["object"]["resource"]),
+            (&Value::Null, &json!(event.object.as_ref().unwrap().resource))
+        );
+        lines.truncate(7);
+        event.verb = "x".repeat(MAX_LINE);
+        assert!(!append_line(&event, &mut lines));
         assert_eq!(lines, b"before\n");
     }
 }

@@ -39,6 +39,8 @@ pub struct Ring {
     file: File,
     limit: u64,
     file_size: u64,
+    /// A part of a line may be at the end of the file.
+    is_broken: bool,
     /// Keeps other processes away from the directory.
     _lock: File,
 }
@@ -99,9 +101,11 @@ impl Ring {
         if let Some(last) = segments.back_mut() {
             last.length = complete(&path(directory, id, last.start), last.length)?;
         }
-        // A file that ended too early, after a crash of the machine, would make the offsets of those before it wrong.
-        let gap = (1..segments.len()).rev().find(|&index| segments[index].start < segments[index - 1].end());
-        segments.drain(..gap.unwrap_or_default());
+        // A part of a line that could not be removed may follow the lines of a file. One that ends too early is a gap for readers.
+        for index in 1..segments.len() {
+            let most = segments[index].start - segments[index - 1].start;
+            segments[index - 1].length = segments[index - 1].length.min(most);
+        }
         let last = *match segments.back() {
             Some(last) => last,
             None => segments.push_back_mut(Segment { start: 0, length: 0 }),
@@ -114,8 +118,9 @@ impl Ring {
             end: watch::Sender::new(last.end()),
         };
         let file_size = (limit / FILES).clamp(FILE_SIZES.0, FILE_SIZES.1);
-        let mut ring = Self { view: RingView(Arc::new(shared)), file, limit, file_size, _lock: lock };
-        ring.shrink()?;
+        let view = RingView(Arc::new(shared));
+        let mut ring = Self { view, file, limit, file_size, is_broken: false, _lock: lock };
+        ring.shrink();
         Ok(ring)
     }
 
@@ -134,28 +139,41 @@ impl Ring {
         let shared = Arc::clone(&self.view.0);
         let Some(mut last) = shared.segments.lock().back().copied() else { return Ok(Appended::default()) };
         let added = lines.len() as u64;
-        if last.length > 0 && last.length + added > self.file_size {
+        if self.is_broken {
+            match self.truncate(last.length) {
+                Ok(()) => self.is_broken = false,
+                // The next file begins after the last complete line.
+                Err(error) if last.length == 0 => return Err(error),
+                Err(_) => {}
+            }
+        }
+        if last.length > 0 && (self.is_broken || last.length + added > self.file_size) {
             last = Segment { start: last.end(), length: 0 };
             self.file = open(&path(&shared.directory, shared.id, last.start))?;
+            self.is_broken = false;
             shared.segments.lock().push_back(last);
         }
         if let Err(error) = self.file.write_all(lines) {
             // A part of them may be in the file. If it stays there, the next line would follow it.
-            self.file.set_len(last.length)?;
-            self.file.seek(SeekFrom::End(0))?;
+            self.is_broken = self.truncate(last.length).is_err();
             return Err(error);
         }
         last.length += added;
         if let Some(known) = shared.segments.lock().back_mut() {
             *known = last;
         }
-        let overwritten = self.shrink()?;
         shared.end.send_replace(last.end());
-        Ok(Appended { overwritten })
+        Ok(Appended { overwritten: self.shrink() })
+    }
+
+    /// Removes what follows the complete lines of the last file.
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.file.set_len(length)?;
+        self.file.seek(SeekFrom::Start(length)).map(drop)
     }
 
     /// Removes the oldest files until the others fit into the limit. Returns the number of their lines.
-    fn shrink(&mut self) -> io::Result<u64> {
+    fn shrink(&mut self) -> u64 {
         let shared = &self.view.0;
         let mut lines = 0;
         loop {
@@ -163,14 +181,18 @@ impl Ring {
                 let mut segments = shared.segments.lock();
                 let bytes: u64 = segments.iter().map(|segment| segment.length).sum();
                 if bytes <= self.limit || segments.len() < 2 {
-                    return Ok(lines);
+                    return lines;
                 }
                 segments.pop_front()
             };
             if let Some(oldest) = oldest {
                 let path = path(&shared.directory, shared.id, oldest.start);
                 lines += count_lines(&path).unwrap_or_default();
-                fs::remove_file(&path)?;
+                if let Err(error) = fs::remove_file(&path)
+                    && error.kind() != io::ErrorKind::NotFound
+                {
+                    tracing::warn!(path = %path.display(), %error, "a file of the oldest audit events was not removed");
+                }
             }
         }
     }
@@ -391,6 +413,41 @@ mod tests {
         ring.file = File::open(&path).unwrap();
         assert!(ring.append(&line(1)).is_err());
         assert_eq!((ring.view().end().offset, fs::read(path).unwrap().len()), (1024, 1024));
+    }
+
+    #[test]
+    fn part_of_a_line_that_cannot_be_removed_stays_outside_of_the_ring() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = Ring::open(directory.path(), LIMIT).unwrap();
+        ring.append(&line(0)).unwrap();
+        let (view, first) = (ring.view(), ring.view().path(0));
+        OpenOptions::new().append(true).open(&first).unwrap().write_all(b"part of a li").unwrap();
+        ring.file = File::open(&first).unwrap();
+        assert!(ring.append(&line(1)).is_err());
+        ring.append(&line(2)).unwrap();
+        assert_eq!(view.end().offset, 2048);
+        assert_eq!(fs::read(view.path(1024)).unwrap(), line(2));
+        drop((ring, view));
+        let view = Ring::open(directory.path(), LIMIT).unwrap().view();
+        assert_eq!((view.start().offset, view.end().offset, view.bytes()), (0, 2048, 2048));
+        assert_eq!(view.segment(0).unwrap().end(), 1024);
+    }
+
+    #[test]
+    fn file_that_cannot_be_removed_loses_no_new_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = Ring::open(directory.path(), LIMIT).unwrap();
+        ring.append(&line(0)).unwrap();
+        let oldest = ring.view().path(0);
+        fs::remove_file(&oldest).unwrap();
+        fs::create_dir(&oldest).unwrap();
+        let mut changes = ring.view().changes();
+        for number in 1..2000 {
+            changes.mark_unchanged();
+            ring.append(&line(number)).unwrap();
+            assert!(changes.has_changed().unwrap());
+        }
+        assert_eq!(ring.view().end().offset, 2000 * 1024);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Finds the events in the bytes of an `EventList`, as they arrive.
 
-/// The longest event without its objects, in bytes. At the level Metadata an event has one or two kilobytes.
+/// The longest event without its objects and the ends of long texts, in bytes. At the level Metadata an event has one or two kilobytes.
 const MAX_EVENT: usize = 64 << 10;
+/// The longest text of an event, in bytes of JSON: six for a byte that is kept, at most. The rest is skipped, so that a client cannot hide
+/// a request by the length of its URL.
+const MAX_TEXT: usize = 4 << 10;
 /// The longest key or version that matters, in bytes. The beginning of a longer one is that of no known one.
 const MAX_WORD: usize = 32;
 /// The keys of an event whose values are skipped: a request or a response with its whole object, which may be a Secret.
@@ -34,6 +37,9 @@ pub struct EventScanner {
     /// The bytes are those of a body.
     skips: bool,
     event: Vec<u8>,
+    /// The bytes of the present string of the event, also those that are skipped.
+    text: usize,
+    is_cut: bool,
     is_too_large: bool,
 }
 
@@ -50,8 +56,13 @@ enum ListKey {
 /// An event of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scanned<'a> {
-    /// The JSON of the event. It is not validated, and the values of its bodies are `null`.
-    Event(&'a [u8]),
+    /// An event.
+    Event {
+        /// The JSON. It is not validated, and the values of its bodies are `null`.
+        json: &'a [u8],
+        /// A text was too long, and has only its beginning.
+        is_cut: bool,
+    },
     /// The event was too large, and is dropped.
     TooLarge,
 }
@@ -82,12 +93,25 @@ impl EventScanner {
         let mut copied = 0;
         while let Some(&byte) = chunk.get(next) {
             if self.in_string {
-                next += self.string(&chunk[next..])?;
+                let length = self.string(&chunk[next..])?;
+                if self.copies() {
+                    // The quotation mark at the end is not part of the text.
+                    let end = next + length - usize::from(!self.in_string);
+                    self.copy_text(&chunk[next..end]);
+                    copied = end;
+                }
+                next += length;
                 continue;
             }
             next += 1;
             match byte {
-                b'"' => self.begin_string()?,
+                b'"' => {
+                    self.begin_string()?;
+                    if self.copies() {
+                        self.copy(&chunk[copied..next]);
+                        copied = next;
+                    }
+                }
                 b'{' | b'[' => {
                     self.open(byte)?;
                     if self.in_items && self.depth == EVENT {
@@ -104,7 +128,7 @@ impl EventScanner {
                         on_event(if self.is_too_large {
                             Scanned::TooLarge
                         } else {
-                            Scanned::Event(&self.event)
+                            Scanned::Event { json: &self.event, is_cut: self.is_cut }
                         });
                         self.event.clear();
                         copied = next;
@@ -136,7 +160,7 @@ impl EventScanner {
                 _ => {}
             }
         }
-        if self.in_items && self.depth >= EVENT && !self.skips {
+        if self.copies() {
             self.copy(&chunk[copied..]);
         }
         Ok(())
@@ -159,11 +183,16 @@ impl EventScanner {
         self.in_items && self.depth == EVENT
     }
 
+    /// Returns whether the next byte is inside an event, and not in a body.
+    fn copies(&self) -> bool {
+        self.in_items && self.depth >= EVENT && !self.skips
+    }
+
     fn begin_string(&mut self) -> Result<(), ScanError> {
         if self.depth == 0 || (self.in_items && self.depth == ITEMS) {
             return Err(ScanError::Malformed);
         }
-        self.in_string = true;
+        (self.in_string, self.text) = (true, 0);
         let is_value = self.depth == LIST && self.key != ListKey::Other;
         self.keeps_word = (self.expects_key && (self.depth == LIST || self.is_event())) || is_value;
         self.word.clear();
@@ -235,7 +264,7 @@ impl EventScanner {
                 if byte != b'{' {
                     return Err(ScanError::Malformed);
                 }
-                (self.is_too_large, self.is_body, self.skips) = (false, false, false);
+                (self.is_too_large, self.is_cut, self.is_body, self.skips) = (false, false, false, false);
                 self.event.clear();
             }
             _ => {}
@@ -254,6 +283,21 @@ impl EventScanner {
         Ok(())
     }
 
+    /// Copies bytes of a string, unless it is too long.
+    fn copy_text(&mut self, bytes: &[u8]) {
+        let free = MAX_TEXT.saturating_sub(self.text);
+        self.copy(&bytes[..bytes.len().min(free)]);
+        let was_short = self.text <= MAX_TEXT;
+        self.text = self.text.saturating_add(bytes.len());
+        if was_short && self.text > MAX_TEXT {
+            self.is_cut = true;
+            if !self.is_too_large {
+                let start = self.event.len() - MAX_TEXT;
+                self.event.truncate(start + whole_characters(&self.event[start..]));
+            }
+        }
+    }
+
     fn copy(&mut self, bytes: &[u8]) {
         if self.is_too_large || self.event.len() + bytes.len() > MAX_EVENT {
             self.is_too_large = true;
@@ -261,6 +305,31 @@ impl EventScanner {
             return;
         }
         self.event.extend_from_slice(bytes);
+    }
+}
+
+/// Returns the length of the whole characters at the beginning of a cut JSON string.
+fn whole_characters(text: &[u8]) -> usize {
+    let mut end = 0;
+    loop {
+        let length = match text[end..] {
+            [b'\\', b'u', b'd' | b'D', b'8' | b'9' | b'a' | b'b' | b'A' | b'B', ..] => {
+                // The first half of a surrogate pair (RFC 8259 section 7) needs the second one.
+                let is_pair = text[end..].len() >= 12;
+                if is_pair { 6 } else { return end }
+            }
+            [b'\\', b'u', ..] => 6,
+            [b'\\', ..] => 2,
+            [0xc0..=0xdf, ..] => 2,
+            [0xe0..=0xef, ..] => 3,
+            [0xf0..=0xff, ..] => 4,
+            [_, ..] => 1,
+            [] => return end,
+        };
+        if end + length > text.len() {
+            return end;
+        }
+        end += length;
     }
 }
 
@@ -276,7 +345,7 @@ mod tests {
         for chunk in text.as_bytes().chunks(size) {
             scanner.feed(chunk, |scanned| {
                 events.push(match scanned {
-                    Scanned::Event(bytes) => Some(serde_json::from_slice(bytes).unwrap()),
+                    Scanned::Event { json, .. } => Some(serde_json::from_slice(json).unwrap()),
                     Scanned::TooLarge => None,
                 });
             })?;
@@ -331,11 +400,41 @@ mod tests {
 
     #[test]
     fn event_that_is_too_large_is_dropped_alone() {
-        let large = json!({"userAgent": "x".repeat(MAX_EVENT)});
+        let large = json!({"sourceIPs": vec!["192.0.2.1"; MAX_EVENT / 10]});
         let text = list(&[json!({"n": 1}), large, json!({"n": 2})]);
         for size in [1000, text.len()] {
             assert_eq!(scan(&text, size), Ok(vec![Some(json!({"n": 1})), None, Some(json!({"n": 2}))]));
         }
+    }
+
+    #[test]
+    fn long_text_is_cut_after_a_whole_character() {
+        // Ampersands of a URL, as Go encodes them, and characters of each length.
+        for character in ["\\u0026", "\\ud83d\\ude00", "\\\\", "\\\"", "ä", "€", "😀", "x"] {
+            for before in 0..12 {
+                let long = format!("{}{}", "x".repeat(before), character.repeat(5000));
+                let event = format!(
+                    r#"{{"verb":"get","requestURI":"{long}","user":{{"{long}":["{long}",1]}},"n":2}}"#
+                );
+                let text = list(&[]).replace("[]}", &format!("[{event},{{}}]}}"));
+                let whole: String = serde_json::from_str(&format!("\"{long}\"")).unwrap();
+                for size in [1, 1000, text.len()] {
+                    let events = scan(&text, size).unwrap();
+                    let [Some(event), Some(_)] = &events[..] else { panic!("{character}") };
+                    let cut = event["requestURI"].as_str().unwrap();
+                    assert!(whole.starts_with(cut) && cut.len() < whole.len(), "{character} {before}");
+                    assert!(cut.len() + 16 > MAX_TEXT * whole.len() / long.len(), "{character} {before}");
+                    assert_eq!((&event["user"][cut][0], &event["n"]), (&json!(cut), &json!(2)));
+                }
+            }
+        }
+        let mut cuts = Vec::new();
+        let text = list(&[json!({"a": "x".repeat(MAX_TEXT + 1)}), json!({"a": "x".repeat(MAX_TEXT)})]);
+        let mut scanner = EventScanner::default();
+        let on_event =
+            |scanned: Scanned<'_>| cuts.push(matches!(scanned, Scanned::Event { is_cut: true, .. }));
+        scanner.feed(text.as_bytes(), on_event).unwrap();
+        assert_eq!(cuts, [true, false]);
     }
 
     #[test]

@@ -9,9 +9,10 @@ use prometheus_client::{
 use telemetry::CallbackMetric;
 
 /// The values of the label `result` of `agentk_audit_events_total`.
-const EVENTS: [&str; 6] = ["kept", "unanswered", "malformed", "too-large", "queue-full", "write-failed"];
+const EVENTS: [&str; 8] =
+    ["kept", "repeated", "unanswered", "malformed", "too-large", "aborted", "queue-full", "write-failed"];
 /// The values of the label `result` of `agentk_audit_requests_total`.
-const REQUESTS: [&str; 4] = ["ok", "invalid", "timeout", "tls"];
+const REQUESTS: [&str; 5] = ["ok", "invalid", "timeout", "tls", "limit"];
 
 /// The metrics. Cheap to clone; those of `default` are not registered.
 #[derive(Clone, Debug, Default)]

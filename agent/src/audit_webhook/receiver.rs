@@ -8,14 +8,19 @@ use std::{
 use bytes::Bytes;
 use cluster_audit::{EventScanner, ScanError, Scanned, Skipped, append_line, parse};
 use http_body_util::BodyExt as _;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
 
-use super::{metrics::AuditMetrics, writer::Batch};
+use super::{metrics::AuditMetrics, repeated::RecentEvents, writer::Batch};
 
 /// The bytes of lines that are queued together.
 const BATCH: usize = 64 << 10;
 /// The most requests that are read at the same time. Others wait.
 const MAX_READING: usize = 8;
+/// The time for the body of a request.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest wait for the ring, whose disk may be slow. Later events are dropped.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -25,6 +30,14 @@ pub(super) struct Receiver {
     queue: mpsc::Sender<Batch>,
     reading: Semaphore,
     metrics: AuditMetrics,
+    recent: RecentEvents,
+}
+
+/// The events of a request that are not queued yet. Those of a request that is dropped are lost, unless the API server repeats it.
+struct UnqueuedBatch<'a> {
+    receiver: &'a Receiver,
+    batch: Batch,
+    hashes: Vec<u64>,
 }
 
 /// The error of a request that is none of an API server. The events before the error are kept.
@@ -34,57 +47,96 @@ pub(super) enum ReceiveError {
     Scan(#[from] ScanError),
     #[error("the request ended too early: {0}")]
     Body(String),
+    #[error("the events did not arrive in time")]
+    Timeout,
 }
 
 impl Receiver {
     pub(super) fn new(queue: mpsc::Sender<Batch>, metrics: AuditMetrics) -> Self {
-        Self { queue, reading: Semaphore::new(MAX_READING), metrics }
+        Self { queue, reading: Semaphore::new(MAX_READING), metrics, recent: RecentEvents::default() }
     }
 
     pub(super) fn metrics(&self) -> &AuditMetrics {
         &self.metrics
     }
 
-    /// Reads the events of a request. Dropping the future loses the events that are not queued yet.
+    /// Reads the events of a request. Those before an error are kept. Dropping the future loses the events that are not queued yet.
     pub(super) async fn receive<B>(&self, mut body: B) -> Result<(), ReceiveError>
     where
         B: http_body::Body<Data = Bytes, Error: Display> + Unpin,
     {
         let _permit = self.reading.acquire().await.expect("it is never closed");
-        let (mut scanner, mut batch) = (EventScanner::default(), Batch::default());
+        let mut scanner = EventScanner::default();
+        let mut batch = UnqueuedBatch { receiver: self, batch: Batch::default(), hashes: Vec::new() };
         let now = SystemTime::now();
         let read = async {
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| ReceiveError::Body(error.to_string()))?;
                 let Some(data) = frame.data_ref() else { continue };
                 for part in data.chunks(BATCH) {
-                    scanner.feed(part, |scanned| self.add(scanned, &mut batch, now))?;
-                    if batch.lines.len() >= BATCH {
-                        self.send(std::mem::take(&mut batch)).await;
+                    scanner.feed(part, |scanned| batch.add(scanned, now))?;
+                    if batch.batch.lines.len() >= BATCH {
+                        batch.send().await;
                     }
                 }
             }
             Ok(scanner.finish()?)
         };
-        let result = read.await;
-        self.send(batch).await;
+        let result = timeout(READ_TIMEOUT, read).await.unwrap_or(Err(ReceiveError::Timeout));
+        batch.send().await;
         result
     }
+}
 
-    fn add(&self, scanned: Scanned<'_>, batch: &mut Batch, now: SystemTime) {
-        let Scanned::Event(json) = scanned else { return self.metrics.count_events("too-large", 1) };
-        match parse(json, now) {
-            Ok(event) if append_line(&event, &mut batch.lines) => batch.events += 1,
-            Ok(_) => self.metrics.count_events("too-large", 1),
-            Err(Skipped::Received) => self.metrics.count_events("unanswered", 1),
-            Err(Skipped::Malformed) => self.metrics.count_events("malformed", 1),
+impl UnqueuedBatch<'_> {
+    fn add(&mut self, scanned: Scanned<'_>, now: SystemTime) {
+        let metrics = &self.receiver.metrics;
+        let Scanned::Event { json, is_cut } = scanned else { return metrics.count_events("too-large", 1) };
+        let mut event = match parse(json, now) {
+            Ok(event) => event,
+            Err(Skipped::Received) => return metrics.count_events("unanswered", 1),
+            Err(Skipped::Malformed) => return metrics.count_events("malformed", 1),
+        };
+        event.cut |= is_cut;
+        let Some(hash) = self.receiver.recent.insert(&event) else {
+            return metrics.count_events("repeated", 1);
+        };
+        if append_line(&event, &mut self.batch.lines) {
+            self.batch.events += 1;
+            self.hashes.push(hash);
+        } else {
+            metrics.count_events("too-large", 1);
         }
     }
 
-    async fn send(&self, batch: Batch) {
-        let events = batch.events;
-        if events > 0 && self.queue.send_timeout(batch, QUEUE_TIMEOUT).await.is_err() {
-            self.metrics.count_events("queue-full", events);
+    /// Queues the events. If the queue stays full, they are dropped.
+    async fn send(&mut self) {
+        if self.batch.events == 0 {
+            return;
+        }
+        match timeout(QUEUE_TIMEOUT, self.receiver.queue.reserve()).await {
+            Ok(Ok(permit)) => {
+                self.hashes.clear();
+                permit.send(std::mem::take(&mut self.batch));
+            }
+            Ok(Err(_)) | Err(_) => self.discard("queue-full"),
+        }
+    }
+
+    fn discard(&mut self, result: &'static str) {
+        let Batch { events, .. } = std::mem::take(&mut self.batch);
+        if events > 0 {
+            self.receiver.metrics.count_events(result, events);
+        }
+        self.receiver.recent.remove(&self.hashes);
+        self.hashes.clear();
+    }
+}
+
+impl Drop for UnqueuedBatch<'_> {
+    fn drop(&mut self) {
+        if self.batch.events > 0 {
+            self.discard("aborted");
         }
     }
 }

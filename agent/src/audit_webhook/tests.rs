@@ -4,6 +4,7 @@ use std::{ops::ControlFlow, path::Path};
 
 use bytes::Bytes;
 use cluster_audit::{Cursor, EventFilter, Progress};
+use futures_util::{StreamExt as _, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::client::conn::http1 as client;
@@ -14,7 +15,10 @@ use rustls::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    io::{AsyncReadExt as _, duplex},
+    sync::{mpsc, watch},
+};
 use tokio_rustls::TlsConnector;
 
 use super::*;
@@ -109,7 +113,7 @@ impl Fixture {
         let (mut sender, connection) = client::handshake(TokioIo::new(tls)).await?;
         tokio::spawn(connection);
         let frames = body.into_iter().map(|data| Ok::<_, Infallible>(Frame::data(data)));
-        let body = StreamBody::new(futures_util::stream::iter(frames));
+        let body = StreamBody::new(stream::iter(frames));
         let request = Request::builder().method(method).uri(path).header("host", "localhost").body(body)?;
         let response = sender.send_request(request).await?;
         let status = response.status();
@@ -207,6 +211,89 @@ async fn anything_but_a_list_of_events_is_refused_with_the_reason() {
     let whole = list(&[event(7, "ResponseComplete"), event(8, "ResponseComplete")]);
     assert_eq!(fixture.post(whole[..whole.len() - 10].to_owned()).await.0, StatusCode::BAD_REQUEST);
     assert_eq!(fixture.stop().await[0]["audit_id"], "7");
+}
+
+#[tokio::test]
+async fn batch_that_the_api_server_repeats_is_kept_once() {
+    let fixture = Fixture::start().await;
+    let batch =
+        list(&[event(0, "ResponseStarted"), event(0, "ResponseComplete"), event(1, "ResponseComplete")]);
+    for _ in 0..2 {
+        assert_eq!(fixture.post(batch.clone()).await.0, StatusCode::OK);
+    }
+    let metrics = fixture.receiver.metrics().clone();
+    assert_eq!(fixture.stop().await.len(), 3);
+    assert_eq!(["kept", "repeated"].map(|result| metrics.events(result)), [3, 3]);
+}
+
+#[tokio::test]
+async fn events_of_a_request_that_is_cancelled_are_counted_and_kept_when_they_are_repeated() {
+    let (queue, mut batches) = mpsc::channel(1);
+    let receiver = Receiver::new(queue, AuditMetrics::default());
+    let whole = list(&[event(0, "ResponseComplete")]);
+    let beginning = Bytes::copy_from_slice(&whole.as_bytes()[..whole.len() - 1]);
+    let frames = stream::iter([Ok::<_, Infallible>(Frame::data(beginning))]).chain(stream::pending());
+    let mut receiving = Box::pin(receiver.receive(StreamBody::new(frames)));
+    assert!(futures_util::poll!(&mut receiving).is_pending());
+    drop(receiving);
+    assert_eq!(receiver.metrics().events("aborted"), 1);
+    receiver.receive(Full::new(Bytes::from(whole))).await.unwrap();
+    assert_eq!(batches.recv().await.unwrap().events, 1);
+    assert_eq!(receiver.metrics().events("repeated"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_a_request_that_takes_too_long_are_kept() {
+    let (queue, mut batches) = mpsc::channel(1);
+    let receiver = Receiver::new(queue, AuditMetrics::default());
+    let whole = list(&[event(0, "ResponseComplete")]);
+    let beginning = Bytes::copy_from_slice(&whole.as_bytes()[..whole.len() - 1]);
+    let frames = stream::iter([Ok::<_, Infallible>(Frame::data(beginning))]).chain(stream::pending());
+    let error = receiver.receive(StreamBody::new(frames)).await.unwrap_err();
+    assert!(matches!(error, ReceiveError::Timeout), "{error}");
+    assert_eq!(batches.recv().await.unwrap().events, 1);
+}
+
+/// The source address of the strangers is one that only Linux has.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn silent_strangers_do_not_shut_the_api_server_out() {
+    let fixture = Fixture::start().await;
+    let mut strangers = Vec::new();
+    for _ in 0..2 * MAX_CONNECTIONS {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        strangers.push(socket.connect(fixture.address).await.unwrap());
+    }
+    let posted = timeout(2 * HANDSHAKE_TIMEOUT, fixture.post(list(&[event(0, "ResponseComplete")]))).await;
+    assert_eq!(posted.unwrap().0, StatusCode::OK);
+    drop(strangers);
+    assert_eq!(fixture.stop().await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_stays_open_between_requests_and_not_without_one() {
+    let (queue, _batches) = mpsc::channel(4);
+    let receiver = Arc::new(Receiver::new(queue, AuditMetrics::default()));
+    let connect = || {
+        let (ours, theirs) = duplex(64 << 10);
+        let receiver = Arc::clone(&receiver);
+        tokio::spawn(async move { serve(theirs, &receiver, &CancellationToken::new()).await });
+        ours
+    };
+    let (mut sender, connection) = client::handshake(TokioIo::new(connect())).await.unwrap();
+    tokio::spawn(connection);
+    for number in 0..2 {
+        let body = Full::new(Bytes::from(list(&[event(number, "ResponseComplete")])));
+        let request = Request::post(PATH).header("host", "localhost").body(body).unwrap();
+        sender.ready().await.unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::OK);
+        // The time after which Go closes a connection.
+        sleep(Duration::from_secs(90)).await;
+    }
+    let mut silent = connect();
+    let read = timeout(2 * FIRST_REQUEST_TIMEOUT, silent.read(&mut [0])).await;
+    assert_eq!(read.unwrap().unwrap(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cluster_audit::{Cursor, RingView};
 use http::{Method, Request, Response};
 use proto::{Reason, audit::EVENTS_PATH};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use tunnel::Body;
 
 use self::{parameters::Parameters, stream::EventStream};
@@ -71,6 +71,8 @@ impl RequestHandler for AuditHandler {
             own_user: self.kubernetes.service_account().await,
             left: parameters.limit,
             follows: parameters.follows,
+            // At once: a caller that loses the connection before the first event continues there.
+            alive_at: Instant::now(),
             _permit: permit,
         };
         Ok(stream_response(JSON_LINES, stream.into_lines()))

@@ -85,6 +85,15 @@ impl<'a> DecodedPath<'a> {
         Ok(Self(decoded))
     }
 
+    /// Decodes a path as the API server does, also one that servers could interpret differently. `merges_slashes` is whether a server in
+    /// front of it has merged slashes. This is for the comparison with what a server has done, and never for a decision about a request.
+    pub fn lenient(path: &str, merges_slashes: bool) -> DecodedPath<'static> {
+        let decoded = percent_decode_str(path).decode_utf8_lossy();
+        let segments = decoded.trim_matches('/').split('/');
+        let segments: Vec<&str> = segments.filter(|segment| !merges_slashes || !segment.is_empty()).collect();
+        DecodedPath(Cow::Owned(format!("/{}", segments.join("/"))))
+    }
+
     /// Returns the segments, and whether the path ends with a slash.
     fn segments(&self) -> (Vec<&str>, bool) {
         match self.0.strip_suffix('/').unwrap_or(&self.0) {

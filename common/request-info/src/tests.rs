@@ -165,3 +165,23 @@ fn ambiguous_request_is_unclear() {
         assert!(interpret(method, uri).is_err(), "{method} {uri}: {:?}", interpret(method, uri));
     }
 }
+
+#[test]
+fn lenient_path_is_what_the_api_server_makes_of_an_unclear_one() {
+    for (path, merges_slashes, expected) in [
+        ("/api/v1/namespaces/a/configmaps/app%2econfig", false, "get configmaps a app.config"),
+        ("/api/v1/namespaces/a/configmaps/b/", false, "get configmaps a b"),
+        ("//api/v1/namespaces/a/configmaps/b", false, "get configmaps a b"),
+        ("/api/v1/namespaces/a/configmaps%2Fb", false, "get configmaps a b"),
+        ("/api/v1/namespaces/a/configmaps/b;c", false, "get configmaps a b;c"),
+        // The namespace is empty.
+        ("/api/v1/namespaces//configmaps", false, "list configmaps  -"),
+        ("/api/v1/namespaces/a//configmaps/b", true, "get configmaps a b"),
+        ("/", false, "get /"),
+        ("/version%ff", false, "get /version\u{fffd}"),
+    ] {
+        let path = DecodedPath::lenient(path, merges_slashes);
+        let info = RequestInfo::new(&Method::GET, &path, None).unwrap();
+        assert_eq!(shown(&info), expected);
+    }
+}

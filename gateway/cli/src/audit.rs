@@ -15,8 +15,8 @@ use tokio::time::sleep;
 
 use crate::{CliError, caller::CallerOptions, print, warn};
 
-/// The pause before a stream that has ended is continued.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The pauses before a stream that has ended is continued: the first one, and the longest one without a new line.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The time of the events that are shown without `--since` and `--follow`.
 const DEFAULT_TIME: Duration = Duration::from_secs(3600);
 
@@ -81,6 +81,13 @@ struct Reading {
     is_over: bool,
 }
 
+/// What follows a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Done,
+    Continue,
+}
+
 impl AuditCommand {
     /// Runs the command.
     ///
@@ -100,22 +107,35 @@ impl AuditCommand {
         if self.output == Output::Text {
             print(text::HEADINGS)?;
         }
+        let mut pause = PAUSES.0;
         loop {
             let before = reading.position.clone();
             let path = self.path(reading.position.as_deref(), since);
             let read = self.caller.lines(&path, |line| self.show(line, &mut reading)).await;
-            match read {
-                Ok(()) if reading.is_over => return Ok(()),
-                // A response that ends early, and one of a tunnel that was lost, are continued. If nothing has arrived, that does not
-                // help.
-                Ok(()) if reading.position != before || self.follow => {}
-                Ok(()) => return Err(CliError::unavailable("the response of the agent ended too early")),
-                Err(error) if reading.position == before => return Err(error),
-                Err(error) => warn(&format!("{}; trying again", error.message)),
+            let has_read = reading.position != before;
+            if self.next(read, has_read, reading.is_over)? == Next::Done {
+                return Ok(());
             }
             if self.follow {
-                sleep(PAUSE).await;
+                pause = if has_read { PAUSES.0 } else { (2 * pause).min(PAUSES.1) };
+                sleep(pause).await;
             }
+        }
+    }
+
+    /// Returns what follows a response. One that ends early, and one of a connection that was lost, are continued.
+    fn next(&self, read: Result<(), CliError>, has_read: bool, is_over: bool) -> Result<Next, CliError> {
+        match read {
+            Ok(()) if is_over => Ok(Next::Done),
+            Ok(()) if has_read || self.follow => Ok(Next::Continue),
+            // It would not help.
+            Ok(()) => Err(CliError::unavailable("the response of the agent ended too early")),
+            // kas, the agent or the network may be back later. Other errors are those of the command, or of its caller.
+            Err(error) if error.code == CliError::UNAVAILABLE && (has_read || self.follow) => {
+                warn(&format!("{}; trying again", error.message));
+                Ok(Next::Continue)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -126,7 +146,7 @@ impl AuditCommand {
         })?;
         let is_end = matches!(parsed, AuditLine::End { .. });
         if self.output == Output::Json && !is_end {
-            print(&format!("{}\n", String::from_utf8_lossy(line)))?;
+            print(&format!("{}\n", text::json(&String::from_utf8_lossy(line))))?;
         }
         let is_text = self.output == Output::Text;
         match parsed {
@@ -227,6 +247,28 @@ mod tests {
             let error = command(flags).unwrap_err().to_string();
             assert!(error.contains(expected), "{flags}: {error}");
         }
+    }
+
+    #[test]
+    fn follower_ends_only_when_it_is_refused() {
+        let (once, follow) = (command("").unwrap(), command("--follow").unwrap());
+        let unavailable = || Err(CliError::unavailable("503"));
+        let refused = || Err(CliError::usage("403"));
+        for (command, read, has_read, expected) in [
+            (&once, unavailable(), false, None),
+            (&once, unavailable(), true, Some(Next::Continue)),
+            (&once, Ok(()), false, None),
+            (&once, Ok(()), true, Some(Next::Continue)),
+            (&once, refused(), true, None),
+            (&follow, unavailable(), false, Some(Next::Continue)),
+            (&follow, Ok(()), false, Some(Next::Continue)),
+            (&follow, refused(), false, None),
+            (&follow, Err(CliError::output("full")), true, None),
+        ] {
+            let what = format!("{read:?} {has_read}");
+            assert_eq!(command.next(read, has_read, false).ok(), expected, "{what}");
+        }
+        assert_eq!(once.next(Ok(()), true, true).unwrap(), Next::Done);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct CliError {
 impl CliError {
     /// The command line or the configuration is invalid (`EX_USAGE`).
     pub const USAGE: u8 = 64;
+    /// A server does not respond, or cannot serve the request now (`EX_UNAVAILABLE`).
+    pub const UNAVAILABLE: u8 = 69;
 
     /// The configuration or another input is invalid (`EX_USAGE`).
     pub fn usage(message: impl Into<String>) -> Self {
@@ -26,7 +28,7 @@ impl CliError {
 
     /// An address cannot be bound, or a server does not respond (`EX_UNAVAILABLE`).
     pub fn unavailable(message: impl Into<String>) -> Self {
-        Self { code: 69, message: message.into() }
+        Self { code: Self::UNAVAILABLE, message: message.into() }
     }
 
     /// The program has a defect (`EX_SOFTWARE`).

@@ -58,16 +58,40 @@ pub fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}ms") } else { format!("{value:.0}ms") }
 }
 
-/// Replaces control characters, which could move the cursor.
+/// Replaces characters that a terminal does not show in their place.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    text.chars().map(|c| if is_unprintable(c) { '?' } else { c }).collect()
 }
 
-/// Replaces control characters, which could move the cursor, and whitespace, which would look like two columns.
+/// Replaces the same characters, and whitespace that would look like the space between two columns.
+pub(crate) fn phrase(text: &str) -> String {
+    let mut before = None;
+    let replace = |c: char| {
+        let is_space = c.is_whitespace() && (c != ' ' || before == Some(' '));
+        before = Some(c);
+        if is_unprintable(c) || is_space { '?' } else { c }
+    };
+    text.chars().map(replace).collect()
+}
+
+/// Returns whether a terminal shows nothing for a character, moves its cursor, or changes the order of others.
+pub(crate) fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            // The category Cf of Unicode 16 and the separators of lines: invisible characters, and those that change the direction.
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
+            | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e007f}'
+            // Letters without a shape, and a pattern without dots.
+            | '\u{115f}'..='\u{1160}' | '\u{2800}' | '\u{3164}' | '\u{ffa0}')
+}
+
+/// Replaces characters that a terminal does not show in their place, and whitespace, which would look like two columns.
 fn cell(text: String) -> String {
     match &*text {
         "" => "-".to_owned(),
-        _ => text.chars().map(|c| if c.is_control() || c.is_whitespace() { '?' } else { c }).collect(),
+        _ => text.chars().map(|c| if is_unprintable(c) || c.is_whitespace() { '?' } else { c }).collect(),
     }
 }
 
@@ -82,6 +106,20 @@ mod tests {
         table.row(["1234".into(), "a".into(), "evil\u{1b}[31m pod".into()]);
         let lines = ["ID    NAME        POD", "1     production  -", "1234  a           evil?[31m?pod", ""];
         assert_eq!(table.to_string(), lines.join("\n"));
+    }
+
+    #[test]
+    fn text_cannot_change_its_place_or_its_order() {
+        for (text, expected) in [
+            ("alice, job 3", "alice, job 3"),
+            ("Zoë 日本 😀", "Zoë 日本 😀"),
+            ("admin   kas  get", "admin ??kas ?get"),
+            ("a\u{202e}b\u{2066}c\u{200b}d\u{feff}", "a?b?c?d?"),
+            ("a\u{a0}b\u{2003}c\u{9b}d\ne", "a?b?c?d?e"),
+        ] {
+            assert_eq!(phrase(text), expected);
+        }
+        assert_eq!(printable("  - name: \u{202e}a"), "  - name: ?a", "indentation stays");
     }
 
     #[test]

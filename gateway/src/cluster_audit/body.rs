@@ -79,12 +79,12 @@ impl Joining {
             }
             deadline.get_or_insert_with(|| Instant::now() + BATCH_TIME);
         }
-        encode(&self.joiner, batch).await
+        encode(&mut self.joiner, batch).await
     }
 }
 
 /// Joins events, and encodes them. The other lines stay at their places.
-async fn encode(joiner: &AuditJoiner, batch: Vec<Line>) -> Vec<u8> {
+async fn encode(joiner: &mut AuditJoiner, batch: Vec<Line>) -> Vec<u8> {
     let (mut text, mut events) = (Vec::new(), Vec::new());
     for line in batch {
         let other = match line {
@@ -102,7 +102,7 @@ async fn encode(joiner: &AuditJoiner, batch: Vec<Line>) -> Vec<u8> {
     text
 }
 
-async fn add_events(joiner: &AuditJoiner, events: Vec<ClusterEvent>, text: &mut Vec<u8>) {
+async fn add_events(joiner: &mut AuditJoiner, events: Vec<ClusterEvent>, text: &mut Vec<u8>) {
     if !events.is_empty() {
         for event in joiner.join(events).await {
             add(&AuditLine::Event(Box::new(event)), text);

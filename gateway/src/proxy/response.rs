@@ -18,7 +18,7 @@ use super::{
     upgrade::PendingUpgrade,
 };
 use crate::{
-    cluster_audit::{AuditJoiner, join_body},
+    cluster_audit::{AuditJoiner, EndedRequests, join_body},
     forward::{ForwardedResponse, agent_error},
     headers,
     recent::Hop,
@@ -46,6 +46,7 @@ pub(super) async fn respond(
         return Err(error);
     }
 
+    check_log(&response, &access)?;
     context.body.set_answered();
     let timing = RequestTiming::new(context.started, sent, Instant::now(), response.headers());
     let metrics = server.metrics.service(&access.destination.service);
@@ -120,6 +121,20 @@ fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &R
     );
 }
 
+/// Refuses a success that has no audit log: clients would take its lines for those that kas has joined.
+fn check_log(response: &Response<Body>, access: &Access) -> Result<(), RequestError> {
+    let status = response.status();
+    let is_log = access.destination.service.as_str() == ServiceName::AUDIT;
+    let is_success = status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS;
+    match is_log && is_success && status != StatusCode::OK {
+        true => {
+            let what = format!("the agent answered {} instead of an audit log", status.as_u16());
+            Err(RequestError::new(Reason::AgentMisbehaved, what))
+        }
+        false => Ok(()),
+    }
+}
+
 /// Returns what adds the callers of requests to the audit log of a cluster, if this is a response with one.
 fn audit_joiner(response: &Response<Body>, context: &RequestContext, access: &Access) -> Option<AuditJoiner> {
     let (server, destination) = (&context.server, &access.destination);
@@ -135,6 +150,7 @@ fn audit_joiner(response: &Response<Body>, context: &RequestContext, access: &Ac
         agent: destination.agent,
         label: destination.label().to_string(),
         user: user().map(|(_, user)| user.into_owned()),
+        ended: EndedRequests::default(),
     })
 }
 

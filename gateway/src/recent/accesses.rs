@@ -3,7 +3,8 @@
 //! Each replica keeps its own. The replica that shows the audit log of a cluster asks all of them who has sent which request.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
+    hash::{BuildHasher as _, RandomState},
     net::IpAddr,
     sync::Arc,
 };
@@ -25,6 +26,8 @@ use super::MAX_ENTRIES;
 const MAX_PATH: usize = 1024;
 /// The longest id of a request or name of a user that is kept, in bytes.
 const MAX_NAME: usize = 512;
+/// The part of a ring that the requests of one caller may have.
+const CALLER_SHARE: usize = 4;
 /// The most ids of one question.
 pub(crate) const MAX_IDS: usize = 100;
 
@@ -44,8 +47,22 @@ pub(crate) struct AccessRing {
 /// Reads are kept apart: there are many more of them, and they must not push out the changes.
 #[derive(Debug, Default)]
 struct Rings {
-    changes: VecDeque<AccessRecord>,
-    reads: VecDeque<AccessRecord>,
+    changes: FairRing,
+    reads: FairRing,
+}
+
+/// Requests in order. The oldest one leaves first, but a caller that has its share of the places replaces its own oldest one, so that it
+/// cannot push out the others.
+#[derive(Debug, Default)]
+struct FairRing {
+    /// `None` is the place of a request that was replaced.
+    places: VecDeque<Option<AccessRecord>>,
+    /// The number of the first place.
+    first: u64,
+    /// The numbers of the places of each caller, by the hash of its name and user.
+    callers: HashMap<u64, VecDeque<u64>>,
+    hasher: RandomState,
+    len: usize,
 }
 
 /// A request of a caller to the API of a cluster.
@@ -58,6 +75,7 @@ pub(crate) struct AccessRecord {
     grant: Arc<Grant>,
     method: Method,
     path: Box<str>,
+    is_path_cut: bool,
     impersonated_user: Option<Box<str>>,
 }
 
@@ -83,6 +101,9 @@ pub(crate) struct AccessView {
     pub(crate) method: String,
     /// The beginning of the path, without the query.
     pub(crate) path: String,
+    /// The path is longer.
+    #[serde(default)]
+    pub(crate) is_path_cut: bool,
     /// The user as whom kas or the caller has sent it, if it is another one than agentk.
     pub(crate) impersonated_user: Option<String>,
 }
@@ -120,6 +141,7 @@ impl AccessRecord {
             grant: Arc::clone(grant),
             method: method.clone(),
             path: path[..path.floor_char_boundary(MAX_PATH)].into(),
+            is_path_cut: path.len() > MAX_PATH,
             impersonated_user: headers.get(IMPERSONATE_USER).map(text),
         }
     }
@@ -138,6 +160,7 @@ impl AccessRecord {
             },
             method: self.method.to_string(),
             path: self.path.to_string(),
+            is_path_cut: self.is_path_cut,
             impersonated_user: self.impersonated_user.as_deref().map(str::to_owned),
         }
     }
@@ -157,10 +180,7 @@ impl AccessRing {
         let most = self.each();
         let mut rings = self.rings.current().lock();
         let ring = if may_change { &mut rings.changes } else { &mut rings.reads };
-        if ring.len() >= most {
-            ring.pop_front();
-        }
-        ring.push_back(record);
+        ring.push(record, most);
     }
 
     /// Returns the requests with these ids, in no order.
@@ -170,7 +190,7 @@ impl AccessRing {
         let mut accesses = Vec::new();
         for rings in self.rings.iter() {
             let rings = rings.lock();
-            let all = rings.changes.iter().chain(&rings.reads);
+            let all = rings.changes.places.iter().chain(&rings.reads.places).flatten();
             let found = all.filter(|record| ids.contains(&record.audit_id) && record.agent.0 == query.agent);
             accesses.extend(found.map(|record| record.view(self.replica)));
         }
@@ -180,6 +200,62 @@ impl AccessRing {
     /// Returns the most entries of each kind of one core.
     fn each(&self) -> usize {
         MAX_ENTRIES.div_ceil(self.rings.iter().count().saturating_sub(1).max(1))
+    }
+}
+
+impl FairRing {
+    /// Adds a request. The ring has `most` of them.
+    fn push(&mut self, record: AccessRecord, most: usize) {
+        let caller = self.caller_of(&record);
+        let own = self.callers.entry(caller).or_default();
+        if own.len() >= most.div_ceil(CALLER_SHARE)
+            && let Some(oldest) = own.pop_front()
+        {
+            self.places[(oldest - self.first) as usize] = None;
+            self.len -= 1;
+        }
+        while self.len >= most {
+            self.pop();
+        }
+        if self.places.len() >= 2 * most {
+            self.compact();
+        }
+        self.add(caller, record);
+    }
+
+    fn add(&mut self, caller: u64, record: AccessRecord) {
+        self.callers.entry(caller).or_default().push_back(self.first + self.places.len() as u64);
+        self.places.push_back(Some(record));
+        self.len += 1;
+    }
+
+    /// Removes the first place, and its request.
+    fn pop(&mut self) {
+        let Some(first) = self.places.pop_front() else { return };
+        self.first += 1;
+        let Some(record) = first else { return };
+        self.len -= 1;
+        let caller = self.caller_of(&record);
+        if let Some(own) = self.callers.get_mut(&caller) {
+            own.pop_front();
+            if own.is_empty() {
+                self.callers.remove(&caller);
+            }
+        }
+    }
+
+    /// Removes the places without a request.
+    fn compact(&mut self) {
+        self.callers.clear();
+        (self.first, self.len) = (0, 0);
+        for record in std::mem::take(&mut self.places).into_iter().flatten() {
+            self.add(self.caller_of(&record), record);
+        }
+    }
+
+    fn caller_of(&self, record: &AccessRecord) -> u64 {
+        let caller = &record.grant.caller;
+        self.hasher.hash_one((caller.name(), &caller.user))
     }
 }
 
@@ -193,9 +269,14 @@ mod tests {
     use super::*;
 
     fn push(ring: &AccessRing, agent: u64, method: Method, path: &str) -> String {
-        let job = CiJob { id: Some("3".to_owned()), ..CiJob::default() };
-        let caller =
-            Caller::of_agent("gitlab:ci_job:3".to_owned(), AgentId(agent), Vec::new(), AccessAs::Agent);
+        push_of(ring, 3, agent, method, path)
+    }
+
+    /// Adds a request of a job.
+    fn push_of(ring: &AccessRing, job: usize, agent: u64, method: Method, path: &str) -> String {
+        let name = format!("gitlab:ci_job:{job}");
+        let job = CiJob { id: Some(job.to_string()), ..CiJob::default() };
+        let caller = Caller::of_agent(name, AgentId(agent), Vec::new(), AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller.with_job(job), Arc::new(AtomicU32::new(0))));
         let (id, header) = new_audit_id();
         let mut headers = HeaderMap::new();
@@ -224,7 +305,8 @@ mod tests {
         let KasRequest { caller, job, id: request_id, .. } = &found.request;
         assert_eq!((caller.as_str(), request_id.as_str()), ("gitlab:ci_job:3", "id-1"));
         assert_eq!(job.as_ref().unwrap().id.as_deref(), Some("3"));
-        assert_eq!((found.path.len(), found.impersonated_user.as_deref()), (MAX_PATH, Some("jane")));
+        assert_eq!((found.path.len(), found.is_path_cut), (MAX_PATH, true));
+        assert_eq!(found.impersonated_user.as_deref(), Some("jane"));
         assert_eq!(find(&ring, 8, &[&id]), [], "another agent cannot claim it");
         let many: Vec<String> = (0..MAX_IDS).map(|number| format!("{number:032x}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).chain([&*id]).collect();
@@ -244,5 +326,31 @@ mod tests {
             push(&ring, 7, Method::DELETE, "/b");
         }
         assert_eq!(find(&ring, 7, &[&change]), []);
+    }
+
+    #[test]
+    fn caller_pushes_out_only_its_own_requests() {
+        let ring = AccessRing::new(ReplicaId::random());
+        let (most, share) = (ring.each(), ring.each().div_ceil(CALLER_SHARE));
+        let other = push_of(&ring, 1, 7, Method::DELETE, "/a");
+        let mut own = Vec::new();
+        for _ in 0..3 * most {
+            own.push(push_of(&ring, 2, 7, Method::DELETE, "/b"));
+        }
+        assert_eq!(find(&ring, 7, &[&other]).len(), 1);
+        let newest = own.len() - share;
+        assert_eq!(find(&ring, 7, &[&own[newest], &own[newest - 1]]).len(), 1, "the last ones of the caller");
+        {
+            let rings = ring.rings.current().lock();
+            assert_eq!(rings.changes.len, share + 1);
+            assert!(rings.changes.places.len() <= 2 * most);
+        }
+        // Many callers fill the ring, and the oldest requests leave.
+        for job in 10..10 + most {
+            push_of(&ring, job, 7, Method::DELETE, "/c");
+        }
+        assert_eq!(find(&ring, 7, &[&other, own.last().unwrap()]), []);
+        let rings = ring.rings.current().lock();
+        assert_eq!((rings.changes.len, rings.changes.callers.len()), (most, most));
     }
 }

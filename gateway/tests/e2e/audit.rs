@@ -48,7 +48,19 @@ impl World {
             options.public_tls = Some(certificates);
             options.sections.push(("gitlab", gitlab.section()));
         });
-        let first = gitlab.start_agent(&installation);
+        let namespace = cluster.namespace("audit");
+        // agentk knows its user by the token of a service account.
+        let kubeconfig = installation.directory().join("service-account.kubeconfig");
+        fs::write(&kubeconfig, crate::gitlab::service_account(&cluster, &namespace).to_string()).unwrap();
+        let account = format!("{}:agentk", namespace.name);
+        let binding = ["create", "rolebinding", "agentk", "--clusterrole=edit", "--serviceaccount", &account];
+        namespace.kubectl.ok(&binding);
+        let user = format!("--as=system:serviceaccount:{account}");
+        eventually("agentk may delete ConfigMaps", || {
+            namespace.kubectl.run(&["auth", "can-i", "delete", "configmaps", &user]).code == 0
+        });
+        let options = AgentOptions { kubeconfig, ..installation.agent_options.clone() };
+        let first = gitlab.start_agent_with(&installation, &options);
         let file = |name: &str| webhook.join(name).to_str().unwrap().to_owned();
         let environment = vec![
             ("AGENTK_AUDIT_LISTEN", fs::read_to_string(webhook.join("address")).unwrap().trim().to_owned()),
@@ -57,10 +69,9 @@ impl World {
             ("AGENTK_AUDIT_CLIENT_CA_FILE", file("client.crt")),
             ("AGENTK_AUDIT_DIRECTORY", installation.directory().join("ring").to_str().unwrap().to_owned()),
         ];
-        let options = AgentOptions { environment, ..installation.agent_options.clone() };
+        let options = AgentOptions { environment, ..options };
         let second = gitlab.start_agent_with(&installation, &options);
         let credential: SecretString = format!("ci:{}:job", GitLab::AGENT).into();
-        let namespace = cluster.namespace("audit");
         let job =
             installation.kubectl_with("job", "/k8s-proxy", &credential, "").in_namespace(&namespace.name);
         Some(Self { cluster, namespace, installation, job, _gitlab: gitlab, _agents: [first, second] })
@@ -100,6 +111,17 @@ impl World {
         lines
     }
 
+    /// Waits until the log has as many reads of a ConfigMap, and returns them.
+    fn reads(&self, name: &str, number: usize) -> Vec<Value> {
+        let found = || {
+            let mut lines = self.lines(&["--resource", "configmaps", "--verb", "get"]);
+            lines.retain(|line| line["object"]["name"] == name);
+            lines
+        };
+        eventually(&format!("{number} reads of {name} are in the log"), || found().len() == number);
+        found()
+    }
+
     /// Waits until the log has lines, and returns them.
     fn wait_for(&self, what: &str, arguments: &[&str]) -> Vec<Value> {
         eventually(what, || !self.lines(arguments).is_empty());
@@ -113,6 +135,7 @@ fn change_of_a_job_is_one_line_with_the_job_and_the_result() {
     let Some(world) = World::or_skip() else { return };
     check_change(&world);
     check_ids_and_rights(&world);
+    check_unusual_requests(&world);
 }
 
 fn check_change(world: &World) {
@@ -147,7 +170,11 @@ fn check_change(world: &World) {
     );
     assert_eq!(
         (&line["status"], &line["decision"], &line["cluster_user"]["name"]),
-        (&json!(200), &json!("allow"), &json!("admin"))
+        (
+            &json!(200),
+            &json!("allow"),
+            &json!(format!("system:serviceaccount:{}:agentk", world.namespace.name))
+        )
     );
     assert!(
         line["impersonated_user"].is_null() && line["audit_id"].as_str().unwrap().starts_with("kas-"),
@@ -157,6 +184,7 @@ fn check_change(world: &World) {
     let direct = world.creations();
     let [direct] = &direct[..] else { panic!("{direct:?}") };
     assert_eq!((&direct["through"], &direct["request"]), (&json!("direct"), &Value::Null));
+    assert_eq!((&line["of_agentk"], &direct["of_agentk"]), (&json!(true), &json!(false)));
     let followed = follow.line("the deletion", |line| line.contains("\"verb\":\"delete\""));
     let followed: Value = serde_json::from_str(&followed).unwrap();
     assert_eq!(&followed, line, "who follows sees the same line");
@@ -190,22 +218,42 @@ fn check_ids_and_rights(world: &World) {
         &["--user-agent", "e2e", "--header", &format!("Audit-ID: {theirs}")],
     );
     assert_eq!(response.status, 404, "{}", response.text());
-    let lines = world.wait_for("the read is in the log", &["--resource", "configmaps", "--verb", "get"]);
-    let own: Vec<&Value> = lines.iter().filter(|line| line["object"]["name"] == "none").collect();
-    let [line] = &own[..] else { panic!("{lines:?}") };
+    let lines = world.reads("none", 1);
+    let [line] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!(
         (&line["status"], &line["reason"], &line["through"]),
         (&json!(404), &json!("NotFound"), &json!("kas"))
     );
     assert_ne!(line["audit_id"], theirs);
-    // Somebody with another access to the cluster sends the id of that request.
+    // Another client of the cluster repeats that request with its id.
     let id = line["audit_id"].as_str().unwrap();
     let proxy = world.cluster.kubectl.start(&["proxy", "--port=0"]);
     let started = proxy.line("its address", |line| line.contains("Starting to serve on"));
     let server = format!("http://{}", started.rsplit(' ').next().unwrap());
-    let url = format!("{server}/api/v1/namespaces/{}/secrets/none", world.namespace.name);
+    let url = format!("{server}/api/v1/namespaces/{}/configmaps/none", world.namespace.name);
     let forged = crate::support::curl(&["--user-agent", "e2e", "--header", &format!("Audit-ID: {id}"), &url]);
     assert_eq!(forged.status, 404, "{}", forged.text());
-    let lines = world.wait_for("the forged id is in the log", &["--resource", "secrets", "--verb", "get"]);
-    assert_eq!((&lines[0]["audit_id"], &lines[0]["through"]), (&json!(id), &json!("direct")), "{lines:?}");
+    let lines = world.reads("none", 2);
+    for line in &lines {
+        assert_eq!(line["audit_id"], id, "{lines:?}");
+    }
+    let through: Vec<&Value> = lines.iter().map(|line| &line["through"]).collect();
+    assert_eq!(through, ["kas", "direct"], "{lines:?}");
+}
+
+/// A job cannot hide behind a path that servers interpret differently, or behind a query that makes its event large.
+fn check_unusual_requests(world: &World) {
+    let job: SecretString = format!("ci:{}:job", GitLab::AGENT).into();
+    let query = "&".repeat(12_000);
+    for (name, path) in [("app.config", "app%2econfig"), ("long", &*format!("long?{query}"))] {
+        let path = format!("/k8s-proxy/api/v1/namespaces/{}/configmaps/{path}", world.namespace.name);
+        world.installation.curl_as(&job, &path, &[]);
+        let lines = world.reads(name, 1);
+        assert_eq!(
+            (&lines[0]["through"], &lines[0]["request"]["caller"]),
+            (&json!("kas"), &json!("gitlab:ci_job:302")),
+            "{lines:?}"
+        );
+    }
+    assert_eq!(world.reads("long", 1)[0]["cut"], true);
 }

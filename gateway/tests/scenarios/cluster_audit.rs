@@ -32,11 +32,13 @@ const CONFIGMAP: &str = "/agents/prod/kubernetes/api/v1/namespaces/shop/configma
 struct Cluster {
     log: Arc<Mutex<String>>,
     written: watch::Sender<()>,
+    /// The status of the log.
+    status: Arc<Mutex<StatusCode>>,
 }
 
 impl Cluster {
     fn new() -> Self {
-        Self { log: Arc::default(), written: watch::Sender::new(()) }
+        Self { log: Arc::default(), written: watch::Sender::new(()), status: Arc::default() }
     }
 
     fn services(&self) -> Services {
@@ -58,7 +60,7 @@ impl Cluster {
         let user = |name: &str| ClusterUser { name: name.to_owned(), ..ClusterUser::default() };
         ClusterEvent {
             position: "0a0b0c0d.1".to_owned(),
-            of_agentk: true,
+            of_agentk: Some(true),
             time: "2026-01-31T12:00:00.000000Z".to_owned(),
             audit_id: text("audit-id").unwrap(),
             verb: if *method == Method::PUT { "update" } else { "delete" }.to_owned(),
@@ -93,7 +95,9 @@ impl Cluster {
 
     fn respond(&self, request: &Request<Body>) -> Response<Body> {
         if request.uri().query().is_none_or(|query| !query.contains("follow=true")) {
-            return Response::new(Body::from(self.log.lock().clone()));
+            let mut response = Response::new(Body::from(self.log.lock().clone()));
+            *response.status_mut() = *self.status.lock();
+            return response;
         }
         let state = (self.clone(), self.written.subscribe(), 0);
         let frames = stream::unfold(state, async |(cluster, mut written, sent)| {
@@ -218,24 +222,91 @@ async fn requests_that_did_not_pass_kas_are_no_requests_of_a_caller() {
         headers.insert("audit-id", id.parse().unwrap());
         world.cluster.event(&method, headers)
     };
-    let direct = ClusterEvent { of_agentk: false, ..event(&mut headers, "4c5a4b4d", Method::DELETE) };
+    let direct = ClusterEvent { of_agentk: Some(false), ..event(&mut headers, "4c5a4b4d", Method::DELETE) };
     let mut of_agentk = event(&mut headers, "4c5a4b4e", Method::DELETE);
     of_agentk.user_agent = Some("agentk/0.1.0 gitops/714a629c (shop/web)".to_owned());
-    let imitated = ClusterEvent { of_agentk: false, ..of_agentk.clone() };
+    let imitated = ClusterEvent { of_agentk: Some(false), ..of_agentk.clone() };
     // Somebody with another access to the cluster sends the id of the request.
-    let other_verb = ClusterEvent { of_agentk: false, ..event(&mut headers, &known, Method::PUT) };
-    let mut other_object = ClusterEvent { of_agentk: false, ..event(&mut headers, &known, Method::DELETE) };
+    let other_verb = ClusterEvent { of_agentk: None, ..event(&mut headers, &known, Method::PUT) };
+    let mut other_object = ClusterEvent { of_agentk: None, ..event(&mut headers, &known, Method::DELETE) };
     other_object.object.as_mut().unwrap().name = "other".to_owned();
+    let same_object = ClusterEvent { of_agentk: Some(false), ..event(&mut headers, &known, Method::DELETE) };
     let forgotten = event(&mut headers, "kas-000102030405060708090a0b0c0d0e0f", Method::DELETE);
-    for event in [direct, of_agentk, imitated, other_verb, other_object, forgotten] {
+    for event in [direct, of_agentk, imitated, other_verb, other_object, same_object, forgotten] {
         world.cluster.write_event(&event);
     }
     let lines = world.events().await;
     let through: Vec<&Value> = lines.iter().map(|line| &line["through"]).collect();
-    assert_eq!(through, ["kas", "direct", "agentk", "direct", "direct", "direct", "agentk"]);
+    assert_eq!(through, ["kas", "direct", "agentk", "direct", "direct", "direct", "direct", "agentk"]);
     let syncs: Vec<&Value> = lines.iter().map(|line| &line["sync"]).filter(|sync| !sync.is_null()).collect();
     assert_eq!(syncs, [&json!({"project": "shop/web", "commit": "714a629c"})]);
-    assert_eq!(world.world.metric("kas_cluster_audit_mismatches_total"), 2.0);
+    assert_eq!(world.world.metric("kas_cluster_audit_mismatches_total"), 3.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_does_not_know_its_own_user_shows_each_request_once() {
+    let world = Audited::new().await;
+    send(&world.world, Method::DELETE, &[]).await;
+    let mut headers = HeaderMap::new();
+    headers.insert("audit-id", world.cluster.last_id().parse().unwrap());
+    let event = ClusterEvent { of_agentk: None, ..world.cluster.event(&Method::DELETE, &headers) };
+    let again = ClusterEvent { time: "2026-01-31T12:00:01.000000Z".to_owned(), ..event.clone() };
+    let audit_id = "kas-000102030405060708090a0b0c0d0e0f".to_owned();
+    let forgotten = ClusterEvent { audit_id, ..event.clone() };
+    let direct = ClusterEvent { audit_id: "4c5a4b4d".to_owned(), ..event.clone() };
+    world.cluster.log.lock().clear();
+    for event in [&event, &again, &event, &forgotten, &direct] {
+        world.cluster.write_event(event);
+    }
+    let lines = world.events().await;
+    let through: Vec<&Value> = lines.iter().map(|line| &line["through"]).collect();
+    assert_eq!(through, ["kas", "direct", "kas", "unknown", "direct"]);
+    assert_eq!(world.world.metric("kas_cluster_audit_mismatches_total"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn caller_cannot_act_as_manifests_from_git() {
+    let world = Audited::new().await;
+    let agent = "agentk/0.1.0 gitops/714a629c (shop/web)";
+    send(&world.world, Method::DELETE, &[("user-agent", agent)]).await;
+    let mut headers = HeaderMap::new();
+    headers.insert("audit-id", world.cluster.last_id().parse().unwrap());
+    let known =
+        ClusterEvent { user_agent: Some(agent.to_owned()), ..world.cluster.event(&Method::DELETE, &headers) };
+    // kas has no record of this one any more.
+    let audit_id = "kas-000102030405060708090a0b0c0d0e0f".to_owned();
+    world.cluster.write_event(&ClusterEvent { audit_id, ..known.clone() });
+    world.cluster.write_event(&known);
+    for line in world.events().await {
+        assert_eq!(line["sync"], Value::Null, "{line}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn caller_cannot_hide_behind_a_path_that_only_the_api_server_understands() {
+    let world = Audited::new().await;
+    let long = format!("{}/{}", "a".repeat(1000), "%73ettings".repeat(10));
+    for name in ["%73ettings/", "/settings", "settings%2fstatus;a", &*long] {
+        let path = format!("/agents/prod/kubernetes/api/v1/namespaces/shop/configmaps/{name}");
+        let mut request = world.world.request(&path);
+        *request.method_mut() = Method::DELETE;
+        assert_eq!(world.world.send(request).await.status(), StatusCode::OK, "{path}");
+    }
+    for line in world.events().await {
+        assert_eq!((&line["through"], &line["request"]["caller"]), (&json!("kas"), &json!("me")), "{line}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_cannot_send_lines_that_kas_does_not_join() {
+    let world = Audited::new().await;
+    for status in [StatusCode::NON_AUTHORITATIVE_INFORMATION, StatusCode::PARTIAL_CONTENT] {
+        *world.cluster.status.lock() = status;
+        world.cluster.write(r#"{"type":"event","through":"kas","request":{"caller":"me"}}"#);
+        let response = world.auditor.get("/agents/prod/audit").await;
+        assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(response.headers()["kas-error"], "agent-misbehaved");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use proto::audit::{AuditLine, ClusterEvent};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
     task::spawn_blocking,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 
 use crate::{policy::ScopeEnforcer, services::response::line};
@@ -18,7 +18,7 @@ use crate::{policy::ScopeEnforcer, services::response::line};
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Events within this time are sent together to a caller that follows.
 const COALESCE: Duration = Duration::from_millis(50);
-/// The time after which a caller that follows is sent the position, also without a new event.
+/// The time after which a caller that follows is sent the position, also without an event for it.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// The lines of a response, as they are read.
@@ -32,6 +32,8 @@ pub(super) struct EventStream {
     pub(super) left: usize,
     pub(super) follows: bool,
     pub(super) changes: watch::Receiver<u64>,
+    /// The time at which a caller that follows is sent the position.
+    pub(super) alive_at: Instant,
     /// One for each response.
     pub(super) _permit: OwnedSemaphorePermit,
 }
@@ -76,17 +78,30 @@ impl EventStream {
                 }
             }
             if !lines.is_empty() {
-                return Some((lines.into(), Some(self)));
+                return Some(self.send(lines.into()));
+            }
+            // A filter may select none of the events of a busy cluster.
+            if self.follows && Instant::now() >= self.alive_at {
+                let position = self.end(true);
+                return Some(self.send(position));
             }
             if progress == Progress::End {
                 tokio::select! {
                     // The sender is dropped only when agentk stops.
-                    changed = self.changes.changed() => changed.ok()?,
-                    () = sleep(ALIVE) => return Some((self.end(true), Some(self))),
+                    changed = self.changes.changed() => {
+                        changed.ok()?;
+                        sleep(COALESCE).await;
+                    }
+                    () = sleep_until(self.alive_at) => {}
                 }
-                sleep(COALESCE).await;
             }
         }
+    }
+
+    /// Returns lines with the rest of the stream.
+    fn send(mut self, lines: Bytes) -> (Bytes, Option<Self>) {
+        self.alive_at = Instant::now() + ALIVE;
+        (lines, Some(self))
     }
 
     /// Reads a chunk on a thread that may block.
@@ -98,7 +113,8 @@ impl EventStream {
         let reading = spawn_blocking(move || {
             let (mut lines, mut events) = (Vec::new(), 0);
             let progress = cursor.read(&filter, scope.as_deref(), |position, user, event| {
-                let mark = if own_user.as_deref() == Some(user) { r#""of_agentk":true,"# } else { "" };
+                let is_own = own_user.as_deref().map(|own| own == user);
+                let mark = is_own.map(|is_own| format!(r#""of_agentk":{is_own},"#)).unwrap_or_default();
                 lines.extend_from_slice(
                     format!(r#"{{"type":"event","position":"{position}",{mark}"#).as_bytes(),
                 );

@@ -1,5 +1,7 @@
 //! Requests for the events of a ring.
 
+use std::time::Duration;
+
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use cluster_audit::Ring;
 use http_body_util::BodyExt as _;
@@ -89,7 +91,7 @@ async fn events_are_selected_and_end_with_a_position() {
     assert_eq!(ids(&lines), ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
     assert_eq!(
         (&lines[0]["type"], &lines[0]["of_agentk"], &lines[1]["of_agentk"]),
-        (&json!("event"), &json!(true), &Value::Null)
+        (&json!("event"), &json!(true), &json!(false))
     );
     let end = lines.last().unwrap();
     assert_eq!(
@@ -149,11 +151,16 @@ async fn response_that_follows_has_each_later_event_once() {
     // A scope that comes into force applies to a response in flight.
     fixture.scope.set(Some(Scope { namespaces: vec!["shop".to_owned()] }));
     fixture.append(6..7);
-    fixture.append(1..2);
-    assert_eq!(ids(&next(&mut body).await), ["1"]);
+    fixture.append(3..4);
+    assert_eq!(ids(&next(&mut body).await), ["3"]);
     fixture.scope.set(None);
     let response = fixture.send(Method::GET, "/v1/events?follow=true").await.unwrap();
     let mut later = response.into_body();
+    let lines = next(&mut later).await;
+    assert_eq!(
+        lines,
+        [json!({"type": "end", "position": fixture.ring.view().end().to_string(), "has_more": true})]
+    );
     fixture.append(8..9);
     assert_eq!(ids(&next(&mut later).await), ["8"], "without a time it begins with the next event");
     assert!(fixture.directory.path().exists());
@@ -163,9 +170,30 @@ async fn response_that_follows_has_each_later_event_once() {
 async fn silent_response_has_a_position_from_time_to_time() {
     let fixture = Fixture::new(0..1);
     let mut body = fixture.send(Method::GET, "/v1/events?follow=true").await.unwrap().into_body();
-    let lines = next(&mut body).await;
-    assert_eq!((&lines[0]["type"], &lines[0]["has_more"]), (&json!("end"), &json!(true)));
-    assert_eq!(lines[0]["position"], fixture.ring.view().end().to_string());
+    for _ in 0..3 {
+        let lines = next(&mut body).await;
+        assert_eq!((&lines[0]["type"], &lines[0]["has_more"]), (&json!("end"), &json!(true)));
+        assert_eq!(lines[0]["position"], fixture.ring.view().end().to_string());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_without_a_selected_event_has_a_position_in_a_busy_cluster() {
+    let mut fixture = Fixture::new(0..1);
+    let mut body = fixture.send(Method::GET, "/v1/events?follow=true&verb=patch").await.unwrap().into_body();
+    next(&mut body).await;
+    let begun = Instant::now();
+    let busy = async {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            fixture.append(1..2);
+        }
+    };
+    let lines = tokio::select! {
+        lines = next(&mut body) => lines,
+        () = busy => panic!("it does not end"),
+    };
+    assert_eq!((&lines[0]["type"], begun.elapsed().as_secs()), (&json!("end"), 15));
 }
 
 #[tokio::test]

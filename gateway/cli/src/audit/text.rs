@@ -2,7 +2,7 @@
 
 use proto::audit::{CiJob, ClusterEvent, EventObject, JoinedEvent, Stage, SyncOrigin, Through};
 
-use crate::table::printable;
+use crate::table::{is_unprintable, phrase};
 
 /// The widths of the columns but the last one. A longer text moves the rest of its line.
 const WIDTHS: [usize; 5] = [20, 36, 7, 28, 44];
@@ -30,9 +30,9 @@ pub(super) fn line(event: &JoinedEvent) -> String {
         [format!("{time}Z"), who(event), through.to_owned(), identity.name.clone(), operation(of_cluster)];
     let mut line = String::new();
     for (text, width) in columns.iter().zip(WIDTHS) {
-        line += &format!("{:width$}  ", printable(text));
+        line += &format!("{:width$}  ", phrase(text));
     }
-    format!("{line}{}\n", printable(&result(of_cluster)))
+    format!("{line}{}\n", phrase(&result(of_cluster)))
 }
 
 /// Returns the line about events that nobody can read any more.
@@ -41,6 +41,22 @@ pub(super) fn gap(lost_bytes: Option<u64>) -> String {
         Some(bytes) => format!("… {bytes} bytes of events were removed before they were read\n"),
         None => "… earlier events were removed\n".to_owned(),
     }
+}
+
+/// Returns a line of JSON in which characters that a terminal does not show are escaped.
+pub(super) fn json(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c {
+            // JSON has them between values only.
+            '\r' | '\t' => {}
+            c if is_unprintable(c) => {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| text += &format!("\\u{unit:04x}"));
+            }
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 fn who(event: &JoinedEvent) -> String {
@@ -172,6 +188,14 @@ mod tests {
             show(Through::Direct, None, direct),
             "2026-01-31T12:00:00Z | admin?[2J | direct | admin?[2J | get /version | 200"
         );
+    }
+
+    #[test]
+    fn json_has_the_same_values_and_only_characters_that_a_terminal_shows() {
+        let value = serde_json::json!({"a": "ü\u{7f}\u{9b}31m\u{202e}\u{e0041}"});
+        let line = json(&format!("{value}\r"));
+        assert_eq!(line, r#"{"a":"ü\u007f\u009b31m\u202e\udb40\udc41"}"#);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap(), value);
     }
 
     #[test]
