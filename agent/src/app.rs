@@ -226,7 +226,7 @@ impl App {
             let service = kube_service(ServiceName::PROVISION, kubernetes.clone(), &restrictions);
             let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
             let metrics = ProvisionMetrics::register(&mut registry);
-            let provision = ProvisionService::new(cluster, restrictions.policy.clone(), metrics);
+            let provision = ProvisionService::new(cluster, restrictions.clone(), metrics);
             // Added after the policy: what it writes to the cluster passes it.
             services = std::mem::take(&mut services)
                 .with_handler(ServiceName::PROVISION, provision.clone())

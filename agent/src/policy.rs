@@ -30,7 +30,7 @@ mod validate;
 mod webhooks;
 
 use gitops_engine::environment::AllowedKinds;
-use http::Request;
+use http::{Method, Request};
 use proto::ServiceName;
 pub(crate) use request_info;
 
@@ -122,7 +122,35 @@ impl Policy {
             let names = rule.services.iter().filter(|name| !is_served(name));
             names.map(|name| format!("rule {:?}: this agentk does not serve {name}", rule.name))
         });
-        unserved.collect()
+        unserved.chain(self.warnings_about_environments()).collect()
+    }
+
+    /// Returns a warning if callers with the identity of agentk may use the rights that agentk has for environments.
+    fn warnings_about_environments(&self) -> Vec<String> {
+        let allows = |method: &Method, path: &str| {
+            let request = Request::builder().method(method).uri(path).body(());
+            request.is_ok_and(|request| self.evaluate(ServiceName::KUBERNETES, &request).allowed)
+        };
+        let writes = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+        if self.provisioned().is_empty() {
+            return Vec::new();
+        }
+        let mut paths = self.rules.iter().flat_map(Rule::provisioned_paths);
+        let mut warnings = Vec::new();
+        if let Some(path) = paths.find(|path| writes.iter().any(|method| allows(method, path))) {
+            warnings.push(format!(
+                "callers with the identity of agentk (access_as: agent) may change {path}, which agentk changes for environments: begin \
+                 with the rule environments-not-by-jobs of docs/managed-resources.md"
+            ));
+        }
+        if allows(&Method::GET, "/api/v1/secrets") {
+            warnings.push(
+                "callers with the identity of agentk (access_as: agent) may list the Secrets of all namespaces, a right that agentk may have \
+                 for the end of environments: begin with the rule secrets-not-by-jobs of docs/managed-resources.md"
+                    .to_owned(),
+            );
+        }
+        warnings
     }
 
     /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
@@ -139,6 +167,16 @@ impl Policy {
             allowed: false,
             source: DecisionSource::Unclear(unclear),
         })
+    }
+
+    /// Returns whether a rule that names the service and the verb allows a request, whatever the mode is. Rules that deny apply, and
+    /// others that allow do not: it is the consent to something that nobody sends as a request.
+    pub fn grants<B>(&self, service: &str, request: &Request<B>) -> bool {
+        let granted = interpret(request, |info, user| {
+            let counts = |rule: &Rule| rule.action == Action::Deny || rule.names(service, info.verb);
+            self.decide(|rule| counts(rule) && rule.has_service(service) && rule.matches(info, user)).allowed
+        });
+        granted.unwrap_or(false)
     }
 
     /// Returns the decision of the first rule that matches.

@@ -7,6 +7,9 @@
 //!                                               └─► 424 or 503: the job fails, and says why
 //! ```
 //!
+//! The owner of the cluster decides whether environments are managed. If agentk says that they are not, or does not know them, the requests
+//! of the job go on to the cluster as those of all others.
+//!
 //! All requests of a job to a replica share one attempt, and its result for a while. Attempts of several replicas and jobs may happen at
 //! the same time: agentk applies objects on the server, so that each of them leads to the same end.
 
@@ -17,7 +20,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use access::{Grant, ManagedEnvironment, RequestError};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header::CONTENT_TYPE};
-use http_body_util::{BodyExt as _, Limited};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use moka::future::Cache;
 use prometheus_client::registry::Registry;
 use proto::{
@@ -51,6 +54,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 pub struct Provisioner {
     config: ManagedResourcesConfig,
     outcomes: Cache<JobKey, Arc<Outcome>>,
+    /// The environments that were deleted through this replica. Outcomes from before do not count.
+    deletions: Cache<(AgentId, EnvironmentKey), Arc<Deletion>>,
     metrics: ProvisionerMetrics,
 }
 
@@ -64,7 +69,16 @@ struct JobKey {
 #[derive(Debug)]
 struct Outcome {
     result: Result<(), RequestError>,
+    /// The start of the attempt.
+    started: Instant,
     expires: Instant,
+}
+
+#[derive(Debug)]
+struct Deletion {
+    time: Instant,
+    /// The caller, whose further requests do not make the objects again.
+    caller: String,
 }
 
 /// A request of a job, before it is sent to the agent.
@@ -93,10 +107,25 @@ impl Provisioner {
     pub(crate) fn new(config: ManagedResourcesConfig, registry: &mut Registry) -> Self {
         let retention = config.check_period.max(FAILED);
         let outcomes = Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention).build();
-        Self { config, outcomes, metrics: ProvisionerMetrics::register(registry) }
+        // An attempt that has begun before may have ended after it.
+        let deletions =
+            Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention + config.timeout).build();
+        Self { config, outcomes, deletions, metrics: ProvisionerMetrics::register(registry) }
     }
 
-    /// Waits until the objects of the environment of a job exist.
+    /// Returns the environment that a request to an agent deletes, if it does that.
+    pub(crate) fn deleted_environment(to: &Destination, request: &Request<Body>) -> Option<EnvironmentKey> {
+        let is_deletion = request.method() == Method::DELETE && to.service.as_str() == ServiceName::PROVISION;
+        is_deletion.then(|| EnvironmentKey::of_path(request.uri().path()).ok()).flatten()
+    }
+
+    /// Records that a caller has deleted the objects of an environment, so that the next request of each other job makes them again.
+    pub(crate) async fn record_deletion(&self, agent: AgentId, environment: EnvironmentKey, caller: &str) {
+        let deletion = Deletion { time: Instant::now(), caller: caller.to_owned() };
+        self.deletions.insert((agent, environment), Arc::new(deletion)).await;
+    }
+
+    /// Waits until the objects of the environment of a job exist, if the environment is managed.
     ///
     /// # Errors
     ///
@@ -115,16 +144,21 @@ impl Provisioner {
             environment: request.environment.key.clone(),
             job: request.environment.job.job,
         };
-        let known = self.outcomes.get(&key).await.filter(|outcome| !outcome.is_expired());
+        let deletion = self.deletions.get(&(key.agent, key.environment.clone())).await;
+        let deletion = deletion.filter(|deletion| deletion.caller != request.grant.caller.name());
+        let deleted = deletion.map(|deletion| deletion.time);
+        let known = self.outcomes.get(&key).await.filter(|outcome| !outcome.is_expired(deleted));
         if let Some(outcome) = known {
             return outcome.result.clone();
         }
         let attempt = async {
+            let started = Instant::now();
             let result = self.attempt(&request).await;
             let kept = if result.is_ok() { self.config.check_period } else { FAILED };
-            Arc::new(Outcome { result, expires: Instant::now() + kept })
+            Arc::new(Outcome { result, started, expires: Instant::now() + kept })
         };
-        let entry = self.outcomes.entry(key).or_insert_with_if(attempt, |outcome| outcome.is_expired()).await;
+        let entry =
+            self.outcomes.entry(key).or_insert_with_if(attempt, |outcome| outcome.is_expired(deleted)).await;
         entry.into_value().result.clone()
     }
 
@@ -154,14 +188,21 @@ impl Provisioner {
             result = self.repeat(request, &destination) => result,
         };
         let agent = destination.label();
-        let result = match result {
+        let (result, counted) = match result {
             Ok(done) => {
                 let (objects, template) = (done.objects.len(), &*done.template);
                 tracing::info!(%agent, environment = %key, job = job.job, user = job.username, objects, template, "objects of an environment exist");
                 if let Some(record) = &mut record {
                     record.set_response(StatusCode::OK);
                 }
-                Ok(())
+                (Ok(()), None)
+            }
+            Err(error) if matches!(error.reason, Reason::UnknownService | Reason::EnvironmentUnmanaged) => {
+                tracing::info!(%agent, environment = %key, job = job.job, user = job.username, reason = %error, "environment not managed");
+                if let Some(record) = &mut record {
+                    record.refuse(&error, None);
+                }
+                (Ok(()), Some(Reason::EnvironmentUnmanaged))
             }
             Err(error) => {
                 let error = describe(error, request.environment);
@@ -169,10 +210,11 @@ impl Provisioner {
                 if let Some(record) = &mut record {
                     record.refuse(&error, None);
                 }
-                Err(error)
+                let reason = error.reason;
+                (Err(error), Some(reason))
             }
         };
-        self.metrics.record(&result, started.elapsed());
+        self.metrics.record(counted, started.elapsed());
         result
     }
 
@@ -216,8 +258,9 @@ impl JobRequest<'_> {
 }
 
 impl Outcome {
-    fn is_expired(&self) -> bool {
-        Instant::now() >= self.expires
+    /// Returns whether another attempt is necessary. `deleted` is the time at which the objects were deleted.
+    fn is_expired(&self, deleted: Option<Instant>) -> bool {
+        Instant::now() >= self.expires || deleted.is_some_and(|deleted| self.started <= deleted)
     }
 }
 
@@ -245,7 +288,15 @@ async fn send(request: &JobRequest<'_>, destination: &Destination) -> Result<Pro
     if head.status != StatusCode::OK {
         return Err(misbehaved(format!("it responded with {}", head.status)));
     }
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| misbehaved(error.to_string()))?;
+    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
+        match error.is::<LengthLimitError>() {
+            true => misbehaved(error.to_string()),
+            false => {
+                let what = format!("agent {}: its response was cut: {error}", destination.label());
+                RequestError::new(Reason::TunnelLost, what)
+            }
+        }
+    })?;
     serde_json::from_slice(&body.to_bytes())
         .map_err(|_| misbehaved("its response is not the expected JSON".to_owned()))
 }
@@ -277,14 +328,8 @@ fn describe(error: RequestError, environment: &ManagedEnvironment) -> RequestErr
         return error;
     }
     let ManagedEnvironment { key, job } = environment;
-    let remedy = match error.reason {
-        Reason::UnknownService => {
-            "; managed resources need an agentk of this version, with its configuration from kas"
-        }
-        _ => "",
-    };
     let what = format!(
-        "the objects of the environment {key} do not exist, so that job {} cannot begin: {}{remedy}",
+        "the objects of the environment {key} do not exist, so that job {} cannot begin: {}",
         job.job, error.message
     );
     match may_succeed_later(error.reason) {

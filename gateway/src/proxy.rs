@@ -58,7 +58,7 @@ use crate::{
     io::Stranger,
     kill_switch::RequestAttributes,
     metrics::Limit,
-    provisioner::JobRequest,
+    provisioner::{JobRequest, Provisioner},
     services,
 };
 use access::{AuthorizedCaller, Grant, ManagedEnvironment, RequestError, without_credentials};
@@ -84,10 +84,13 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
             Box::pin(provision(&context, &access, environment)).await?;
         }
         let (request, upgrade) = request::to_agent(&context, &access, head).await?;
-        Ok::<_, RequestError>((
-            context.server.forwarder.forward(&access.destination, request).await?,
-            upgrade,
-        ))
+        let deleted = Provisioner::deleted_environment(&access.destination, &request);
+        let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
+        if let Some(environment) = deleted.filter(|_| forwarded.response.status().is_success()) {
+            let (agent, caller) = (access.destination.agent, access.grant.caller.name());
+            Box::pin(context.server.provisioner.record_deletion(agent, environment, caller)).await;
+        }
+        Ok::<_, RequestError>((forwarded, upgrade))
     };
     let forwarded = tokio::select! {
         biased;

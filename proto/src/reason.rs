@@ -89,6 +89,8 @@ reasons! {
     SourceUnavailable = "source-unavailable", SERVICE_UNAVAILABLE, Server;
     /// The objects of the environment of the job cannot be made: the template, the policy of the cluster or RBAC does not allow it.
     EnvironmentRefused = "environment-refused", FAILED_DEPENDENCY, Caller;
+    /// agentk does not make the objects of environments: the policy of the cluster lists no kinds, or the configuration is not about them.
+    EnvironmentUnmanaged = "environment-unmanaged", FAILED_DEPENDENCY, Caller;
     /// The objects of the environment of the job are not complete yet.
     EnvironmentNotReady = "environment-not-ready", SERVICE_UNAVAILABLE, Agent;
     /// The policy of agentk does not allow this request.

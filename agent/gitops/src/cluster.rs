@@ -35,6 +35,18 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         only_metadata: bool,
     ) -> impl Future<Output = Result<Vec<Value>, ApiError>> + Send;
 
+    /// Returns a page of the objects with a label: of their metadata, the name, the UID, the version, the owners, the time of the
+    /// deletion, and the labels and annotations whose keys `is_read` selects. The size of a page is limited, also if others have made the
+    /// objects. `namespace` is empty for all namespaces.
+    fn metadata_page(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        is_read: fn(&str) -> bool,
+        token: Option<&str>,
+    ) -> impl Future<Output = Result<MetadataPage, ApiError>> + Send;
+
     /// Applies an object on the server.
     fn apply(
         &self,
@@ -52,13 +64,13 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         object: &Value,
     ) -> impl Future<Output = Result<(), ApiError>> + Send;
 
-    /// Changes an object with a JSON patch (RFC 6902).
+    /// Changes an object with a JSON patch (RFC 6902), and returns it.
     fn patch(
         &self,
         kind: &Kind,
         id: &ObjectId,
         patch: &Value,
-    ) -> impl Future<Output = Result<(), ApiError>> + Send;
+    ) -> impl Future<Output = Result<Value, ApiError>> + Send;
 
     /// Deletes an object, if it still has this UID, and this resource version if there is one.
     fn delete(
@@ -93,6 +105,15 @@ pub enum KindLookup {
     Missing,
     /// The server of its API group, such as an aggregated API, does not respond. The kind may exist.
     Unavailable,
+}
+
+/// A part of a list of metadata.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MetadataPage {
+    /// The objects.
+    pub objects: Vec<Value>,
+    /// Selects the next page, if there is one.
+    pub next: Option<String>,
 }
 
 /// The options of an apply.

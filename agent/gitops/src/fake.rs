@@ -9,7 +9,10 @@ use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
 
-use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup};
+use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup, MetadataPage};
+
+/// The objects of a page of metadata.
+const PAGE: usize = 100;
 
 /// A cluster. Clones share it.
 #[derive(Clone, Default)]
@@ -149,6 +152,24 @@ impl FakeCluster {
 }
 
 impl World {
+    /// Returns the objects of a kind in a namespace with a label, in order.
+    fn select<'a>(
+        &'a self,
+        kind: &'a Kind,
+        namespace: &'a str,
+        selector: &'a str,
+    ) -> impl Iterator<Item = (&'a ObjectId, &'a Value)> {
+        let (key, value) =
+            selector.split_once('=').map_or((selector, None), |(key, value)| (key, Some(value)));
+        let matches = move |(id, object): &(&ObjectId, &Value)| {
+            let label = &object["metadata"]["labels"][key];
+            GroupKind::of(id) == kind.kind
+                && (namespace.is_empty() || id.namespace == namespace)
+                && (key.is_empty() || value.map_or_else(|| label.is_string(), |value| label == value))
+        };
+        self.objects.iter().filter(matches)
+    }
+
     fn apply(
         &mut self,
         id: &ObjectId,
@@ -267,16 +288,26 @@ impl Cluster for FakeCluster {
         _: bool,
     ) -> Result<Vec<Value>, ApiError> {
         self.request("list", &format!("{} {namespace}", kind.kind))?;
-        let (key, value) =
-            selector.split_once('=').map_or((selector, None), |(key, value)| (key, Some(value)));
         let world = self.0.lock();
-        let matches = |(id, object): &(&ObjectId, &Value)| {
-            let label = &object["metadata"]["labels"][key];
-            GroupKind::of(id) == kind.kind
-                && (namespace.is_empty() || id.namespace == namespace)
-                && (key.is_empty() || value.map_or_else(|| label.is_string(), |value| label == value))
-        };
-        Ok(world.objects.iter().filter(matches).map(|(_, object)| object.clone()).collect())
+        Ok(world.select(kind, namespace, selector).map(|(_, object)| object.clone()).collect())
+    }
+
+    async fn metadata_page(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        _: fn(&str) -> bool,
+        token: Option<&str>,
+    ) -> Result<MetadataPage, ApiError> {
+        self.request("list", &format!("{} {namespace}", kind.kind))?;
+        let world = self.0.lock();
+        // The token is the last object, since others may be deleted meanwhile.
+        let after = |(id, _): &(&ObjectId, &Value)| token.is_none_or(|token| id.to_string().as_str() > token);
+        let mut left: Vec<_> = world.select(kind, namespace, selector).filter(after).take(PAGE + 1).collect();
+        let next = (left.len() > PAGE).then(|| left[PAGE - 1].0.to_string());
+        left.truncate(PAGE);
+        Ok(MetadataPage { objects: left.into_iter().map(|(_, object)| object.clone()).collect(), next })
     }
 
     async fn apply(
@@ -294,7 +325,7 @@ impl Cluster for FakeCluster {
         self.request("try-create", &id.to_string())
     }
 
-    async fn patch(&self, _: &Kind, id: &ObjectId, patch: &Value) -> Result<(), ApiError> {
+    async fn patch(&self, _: &Kind, id: &ObjectId, patch: &Value) -> Result<Value, ApiError> {
         self.request("patch", &id.to_string())?;
         let mut world = self.0.lock();
         let counter = world.counter + 1;
@@ -303,10 +334,12 @@ impl Cluster for FakeCluster {
         for operation in patch.as_array().expect("a list of operations") {
             apply_operation(&mut patched, operation)?;
         }
-        patched["metadata"]["resourceVersion"] = counter.to_string().into();
-        *object = patched;
-        world.counter = counter;
-        Ok(())
+        if patched != *object {
+            patched["metadata"]["resourceVersion"] = counter.to_string().into();
+            *object = patched.clone();
+            world.counter = counter;
+        }
+        Ok(patched)
     }
 
     async fn delete(

@@ -1,7 +1,7 @@
 //! A real cluster, through the client of kube-rs over connections of agentk.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -32,13 +32,26 @@ use serde_json::{Map, Value, json, value::RawValue};
 use tokio::time::Instant;
 
 use crate::{
-    ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, cluster::Cause,
+    ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, MetadataPage,
+    cluster::Cause,
 };
 
 /// The objects of one page of a list.
 const PAGE: u32 = 500;
 /// The same for metadata, which is about a kilobyte for each object.
 const METADATA_PAGE: u32 = 2000;
+/// The same for metadata that others have made: annotations have up to 256 KiB for each object.
+const FOREIGN_PAGE: u32 = 100;
+/// The largest response with such a page, in bytes.
+const MAX_FOREIGN_PAGE: usize = 32 << 20;
+/// The most labels and the most annotations of an object that are kept from such a page. Each environment of an object has one.
+const MAX_KEPT: usize = 256;
+/// The most owners of an object that are kept from it.
+const MAX_OWNERS: usize = 16;
+/// The longest value of an annotation that is kept from it, in bytes.
+const MAX_KEPT_VALUE: usize = 4096;
+/// The longest UID of an owner that is kept from it. The API server makes UIDs of 36 bytes, and does not check those of owners.
+const MAX_UID: usize = 64;
 /// The largest response, in bytes. A page of large objects has tens of megabytes.
 const MAX_RESPONSE: usize = 256 << 20;
 /// The freshness of a version of an API group whose server does not respond (`apidiscovery.k8s.io/v2`).
@@ -91,6 +104,68 @@ struct Page<'a> {
 struct PageMetadata {
     #[serde(rename = "continue")]
     continue_token: Option<String>,
+}
+
+/// An item of a page of metadata.
+#[derive(Deserialize)]
+struct MetadataItem {
+    metadata: ItemMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ItemMetadata {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    resource_version: String,
+    deletion_timestamp: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<ItemOwner>>,
+}
+
+#[derive(Deserialize)]
+struct ItemOwner {
+    #[serde(default)]
+    uid: String,
+}
+
+impl ItemMetadata {
+    /// Returns an object with this metadata and the selected labels and annotations.
+    fn into_object(self, is_read: fn(&str) -> bool) -> Value {
+        let select = |map: BTreeMap<String, String>| {
+            let read = map.into_iter().filter(|(key, _)| is_read(key)).take(MAX_KEPT);
+            let short = |value: String| if value.len() > MAX_KEPT_VALUE { String::new() } else { value };
+            read.map(|(key, value)| (key, Value::from(short(value)))).collect::<Map<_, _>>()
+        };
+        let texts = [
+            ("name", Some(self.name)),
+            ("namespace", Some(self.namespace).filter(|text| !text.is_empty())),
+            ("uid", Some(self.uid)),
+            ("resourceVersion", Some(self.resource_version)),
+            ("deletionTimestamp", self.deletion_timestamp),
+        ];
+        let texts = texts.into_iter().filter_map(|(key, text)| Some((key.to_owned(), text?.into())));
+        let mut metadata: Map<String, Value> = texts.collect();
+        for (key, map) in [("labels", self.labels), ("annotations", self.annotations)] {
+            metadata.extend(map.map(|map| (key.to_owned(), select(map).into())));
+        }
+        let owners = self.owner_references.unwrap_or_default();
+        if !owners.is_empty() {
+            // An owner without a UID is in no namespace.
+            let unknown = (owners.len() > MAX_OWNERS).then(|| json!({}));
+            let owners = owners.into_iter().take(MAX_OWNERS).map(|owner| match owner.uid.len() > MAX_UID {
+                true => json!({}),
+                false => json!({"uid": owner.uid}),
+            });
+            metadata.insert("ownerReferences".to_owned(), owners.chain(unknown).collect());
+        }
+        json!({"metadata": metadata})
+    }
 }
 
 /// The part of a `Status` that people need.
@@ -233,6 +308,15 @@ impl KubeCluster {
         &self,
         request: Result<Request<Vec<u8>>, impl fmt::Display>,
     ) -> Result<(StatusCode, Bytes), ApiError> {
+        self.send_with_limit(request, MAX_RESPONSE).await
+    }
+
+    /// Sends a request whose response has at most so many bytes.
+    async fn send_with_limit(
+        &self,
+        request: Result<Request<Vec<u8>>, impl fmt::Display>,
+        limit: usize,
+    ) -> Result<(StatusCode, Bytes), ApiError> {
         let request = request.map_err(|error| lost(format!("the request cannot be built: {error}")))?;
         let (mut parts, body) = request.into_parts();
         for (name, value) in &*self.identity {
@@ -241,7 +325,7 @@ impl KubeCluster {
         let response = self.client.send(Request::from_parts(parts, Body::from(body))).await;
         let response = response.map_err(|error| lost(error.to_string()))?;
         let (parts, body) = response.into_parts();
-        let body = Limited::new(body, MAX_RESPONSE).collect().await;
+        let body = Limited::new(body, limit).collect().await;
         let body = body
             .map_err(|error| lost(format!("the response of the API server was cut: {error}")))?
             .to_bytes();
@@ -346,6 +430,30 @@ impl Cluster for KubeCluster {
         }
     }
 
+    async fn metadata_page(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        is_read: fn(&str) -> bool,
+        token: Option<&str>,
+    ) -> Result<MetadataPage, ApiError> {
+        let mut params = ListParams::default().labels(selector).limit(FOREIGN_PAGE);
+        if let Some(token) = token {
+            params = params.continue_token(token);
+        }
+        let request = path(kind, namespace).list_metadata(&params);
+        let (_, body) = self.send_with_limit(request, MAX_FOREIGN_PAGE).await?;
+        let page: Page<'_> = from_json(&body)?;
+        let items = page.items.into_iter().flatten();
+        let objects = items.map(|item| {
+            let item: MetadataItem = from_json(item.get().as_bytes())?;
+            Ok(item.metadata.into_object(is_read))
+        });
+        let next = page.metadata.continue_token.filter(|token| !token.is_empty());
+        Ok(MetadataPage { objects: objects.collect::<Result<_, ApiError>>()?, next })
+    }
+
     async fn apply(
         &self,
         kind: &Kind,
@@ -374,13 +482,13 @@ impl Cluster for KubeCluster {
         }
     }
 
-    async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<(), ApiError> {
+    async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<Value, ApiError> {
         let url = path(kind, &id.namespace).url_path;
         let request = Request::patch(format!("{url}/{}?fieldManager={FIELD_MANAGER}", id.name))
             .header(CONTENT_TYPE, "application/json-patch+json")
             .header(ACCEPT, "application/json")
             .body(patch.to_string().into_bytes());
-        self.send(request).await.map(drop)
+        self.json(request).await.map(|(_, object)| object)
     }
 
     async fn delete(
@@ -576,6 +684,35 @@ mod tests {
         let managers = json!([{"manager": "agentk", "operation": "Apply"}]);
         let whole = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a", "managedFields": managers}});
         assert_eq!(listed, [whole]);
+    }
+
+    /// A user who may create objects in a namespace decides about their metadata.
+    #[tokio::test]
+    async fn page_of_metadata_keeps_little_of_an_object() {
+        let cluster = cluster(|_| {
+            let owners: Vec<Value> = (0..20).map(|number| json!({"uid": number.to_string()})).collect();
+            let large = json!({
+                "name": "a", "namespace": "shop", "uid": "u", "resourceVersion": "7",
+                "labels": {"kept/a": "", "other": "x"},
+                "annotations": {"kept/a": "x".repeat(5000), "kept/b": "y", "other": "z".repeat(1 << 18)},
+                "ownerReferences": owners, "managedFields": [{"manager": "m"}],
+            });
+            let strange = json!({"name": "b", "ownerReferences": [{"uid": "x".repeat(1 << 16)}]});
+            json!({"items": [{"metadata": large}, {"metadata": strange}], "metadata": {"continue": "next"}})
+        });
+        let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
+        let kind = Kind { kind, version: "v1".to_owned(), plural: "configmaps".to_owned(), namespaced: true };
+        let page = cluster.metadata_page(&kind, "shop", "", |key| key.starts_with("kept/"), None);
+        let MetadataPage { objects, next } = page.await.unwrap();
+        assert_eq!(next.as_deref(), Some("next"));
+        let metadata = &objects[0]["metadata"];
+        assert_eq!(metadata["labels"], json!({"kept/a": ""}));
+        assert_eq!(metadata["annotations"], json!({"kept/a": "", "kept/b": "y"}));
+        assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("u"), &json!("7")));
+        let owners = metadata["ownerReferences"].as_array().unwrap();
+        assert_eq!((owners.len(), &owners[16]), (17, &json!({})), "there are further owners");
+        assert_eq!(objects[1]["metadata"]["ownerReferences"], json!([{}]));
+        assert!(objects[0].to_string().len() < 1000 && metadata.get("managedFields").is_none());
     }
 
     #[tokio::test]

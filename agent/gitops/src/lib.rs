@@ -31,7 +31,7 @@ pub mod validate;
 mod watch;
 
 pub use self::{
-    cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup},
+    cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup, MetadataPage},
     engine::{Engine, Fence, Outcome, Stopped, SyncInput},
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},

@@ -157,6 +157,11 @@ impl PolicyEnforcer {
         self.active.load().policy.provisioned()
     }
 
+    /// Returns whether the policy in force [grants](Policy::grants) a request.
+    pub(crate) fn grants<B>(&self, service: &str, request: &Request<B>) -> bool {
+        self.active.load().policy.grants(service, request)
+    }
+
     /// Returns whether a request would be permitted. It is neither counted nor logged, because nobody sends it.
     pub(crate) fn permits<B>(&self, service: &str, request: &Request<B>) -> bool {
         let policy = &self.active.load().policy;

@@ -8,6 +8,14 @@ use super::{
     user::EffectiveUser,
 };
 
+/// The objects of environments that give rights: the API group, and the resource.
+const GIVE_RIGHTS: [(&str, &str); 4] = [
+    ("", "namespaces"),
+    ("", "serviceaccounts"),
+    ("rbac.authorization.k8s.io", "roles"),
+    ("rbac.authorization.k8s.io", "rolebindings"),
+];
+
 /// The action of a rule on the requests that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -62,6 +70,33 @@ impl Rule {
 
     pub(super) fn has_service(&self, service: &str) -> bool {
         self.services.iter().any(|name| name == "*" || name == service)
+    }
+
+    /// Returns whether the rule has the service and the verb by their names, and not as `*`.
+    pub(super) fn names(&self, service: &str, verb: &str) -> bool {
+        let verbs = self.scope.verbs.iter().flatten();
+        self.services.iter().any(|name| name == service) && verbs.into_iter().any(|name| name == verb)
+    }
+
+    /// Returns the path of an object for each resource that gives rights and that the rule makes an object of environments.
+    pub(super) fn provisioned_paths(&self) -> Vec<String> {
+        let Some(AllowedResources { groups, resources }) = self.provisioned() else { return Vec::new() };
+        let namespace = self.scope.namespaces.as_ref().and_then(|names| names.first());
+        let namespace = namespace.map_or("*", String::as_str);
+        let namespace = match namespace.strip_suffix('*') {
+            Some(prefix) => format!("{prefix}x"),
+            None => namespace.to_owned(),
+        };
+        let is_listed = |(group, resource): &(&str, &str)| {
+            within(groups.as_deref(), |name| name == "*" || name == *group)
+                && resources.iter().any(|name| name == resource)
+        };
+        let path = |(group, resource): (&str, &str)| match (group, resource) {
+            (_, "namespaces") => format!("/api/v1/namespaces/{namespace}"),
+            ("", resource) => format!("/api/v1/namespaces/{namespace}/{resource}/x"),
+            (group, resource) => format!("/apis/{group}/v1/namespaces/{namespace}/{resource}/x"),
+        };
+        GIVE_RIGHTS.into_iter().filter(is_listed).map(path).collect()
     }
 
     /// Returns the resources that the rule makes objects of environments.

@@ -271,3 +271,55 @@ fn rule_about_environments_has_patterns_of_namespaces_and_lists_kinds() {
         assert!(policy.provisioned().is_empty(), "{rules}");
     }
 }
+
+/// The content of a namespace is deleted only if the owner of the cluster has written exactly that.
+#[test]
+fn only_a_rule_with_service_and_verb_by_name_grants() {
+    let grants = |text: &str| {
+        let request = Request::delete("/apis/apps/v1/namespaces/review-1/deployments").body(()).unwrap();
+        policy(text).grants("provision", &request)
+    };
+    let sweep = "{name: b, action: allow, services: [provision], verbs: [deletecollection], resources: ['*'], namespaces: ['review-*']}";
+    assert!(grants(&format!("rules: [{sweep}]")));
+    assert!(grants(&format!("mode: dry-run\nrules: [{sweep}]")));
+    assert!(grants(&format!("rules: [{{name: a, action: allow, services: ['*']}}, {sweep}]")));
+    for rules in [
+        "{name: a, action: allow, services: ['*']}".to_owned(),
+        "{name: a, action: allow, services: [provision]}".to_owned(),
+        "{name: a, action: allow, services: [provision], verbs: ['*']}".to_owned(),
+        "{name: a, action: allow, services: [provision], verbs: [delete]}".to_owned(),
+        "{name: a, action: allow, services: [gitops], verbs: [deletecollection]}".to_owned(),
+        format!("{{name: a, action: deny, services: ['*']}}, {sweep}"),
+        sweep.replace("review-*", "staging-*"),
+    ] {
+        for mode in ["enforce", "dry-run"] {
+            assert!(!grants(&format!("mode: {mode}\nrules: [{rules}]")), "{mode} {rules}");
+        }
+    }
+}
+
+#[test]
+fn policy_that_gives_callers_the_rights_for_environments_has_a_warning() {
+    const MAKES: &str = "{name: m, action: allow, services: [provision], verbs: [create, patch, delete], apiGroups: ['', rbac.authorization.k8s.io], resources: [namespaces, serviceaccounts, rolebindings], namespaces: ['review-*']}";
+    const NO_WRITES: &str = "{name: w, action: deny, services: [kubernetes], verbs: [create, update, patch, delete, deletecollection], apiGroups: ['', rbac.authorization.k8s.io], resources: [namespaces, serviceaccounts, rolebindings], impersonate: {self: true}}";
+    const NO_SECRETS: &str = "{name: s, action: deny, services: [kubernetes], verbs: [get, list, watch], apiGroups: [''], resources: [secrets], impersonate: {self: true}}";
+    const ALL: &str = "{name: a, action: allow, services: [kubernetes]}";
+    let warnings = |rules: &[&str]| {
+        let served = ["kubernetes".parse().unwrap(), "provision".parse().unwrap()];
+        policy(&format!("rules: [{}]", rules.join(", "))).warnings(&served)
+    };
+    let found = warnings(&[MAKES, ALL]);
+    assert!(found[0].contains("may change /api/v1/namespaces/review-x, which"), "{found:?}");
+    assert!(found[1].contains("may list the Secrets of all namespaces"), "{found:?}");
+    assert_eq!(found.len(), 2);
+    assert_eq!(warnings(&[NO_WRITES, MAKES, ALL]).len(), 1);
+    assert!(warnings(&[NO_WRITES, NO_SECRETS, MAKES, ALL]).is_empty());
+    for harmless in [
+        "{name: a, action: allow, services: [kubernetes], namespaces: [shop]}",
+        "{name: a, action: allow, services: [kubernetes], verbs: [get], resources: [pods]}",
+        "{name: a, action: allow, services: [kubernetes], impersonate: {users: ['*'], groups: ['*']}}",
+    ] {
+        assert!(warnings(&[MAKES, harmless]).is_empty(), "{harmless}");
+    }
+    assert!(warnings(&[ALL]).is_empty(), "agentk makes nothing");
+}

@@ -127,9 +127,8 @@ impl ConfigurationService {
             state.error = update.error;
         }
         let Some(keys) = keys else { return Ok(state.refused.clone()) };
-        if let (Some(provision), Some(settings)) = (&self.provision, update.provision) {
-            provision.set(settings);
-        }
+        let unmanaged = self.provision.as_ref().zip(update.provision);
+        let unmanaged = unmanaged.and_then(|(provision, settings)| provision.set(settings));
         scope.set(keys.scope);
         if let Some(graph) = &self.graph {
             graph.set_section(keys.graph);
@@ -151,7 +150,7 @@ impl ConfigurationService {
             }
             state.alerts_error = keys.alerts_error;
         }
-        let mut refused: Vec<String> = keys.notify_error.clone().into_iter().collect();
+        let mut refused: Vec<String> = keys.notify_error.clone().into_iter().chain(unmanaged).collect();
         if let Some(notify) = &self.notify {
             let sections = EventSections { notify: keys.notify, flux: keys.flux };
             refused.extend(notify.set_sections(sections, &update.places));

@@ -2,7 +2,7 @@
 //! them, and deletes them when the environment stops.
 //!
 //! The template comes with the configuration of the agent. What is sent to the cluster passes the scope and the policy of its owner,
-//! which has to list the kinds: without a policy there are none.
+//! which has to list the kinds: without a policy there are none, and kas leaves environments as they are.
 
 mod metrics;
 mod template;
@@ -16,7 +16,7 @@ use std::{
 use environment_templates::{DeleteResources, Values, Variable};
 use gitops_engine::{
     Kind, KubeCluster, Manifest, SourceLine,
-    environment::{EnvironmentError, EnvironmentOwner, Environments},
+    environment::{AllowedKinds, EnvironmentError, EnvironmentOwner, Environments},
 };
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Limited};
@@ -32,7 +32,7 @@ use proto::{
 };
 use serde_json::{Map, Value};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::timeout,
 };
 use tunnel::Body;
@@ -41,12 +41,15 @@ pub(crate) use self::metrics::ProvisionMetrics;
 use self::template::Template;
 use super::{
     RequestHandler, ServiceError,
+    kube_client::Restrictions,
     response::{bad_request, json_response, wrong_method},
 };
-use crate::policy::PolicyEnforcer;
+use crate::policy::MissingScope;
 
-/// The requests that are handled at the same time. Further ones wait.
-const MAX_REQUESTS: usize = 8;
+/// The environments whose objects are made at the same time. Further requests wait.
+const MAX_ENSURES: usize = 8;
+/// The environments whose objects are shown or deleted at the same time: each needs a page of a list.
+const MAX_LISTS: usize = 2;
 /// The time for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest text of a job in an annotation, in bytes.
@@ -63,11 +66,13 @@ pub(crate) struct EnvironmentsHandler(pub(crate) ProvisionService);
 #[derive(Debug)]
 struct Shared {
     cluster: KubeCluster,
-    policy: Option<Arc<PolicyEnforcer>>,
+    /// Requests of the cluster pass them by themselves.
+    restrictions: Restrictions,
     /// What the last configuration says. `None` before the first one.
     settings: Mutex<Option<Arc<Settings>>>,
-    requests: Semaphore,
-    /// One permit for each environment that is being changed.
+    ensures: Semaphore,
+    lists: Semaphore,
+    /// One permit for each environment with a request.
     environments: Mutex<HashMap<EnvironmentKey, Weak<Semaphore>>>,
     metrics: ProvisionMetrics,
 }
@@ -79,37 +84,44 @@ struct Settings {
 }
 
 impl ProvisionService {
-    /// Returns a service for a cluster, whose policy lists the kinds of objects. Requests of the cluster pass the policy by themselves.
-    pub(crate) fn new(
-        cluster: KubeCluster,
-        policy: Option<Arc<PolicyEnforcer>>,
-        metrics: ProvisionMetrics,
-    ) -> Self {
+    /// Returns a service for a cluster, whose requests pass the restrictions. The policy lists the kinds of objects.
+    pub(crate) fn new(cluster: KubeCluster, restrictions: Restrictions, metrics: ProvisionMetrics) -> Self {
         Self(Arc::new(Shared {
             cluster,
-            policy,
+            restrictions,
             settings: Mutex::default(),
-            requests: Semaphore::new(MAX_REQUESTS),
+            ensures: Semaphore::new(MAX_ENSURES),
+            lists: Semaphore::new(MAX_LISTS),
             environments: Mutex::default(),
             metrics,
         }))
     }
 
-    /// Replaces what the configuration says.
-    pub(crate) fn set(&self, received: ProvisionSettings) {
+    /// Replaces what the configuration says. Returns a sentence if it is about managed resources, and has no effect.
+    pub(crate) fn set(&self, received: ProvisionSettings) -> Option<String> {
+        let what = self.kinds().err().filter(|_| received.managed);
+        let without_effect = what.map(|what| format!("resource_management has no effect: {what}"));
         let mut settings = self.0.settings.lock();
         if settings.as_ref().is_some_and(|settings| settings.received == received) {
-            return;
+            return without_effect;
         }
         let template = Template::new(received.template.as_ref());
         if let Err(error) = template.parsed() {
             tracing::warn!(error, "the template of environments cannot be used");
         }
         *settings = Some(Arc::new(Settings { received, template }));
+        without_effect
     }
 
     async fn ensure(&self, key: EnvironmentKey, job: EnvironmentJob) -> Result<Provisioned, ServiceError> {
+        // The consent of the owner of the cluster comes before everything else.
+        let environments = self.environments(Reason::EnvironmentUnmanaged)?;
         let settings = self.settings()?;
+        if !settings.received.managed {
+            let what = "the configuration of this agent has no resource_management";
+            return Err(ServiceError::new(Reason::EnvironmentUnmanaged, what));
+        }
+        let _permits = self.acquire(&key, &self.0.ensures).await;
         let refused = |what: String| ServiceError::new(Reason::EnvironmentRefused, what);
         let template = settings.template.parsed().map_err(|error| refused(error.to_owned()))?;
         let values = values(&settings.received, &key, &job);
@@ -129,8 +141,6 @@ impl ProvisionService {
         let never = template.delete_resources == DeleteResources::Never;
         let facts = facts(&settings.received, &key, &job);
         let owner = self.owner(&settings, key.clone())?.with_facts(facts, never);
-        let environments = self.environments()?;
-        let _one_at_a_time = self.lock(&key).await;
         let objects = environments.ensure(&owner, manifests).await.map_err(error)?;
         self.0.metrics.count(&objects);
         let changed = objects.iter().filter(|object| object.change != ObjectChange::Unchanged);
@@ -142,12 +152,14 @@ impl ProvisionService {
     async fn delete(&self, key: EnvironmentKey) -> Result<Deletion, ServiceError> {
         let settings = self.settings()?;
         let owner = self.owner(&settings, key.clone())?;
-        let (environments, policy) = (self.environments()?, self.policy()?);
+        let environments = self.listed_environments()?;
+        let policy = self.0.restrictions.policy.clone();
         let may_sweep = move |kind: &Kind, namespace: &str| {
             let request = Request::delete(collection(kind, namespace)).body(());
-            request.is_ok_and(|request| policy.permits(ServiceName::PROVISION, &request))
+            let granted = request.ok().zip(policy.as_ref());
+            granted.is_some_and(|(request, policy)| policy.grants(ServiceName::PROVISION, &request))
         };
-        let _one_at_a_time = self.lock(&key).await;
+        let _permits = self.acquire(&key, &self.0.lists).await;
         let deletion = environments.delete(&owner, &may_sweep).await.map_err(error)?;
         self.0.metrics.count_deletion(&deletion);
         for kept in &deletion.kept {
@@ -160,8 +172,10 @@ impl ProvisionService {
 
     async fn list(&self, key: EnvironmentKey) -> Result<EnvironmentObjects, ServiceError> {
         let settings = self.settings()?;
-        let owner = self.owner(&settings, key)?;
-        let objects = self.environments()?.list(&owner).await.map_err(error)?;
+        let owner = self.owner(&settings, key.clone())?;
+        let environments = self.listed_environments()?;
+        let _permits = self.acquire(&key, &self.0.lists).await;
+        let objects = environments.list(&owner).await.map_err(error)?;
         Ok(EnvironmentObjects { objects })
     }
 
@@ -170,19 +184,42 @@ impl ProvisionService {
         self.0.settings.lock().clone().ok_or_else(|| ServiceError::new(Reason::EnvironmentNotReady, what))
     }
 
-    fn policy(&self) -> Result<Arc<PolicyEnforcer>, ServiceError> {
-        let what = "the owner of this cluster has to list the kinds that environments may have, and agentk has no --policy-file";
-        self.0.policy.clone().ok_or_else(|| ServiceError::new(Reason::EnvironmentRefused, what))
+    /// Returns the kinds that the policy in force lists. The error is the reason why there are none.
+    fn kinds(&self) -> Result<AllowedKinds, &'static str> {
+        let Some(policy) = &self.0.restrictions.policy else {
+            return Err(
+                "the owner of this cluster has to list the kinds that environments may have, and agentk has no --policy-file",
+            );
+        };
+        let kinds = policy.provisioned();
+        match kinds.is_empty() {
+            true => Err(
+                "the policy of this cluster has no rule that allows the service provision to patch resources that it names",
+            ),
+            false => Ok(kinds),
+        }
     }
 
-    /// Returns the objects of environments, of the kinds that the policy in force lists.
-    fn environments(&self) -> Result<Environments<KubeCluster>, ServiceError> {
-        let kinds = self.policy()?.provisioned();
-        if kinds.is_empty() {
-            let what = "the policy of this cluster has no rule that allows the service provision to patch resources that it names";
-            return Err(ServiceError::new(Reason::EnvironmentRefused, what));
-        }
+    /// Returns the objects of environments. `without_kinds` is the reason if the policy lists no kinds.
+    fn environments(&self, without_kinds: Reason) -> Result<Environments<KubeCluster>, ServiceError> {
+        let kinds = self.kinds().map_err(|what| ServiceError::new(without_kinds, what))?;
         Ok(Environments::new(self.0.cluster.clone(), kinds))
+    }
+
+    /// Returns the objects of environments in the scope in force.
+    fn listed_environments(&self) -> Result<Environments<KubeCluster>, ServiceError> {
+        let environments = self.environments(Reason::EnvironmentRefused)?;
+        let Some(scope) = &self.0.restrictions.scope else { return Ok(environments) };
+        match scope.missing() {
+            None => Ok(environments.within(scope.in_force().map(|scope| scope.namespaces))),
+            Some(missing) => {
+                let reason = match missing {
+                    MissingScope::Awaited => Reason::EnvironmentNotReady,
+                    MissingScope::NotConfigured => Reason::EnvironmentRefused,
+                };
+                Err(ServiceError::new(reason, missing.to_string()))
+            }
+        }
     }
 
     fn owner(&self, settings: &Settings, key: EnvironmentKey) -> Result<EnvironmentOwner, ServiceError> {
@@ -190,8 +227,13 @@ impl ProvisionService {
             .map_err(|what| ServiceError::new(Reason::EnvironmentRefused, what))
     }
 
-    /// Waits until no other request of this process changes an environment.
-    async fn lock(&self, key: &EnvironmentKey) -> OwnedSemaphorePermit {
+    /// Waits until no other request of this process is about an environment, and then for one of the permits. In this order, the requests
+    /// of many jobs of one environment leave permits to others.
+    async fn acquire<'a>(
+        &self,
+        key: &EnvironmentKey,
+        permits: &'a Semaphore,
+    ) -> (OwnedSemaphorePermit, SemaphorePermit<'a>) {
         let lock = {
             let mut all = self.0.environments.lock();
             all.retain(|_, lock| lock.strong_count() > 0);
@@ -199,7 +241,8 @@ impl ProvisionService {
             all.insert(key.clone(), Arc::downgrade(&lock));
             lock
         };
-        lock.acquire_owned().await.expect("the semaphore is never closed")
+        let lock = lock.acquire_owned().await.expect("the semaphore is never closed");
+        (lock, permits.acquire().await.expect("the semaphore is never closed"))
     }
 }
 
@@ -211,8 +254,6 @@ impl RequestHandler for EnvironmentsHandler {
             return Err(wrong_method(request.uri().path(), "POST"));
         }
         let job = read_job(request.into_body()).await?;
-        // Never closed.
-        let _permit = service.0.requests.acquire().await;
         let done = service.ensure(key, job).await;
         service.0.metrics.count_request("ensure", done.as_ref().err().map(|error| error.reason));
         done.map(|done| json_response(&done))
@@ -228,7 +269,6 @@ impl RequestHandler for ProvisionService {
                 "a caller with an identity of its own in the cluster may not use the service provision";
             return Err(ServiceError::new(Reason::Forbidden, what));
         }
-        let _permit = self.0.requests.acquire().await;
         match *request.method() {
             Method::GET => self.list(key).await.map(|listed| json_response(&listed)),
             Method::DELETE => {
@@ -302,125 +342,4 @@ fn collection(kind: &Kind, namespace: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use proto::{AgentId, agent_configuration::TemplateFile};
-    use serde_json::json;
-
-    use super::*;
-    use crate::metrics::AgentMetrics;
-
-    const PATH: &str = "/v1/projects/30/environments/live";
-    const POLICY: &str = "rules: [{name: a, action: allow, services: [provision], resources: [namespaces]}]";
-
-    /// Returns a service whose cluster must not be reached.
-    fn service(policy: Option<&str>) -> ProvisionService {
-        let policy = policy.map(|text| {
-            let directory = tempfile::tempdir().unwrap();
-            let file = directory.path().join("policy.yaml");
-            fs::write(&file, text).unwrap();
-            Arc::new(PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap())
-        });
-        let cluster = KubeCluster::new(|| panic!("the cluster is not reached"));
-        ProvisionService::new(cluster, policy, ProvisionMetrics::default())
-    }
-
-    fn settings(template: Option<Result<&str, &str>>) -> ProvisionSettings {
-        let text = |text: Result<&str, &str>| text.map(str::to_owned).map_err(str::to_owned);
-        let template = template.map(|it| TemplateFile { path: "t/default.yaml".to_owned(), text: text(it) });
-        ProvisionSettings { agent: AgentId(7), name: "prod".parse().unwrap(), template }
-    }
-
-    async fn send(service: &ProvisionService, method: Method, path: &str) -> ServiceError {
-        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
-        service.handle(request).await.unwrap_err()
-    }
-
-    async fn post_body(service: &ProvisionService, path: &str, body: String) -> ServiceError {
-        let request = Request::post(path).body(Body::from(body)).unwrap();
-        EnvironmentsHandler(service.clone()).handle(request).await.unwrap_err()
-    }
-
-    async fn post(service: &ProvisionService) -> ServiceError {
-        let job = json!({"tier": "production", "pipeline": 6, "job": 3, "user": 5, "username": "alice"});
-        post_body(service, PATH, job.to_string()).await
-    }
-
-    #[tokio::test]
-    async fn nothing_is_made_before_the_configuration_is_known() {
-        let service = service(Some(POLICY));
-        assert_eq!(post(&service).await.reason, Reason::EnvironmentNotReady);
-        assert_eq!(send(&service, Method::DELETE, PATH).await.reason, Reason::EnvironmentNotReady);
-    }
-
-    #[tokio::test]
-    async fn nothing_is_made_without_a_policy_that_lists_kinds() {
-        for (policy, expected) in [
-            (None, "agentk has no --policy-file"),
-            (
-                Some("rules: [{name: a, action: allow, services: ['*']}]"),
-                "has no rule that allows the service provision",
-            ),
-        ] {
-            let service = service(policy);
-            service.set(settings(None));
-            let (delete, get) = (send(&service, Method::DELETE, PATH), send(&service, Method::GET, PATH));
-            for error in [post(&service).await, delete.await, get.await] {
-                assert_eq!(error.reason, Reason::EnvironmentRefused);
-                assert!(error.message.contains(expected), "{}", error.message);
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn template_that_cannot_be_used_fails_jobs_and_says_where() {
-        let service = service(Some(POLICY));
-        for (template, expected) in [
-            (Ok("objects: []"), "t/default.yaml:1:10: objects: "),
-            (Err("t/default.yaml is a directory"), "t/default.yaml is a directory"),
-            (
-                Ok("objects: [{apiVersion: v1, kind: Namespace, metadata: {name: '{{ .project.path }}'}}]"),
-                "t/default.yaml:1: Namespace {{ .project.path }}: .project.path is not known here",
-            ),
-        ] {
-            service.set(settings(Some(template)));
-            let error = post(&service).await;
-            assert_eq!(error.reason, Reason::EnvironmentRefused);
-            assert!(error.message.starts_with(expected), "{}", error.message);
-        }
-    }
-
-    /// agentk writes with its own rights. A caller that kas limits to an identity must not use them.
-    #[tokio::test]
-    async fn caller_with_an_identity_is_refused() {
-        let service = service(Some(POLICY));
-        service.set(settings(None));
-        for header in ["impersonate-user", "impersonate-group", "impersonate-extra-a"] {
-            let request = Request::delete(PATH).header(header, "x").body(Body::empty()).unwrap();
-            assert_eq!(service.handle(request).await.unwrap_err().reason, Reason::Forbidden, "{header}");
-        }
-    }
-
-    #[tokio::test]
-    async fn other_requests_are_refused() {
-        let service = service(Some(POLICY));
-        service.set(settings(None));
-        for path in ["/v1/projects/30", "/v1/projects/30/environments/../x"] {
-            assert_eq!(send(&service, Method::GET, path).await.reason, Reason::UnknownPath, "{path}");
-            assert_eq!(
-                post_body(&service, path, "{}".to_owned()).await.reason,
-                Reason::UnknownPath,
-                "{path}"
-            );
-        }
-        // A caller could invent the facts about a job.
-        for method in [Method::POST, Method::PUT, Method::PATCH] {
-            assert_eq!(send(&service, method, PATH).await.reason, Reason::MethodNotAllowed);
-        }
-        let large = format!("{{\"tier\": \"{}\"}}", "x".repeat(MAX_BODY));
-        for body in ["1".to_owned(), large] {
-            assert_eq!(post_body(&service, PATH, body).await.reason, Reason::BadRequest);
-        }
-    }
-}
+mod tests;

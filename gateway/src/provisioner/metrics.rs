@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use access::RequestError;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
@@ -14,7 +13,7 @@ use telemetry::DurationHistogram;
 /// The buckets of attempts, in seconds.
 const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0];
 /// The results of an attempt.
-const RESULTS: [&str; 4] = ["ok", "refused", "not-ready", "disabled"];
+const RESULTS: [&str; 5] = ["ok", "unmanaged", "refused", "not-ready", "disabled"];
 
 /// The counters of attempts. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -46,12 +45,14 @@ impl ProvisionerMetrics {
         metrics
     }
 
-    pub(super) fn record(&self, result: &Result<(), RequestError>, took: Duration) {
-        let result = match result.as_ref().map_err(|error| error.reason) {
-            Ok(()) => "ok",
-            Err(Reason::Disabled) => "disabled",
-            Err(Reason::EnvironmentNotReady) => "not-ready",
-            Err(_) => "refused",
+    /// Counts an attempt, with the reason if the objects do not exist.
+    pub(super) fn record(&self, reason: Option<Reason>, took: Duration) {
+        let result = match reason {
+            None => "ok",
+            Some(Reason::EnvironmentUnmanaged) => "unmanaged",
+            Some(Reason::Disabled) => "disabled",
+            Some(Reason::EnvironmentNotReady) => "not-ready",
+            Some(_) => "refused",
         };
         self.attempts.get_or_create(&ResultLabel { result }).inc();
         self.durations.observe(took);

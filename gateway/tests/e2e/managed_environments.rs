@@ -67,7 +67,7 @@ impl World {
         cluster.kubectl.ok_with_stdin(&["create", "--filename=-"], &binding);
         let policy = directory.join("managed.yaml");
         let jobs = "  - {name: jobs, action: allow, services: [kubernetes]}\n";
-        fs::write(&policy, documented("rules:\n     - name: environments-discovery") + jobs).unwrap();
+        fs::write(&policy, documented("rules:\n     - name: environments-not-by-jobs") + jobs).unwrap();
         let options = AgentOptions { kubeconfig, policy: Some(policy), ..installation.agent_options.clone() };
         let agent = gitlab.start_agent_with(&installation, &options);
         Some(Self { gitlab, gitaly, installation, _agent: agent, cluster, home, project })

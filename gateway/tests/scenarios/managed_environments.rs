@@ -1,13 +1,16 @@
 //! The objects of environments: kas asks agentk for them before the first request of a CI job.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{collections::VecDeque, future::pending, path::Path, sync::Arc, time::Duration};
+use std::{collections::VecDeque, future::pending, io, path::Path, sync::Arc, time::Duration};
 
 use agent::{ServiceError, Services};
+use bytes::Bytes;
+use futures_util::stream;
 use gateway::{config::Config, kill_switch::file};
 use gitlab::ApiRateLimit;
 use http::{Method, Request, Response, header::AUTHORIZATION};
-use http_body_util::BodyExt as _;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use parking_lot::Mutex;
 use proto::Reason;
 use serde_json::{Value, json};
@@ -36,6 +39,8 @@ enum Reply {
     After(Duration),
     Never,
     Garbage,
+    /// The response ends in the middle of its body.
+    Cut,
 }
 
 /// The services `environments` and `provision` of an agentk: what they have received, and what they answer next. They succeed by default.
@@ -79,6 +84,10 @@ impl Provision {
             Some(Reply::Fail(reason, message)) => return ServiceError::new(reason, message).into_response(),
             Some(Reply::After(time)) => sleep(time).await,
             Some(Reply::Never) => pending().await,
+            Some(Reply::Cut) => {
+                let frames = [Ok(Frame::data(Bytes::from_static(b"{"))), Err(io::Error::other("lost"))];
+                return Response::new(Body::new(StreamBody::new(stream::iter(frames))));
+            }
             Some(Reply::Garbage) => return Response::new(Body::from("[]")),
             None => {}
         }
@@ -265,19 +274,74 @@ async fn refusal_fails_the_first_request_and_says_why() {
     }
 }
 
+/// An older agentk, and the one of GitLab.
 #[tokio::test(start_paused = true)]
-async fn agent_without_the_service_fails_the_job_with_its_name() {
+async fn environment_of_an_agent_without_the_service_is_not_managed() {
     let echo = async |_: Request<Body>| Response::new(Body::from("done"));
     let services = Services::new().with_fn("kubernetes", echo);
     let (gitlab, world, _agent) = world_with(&ApiRateLimit::default(), |_| {}, services).await;
     add_job(&gitlab, 3, managed(&json!({"ci_job": {}})));
     let (status, reason, body) = send(&world, PODS, "ci:7:job3").await;
-    assert_eq!((status, reason.as_deref()), (424, Some("environment-refused")));
-    assert!(
-        body.contains("agent prod does not serve environments")
-            && body.contains("need an agentk of this version"),
-        "{body}"
-    );
+    assert_eq!((status, reason, &*body), (200, None, "done"));
+    assert_eq!(world.metric("kas_managed_environments_total{result=\"unmanaged\"}"), 1.0);
+}
+
+/// The owner of the cluster has to agree.
+#[tokio::test(start_paused = true)]
+async fn environment_without_consent_of_the_cluster_is_not_managed() {
+    let (_gitlab, world, _agent, provision) = start(|_| {}).await;
+    let sink = audit(&world);
+    provision
+        .always(Some(Reply::Fail(Reason::EnvironmentUnmanaged, "the policy of this cluster has no rule")));
+    for expected in [&[ENSURE, CLUSTER][..], &[CLUSTER]] {
+        assert_eq!(status(&world, "ci:7:job3").await, 200);
+        assert_eq!(provision.take(), expected, "agentk is asked once");
+    }
+    let lines = lines(&world, &sink).await;
+    let line = lines.iter().find(|line| line["service"] == "provision").unwrap();
+    assert_eq!((&line["status"], &line["reason"]), (&json!(424), &json!("environment-unmanaged")));
+    // The owner agrees now.
+    provision.always(Some(Reply::Fail(Reason::EnvironmentRefused, "no")));
+    sleep(601 * SECOND).await;
+    assert_eq!(status(&world, "ci:7:job3").await, 424);
+    for (result, number) in [("unmanaged", 1.0), ("refused", 1.0), ("ok", 0.0)] {
+        let metric = format!("kas_managed_environments_total{{result=\"{result}\"}}");
+        assert_eq!(world.metric(&metric), number, "{result}");
+    }
+}
+
+/// A job that goes on after its environment was deleted finds the objects again.
+#[tokio::test(start_paused = true)]
+async fn objects_are_made_again_after_a_deletion() {
+    let (gitlab, world, _agent, provision) = start(|_| {}).await;
+    let other = Job { username: "alice".to_owned(), user: 5, ..Job::new(8, 30) };
+    let other =
+        other.with_agent(AGENT, managed(&json!({"ci_job": {}}))).with_environment("dev", "development");
+    gitlab.state().add_job("job8", other);
+    for token in ["ci:7:job3", "ci:7:job4", "ci:7:job8"] {
+        assert_eq!(status(&world, token).await, 200);
+    }
+    sleep(SECOND).await;
+    let delete = async || {
+        let request = Request::delete("/agents/7/provision/v1/projects/30/environments/live");
+        let request = request.header("host", "kas").header(AUTHORIZATION, "Bearer ci:7:job4");
+        world.send(request.body(Body::empty()).unwrap()).await.status().as_u16()
+    };
+    provision.next([Reply::Fail(Reason::EnvironmentRefused, "no")]);
+    assert_eq!(delete().await, 424);
+    provision.take();
+    assert_eq!(status(&world, "ci:7:job3").await, 200);
+    assert_eq!(provision.take(), [CLUSTER], "nothing was deleted");
+    assert_eq!(delete().await, 200);
+    provision.take();
+    sleep(SECOND).await;
+    assert_eq!(status(&world, "ci:7:job3").await, 200);
+    assert_eq!(provision.take(), [ENSURE, CLUSTER]);
+    // The job that has deleted them does not make them again.
+    for token in ["ci:7:job3", "ci:7:job4", "ci:7:job8"] {
+        assert_eq!(status(&world, token).await, 200);
+        assert_eq!(provision.take(), [CLUSTER], "{token}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -286,9 +350,10 @@ async fn attempt_is_repeated_while_the_agent_is_not_ready() {
     provision.next([
         Reply::Fail(Reason::EnvironmentNotReady, "no configuration yet"),
         Reply::Fail(Reason::ClusterUnreachable, "refused"),
+        Reply::Cut,
     ]);
     assert_eq!(status(&world, "ci:7:job3").await, 200);
-    assert_eq!(provision.take(), [ENSURE, ENSURE, ENSURE, CLUSTER]);
+    assert_eq!(provision.take(), [ENSURE, ENSURE, ENSURE, ENSURE, CLUSTER]);
 
     // The tunnel is lost in the middle of it, and the agent comes back.
     provision.next([Reply::Never]);

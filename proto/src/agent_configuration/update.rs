@@ -55,6 +55,9 @@ pub struct ProvisionSettings {
     pub agent: AgentId,
     /// The name of the agent.
     pub name: AgentName,
+    /// The configuration has `resource_management`. Without it, no template applies, not even the built-in one.
+    #[serde(default)]
+    pub managed: bool,
     /// The template, if the directory of the agent has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<TemplateFile>,

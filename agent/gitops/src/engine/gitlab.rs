@@ -198,7 +198,7 @@ impl<C: Cluster> Engine<C> {
         for OldObject { id, kind, metadata } in left {
             let patch = label(&metadata, &sync.set);
             match with_retry(sync.fence, || self.cluster.patch(&kind, &id, &patch)).await {
-                Ok(()) => {
+                Ok(_) => {
                     let member = Member::new(id, kind.version.clone(), &metadata);
                     members.kinds.insert(kind.kind.clone(), kind);
                     members.add(member, fingerprint(&metadata));

@@ -251,7 +251,7 @@ impl<C: Cluster> Engine<C> {
         let (mut object, mut options) = (Cow::Borrowed(&manifest.object), sync.options(false));
         match step {
             Step::Adopt(_, Some(patch)) => {
-                with_retry(sync.fence, || self.cluster.patch(kind, id, patch)).await?
+                drop(with_retry(sync.fence, || self.cluster.patch(kind, id, patch)).await?);
             }
             Step::Recreate { uid } => self.delete_and_wait(kind, id, uid, sync).await?,
             // The object did not exist when it was examined: fields of somebody who has created it since then stay.

@@ -1,6 +1,6 @@
 //! Deletes the objects of an environment that stops, and nothing that others use.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use proto::{
     agent_configuration::gitops::PropagationPolicy,
@@ -9,11 +9,18 @@ use proto::{
 };
 use serde_json::Value;
 
-use super::{EnvironmentError, EnvironmentOwner, Environments, namespace_kind, version};
-use crate::{ApiError, Cluster, Kind, KindLookup, applyset::PART_OF};
+use super::{
+    EnvironmentError, EnvironmentOwner, Environments, namespace_id, namespace_kind,
+    owner::is_of_environments, version,
+};
+use crate::{ApiError, Cluster, Kind, MetadataPage, applyset::PART_OF};
 
 /// The most objects that a reason names.
 const MAX_NAMED: usize = 5;
+/// The most objects of an environment, and the most in a namespace.
+const MAX_OBJECTS: usize = 10_000;
+/// The reason why an object stays that was changed meanwhile.
+const CHANGED: &str = "it was changed just now: try again";
 /// The annotation of a secret that Kubernetes has made for a service account.
 const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
 /// The labels of objects that another program makes from Git.
@@ -23,17 +30,37 @@ const OF_GITOPS: [&str; 3] = [PART_OF, "kustomize.toolkit.fluxcd.io/name", "helm
 pub type MaySweep<'a> = dyn Fn(&Kind, &str) -> bool + Send + Sync + 'a;
 
 /// An object of an environment in the cluster.
-pub(super) struct Member {
-    pub(super) id: ObjectId,
+struct Member {
+    id: ObjectId,
     kind: Kind,
     object: Value,
 }
 
-/// An object in a namespace that shall be deleted.
+/// The lists in which the objects of an environment may be, as far as they are not read yet.
+struct MemberLists {
+    /// A kind and a namespace, which is empty for all namespaces. Namespaces themselves are the last.
+    open: VecDeque<(Kind, String)>,
+    /// Selects the next page of the first list.
+    token: Option<String>,
+    /// The objects so far.
+    found: usize,
+}
+
+/// What a namespace that shall be deleted contains, of which as little as possible is kept.
+#[derive(Default)]
 struct Content<'a> {
+    found: usize,
+    uids: HashSet<String>,
+    /// The objects that do not belong to the environment and were not made by Kubernetes.
+    of_others: Vec<OtherObject<'a>>,
+}
+
+/// An object in a namespace that does not belong to the environment.
+struct OtherObject<'a> {
     kind: &'a Kind,
     id: ObjectId,
-    object: Value,
+    /// The UIDs of its owners; `None` is an owner without one.
+    owners: Vec<Option<String>>,
 }
 
 impl<C: Cluster> Environments<C> {
@@ -51,20 +78,53 @@ impl<C: Cluster> Environments<C> {
     ) -> Result<Deletion, EnvironmentError> {
         // What is in a namespace may be of a kind that is new.
         self.cluster.forget_kinds();
-        let mut members = self.members(owner).await?;
-        members.sort_by_key(|member| !member.kind.namespaced);
+        let mut lists = self.member_lists().await?;
         let mut deletion = Deletion::default();
-        for member in members {
-            match self.delete_member(owner, &member, may_sweep).await {
-                Ok(()) => deletion.deleted.push(member.id),
-                Err(reason) => deletion.kept.push(KeptObject { id: member.id, reason }),
+        while let Some(members) = self.next_members(owner, &mut lists).await? {
+            for member in members {
+                match self.delete_member(owner, &member, may_sweep).await {
+                    Ok(()) => deletion.deleted.push(member.id),
+                    Err(reason) => deletion.kept.push(KeptObject { id: member.id, reason }),
+                }
             }
         }
         Ok(deletion)
     }
 
-    /// Returns the objects of an environment.
-    pub(super) async fn members(&self, owner: &EnvironmentOwner) -> Result<Vec<Member>, EnvironmentError> {
+    /// Returns the objects of an environment, in order.
+    ///
+    /// # Errors
+    ///
+    /// The API server refuses a list, or does not respond.
+    pub async fn list(&self, owner: &EnvironmentOwner) -> Result<Vec<ObjectId>, EnvironmentError> {
+        let (mut lists, mut ids) = (self.member_lists().await?, Vec::new());
+        while let Some(members) = self.next_members(owner, &mut lists).await? {
+            ids.extend(members.into_iter().map(|member| member.id));
+        }
+        for namespace in self.namespaces.iter().flatten() {
+            ids.extend(self.member_namespace(owner, namespace).await?);
+        }
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Returns a namespace of the scope, if it is an object of the environment. A scope refuses lists of namespaces.
+    async fn member_namespace(
+        &self,
+        owner: &EnvironmentOwner,
+        name: &str,
+    ) -> Result<Option<ObjectId>, EnvironmentError> {
+        let found = self.cluster.resolve(&namespace_kind(), None).await.map_err(|error| unknown(&error))?;
+        let Some(kind) = found.found().filter(|kind| self.kinds.allows(kind)) else { return Ok(None) };
+        let id = namespace_id(name);
+        let namespace =
+            self.cluster.get(&kind, &id).await.map_err(|error| not_read(&id.to_string(), &error))?;
+        let is_member = |object: &Value| object["metadata"]["labels"].get(owner.label()).is_some();
+        Ok(namespace.filter(is_member).map(|_| id))
+    }
+
+    /// Returns the lists of the allowed kinds, in the namespaces of the scope if there is one.
+    async fn member_lists(&self) -> Result<MemberLists, EnvironmentError> {
         let (mut kinds, unavailable) =
             self.cluster.namespaced_kinds().await.map_err(|error| unknown(&error))?;
         if let Some(group) = unavailable.iter().find(|group| self.kinds.has_group(group)) {
@@ -72,26 +132,41 @@ impl<C: Cluster> Environments<C> {
                 format!("the API group {group} does not respond, and may have objects of the environment");
             return Err(EnvironmentError::Unavailable(what));
         }
-        let namespaces =
-            self.cluster.resolve(&namespace_kind(), None).await.map_err(|error| unknown(&error))?;
-        if let KindLookup::Found(namespaces) = namespaces {
-            kinds.push(namespaces);
+        if self.namespaces.is_none() {
+            let namespaces =
+                self.cluster.resolve(&namespace_kind(), None).await.map_err(|error| unknown(&error))?;
+            kinds.extend(namespaces.found());
         }
         kinds.retain(|kind| self.kinds.allows(kind));
-        let mut members = Vec::new();
-        for kind in kinds {
-            let listed = self.cluster.list(&kind, "", &owner.label(), true).await;
-            let listed = listed.map_err(|error| match error.is_transient() {
-                true => EnvironmentError::Unavailable(format!("{} cannot be listed: {error}", kind.plural)),
-                false => EnvironmentError::Refused(format!("{} cannot be listed: {error}", kind.plural)),
-            })?;
-            members.extend(listed.into_iter().map(|object| Member {
-                id: id(&kind, &object),
-                kind: kind.clone(),
-                object,
-            }));
+        let everywhere = [String::new()];
+        let namespaces = self.namespaces.as_deref().unwrap_or(&everywhere);
+        let of_kind = |kind: Kind| namespaces.iter().map(move |namespace| (kind.clone(), namespace.clone()));
+        let open = kinds.into_iter().flat_map(of_kind).collect();
+        Ok(MemberLists { open, token: None, found: 0 })
+    }
+
+    /// Returns the next objects of an environment, or `None` after the last ones.
+    async fn next_members(
+        &self,
+        owner: &EnvironmentOwner,
+        lists: &mut MemberLists,
+    ) -> Result<Option<Vec<Member>>, EnvironmentError> {
+        let Some((kind, namespace)) = lists.open.front() else { return Ok(None) };
+        let (selector, token) = (owner.label(), lists.token.as_deref());
+        let page = self.cluster.metadata_page(kind, namespace, &selector, is_read, token).await;
+        let MetadataPage { objects, next } = page.map_err(|error| not_read(&kind.plural, &error))?;
+        lists.found += objects.len();
+        if lists.found > MAX_OBJECTS {
+            let what = format!("the environment has more than {MAX_OBJECTS} objects: delete some of them");
+            return Err(EnvironmentError::Refused(what));
         }
-        Ok(members)
+        let member = |object: Value| Member { id: id(kind, &object), kind: kind.clone(), object };
+        let members = objects.into_iter().map(member).collect();
+        lists.token = next;
+        if lists.token.is_none() {
+            lists.open.pop_front();
+        }
+        Ok(Some(members))
     }
 
     /// Deletes an object, or takes it away from the environment. The error is the reason why it stays.
@@ -109,25 +184,43 @@ impl<C: Cluster> Environments<C> {
         }
         let others = owner.others(object);
         if !others.is_empty() {
-            self.release(owner, kind, id, object).await.map_err(|error| {
-                format!(
-                    "it is also an object of {}, and its labels cannot be changed: {error}",
-                    others.join(", ")
-                )
-            })?;
-            return Err(format!("it is also an object of {}", others.join(", ")));
+            let used = format!("it is also an object of {}", others.join(", "));
+            let released = self.release_live(owner, kind, id).await;
+            released.map_err(|error| format!("{used}, and its labels cannot be changed: {error}"))?;
+            return Err(used);
         }
+        let mut deleted_version = version(object);
         if kind.kind == namespace_kind() {
+            // Another process may make the objects of the environment at this moment, which may change nothing. It takes the annotation
+            // back, so that the namespace has another version than the one that is deleted.
+            match self.cluster.patch(kind, id, &owner.end(object)).await {
+                Ok(ending) => deleted_version = version(&ending),
+                Err(error) if error.status == 404 => return Ok(()),
+                Err(error) if is_changed(&error) => return Err(CHANGED.to_owned()),
+                Err(error) => return Err(error.describe(id)),
+            }
             self.check_content(owner, &id.name, may_sweep).await?;
         }
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-        let version = version(object);
-        let deleted = self.cluster.delete(kind, id, uid, Some(&version), PropagationPolicy::Background).await;
-        match deleted {
+        let propagation = PropagationPolicy::Background;
+        match self.cluster.delete(kind, id, uid, Some(&deleted_version), propagation).await {
             Ok(()) => Ok(()),
             Err(error) if error.status == 404 => Ok(()),
-            Err(error) if error.status == 409 => Err("it was changed just now: try again".to_owned()),
+            Err(error) if error.status == 409 => Err(CHANGED.to_owned()),
             Err(error) => Err(error.describe(id)),
+        }
+    }
+
+    /// Takes an object away from the environment. A page of a list has not all of its labels.
+    async fn release_live(
+        &self,
+        owner: &EnvironmentOwner,
+        kind: &Kind,
+        id: &ObjectId,
+    ) -> Result<(), ApiError> {
+        match self.cluster.get(kind, id).await? {
+            Some(object) => self.release(owner, kind, id, &object).await,
+            None => Ok(()),
         }
     }
 
@@ -139,7 +232,7 @@ impl<C: Cluster> Environments<C> {
         id: &ObjectId,
         object: &Value,
     ) -> Result<(), ApiError> {
-        self.cluster.patch(kind, id, &owner.release(object)).await
+        self.cluster.patch(kind, id, &owner.release(object)).await.map(drop)
     }
 
     /// Checks that a namespace has nothing of others. The error is the reason why it stays.
@@ -155,78 +248,97 @@ impl<C: Cluster> Environments<C> {
         if !unavailable.is_empty() {
             return Err(unknown(format!("the API groups {} do not respond", unavailable.join(", "))));
         }
-        let mut content = Vec::new();
+        let mut content = Content::default();
         for kind in kinds.iter().filter(|kind| !is_transient_kind(kind)) {
-            let listed = self.cluster.list(kind, namespace, "", true).await;
-            let listed = match listed {
-                Ok(listed) => listed,
-                // The kind has no lists, or its definition was deleted.
-                Err(error) if matches!(error.status, 404 | 405) => continue,
-                Err(error) => return Err(unknown(format!("{} cannot be listed: {error}", kind.plural))),
-            };
-            content.extend(listed.into_iter().map(|object| Content { kind, id: id(kind, &object), object }));
+            let mut token = None;
+            loop {
+                let page = self.cluster.metadata_page(kind, namespace, "", is_read, token.as_deref()).await;
+                let page = match page {
+                    Ok(page) => page,
+                    // The kind has no lists, or its definition was deleted.
+                    Err(error) if matches!(error.status, 404 | 405) => break,
+                    Err(error) => return Err(unknown(format!("{} cannot be listed: {error}", kind.plural))),
+                };
+                page.objects.iter().try_for_each(|object| content.add(owner, kind, object))?;
+                token = page.next;
+                if token.is_none() {
+                    break;
+                }
+            }
         }
-        judge(owner, namespace, &content, may_sweep)
+        content.judge(namespace, may_sweep)
     }
 }
 
-/// Decides about a namespace by what is in it.
-fn judge(
-    owner: &EnvironmentOwner,
-    namespace: &str,
-    content: &[Content<'_>],
-    may_sweep: &MaySweep<'_>,
-) -> Result<(), String> {
-    for Content { id, object, .. } in content {
+impl<'a> Content<'a> {
+    /// Adds an object. The error is the reason why the namespace stays in any case.
+    fn add(&mut self, owner: &EnvironmentOwner, kind: &'a Kind, object: &Value) -> Result<(), String> {
+        let (id, metadata) = (id(kind, object), &object["metadata"]);
+        self.found += 1;
+        if self.found > MAX_OBJECTS {
+            return Err(format!(
+                "it contains more than {MAX_OBJECTS} objects, which are too many to look at"
+            ));
+        }
         if let Some(other) = owner.others(object).first() {
             return Err(format!("{id} is in it, which is an object of {other}"));
         }
-        if let Some(label) =
-            OF_GITOPS.into_iter().find(|label| object["metadata"]["labels"].get(label).is_some())
-        {
+        let mut of_gitops = OF_GITOPS.into_iter().filter(|label| metadata["labels"].get(label).is_some());
+        if let Some(label) = of_gitops.next() {
             return Err(format!("{id} is in it, which comes from Git ({label})"));
         }
+        self.uids.extend(metadata["uid"].as_str().map(str::to_owned));
+        let is_own = metadata["labels"].get(owner.label()).is_some();
+        if !is_own && !is_of_kubernetes(&id, object) {
+            let owners = metadata["ownerReferences"].as_array().into_iter().flatten();
+            let owners = owners.map(|owner| owner["uid"].as_str().map(str::to_owned)).collect();
+            self.of_others.push(OtherObject { kind, id, owners });
+        }
+        Ok(())
     }
-    let uids: HashSet<&str> =
-        content.iter().filter_map(|content| content.object["metadata"]["uid"].as_str()).collect();
-    let of_others = content.iter().filter(|content| {
-        let is_own = content.object["metadata"]["labels"].get(owner.label()).is_some();
-        !is_own && !content.is_of_kubernetes() && !content.is_dependent(&uids)
-    });
-    let of_others: Vec<_> = of_others.filter(|content| !may_sweep(content.kind, namespace)).collect();
-    if of_others.is_empty() {
-        return Ok(());
+
+    /// Decides about the namespace by all that is in it.
+    fn judge(&self, namespace: &str, may_sweep: &MaySweep<'_>) -> Result<(), String> {
+        // If all owners of an object are in the namespace, too, they decide.
+        let is_dependent = |OtherObject { owners, .. }: &OtherObject<'_>| {
+            let is_inside = |uid: &Option<String>| uid.as_ref().is_some_and(|uid| self.uids.contains(uid));
+            !owners.is_empty() && owners.iter().all(is_inside)
+        };
+        let of_others = self.of_others.iter().filter(|object| !is_dependent(object));
+        let of_others: Vec<_> = of_others.filter(|object| !may_sweep(object.kind, namespace)).collect();
+        if of_others.is_empty() {
+            return Ok(());
+        }
+        let mut named: Vec<_> =
+            of_others.iter().take(MAX_NAMED).map(|object| object.id.to_string()).collect();
+        if of_others.len() > MAX_NAMED {
+            named.push(format!("{} more", of_others.len() - MAX_NAMED));
+        }
+        Err(format!(
+            "it contains {}, and the policy of this cluster has no rule for the service provision, with this name and the verb \
+             deletecollection, of these kinds in this namespace: delete them first",
+            named.join(", ")
+        ))
     }
-    let mut named: Vec<_> = of_others.iter().take(MAX_NAMED).map(|content| content.id.to_string()).collect();
-    if of_others.len() > MAX_NAMED {
-        named.push(format!("{} more", of_others.len() - MAX_NAMED));
-    }
-    Err(format!(
-        "it contains {}, and the policy of this cluster does not allow the service provision to deletecollection of these kinds in this \
-         namespace: delete them first",
-        named.join(", ")
-    ))
 }
 
-impl Content<'_> {
-    /// Returns whether Kubernetes itself makes the object in each namespace.
-    fn is_of_kubernetes(&self) -> bool {
-        let annotations = &self.object["metadata"]["annotations"];
-        match (&*self.id.group, &*self.id.kind, &*self.id.name) {
-            ("", "ConfigMap", "kube-root-ca.crt") | ("", "ServiceAccount", "default") => true,
-            ("", "Secret", _) => annotations.get(OF_ACCOUNT).is_some(),
-            _ => false,
-        }
+/// Returns whether Kubernetes itself makes the object in each namespace.
+fn is_of_kubernetes(id: &ObjectId, object: &Value) -> bool {
+    match (&*id.group, &*id.kind, &*id.name) {
+        ("", "ConfigMap", "kube-root-ca.crt") | ("", "ServiceAccount", "default") => true,
+        ("", "Secret", _) => object["metadata"]["annotations"].get(OF_ACCOUNT).is_some(),
+        _ => false,
     }
+}
 
-    /// Returns whether all owners of the object are in the namespace, too, so that they decide.
-    fn is_dependent(&self, uids: &HashSet<&str>) -> bool {
-        let owners = self.object["metadata"]["ownerReferences"].as_array();
-        owners.is_some_and(|owners| {
-            !owners.is_empty()
-                && owners.iter().all(|owner| owner["uid"].as_str().is_some_and(|uid| uids.contains(uid)))
-        })
-    }
+/// Returns whether a decision depends on a label or an annotation.
+fn is_read(key: &str) -> bool {
+    key == OF_ACCOUNT || OF_GITOPS.contains(&key) || is_of_environments(key)
+}
+
+/// Returns whether a patch has failed because the object has another version than it tests.
+fn is_changed(error: &ApiError) -> bool {
+    matches!(error.status, 409 | 422)
 }
 
 /// Returns whether the objects of a kind come and go by themselves.
@@ -252,5 +364,13 @@ fn unknown(error: &ApiError) -> EnvironmentError {
     match error.is_transient() {
         true => EnvironmentError::Unavailable(what),
         false => EnvironmentError::Refused(what),
+    }
+}
+
+/// Returns the error of a read.
+fn not_read(what: &str, error: &ApiError) -> EnvironmentError {
+    match error.is_transient() {
+        true => EnvironmentError::Unavailable(format!("{what} cannot be read: {error}")),
+        false => EnvironmentError::Refused(format!("{what} cannot be read: {error}")),
     }
 }

@@ -3,12 +3,16 @@
 use proto::{AgentId, provision::EnvironmentKey};
 use serde_json::{Map, Value, json};
 
-use crate::ApiError;
+use crate::{ApiError, FIELD_MANAGER};
 
 /// The prefix of all keys of labels and annotations.
 const DOMAIN: &str = "agent.gitlab.com";
 /// The beginning of the key of an environment's label. The value is empty, so that an object may have several.
 const ENVIRONMENT: &str = "agent.gitlab.com/env-";
+/// The beginning of the key of the annotation of a namespace that a stop of an environment deletes.
+const ENDING: &str = "agent.gitlab.com/ending-";
+/// The field manager of Kubernetes, which changes each namespace.
+const OF_KUBERNETES: &str = "kube-controller-manager";
 /// The beginning of the field managers.
 const MANAGER: &str = "agentk-env-";
 /// The longest name in the key of a label, after the slash.
@@ -99,15 +103,79 @@ impl EnvironmentOwner {
                 self.label()
             ));
         }
-        let [agent, project, _] = self.shared_labels();
-        let same = |other: &String| other.ends_with(&format!("-{}-{}", self.key.project(), self.agent));
-        match has_label(object, &agent) && has_label(object, &project) && others.iter().all(same) {
+        match self.is_of_project(object) {
             true => Ok(()),
             false => Err(format!(
                 "it belongs to another project or agent ({}): write {{{{ .project.id }}}} and {{{{ .agent.id }}}} into its name",
                 others.join(", ")
             )),
         }
+    }
+
+    /// Checks that objects of the environment may be made in a namespace that the template does not make. The project and the agent must
+    /// be named there: a template with a namespace from the name of the environment lets its developers choose one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why they may not.
+    pub(super) fn check_namespace(&self, namespace: &Value) -> Result<(), String> {
+        match self.is_of_project(namespace) {
+            true => Ok(()),
+            false => {
+                let [agent, project, _] = self.shared_labels();
+                Err(format!(
+                    "its namespace is not in the template, and is not one of this agent and project: put a Namespace into the template, or \
+                     give the namespace the labels {agent}= and {project}="
+                ))
+            }
+        }
+    }
+
+    /// Returns whether an object has the labels of the project and the agent, and is of no environment of others.
+    fn is_of_project(&self, object: &Value) -> bool {
+        let [agent, project, _] = self.shared_labels();
+        let same = |other: &String| other.ends_with(&format!("-{}-{}", self.key.project(), self.agent));
+        has_label(object, &agent) && has_label(object, &project) && self.others(object).iter().all(same)
+    }
+
+    /// Returns a manager of the fields of an object that is neither an environment nor Kubernetes.
+    pub(super) fn foreign_manager(object: &Value) -> Option<&str> {
+        let managers = object["metadata"]["managedFields"].as_array().into_iter().flatten();
+        let mut names = managers.filter_map(|entry| {
+            // A status is of a controller, and patches of this module have the name of agentk.
+            let is_patch = entry["manager"] == FIELD_MANAGER && entry["operation"] == "Update";
+            let counts = entry.get("subresource").is_none() && !is_patch;
+            entry["manager"].as_str().filter(|_| counts)
+        });
+        names.find(|name| !name.starts_with(MANAGER) && *name != OF_KUBERNETES)
+    }
+
+    /// Returns the key of the annotation of a namespace that a stop of the environment deletes.
+    fn ending(&self) -> String {
+        format!("{ENDING}{}", self.name())
+    }
+
+    /// Returns whether a stop of the environment deletes the namespace, or has tried it.
+    pub(super) fn is_ending(&self, namespace: &Value) -> bool {
+        namespace["metadata"]["annotations"].get(self.ending()).is_some()
+    }
+
+    /// Returns the patch (RFC 6902) that says that a stop of the environment deletes a namespace, if it is still in this version.
+    pub(super) fn end(&self, namespace: &Value) -> Value {
+        let metadata = &namespace["metadata"];
+        let ending = match metadata["annotations"].is_object() {
+            true => {
+                json!({"op": "add", "path": format!("/metadata/annotations/{}", escaped(&self.ending())), "value": ""})
+            }
+            false => json!({"op": "add", "path": "/metadata/annotations", "value": {self.ending(): ""}}),
+        };
+        json!([test_version(&metadata["resourceVersion"]), ending])
+    }
+
+    /// Returns the patch (RFC 6902) that takes that back, so that the stop cannot delete the namespace any more.
+    pub(super) fn resume(&self, version: &str) -> Value {
+        let path = format!("/metadata/annotations/{}", escaped(&self.ending()));
+        json!([test_version(&version.into()), {"op": "remove", "path": path}])
     }
 
     /// Returns the names of the other environments whose object it is, such as `review-2-30-7`.
@@ -127,24 +195,35 @@ impl EnvironmentOwner {
         facts.is_some_and(|facts| facts["delete_resources"] == NEVER_DELETED)
     }
 
-    /// Returns the patch (RFC 6902) that takes an object away from this environment, if it is still in this version.
+    /// Returns the patch (RFC 6902) that takes an object away from this environment, if it is still in this version. Labels that another
+    /// environment has, too, stay.
     pub(super) fn release(&self, object: &Value) -> Value {
         let metadata = &object["metadata"];
-        let escaped = self.label().replace('/', "~1");
-        let mut patch = vec![json!({
-            "op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"],
-        })];
+        let mut patch = vec![test_version(&metadata["resourceVersion"])];
         for map in ["labels", "annotations"] {
             if metadata[map].get(self.label()).is_some() {
-                patch.push(json!({"op": "remove", "path": format!("/metadata/{map}/{escaped}")}));
+                patch.push(
+                    json!({"op": "remove", "path": format!("/metadata/{map}/{}", escaped(&self.label()))}),
+                );
             }
         }
-        // Another environment may have the slug, of another agent.
-        let [_, _, slug] = self.shared_labels();
-        let same = |other: &String| other.starts_with(&format!("{}-", self.key.slug()));
-        if metadata["labels"].get(&slug).is_some() && !self.others(object).iter().any(same) {
-            let escaped = slug.replace('/', "~1");
-            patch.push(json!({"op": "remove", "path": format!("/metadata/labels/{escaped}")}));
+        let others = self.others(object);
+        let (agent, project) = (self.agent.to_string(), self.key.project().to_string());
+        // The slug, the project and the agent of another environment.
+        let parts = |other: &String| {
+            let mut parts = other.rsplitn(3, '-').map(str::to_owned);
+            (parts.next(), parts.next(), parts.next())
+        };
+        let others: Vec<_> = others.iter().map(parts).collect();
+        let [of_agent, of_project, of_slug] = self.shared_labels();
+        for (label, is_shared) in [
+            (of_agent, others.iter().any(|(other, _, _)| other.as_ref() == Some(&agent))),
+            (of_project, others.iter().any(|(_, other, _)| other.as_ref() == Some(&project))),
+            (of_slug, others.iter().any(|(_, _, other)| other.as_deref() == Some(self.key.slug()))),
+        ] {
+            if metadata["labels"].get(&label).is_some() && !is_shared {
+                patch.push(json!({"op": "remove", "path": format!("/metadata/labels/{}", escaped(&label))}));
+            }
         }
         patch.into()
     }
@@ -158,6 +237,21 @@ impl EnvironmentOwner {
             (manager != own).then_some(manager)?.strip_prefix(MANAGER).map(str::to_owned)
         })
     }
+}
+
+/// Returns whether a label or an annotation says whose an object is.
+pub(super) fn is_of_environments(key: &str) -> bool {
+    key.strip_prefix(DOMAIN).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Returns the operation of a patch that fails if the object has another version.
+fn test_version(version: &Value) -> Value {
+    json!({"op": "test", "path": "/metadata/resourceVersion", "value": version})
+}
+
+/// Returns a key as a part of a JSON pointer (RFC 6901).
+fn escaped(key: &str) -> String {
+    key.replace('/', "~1")
 }
 
 fn has_label(object: &Value, key: &str) -> bool {

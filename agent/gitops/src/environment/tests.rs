@@ -379,3 +379,157 @@ fn owner_that_no_label_can_name_is_refused() {
     assert!(EnvironmentOwner::new(AgentId(7), key(123_456_789)).is_ok());
     assert!(EnvironmentOwner::new(AgentId(u64::MAX), key(u64::MAX)).is_err());
 }
+
+const ENDING: &str = "/metadata/annotations/agent.gitlab.com~1ending-review-1-30-7";
+
+/// The process of agentk that stops the environment, and the one that starts it again, are two pods.
+#[tokio::test(start_paused = true)]
+async fn start_takes_back_the_end_of_its_namespace() {
+    let (cluster, owner) = (cluster(), owner("review-1", 30));
+    ensure(&cluster, &owner, template("r1")).await.unwrap();
+    let workload = object_id("apps", "Deployment", "r1", "web");
+    cluster.put(workload.clone(), "kubectl", json!({"metadata": {}}));
+    assert_eq!(kept(&delete(&cluster, &owner).await).len(), 1);
+    let ending = |cluster: &FakeCluster| cluster.object(&namespace("r1")).unwrap().pointer(ENDING).is_some();
+    assert!(ending(&cluster));
+    ensure(&cluster, &owner, template("r1")).await.unwrap();
+    assert!(!ending(&cluster));
+    cluster.remove(&workload);
+
+    // The stop begins between the look of the start and its apply, which changes nothing.
+    let mut stop = Some(json!("999"));
+    cluster.set_intruder(move |objects, request| {
+        if request == "apply Namespace r1"
+            && let Some(version) = stop.take()
+        {
+            let object: &mut Value = objects.get_mut(&namespace("r1")).unwrap();
+            object["metadata"]["annotations"]["agent.gitlab.com/ending-review-1-30-7"] = "".into();
+            object["metadata"]["resourceVersion"] = version;
+        }
+    });
+    ensure(&cluster, &owner, template("r1")).await.unwrap();
+    assert!(!ending(&cluster));
+    assert_ne!(cluster.object(&namespace("r1")).unwrap()["metadata"]["resourceVersion"], "999");
+
+    // The start is complete when the stop deletes the namespace.
+    cluster.set_intruder(|objects, request| {
+        if request == "delete Namespace r1" {
+            let object: &mut Value = objects.get_mut(&namespace("r1")).unwrap();
+            let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
+            assert!(annotations.remove("agent.gitlab.com/ending-review-1-30-7").is_some());
+            object["metadata"]["resourceVersion"] = "1000".into();
+        }
+    });
+    assert_eq!(kept(&delete(&cluster, &owner).await), ["Namespace r1: it was changed just now: try again"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_that_ends_meanwhile_is_a_reason_to_try_again() {
+    let (cluster, owner) = (cluster(), owner("review-1", 30));
+    for (status, message) in [
+        (
+            403,
+            "serviceaccounts \"deployer\" is forbidden: unable to create new content in namespace r1 because it is being terminated",
+        ),
+        (404, "namespaces \"r1\" not found"),
+    ] {
+        cluster.set_fault(move |request| {
+            request.starts_with("apply ServiceAccount").then(|| error(status, "x", message))
+        });
+        let error = environments(&cluster).ensure(&owner, template("r1")).await.unwrap_err();
+        assert!(matches!(error, EnvironmentError::Unavailable(_)), "{error}");
+    }
+}
+
+/// With a namespace from the name of the environment, developers could choose the namespace of another team.
+#[tokio::test(start_paused = true)]
+async fn namespace_outside_of_the_template_must_be_of_the_project() {
+    let (cluster, owner) = (cluster(), owner("review-1", 30));
+    let binding = || vec![manifest(RBAC, "RoleBinding", "team", "deployers")];
+    let error = ensure(&cluster, &owner, binding()).await.unwrap_err();
+    assert!(error.contains("its namespace team does not exist, and is not in the template"), "{error}");
+    let labels = |labels: Value| json!({"metadata": {"labels": labels}});
+    let (agent, project) = ("agent.gitlab.com/id-7", "agent.gitlab.com/project_id-30");
+    for wrong in [
+        labels(json!({})),
+        labels(json!({agent: ""})),
+        labels(json!({project: ""})),
+        labels(json!({agent: "", "agent.gitlab.com/project_id-31": ""})),
+        labels(json!({agent: "", project: "", "agent.gitlab.com/env-prod-31-7": ""})),
+    ] {
+        cluster.put(namespace("team"), "kubectl", wrong);
+        let error = ensure(&cluster, &owner, binding()).await.unwrap_err();
+        assert!(
+            error.contains("the labels agent.gitlab.com/id-7= and agent.gitlab.com/project_id-30="),
+            "{error}"
+        );
+    }
+    assert!(!cluster.ids().iter().any(|id| id.contains("RoleBinding")), "no rights in it");
+    cluster.put(namespace("team"), "kubectl", labels(json!({agent: "", project: ""})));
+    ensure(&cluster, &owner, binding()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_somebody_makes_at_the_same_moment_stays_theirs() {
+    let (cluster, owner) = (cluster(), owner("review-1", 30));
+    let object = |manager: &str| {
+        let managers = json!([{"manager": manager, "operation": "Update"}]);
+        json!({"metadata": {"uid": "u", "resourceVersion": "1", "managedFields": managers}})
+    };
+    for (manager, is_foreign) in [("kubectl-create", true), ("kube-controller-manager", false)] {
+        cluster.remove(&namespace("r1"));
+        let mut object = Some(object(manager));
+        cluster.set_intruder(move |objects, request| {
+            if request == "apply Namespace r1"
+                && let Some(object) = object.take()
+            {
+                objects.insert(namespace("r1"), object);
+            }
+        });
+        let made = environments(&cluster).ensure(&owner, vec![manifest("", "Namespace", "", "r1")]).await;
+        assert_eq!(matches!(made, Err(EnvironmentError::Unavailable(_))), is_foreign, "{made:?}");
+        let labels = cluster.object(&namespace("r1")).unwrap()["metadata"]["labels"].clone();
+        assert_eq!(labels.as_object().unwrap().is_empty(), is_foreign, "{labels}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn scope_is_listed_by_namespace_and_keeps_namespaces() {
+    let (cluster, owner) = (cluster(), owner("review-1", 30));
+    ensure(&cluster, &owner, template("r1")).await.unwrap();
+    ensure(&cluster, &owner, template("r2")).await.unwrap();
+    cluster.set_fault(|request| {
+        let elsewhere = request.starts_with("list ") && !request.ends_with(" r1");
+        elsewhere.then(|| error(403, "refused-by-policy", "the scope does not contain this"))
+    });
+    let scoped = || environments(&cluster).within(Some(vec!["r1".to_owned()]));
+    let listed: Vec<_> = scoped().list(&owner).await.unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        listed,
+        ["Namespace r1", "ServiceAccount r1/deployer", "RoleBinding.rbac.authorization.k8s.io r1/deployers"]
+    );
+    let deletion = scoped().delete(&owner, &|_: &Kind, _: &str| false).await.unwrap();
+    assert_eq!((deletion.deleted.len(), kept(&deletion).len()), (2, 0));
+    assert!(cluster.object(&namespace("r1")).is_some());
+    assert!(cluster.object(&object_id("", "ServiceAccount", "r2", "deployer")).is_some());
+}
+
+/// agentk must not hold all that somebody puts into a namespace.
+#[tokio::test(start_paused = true)]
+async fn namespace_with_too_many_objects_stays() {
+    let (cluster, owner) = (cluster(), owner("review-1", 30));
+    ensure(&cluster, &owner, template("r1")).await.unwrap();
+    let fill = |numbers: std::ops::Range<usize>| {
+        for number in numbers {
+            let id = object_id("", "ConfigMap", "r1", &format!("c{number:05}"));
+            cluster.put(id, "kubectl", json!({"metadata": {}}));
+        }
+    };
+    fill(0..250);
+    let reasons = kept(&delete(&cluster, &owner).await);
+    assert!(reasons[0].contains("ConfigMap r1/c00004, 245 more"), "all pages are read: {reasons:?}");
+    fill(250..10_001);
+    let deletion = environments(&cluster).delete(&owner, &|_: &Kind, _: &str| true).await.unwrap();
+    let reasons = kept(&deletion);
+    assert!(reasons[0].contains("more than 10000 objects"), "{reasons:?}");
+}

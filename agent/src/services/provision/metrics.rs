@@ -43,6 +43,8 @@ impl ProvisionMetrics {
         {
             drop(metrics.requests.get_or_create(&RequestLabels { operation, result }));
         }
+        let unmanaged = RequestLabels { operation: "ensure", result: "unmanaged" };
+        drop(metrics.requests.get_or_create(&unmanaged));
         for change in CHANGES {
             drop(metrics.objects.get_or_create(&ObjectLabels { change }));
         }
@@ -58,6 +60,7 @@ impl ProvisionMetrics {
         let result = match error {
             None => "ok",
             Some(Reason::EnvironmentNotReady) => "unavailable",
+            Some(Reason::EnvironmentUnmanaged) => "unmanaged",
             Some(_) => "refused",
         };
         self.requests.get_or_create(&RequestLabels { operation, result }).inc();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{AgentIdentity, ConfigurationFile, FileKey, ReadError, Reading};
+use access::{AgentIdentity, ConfigurationFile, FileKey, ReadError, Reading, is_about_managed_resources};
 use environment_templates::EnvironmentTemplate;
 use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate, ProvisionSettings, TemplateFile};
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ pub(crate) struct ConfigurationState {
     /// The last file that the source returned, valid or not.
     last: Option<FileKey>,
     project: Option<String>,
+    /// The configuration in force is about managed resources.
+    managed: bool,
     /// The template of environments beside the newest file.
     template: Option<TemplateFile>,
 }
@@ -123,11 +125,13 @@ impl ConfigurationState {
     fn apply_file(&mut self, file: ConfigurationFile, now: SystemTime) -> ReadResult {
         self.last = Some(file.key);
         self.project = file.project;
+        let managed = file.content.as_deref().is_some_and(is_about_managed_resources);
         match parse(&file.path, file.content) {
             Ok((configuration, places)) => {
                 self.warnings = configuration.warnings();
                 self.places = places;
                 self.warnings.extend(file.template.as_ref().and_then(problem));
+                self.managed = managed;
                 self.template = file.template;
                 let value = serde_json::to_value(&configuration).expect("serializable");
                 if self.configuration.as_deref() != Some(&value) {
@@ -195,8 +199,8 @@ impl ConfigurationState {
 
     /// Returns true if agentk should receive this state after `other`.
     pub(super) fn differs(&self, other: &Self) -> bool {
-        (&self.version, &self.configuration, &self.error, &self.template)
-            != (&other.version, &other.configuration, &other.error, &other.template)
+        (&self.version, &self.configuration, &self.error, self.managed, &self.template)
+            != (&other.version, &other.configuration, &other.error, other.managed, &other.template)
     }
 
     /// Returns the message for an agentk, or `None` before the first reading.
@@ -215,6 +219,7 @@ impl ConfigurationState {
             provision: Some(ProvisionSettings {
                 agent: agent.id,
                 name: agent.name.clone(),
+                managed: self.managed,
                 template: self.template.clone(),
             }),
         })
@@ -398,6 +403,23 @@ mod tests {
         );
         state.apply(with_template("1", environment_templates::DEFAULT_TEMPLATE), at(2));
         assert!(state.warnings().is_empty() && state.differs(&before));
+    }
+
+    /// Without the key, agentk must not apply the built-in template.
+    #[test]
+    fn update_says_whether_the_configuration_is_about_managed_resources() {
+        let mut state = ConfigurationState::default();
+        let managed = "ci_access: {projects: [{id: a/b, resource_management: {enabled: true}}]}";
+        let mut is_managed = |result| {
+            state.apply(result, at(1));
+            state.update(&agent()).unwrap().provision.unwrap().managed
+        };
+        assert!(!is_managed(file("1", Some(LEVEL))));
+        assert!(is_managed(file("2", Some(managed))));
+        assert!(is_managed(file("3", Some("wrong: {"))), "the one before stays in force");
+        assert!(!is_managed(file("4", None)));
+        assert!(is_managed(file("5", Some(managed))));
+        assert!(!is_managed(Ok(None)));
     }
 
     #[test]
