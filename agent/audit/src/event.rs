@@ -43,7 +43,7 @@ struct ApiEvent<'a> {
     #[serde(borrow)]
     verb: Cow<'a, str>,
     #[serde(borrow, default)]
-    user: ApiUser<'a>,
+    user: Option<ApiUser<'a>>,
     #[serde(borrow, default)]
     impersonated_user: Option<ApiUser<'a>>,
     #[serde(default, rename = "sourceIPs")]
@@ -144,7 +144,7 @@ pub fn parse(json: &[u8], now: SystemTime) -> Result<ClusterEvent, Skipped> {
         duration_ms: duration.map(|duration| duration.as_micros() as f64 / 1000.0),
         audit_id: cutter.text(&event.audit_id, MAX_NAME),
         verb: cutter.text(&event.verb, MAX_WORD),
-        cluster_user: cutter.user(&event.user),
+        cluster_user: cutter.user(&event.user.unwrap_or_default()),
         impersonated_user: event.impersonated_user.as_ref().map(|user| cutter.user(user)),
         path: object.is_none().then(|| cutter.text(path, MAX_TEXT)),
         object: object.map(|object| cutter.object(&object)),

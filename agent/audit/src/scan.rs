@@ -1,7 +1,9 @@
 //! Finds the events in the bytes of an `EventList`, as they arrive.
 
 /// The longest event without its objects and the ends of long texts, in bytes. At the level Metadata an event has one or two kilobytes.
-const MAX_EVENT: usize = 64 << 10;
+const MAX_EVENT: usize = 128 << 10;
+/// The longest value of an event, in bytes. A longer one is `null`: clients choose the number of their source addresses.
+const MAX_VALUE: usize = 24 << 10;
 /// The longest text of an event, in bytes of JSON: six for a byte that is kept, at most. The rest is skipped, so that a client cannot hide
 /// a request by the length of its URL.
 const MAX_TEXT: usize = 4 << 10;
@@ -37,6 +39,8 @@ pub struct EventScanner {
     /// The bytes are those of a body.
     skips: bool,
     event: Vec<u8>,
+    /// The beginning of the present value of the event.
+    value: Option<usize>,
     /// The bytes of the present string of the event, also those that are skipped.
     text: usize,
     is_cut: bool,
@@ -58,9 +62,9 @@ enum ListKey {
 pub enum Scanned<'a> {
     /// An event.
     Event {
-        /// The JSON. It is not validated, and the values of its bodies are `null`.
+        /// The JSON. It is not validated, and the values of its bodies and values that are too long are `null`.
         json: &'a [u8],
-        /// A text was too long, and has only its beginning.
+        /// A value was too long, or a text was, which has only its beginning.
         is_cut: bool,
     },
     /// The event was too large, and is dropped.
@@ -123,7 +127,7 @@ impl EventScanner {
                         if !self.skips {
                             self.copy(&chunk[copied..next - 1]);
                         }
-                        self.skips = false;
+                        (self.skips, self.value) = (false, None);
                         self.copy(&[byte]);
                         on_event(if self.is_too_large {
                             Scanned::TooLarge
@@ -136,17 +140,19 @@ impl EventScanner {
                     self.close()?;
                 }
                 b',' if self.is_event() => {
-                    if self.skips {
-                        self.skips = false;
-                        copied = next - 1;
+                    if !self.skips {
+                        self.copy(&chunk[copied..next - 1]);
                     }
-                    self.expects_key = true;
+                    copied = next - 1;
+                    (self.skips, self.value, self.expects_key) = (false, None, true);
                 }
                 b',' if self.depth == LIST => (self.expects_key, self.key) = (true, ListKey::Other),
-                b':' if self.is_event() => {
+                b':' if self.is_event() && !self.skips => {
                     self.expects_key = false;
+                    self.copy(&chunk[copied..next]);
+                    copied = next;
+                    self.value = Some(self.event.len());
                     if std::mem::take(&mut self.is_body) {
-                        self.copy(&chunk[copied..next]);
                         self.copy(b"null");
                         self.skips = true;
                     }
@@ -265,6 +271,7 @@ impl EventScanner {
                     return Err(ScanError::Malformed);
                 }
                 (self.is_too_large, self.is_cut, self.is_body, self.skips) = (false, false, false, false);
+                self.value = None;
                 self.event.clear();
             }
             _ => {}
@@ -291,7 +298,7 @@ impl EventScanner {
         self.text = self.text.saturating_add(bytes.len());
         if was_short && self.text > MAX_TEXT {
             self.is_cut = true;
-            if !self.is_too_large {
+            if !self.is_too_large && !self.skips {
                 let start = self.event.len() - MAX_TEXT;
                 self.event.truncate(start + whole_characters(&self.event[start..]));
             }
@@ -299,12 +306,20 @@ impl EventScanner {
     }
 
     fn copy(&mut self, bytes: &[u8]) {
-        if self.is_too_large || self.event.len() + bytes.len() > MAX_EVENT {
-            self.is_too_large = true;
-            self.event.clear();
-            return;
+        let length = self.event.len() + bytes.len();
+        match self.value {
+            _ if self.is_too_large => {}
+            Some(start) if length - start > MAX_VALUE => {
+                self.event.truncate(start);
+                self.event.extend_from_slice(b"null");
+                (self.skips, self.is_cut) = (true, true);
+            }
+            None if length > MAX_EVENT => {
+                self.is_too_large = true;
+                self.event.clear();
+            }
+            Some(_) | None => self.event.extend_from_slice(bytes),
         }
-        self.event.extend_from_slice(bytes);
     }
 }
 
@@ -400,10 +415,21 @@ mod tests {
 
     #[test]
     fn event_that_is_too_large_is_dropped_alone() {
-        let large = json!({"sourceIPs": vec!["192.0.2.1"; MAX_EVENT / 10]});
+        let keys = (0..MAX_EVENT / 1000).map(|key| (key.to_string(), json!("x".repeat(1000))));
+        let large = Value::Object(keys.collect());
         let text = list(&[json!({"n": 1}), large, json!({"n": 2})]);
         for size in [1000, text.len()] {
             assert_eq!(scan(&text, size), Ok(vec![Some(json!({"n": 1})), None, Some(json!({"n": 2}))]));
+        }
+    }
+
+    #[test]
+    fn value_that_is_too_long_is_null() {
+        let addresses = vec!["192.0.2.1"; MAX_VALUE / 10];
+        let text = list(&[json!({"a": vec![1; MAX_VALUE], "n": 1, "sourceIPs": addresses}), json!({"n": 2})]);
+        let expected = [json!({"a": null, "n": 1, "sourceIPs": null}), json!({"n": 2})].map(Some);
+        for size in [1, 1000, text.len()] {
+            assert_eq!(scan(&text, size), Ok(expected.to_vec()), "{size}");
         }
     }
 

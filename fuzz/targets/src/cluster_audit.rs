@@ -1,7 +1,7 @@
 //! `EventScanner` and `parse` of audit events with any bytes of an API server.
 //!
 //! * The events do not depend on the sizes of the chunks.
-//! * An event is at most 64 KiB, its bodies are `null`, and its texts have at most 4 KiB.
+//! * An event is at most 128 KiB, its bodies are `null`, and its texts have at most 4 KiB.
 //! * A kept event is one short line without control characters, which can be read again.
 
 use std::time::UNIX_EPOCH;
@@ -10,7 +10,7 @@ use cluster_audit::{EventScanner, ScanError, Scanned, append_line, parse};
 use proto::audit::{ClusterEvent, MAX_LINE};
 use serde_json::Value;
 
-const MAX_EVENT: usize = 64 << 10;
+const MAX_EVENT: usize = 128 << 10;
 const MAX_TEXT: usize = 4 << 10;
 
 /// Checks one input.
