@@ -20,7 +20,6 @@ use agent::{
     upstream::UpstreamConfig,
 };
 use bytes::Bytes;
-use clap::Parser as _;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -238,7 +237,7 @@ async fn check_queries_every_server() {
         "--prometheus-url=gone=http://127.0.0.1:1",
         "--prometheus-discovery=monitoring",
     ];
-    let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
+    let run = Cli::from_arguments(arguments).unwrap().run.unwrap();
     let mut out = Vec::new();
     let ok = CheckCommand::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
     let report = String::from_utf8(out).unwrap();

@@ -158,7 +158,7 @@ struct OpenTunnel {
     tunnel: Tunnel,
     /// Drives the connection until it ends.
     driving: BoxFuture<'static, CloseReason>,
-    session: TunnelSession,
+    session: Box<TunnelSession>,
 }
 
 /// A tunnel that requests of callers may use.

@@ -216,15 +216,20 @@ impl TunnelServices {
         }
     }
 
-    /// Prepares the services of a new tunnel.
-    pub(crate) fn attach(&self, agent: &AgentIdentity, token: &SecretString, hello: &Hello) -> TunnelSession {
+    /// Prepares the services of a new tunnel. Boxed, because a future has room for each variable that the session has passed through.
+    pub(crate) fn attach(
+        &self,
+        agent: &AgentIdentity,
+        token: &SecretString,
+        hello: &Hello,
+    ) -> Box<TunnelSession> {
         let configuration = self.configuration.subscribe(agent, hello);
         let gitops = self.gitops.attach(agent, token, hello, configuration.state());
         let notify = self.notify.attach(agent, token, hello, configuration.state());
         let views = self.views.attach(agent, hello, configuration.state());
         let environments = self.environments.attach(agent, configuration.state());
         let events = self.events.attach(agent, hello, configuration.state());
-        TunnelSession { configuration, gitops, notify, views, environments, events }
+        Box::new(TunnelSession { configuration, gitops, notify, views, environments, events })
     }
 }
 

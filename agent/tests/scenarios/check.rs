@@ -5,7 +5,6 @@ use std::{convert::Infallible, fs, path::Path};
 use crate::support::{DialResponse, gitlab_kas, serve};
 use agent::{CheckCommand, cli::Cli};
 use bytes::Bytes;
-use clap::Parser as _;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -91,7 +90,7 @@ async fn check_with(
     if policy.exists() {
         arguments.extend(["--policy-file", policy.to_str().unwrap()]);
     }
-    let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
+    let run = Cli::from_arguments(arguments).unwrap().run.unwrap();
     let mut out = Vec::new();
     let ok = CheckCommand::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
     (ok, String::from_utf8(out).unwrap())
@@ -242,7 +241,7 @@ async fn server_without_http2_is_named() {
 #[test]
 fn protocol_that_the_address_does_not_have_is_refused_before_a_dial() {
     let arguments = ["agentk", "--kas-address", "grpc://kas:8150", "--protocol", "kas-tunnel"];
-    let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
+    let run = Cli::from_arguments(arguments).unwrap().run.unwrap();
     let error = CheckCommand::build(run, Some("agent-token".into())).err().unwrap().to_string();
     assert!(error.starts_with("--protocol kas-tunnel needs a WebSocket"), "{error}");
 }

@@ -21,6 +21,7 @@ use router::MemoryStore;
 use serde_json::json;
 use settings::Secret;
 use testing::gitlab::{Agent, Job, StandIn};
+use tokio::runtime::{self, Runtime};
 
 /// The agent of the job.
 const AGENT: u64 = 7;
@@ -32,6 +33,8 @@ pub(super) struct CachedJob {
     access: AccessControl,
     headers: HeaderMap,
     path: PathAndQuery,
+    /// The timer of kas, which asks for the name of an unconnected agent once a period.
+    runtime: Runtime,
 }
 
 impl CachedJob {
@@ -46,7 +49,7 @@ impl CachedJob {
         let value = format!("Bearer ci:{AGENT}:{token}");
         headers.insert(AUTHORIZATION, HeaderValue::try_from(value)?);
         let path = PathAndQuery::try_from(format!("/k8s-proxy{path}"))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let access = runtime.block_on(async {
             let gitlab = StandIn::start().await;
             let job = Job { groups: vec![1, 2, 3], ..Job::new(3, 30) };
@@ -61,12 +64,13 @@ impl CachedJob {
             access.authorize(&headers, &Target::parse(&path, &UrlPathPrefix::default())?, CALLER).await?;
             anyhow::Ok(access)
         })?;
-        Ok(Self { access, headers, path })
+        Ok(Self { access, headers, path, runtime })
     }
 
     /// Authorizes the request again. Returns the agent, or `None` if the answer was not in the cache.
     pub(super) fn authorize(&self) -> Option<AgentId> {
         let target = Target::parse(&self.path, &UrlPathPrefix::default()).ok()?;
+        let _entered = self.runtime.enter();
         self.access.authorize(&self.headers, &target, CALLER).now_or_never()?.ok().map(|caller| caller.agent)
     }
 }

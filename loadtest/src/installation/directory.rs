@@ -16,7 +16,7 @@ use crate::{
         agent_fleet::AgentFleetConfig,
         stack::{
             StackConfig,
-            redis::{RedisProcess, list},
+            redis::{RedisProcess, StoredBytes, list},
             start_replicas,
         },
     },
@@ -94,8 +94,10 @@ pub struct DirectoryReport {
     /// The commands per second from all replicas.
     pub commands_per_second: f64,
     pub by_command: Vec<(String, u64)>,
-    /// The memory of all keys, including the overhead of Redis.
+    /// The memory of all keys without the log of events, including the overhead of Redis.
     pub bytes: u64,
+    /// The memory of the log of events, which grows with the events of a week and not with the agents.
+    pub event_log_bytes: u64,
     pub bytes_per_pair: f64,
     /// The connections of all replicas.
     pub connections: u64,
@@ -160,7 +162,8 @@ impl Directory {
             arrival.up - fleet.up(),
             arrival.up
         );
-        let (pairs, bytes) = (redis.fields("{kas}:routes:*").await?, redis.stored().await?);
+        let pairs = redis.fields("{kas}:routes:*").await?;
+        let StoredBytes { events: event_log_bytes, other: bytes } = redis.stored().await?;
         let connections = redis.connections().await?;
         drop(fleet);
         for replica in replicas {
@@ -175,6 +178,7 @@ impl Directory {
             commands_per_second: asked.total() as f64 / seconds,
             by_command: asked.by_count(),
             bytes,
+            event_log_bytes,
             bytes_per_pair: bytes as f64 / pairs.max(1) as f64,
             connections,
             commands_per_arrival: arrivals as f64 / f64::from(self.count),
@@ -229,6 +233,7 @@ impl fmt::Display for DirectoryReport {
             "commands /s",
             "bytes each",
             "kB in total",
+            "kB of events",
             "connections",
             "commands per arrival",
         ]);
@@ -240,6 +245,7 @@ impl fmt::Display for DirectoryReport {
             format!("{:.2}", self.commands_per_second),
             number(self.bytes_per_pair),
             number(self.bytes as f64 / 1e3),
+            number(self.event_log_bytes as f64 / 1e3),
             self.connections.to_string(),
             number(self.commands_per_arrival),
         ]);
@@ -277,6 +283,7 @@ mod tests {
             commands_per_second,
             by_command: vec![("evalsha".to_owned(), 60)],
             bytes: 1000,
+            event_log_bytes: 1000,
             bytes_per_pair,
             connections: 6,
             commands_per_arrival: 4.0,
@@ -298,6 +305,7 @@ mod tests {
             commands_per_second: 99.0,
             by_command: Vec::new(),
             bytes: 4_700,
+            event_log_bytes: 50_000,
             bytes_per_pair: 220.0,
             connections: 4,
             commands_per_arrival: 4.0,

@@ -32,6 +32,18 @@ const REQUESTS: [&str; 11] = [
     "unsubscribe",
 ];
 
+/// The beginning of the keys of the log of events.
+const EVENT_LOG: &[u8] = b"{kas}:event-log";
+
+/// The memory of keys, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredBytes {
+    /// That of the log of events.
+    pub events: u64,
+    /// That of all other keys.
+    pub other: u64,
+}
+
 /// The number of calls of each command, by clients and by scripts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(BTreeMap<String, u64>);
@@ -80,17 +92,19 @@ impl RedisProcess {
         Ok(Commands::parse(&text))
     }
 
-    /// Returns the memory of all keys in bytes, including the overhead of Redis (MEMORY USAGE).
-    pub async fn stored(&self) -> anyhow::Result<u64> {
-        let mut bytes = 0;
+    /// Returns the memory of the keys of the log of events, and of all others, in bytes, including the overhead of Redis (MEMORY USAGE).
+    pub async fn stored(&self) -> anyhow::Result<StoredBytes> {
+        let mut stored = StoredBytes::default();
         let keys: Vec<Vec<u8>> = self.ask(redis::cmd("KEYS").arg("*")).await?;
         for key in keys {
+            let is_event = key.starts_with(EVENT_LOG);
             // Count all elements instead of a sample. The key may have expired meanwhile.
             let of_key: Option<u64> =
                 self.ask(redis::cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0)).await?;
-            bytes += of_key.unwrap_or_default();
+            let bytes = if is_event { &mut stored.events } else { &mut stored.other };
+            *bytes += of_key.unwrap_or_default();
         }
-        Ok(bytes)
+        Ok(stored)
     }
 
     /// Returns the number of fields of all hashes that match a pattern, without the one metadata field of each hash.
