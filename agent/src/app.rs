@@ -350,8 +350,8 @@ impl App {
         if let Some(notify) = self.notify {
             background.spawn(notify.run());
         }
+        let events = self.events.clone();
         if let Some(graph) = self.graph {
-            let events = self.events;
             background.spawn(async move {
                 tokio::join!(graph.run(), graph.watch_environments(&events));
             });
@@ -376,6 +376,7 @@ impl App {
             let panicked = shutdown.run_until_cancelled(background.join_next()).await.is_some();
             shutdown.cancel();
             health.stop();
+            self.events.close();
             self.notifier.stopping();
             (Instant::now() + self.grace + 2 * FORCED_CLOSE_TIMEOUT, panicked)
         });

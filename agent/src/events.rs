@@ -17,6 +17,7 @@ use proto::{
     events::{AgentEvent, AgentEventId, EventKind, NewAgentEvent},
 };
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 /// The most events that are kept. An event has at most some 3 KiB.
 const CAPACITY: usize = 1000;
@@ -33,6 +34,7 @@ struct Shared {
     newest: watch::Sender<u64>,
     emitted: Family<KindLabel, Counter>,
     missed: Counter,
+    closed: CancellationToken,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +71,7 @@ impl EventLog {
             newest: watch::Sender::default(),
             emitted,
             missed: Counter::default(),
+            closed: CancellationToken::new(),
         }))
     }
 
@@ -111,6 +114,17 @@ impl EventLog {
         self.0.missed.inc_by(missed);
         let skipped = usize::try_from(after.saturating_sub(forgotten)).unwrap_or(usize::MAX);
         EventBatch { missed, events: ring.events.iter().skip(skipped).take(limit).cloned().collect() }
+    }
+
+    /// Ends the streams of kas once they have all events: a stream that goes on would be a request in flight, for which agentk waits when
+    /// it stops.
+    pub(crate) fn close(&self) {
+        self.0.closed.cancel();
+    }
+
+    /// Waits until the log is closed.
+    pub(crate) async fn closed(&self) {
+        self.0.closed.cancelled().await;
     }
 
     /// Returns a receiver that notices each new event.

@@ -44,14 +44,16 @@ impl RequestHandler for EventsHandler {
         let after = parse(request.uri().query().unwrap_or_default())?;
         // Subscribed first, so that no event is missed.
         let reader = Reader { changes: self.0.changes(), log: self.0.clone(), after };
-        let lines = stream::unfold(reader, async |mut reader| Some((reader.next().await, reader)));
+        let lines =
+            stream::unfold(reader, async |mut reader| reader.next().await.map(|lines| (lines, reader)));
         Ok(stream_response(JSON_LINES, lines))
     }
 }
 
 impl Reader {
-    /// Returns the next lines, once there are some. It reads the ring when the one before was sent, so that the ring is the only buffer.
-    async fn next(&mut self) -> Bytes {
+    /// Returns the next lines, once there are some, or `None` at the end of a closed log. It reads the ring when the one before was sent,
+    /// so that the ring is the only buffer.
+    async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.changes.mark_unchanged();
             let EventBatch { missed, events } = self.log.read(self.after, BATCH);
@@ -64,10 +66,14 @@ impl Reader {
                 for event in events {
                     lines.put(line(&AgentEventLine::Event(Box::new((*event).clone()))));
                 }
-                return lines.freeze();
+                return Some(lines.freeze());
             }
-            // The sender lives as long as the log.
-            let _ = self.changes.changed().await;
+            tokio::select! {
+                biased;
+                // The sender lives as long as the log.
+                _ = self.changes.changed() => {}
+                () = self.log.closed() => return None,
+            }
         }
     }
 }
@@ -136,6 +142,19 @@ mod tests {
         assert_eq!((found.len(), &*found[0], &*found[1]), (BATCH + 1, "Missed(15)", "21 20"));
         let query = format!("?after={}", AgentEventId { sequence: 1019, ..first });
         assert_eq!(lines(&mut open(&log, &query).await).await, ["1020 1019"]);
+    }
+
+    #[tokio::test]
+    async fn stream_of_a_closed_log_ends_after_the_last_event() {
+        let log = EventLog::new(InstanceId::random());
+        let mut open_before = open(&log, "").await;
+        emit(&log, "last");
+        log.close();
+        assert_eq!(lines(&mut open_before).await, ["1 last"]);
+        assert!(open_before.frame().await.is_none());
+        let mut open_after = open(&log, "").await;
+        assert_eq!(lines(&mut open_after).await, ["1 last"]);
+        assert!(open_after.frame().await.is_none());
     }
 
     #[tokio::test]

@@ -43,6 +43,8 @@ use router::StoreError;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time without a line after which agentk is taken for dead: it sends one every 15 s.
 const LINE_TIMEOUT: Duration = Duration::from_secs(45);
+/// The interval of looks at whether agentk drains the tunnel.
+const DRAIN_PERIOD: Duration = Duration::from_secs(1);
 /// The pause before the next attempt, and between two looks at whether another replica follows the agent.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The longest line of agentk, in bytes: all views have at most 128 KiB.
@@ -113,6 +115,13 @@ impl ViewsService {
             followers.insert(agent, Arc::downgrade(&follower));
             follower
         })
+    }
+}
+
+/// Waits until agentk drains the tunnel. The stream would otherwise be a request in flight, for which agentk waits when it stops.
+async fn leaving(tunnel: &Tunnel) {
+    while !tunnel.is_closed() {
+        sleep(DRAIN_PERIOD).await;
     }
 }
 
@@ -194,6 +203,7 @@ impl ViewsFeed {
         tokio::select! {
             biased;
             error = disabled => Err(error.message),
+            () = leaving(tunnel) => Err("agentk drains the tunnel".to_owned()),
             ended = self.read_stream(tunnel, names) => ended,
         }
     }
