@@ -372,8 +372,9 @@ impl App {
         // Only people read the version, so a slow cluster does not delay the tunnels further.
         let _ = timeout(VERSION_TIMEOUT, shutdown.run_until_cancelled(health.cluster_known())).await;
         let ((), (end, panicked)) = tokio::join!(agent.run(shutdown.clone()), async {
-            // None of these tasks completes unless it panics.
-            let panicked = shutdown.run_until_cancelled(background.join_next()).await.is_some();
+            // None of these tasks completes unless it panics, or agentk stops: the task of the Lease may then be the first to notice.
+            let ended = shutdown.run_until_cancelled(background.join_next()).await.flatten();
+            let panicked = ended.is_some_and(|ended| ended.is_err() || !shutdown.is_cancelled());
             shutdown.cancel();
             health.stop();
             self.events.close();

@@ -55,6 +55,12 @@ fn configuration_adds_rules_secrets_and_views() {
     repository.commit(&format!("{text}    - {{name: pods, count: pods}}\n"));
 
     let ops = &world.installation.tokens.ops;
+    // A change of the configuration ends the streams, so that those of the test begin after it.
+    eventually("the second configuration is applied", || {
+        let response = world.installation.curl_as(ops, &format!("/agents/{AGENT}/graph/v1/views"), &[]);
+        let list = if response.status == 200 { response.json() } else { Value::Null };
+        list["views"].as_array().is_some_and(|views| views.iter().any(|view| view["name"] == "pods"))
+    });
     let of_kind = |kind: &str| {
         let path = format!("objects?kind={kind}&namespace={}", world.namespace.name);
         let response = world.installation.curl_as(ops, &format!("/agents/{AGENT}/graph/v1/{path}"), &[]);
