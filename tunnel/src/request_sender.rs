@@ -40,7 +40,7 @@ pub(crate) struct RequestSender {
 }
 
 impl RequestSender {
-    /// Sends a request, as [`Tunnel::call`] does.
+    /// Sends a request, as [`Tunnel::call`](crate::Tunnel::call) does.
     pub(crate) async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let (head, body) = request.into_parts();
         let wire = match wire_request(&head) {
@@ -166,8 +166,8 @@ async fn response_to_upgrade(
     }
 }
 
-/// Makes the response that [`Tunnel::call`] returns. Its version is HTTP/1.1, by which a server decides how it treats the
-/// connection of the caller.
+/// Makes the response that [`Tunnel::call`](crate::Tunnel::call) returns. Its version is HTTP/1.1, by which a server decides how it
+/// treats the connection of the caller.
 fn into_response(
     response: Response<RecvStream>,
     sending: Option<SendBody>,
