@@ -47,8 +47,9 @@ for (const [what, body, message] of [
     await checkAccess(page);
     await page.getByRole("link", { name: "Agents" }).click();
     await page.getByRole("link", { name: "demo" }).click();
+    // Of the objects of all namespaces, the page has the first rows only.
     await page
-      .getByRole("row", { name: /Deployment/ })
+      .getByRole("row", { name: /healthy/ })
       .first()
       .waitFor();
     await close();
