@@ -47,7 +47,7 @@ pub struct ClusterEvent {
     /// The position after this event in the ring of agentk.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub position: String,
-    /// Whether the request has the credential of agentk. `None` if agentk does not know its own user.
+    /// True if the request has the credential of agentk. `None` if agentk does not know its own user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_agentk: Option<bool>,
     /// The time at which the API server received the request, in UTC with microseconds (RFC 3339).

@@ -137,9 +137,9 @@ pub(crate) struct StateTable(HashMap<Option<AgentId>, States>);
 
 #[derive(Debug, Default)]
 struct States {
-    /// Those that kas has noticed.
+    /// The states that kas has noticed.
     noticed: HashMap<String, String>,
-    /// Those that the agent has reported.
+    /// The states that the agent has reported.
     reported: HashMap<String, String>,
     origins: HashMap<InstanceId, u64>,
 }

@@ -81,7 +81,7 @@ struct Reading {
     is_over: bool,
 }
 
-/// What follows a response.
+/// The next step after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Done,

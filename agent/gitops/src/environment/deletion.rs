@@ -46,7 +46,7 @@ struct MemberLists {
     found: usize,
 }
 
-/// What a namespace that shall be deleted contains, of which as little as possible is kept.
+/// The content of a namespace before its deletion. As little of it as possible is kept.
 #[derive(Default)]
 struct Content<'a> {
     found: usize,

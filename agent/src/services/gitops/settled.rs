@@ -18,9 +18,9 @@ pub(super) struct Settled {
     commit: String,
     /// The commit that the last event of a sync has named as applied.
     applied: Option<String>,
-    /// Whether the last event about the health was that objects are degraded. `None` if another process may have sent one.
+    /// True if the last event about the health said that objects are degraded. `None` if another process may have sent one.
     degraded: Option<bool>,
-    /// Whether the last event about drift was that somebody else has changed objects. `None` as above.
+    /// True if the last event about drift said that somebody else has changed objects. `None` if another process may have sent one.
     drifted: Option<bool>,
 }
 

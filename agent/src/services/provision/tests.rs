@@ -205,7 +205,7 @@ async fn objects_of_the_built_in_template_are_made_and_deleted() {
     assert!(server.paths().is_empty());
 }
 
-/// What others have put into the namespace is deleted only if the owner of the cluster has written that, whatever the mode is.
+/// Objects of others in the namespace are deleted only if a rule of the cluster's owner says so, whatever the mode is.
 #[tokio::test]
 async fn content_of_others_is_deleted_with_an_explicit_rule_alone() {
     const ALL: &str = "- {name: all, action: allow, services: ['*']}\n";

@@ -67,7 +67,7 @@ impl EventChecker {
                 &subject.name,
             ]),
             state,
-            // What is healthy, or as in Git, from the start is no news.
+            // An object that is healthy, or as in Git, from the start is no news.
             quiet: matches!(content.kind, EventKind::Health | EventKind::Drift)
                 && content.severity == Severity::Info,
         });
