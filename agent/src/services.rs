@@ -17,6 +17,8 @@ pub(crate) mod notify;
 pub mod prometheus;
 pub(crate) mod provision;
 mod response;
+#[cfg(test)]
+mod test_cluster;
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc};
 

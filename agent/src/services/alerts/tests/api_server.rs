@@ -1,24 +1,17 @@
 //! A stand-in for the API server: lists and watches of policies and Events, and questions about rights.
 
-use std::{convert::Infallible, fs, sync::Arc};
+use std::{convert::Infallible, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody, combinators::BoxBody};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tempfile::TempDir;
-use tokio::net::TcpListener;
-use tokio_util::task::AbortOnDropHandle;
 
-use crate::{
-    cluster::{Cluster, KubeconfigOptions},
-    services::KubernetesService,
-};
+use crate::services::{KubernetesService, test_cluster::TestCluster};
 
 /// What the API server has.
 #[derive(Default)]
@@ -33,42 +26,22 @@ pub(super) struct Contents {
 
 /// A running API server.
 pub(super) struct ApiServer {
-    directory: TempDir,
+    cluster: TestCluster,
     requests: Arc<Mutex<Vec<String>>>,
-    _accepting: AbortOnDropHandle<()>,
 }
 
 impl ApiServer {
     pub(super) async fn start(contents: Contents) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let directory = tempfile::tempdir().unwrap();
-        let kubeconfig = json!({
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {}}],
-        });
-        fs::write(directory.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
         let (contents, requests) = (Arc::new(contents), Arc::<Mutex<Vec<String>>>::default());
         let seen = Arc::clone(&requests);
-        let accepting = tokio::spawn(async move {
-            let mut connections = tokio::task::JoinSet::new();
-            while let Ok((io, _)) = listener.accept().await {
-                let (contents, seen) = (Arc::clone(&contents), Arc::clone(&seen));
-                let service =
-                    service_fn(move |request| respond(Arc::clone(&contents), Arc::clone(&seen), request));
-                connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(io), service));
-            }
-        });
-        Self { directory, requests, _accepting: AbortOnDropHandle::new(accepting) }
+        let cluster =
+            TestCluster::start(move |request| respond(Arc::clone(&contents), Arc::clone(&seen), request));
+        Self { cluster: cluster.await, requests }
     }
 
     /// Returns agentk's service for it.
     pub(super) fn service(&self) -> KubernetesService {
-        let file = Some(self.directory.path().join("kubeconfig"));
-        let options = KubeconfigOptions { file, context: None };
-        KubernetesService::new(Arc::new(Cluster::load(&options).unwrap()))
+        self.cluster.service()
     }
 
     /// Returns the methods, paths and queries so far.

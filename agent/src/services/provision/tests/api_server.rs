@@ -1,28 +1,20 @@
 //! A stand-in for the API server: it keeps the objects of five kinds, with apply, JSON patches and preconditions.
 
-use std::{collections::BTreeMap, convert::Infallible, fs, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Full};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-use tempfile::TempDir;
-use tokio::net::TcpListener;
-use tokio_util::task::AbortOnDropHandle;
 
-use crate::{
-    cluster::{Cluster, KubeconfigOptions},
-    services::KubernetesService,
-};
+use crate::services::{KubernetesService, test_cluster::TestCluster};
 
 /// A running API server.
 pub(super) struct ApiServer {
-    directory: TempDir,
+    cluster: TestCluster,
     objects: Arc<Mutex<Objects>>,
-    _accepting: AbortOnDropHandle<()>,
 }
 
 #[derive(Default)]
@@ -34,34 +26,15 @@ struct Objects {
 
 impl ApiServer {
     pub(super) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let directory = tempfile::tempdir().unwrap();
-        let kubeconfig = json!({
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {}}],
-        });
-        fs::write(directory.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
         let objects = Arc::<Mutex<Objects>>::default();
         let served = Arc::clone(&objects);
-        let accepting = tokio::spawn(async move {
-            let mut connections = tokio::task::JoinSet::new();
-            while let Ok((io, _)) = listener.accept().await {
-                let served = Arc::clone(&served);
-                let service = service_fn(move |request| respond(Arc::clone(&served), request));
-                connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(io), service));
-            }
-        });
-        Self { directory, objects, _accepting: AbortOnDropHandle::new(accepting) }
+        let cluster = TestCluster::start(move |request| respond(Arc::clone(&served), request)).await;
+        Self { cluster, objects }
     }
 
     /// Returns agentk's service for it.
     pub(super) fn service(&self) -> KubernetesService {
-        let file = Some(self.directory.path().join("kubeconfig"));
-        let options = KubeconfigOptions { file, context: None };
-        KubernetesService::new(Arc::new(Cluster::load(&options).unwrap()))
+        self.cluster.service()
     }
 
     /// Puts an object there as another program would.
