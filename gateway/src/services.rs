@@ -18,10 +18,11 @@ mod prometheus;
 mod provision;
 pub(crate) mod views;
 
-use std::sync::Arc;
+use std::{future::pending, sync::Arc};
 
 use crate::{events::Events, kill_switch::KillSwitch};
 use access::{AgentIdentity, ErrorDialect, Identities, Target, UrlPathPrefix};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
@@ -38,7 +39,7 @@ use self::{
     audit::Audit,
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     environments::{AgentEnvironments, EnvironmentsFeed},
-    events::{AgentEvents, EventsFeed, EventsType},
+    events::{AgentEvents, ConfigurationReporter, EventsFeed, EventsType},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
     graph::Graph,
     kubernetes::Kubernetes,
@@ -187,15 +188,16 @@ pub(crate) struct ServiceContext<'a> {
     pub(crate) registry: &'a mut Registry,
 }
 
-/// The services of one tunnel.
+/// The services of one tunnel: those that agentk accepts, and those that follow its configuration.
 #[derive(Debug)]
 pub(crate) struct TunnelSession {
     configuration: ConfigurationPusher,
-    gitops: GitopsFeed,
-    notify: NotifyFeed,
-    views: ViewsFeed,
+    gitops: Option<GitopsFeed>,
+    notify: Option<NotifyFeed>,
+    views: Option<ViewsFeed>,
+    events: Option<EventsFeed>,
     environments: EnvironmentsFeed,
-    events: EventsFeed,
+    reporter: ConfigurationReporter,
 }
 
 impl TunnelServices {
@@ -227,9 +229,10 @@ impl TunnelServices {
         let gitops = self.gitops.attach(agent, token, hello, configuration.state());
         let notify = self.notify.attach(agent, token, hello, configuration.state());
         let views = self.views.attach(agent, hello, configuration.state());
-        let environments = self.environments.attach(agent, configuration.state());
         let events = self.events.attach(agent, hello, configuration.state());
-        Box::new(TunnelSession { configuration, gitops, notify, views, environments, events })
+        let environments = self.environments.attach(agent, configuration.state());
+        let reporter = self.events.reporter(agent, configuration.state());
+        Box::new(TunnelSession { configuration, gitops, notify, views, events, environments, reporter })
     }
 }
 
@@ -239,18 +242,22 @@ impl TunnelSession {
         self.configuration.send_current(tunnel).await;
     }
 
-    /// Serves the tunnel until it ends. The future never completes.
+    /// Serves the tunnel. The future never completes.
     /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
+    ///
+    /// Each service has its own memory and wake-ups, so that those that agentk does not accept cost nothing.
     pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
-        let Self { configuration, gitops, notify, views, environments, events } = self;
-        tokio::join!(
-            configuration.run(tunnel),
-            gitops.run(tunnel, draining),
-            notify.run(tunnel, draining),
-            views.run(tunnel, draining),
-            environments.run(draining),
-            events.run(tunnel, draining),
-        );
+        let Self { configuration, gitops, notify, views, events, environments, reporter } = self;
+        let mut services = FuturesUnordered::<BoxFuture<'_, ()>>::new();
+        services.push(Box::pin(environments.run()));
+        services.push(Box::pin(reporter.run()));
+        services.extend(gitops.iter().map(|feed| feed.run(tunnel).boxed()));
+        services.extend(notify.iter().map(|feed| feed.run(tunnel).boxed()));
+        services.extend(views.iter().map(|feed| feed.run(tunnel).boxed()));
+        services.extend(events.iter().map(|feed| feed.run(tunnel).boxed()));
+        let until_drain = draining.run_until_cancelled(services.collect::<()>());
+        tokio::join!(configuration.run(tunnel).boxed(), until_drain);
+        pending().await
     }
 }
 

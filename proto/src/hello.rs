@@ -118,6 +118,11 @@ impl Hello {
     /// The beginning of the version of GitLab's agentk, for which kas writes the hello.
     pub const GITLAB: &str = "gitlab-";
 
+    /// Returns whether the agent serves the request type with this name.
+    pub fn serves(&self, service: &str) -> bool {
+        self.services.iter().any(|served| served.as_str() == service)
+    }
+
     /// Returns the version of GitLab's agentk, or `None` for this one.
     pub fn gitlab_version(&self) -> Option<&str> {
         self.version.strip_prefix(Self::GITLAB)

@@ -230,31 +230,41 @@ impl IncomingRequest {
     ///
     /// When kas resets the stream, the future of the handler or the body of its response is dropped. The handler does not
     /// run if the stream was reset before the first poll (CVE-2023-44487).
-    pub async fn respond<F>(self, handler: impl FnOnce(Request<Body>) -> F)
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "the future of an async function has room for its arguments twice"
+    )]
+    pub fn respond<F>(mut self, handler: impl FnOnce(Request<Body>) -> F) -> impl Future<Output = ()>
     where
         F: Future<Output = Response<Body>>,
     {
-        let monitor = self.monitor();
-        let Self { request, mut respond, raw, stalls } = self;
-        if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
-            return;
-        }
-        let response = tokio::select! {
-            biased;
-            response = handler(request) => response,
-            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-        };
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // Boxed: the future of an ordinary request stays small.
-            return Box::pin(send_upgrade(response, respond, raw)).await;
-        }
-
-        let reset = poll_fn(|cx| monitor.as_ref().map_or(Poll::Pending, |monitor| monitor.poll_reset(cx)));
-        tokio::select! {
-            biased;
-            () = send_response(response, respond, stalls) => {}
-            // The response of a request that is still being read ends with it.
-            () = reset => {}
+        // A stream may wait for hours, and holds the memory of all variables that live until then. So the fields are used where they are,
+        // and the response ends with its block.
+        async move {
+            if poll_fn(|cx| Poll::Ready(self.respond.poll_reset(cx).is_ready())).await {
+                return;
+            }
+            let monitor = self.monitor();
+            let sending = {
+                let response = tokio::select! {
+                    biased;
+                    response = handler(self.request) => response,
+                    _ = poll_fn(|cx| self.respond.poll_reset(cx)) => return,
+                };
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    // Boxed: the future of an ordinary request stays small.
+                    return Box::pin(send_upgrade(response, self.respond, self.raw)).await;
+                }
+                send_response(response, self.respond, self.stalls)
+            };
+            let reset =
+                poll_fn(|cx| monitor.as_ref().map_or(Poll::Pending, |monitor| monitor.poll_reset(cx)));
+            tokio::select! {
+                biased;
+                () = sending => {}
+                // The response of a request that is still being read ends with it.
+                () = reset => {}
+            }
         }
     }
 
@@ -264,12 +274,28 @@ impl IncomingRequest {
     }
 }
 
-/// Sends a response to the last byte of its body.
-pub(crate) async fn send_response(
+/// Sends the head of a response, and returns a future that sends its body to the last byte.
+pub(crate) fn send_response(
+    response: Response<Body>,
+    respond: SendResponse<Bytes>,
+    stalls: StallCounter,
+) -> impl Future<Output = ()> {
+    let mut body = send_head(response, respond, stalls);
+    async move {
+        if let Some(body) = &mut body
+            && let SendOutcome::Failed(error) = poll_fn(|cx| body.poll(cx)).await
+        {
+            tracing::debug!(%error, "a response was aborted because its source failed");
+        }
+    }
+}
+
+/// Sends the head of a response, with its body if that is small. Returns the other bodies.
+fn send_head(
     response: Response<Body>,
     mut respond: SendResponse<Bytes>,
     stalls: StallCounter,
-) {
+) -> Option<SendBody> {
     let (head, body) = response.into_parts();
     let mut head = Response::from_parts(head, ());
     *head.version_mut() = Version::HTTP_2;
@@ -281,23 +307,23 @@ pub(crate) async fn send_response(
     let bodyless = full.as_ref().is_ok_and(Bytes::is_empty);
     let mut stream = match respond.send_response(head, bodyless) {
         Ok(stream) => stream,
-        Err(error) => return tracing::debug!(%error, "a response could not be sent"),
+        Err(error) => {
+            tracing::debug!(%error, "a response could not be sent");
+            return None;
+        }
     };
     let body = match full {
-        Ok(_) if bodyless => return,
+        Ok(_) if bodyless => return None,
         // The body is written together with the head.
         Ok(bytes) if bytes.len() <= SMALL_BODY => {
             // Fails only if the stream has ended.
             let _ = stream.send_data(bytes, true);
-            return;
+            return None;
         }
         Ok(bytes) => bytes.into(),
         Err(body) => body,
     };
-    let mut sending = SendBody::new(body, stream, stalls);
-    if let SendOutcome::Failed(error) = poll_fn(|cx| sending.poll(cx)).await {
-        tracing::debug!(%error, "a response was aborted because its source failed");
-    }
+    Some(SendBody::new(body, stream, stalls))
 }
 
 async fn send_upgrade(

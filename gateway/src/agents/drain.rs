@@ -61,7 +61,8 @@ pub(super) async fn supervise<F: Future<Output = ()>>(
         () = supervised.move_requested.cancelled() => DrainReason::Rebalance,
         message = &mut revoked => return close_revoked(supervised, message).await,
     };
-    let drained = async {
+    // Boxed: most of the life of a tunnel is before its drain.
+    let drained = Box::pin(async {
         let message = tokio::select! {
             () = before_drain(reason) => None,
             message = &mut revoked => Some(message),
@@ -85,7 +86,7 @@ pub(super) async fn supervise<F: Future<Output = ()>>(
         }
         let message = revoked.await;
         close_revoked(supervised, message).await
-    };
+    });
     tokio::select! {
         ended = drained => ended,
         () = supervised.connections.cut.cancelled() => {

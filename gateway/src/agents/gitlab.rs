@@ -209,6 +209,15 @@ impl GitlabConnection {
         }
     }
 
+    /// Returns the agent as it has described itself.
+    fn authenticated(&self, admission: &Admission) -> AuthenticatedAgent {
+        let mut hello = hello(admission, &self.meta.borrow());
+        if self.server.gitlab_prometheus.is_some() {
+            hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
+        }
+        AuthenticatedAgent::new(admission.clone(), hello)
+    }
+
     /// Serves the tunnel from the first stream of agentk to the end of the connection, for which `end` has the reason.
     async fn run_tunnel(&self, tunnel: Tunnel, drain: DrainHandle, end: oneshot::Receiver<CloseReason>) {
         let opened = async {
@@ -231,11 +240,7 @@ impl GitlabConnection {
         let mut meta = self.meta.subscribe();
         let _ = timeout(META_TIMEOUT, meta.wait_for(|meta| !meta.version.is_empty())).await;
         let Some(admission) = self.agent.get() else { return tunnel.close() };
-        let mut hello = hello(admission, &self.meta.borrow());
-        if self.server.gitlab_prometheus.is_some() {
-            hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
-        }
-        let agent = AuthenticatedAgent::new(admission.clone(), hello);
+        let agent = self.authenticated(admission);
         let driving = end.map(|reason| reason.unwrap_or(CloseReason::LocallyClosed)).boxed();
         let serving = async {
             match Box::pin(self.server.prepare(&agent, tunnel.clone(), driving)).await {

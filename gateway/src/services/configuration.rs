@@ -117,7 +117,7 @@ impl ConfigurationService {
 
     /// Returns the pusher of the agent's configuration to one of its tunnels. The first one starts the poller.
     pub fn subscribe(&self, agent: &AgentIdentity, hello: &Hello) -> ConfigurationPusher {
-        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::CONFIGURATION);
+        let accepted = hello.serves(ServiceName::CONFIGURATION);
         let mut pollers = self.0.pollers.lock();
         let poller = pollers.get(&agent.id).and_then(Weak::upgrade).unwrap_or_else(|| {
             pollers.retain(|_, poller| poller.strong_count() > 0);

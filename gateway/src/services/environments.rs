@@ -21,7 +21,6 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
 
 use super::configuration::ConfigurationState;
 
@@ -126,18 +125,16 @@ impl EnvironmentSource for AgentEnvironments {
 }
 
 impl EnvironmentsFeed {
-    /// Serves the tunnel until it ends. The future never completes.
-    pub(super) async fn run(&mut self, draining: &CancellationToken) {
-        let draining = draining.clone();
-        draining.run_until_cancelled(Box::pin(self.follow())).await;
-        pending().await
-    }
-
-    async fn follow(&mut self) {
-        // Most agents name none.
+    /// Writes each version of the environments. The future never completes.
+    pub(super) async fn run(&mut self) {
         while named(&self.configuration.borrow_and_update()).is_empty() {
             changed(&mut self.configuration).await;
         }
+        // Boxed: most agents name none, and their tunnels should not reserve memory for them.
+        Box::pin(self.keep()).await
+    }
+
+    async fn keep(&mut self) {
         loop {
             let named = named(&self.configuration.borrow_and_update());
             self.write(&named).await;

@@ -9,7 +9,6 @@ mod configuration;
 use std::{
     collections::HashMap,
     fmt,
-    future::pending,
     hash::Hash,
     sync::{Arc, Weak},
     time::Duration,
@@ -28,10 +27,10 @@ use tokio::{
     sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
+pub(super) use self::configuration::ConfigurationReporter;
 use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace};
 use crate::{
     events::{AgentEventResult, Events},
@@ -79,8 +78,6 @@ pub(crate) struct EventsFeed {
     service: AgentEvents,
     agent: EventAgent,
     instance: InstanceId,
-    /// The agent serves its events.
-    accepted: bool,
     pace: Arc<ServerPace>,
     configuration: watch::Receiver<ConfigurationState>,
 }
@@ -102,25 +99,34 @@ impl AgentEvents {
         &self.0.events
     }
 
-    /// Returns what follows the events through a tunnel of an agent. `configuration` is that of the agent.
+    /// Returns what follows the events through a tunnel of an agent, if the agent has some. `configuration` is that of the agent.
     pub(super) fn attach(
         &self,
         agent: &AgentIdentity,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
-    ) -> EventsFeed {
-        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::AGENT_EVENTS);
-        let AgentIdentity { id, name, project } = agent;
-        let pace = shared(&self.0.paces, *id, || ServerPace::with_burst(RATE.0, RATE.1));
-        EventsFeed {
+    ) -> Option<EventsFeed> {
+        hello.serves(ServiceName::AGENT_EVENTS).then(|| EventsFeed {
             service: self.clone(),
-            agent: EventAgent { id: *id, name: name.clone(), project_id: *project },
+            agent: event_agent(agent),
             instance: hello.instance,
-            accepted,
-            pace,
+            pace: shared(&self.0.paces, agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
             configuration,
-        }
+        })
     }
+
+    /// Returns what reports the errors of the configuration of an agent while it has a tunnel.
+    pub(super) fn reporter(
+        &self,
+        agent: &AgentIdentity,
+        configuration: watch::Receiver<ConfigurationState>,
+    ) -> ConfigurationReporter {
+        ConfigurationReporter { service: self.clone(), agent: event_agent(agent), configuration }
+    }
+}
+
+fn event_agent(AgentIdentity { id, name, project }: &AgentIdentity) -> EventAgent {
+    EventAgent { id: *id, name: name.clone(), project_id: *project }
 }
 
 /// Returns the value of a key that others share while they use it.
@@ -139,19 +145,8 @@ fn shared<K: Copy + Eq + Hash, V>(
 }
 
 impl EventsFeed {
-    /// Serves the tunnel until it ends. The future never completes.
-    pub(super) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
-        // Boxed: the tunnels that wait for another one should not reserve memory for it.
-        let both = async { tokio::join!(self.follow(tunnel), Box::pin(self.report_configuration())) };
-        draining.run_until_cancelled(both).await;
-        pending().await
-    }
-
     /// Follows the events of the process, unless another tunnel of it does. The future never completes.
-    async fn follow(&self, tunnel: &Tunnel) {
-        if !self.accepted {
-            return pending().await;
-        }
+    pub(super) async fn run(&self, tunnel: &Tunnel) {
         let follower =
             shared(&self.service.0.followers, (self.agent.id, self.instance), || Semaphore::new(1));
         loop {

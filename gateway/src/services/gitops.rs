@@ -104,17 +104,18 @@ impl GitopsService {
         }))
     }
 
-    /// Returns what serves a tunnel of an agent. `configuration` is that of the agent.
+    /// Returns what serves a tunnel of an agent, if the agent accepts manifests. `configuration` is that of the agent.
     pub(super) fn attach(
         &self,
         agent: &AgentIdentity,
         token: &SecretString,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
-    ) -> GitopsFeed {
-        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::MANIFESTS);
-        let (agent, token) = (agent.clone(), token.clone());
-        GitopsFeed { service: self.clone(), agent, token, accepted, configuration }
+    ) -> Option<GitopsFeed> {
+        hello.serves(ServiceName::MANIFESTS).then(|| {
+            let (agent, token) = (agent.clone(), token.clone());
+            GitopsFeed { service: self.clone(), agent, token, configuration }
+        })
     }
 
     /// Checks that an agent may read a project. `own` is the project with its configuration.

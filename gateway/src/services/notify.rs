@@ -94,22 +94,18 @@ impl NotifyService {
         }))
     }
 
-    /// Returns what serves a tunnel of an agent. `configuration` is that of the agent.
+    /// Returns what serves a tunnel of an agent, if the agent accepts events. `configuration` is that of the agent.
     pub(super) fn attach(
         &self,
         agent: &AgentIdentity,
         token: &SecretString,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
-    ) -> NotifyFeed {
-        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::NOTIFY);
-        NotifyFeed {
-            service: self.clone(),
-            agent: agent.clone(),
-            token: token.clone(),
-            accepted,
-            configuration,
-        }
+    ) -> Option<NotifyFeed> {
+        hello.serves(ServiceName::NOTIFY).then(|| {
+            let (agent, token) = (agent.clone(), token.clone());
+            NotifyFeed { service: self.clone(), agent, token, configuration }
+        })
     }
 
     /// Keeps an event as the latest one of its reference, and announces a new one to all replicas.

@@ -30,7 +30,6 @@ use tokio::{
     sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
@@ -67,8 +66,6 @@ struct Shared {
 pub(crate) struct ViewsFeed {
     service: ViewsService,
     agent: AgentIdentity,
-    /// The agent serves the graph, and receives its configuration.
-    accepted: bool,
     configuration: watch::Receiver<ConfigurationState>,
 }
 
@@ -83,18 +80,16 @@ impl ViewsService {
         }))
     }
 
-    /// Returns what follows the views through a tunnel of an agent. `configuration` is that of the agent.
+    /// Returns what follows the views through a tunnel of an agent, if the agent has the graph. `configuration` is that of the agent.
     pub(super) fn attach(
         &self,
         agent: &AgentIdentity,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
-    ) -> ViewsFeed {
+    ) -> Option<ViewsFeed> {
         // An agent that does not receive its configuration computes no view of it.
-        let accepted = [ServiceName::GRAPH, ServiceName::CONFIGURATION]
-            .into_iter()
-            .all(|name| hello.services.iter().any(|service| service.as_str() == name));
-        ViewsFeed { service: self.clone(), agent: agent.clone(), accepted, configuration }
+        let has_views = hello.serves(ServiceName::GRAPH) && hello.serves(ServiceName::CONFIGURATION);
+        has_views.then(|| ViewsFeed { service: self.clone(), agent: agent.clone(), configuration })
     }
 
     /// Returns the last values of the views of an agent, or `None` if there were none in the last week.
@@ -126,16 +121,8 @@ async fn leaving(tunnel: &Tunnel) {
 }
 
 impl ViewsFeed {
-    /// Serves the tunnel until it ends. The future never completes.
-    pub(super) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
-        if self.accepted {
-            // Boxed: most agents have no views, and their tunnels should not reserve memory for them.
-            draining.run_until_cancelled(Box::pin(self.follow_configuration(tunnel))).await;
-        }
-        pending().await
-    }
-
-    async fn follow_configuration(&self, tunnel: &Tunnel) {
+    /// Serves the tunnel. The future never completes.
+    pub(super) async fn run(&self, tunnel: &Tunnel) {
         let mut configuration = self.configuration.clone();
         let mut had_views = false;
         loop {

@@ -1,6 +1,6 @@
 //! Sends the configuration of an agent through one of its tunnels.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
@@ -81,7 +81,7 @@ impl ConfigurationPusher {
         }
     }
 
-    /// Sends each version of the configuration through the tunnel. The future never completes.
+    /// Sends each version of the configuration through the tunnel. The future completes only if the agent does not accept it.
     pub async fn run(&mut self, tunnel: &Tunnel) {
         let mut pause = FIRST_PAUSE;
         while self.accepted && self.state.changed().await.is_ok() {
@@ -107,7 +107,6 @@ impl ConfigurationPusher {
                 }
             }
         }
-        pending().await
     }
 }
 

@@ -2,26 +2,34 @@
 
 use std::{future::pending, time::SystemTime};
 
-use proto::events::{Event, EventContent, EventKind, Severity};
+use proto::events::{Event, EventAgent, EventContent, EventKind, Severity};
 use router::{NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
-use super::{EventsFeed, shared};
+use super::{AgentEvents, shared};
 use crate::{events::unique_key, services::configuration::ConfigurationState};
 
 /// The state of a configuration that is valid.
 const VALID: &str = "valid";
 
-impl EventsFeed {
-    /// Reports each error of the configuration, and that it is valid again. The future never completes.
-    pub(super) async fn report_configuration(&self) {
+/// Reports the errors of the configuration of one agent while one of its tunnels is open.
+#[derive(Debug)]
+pub(in crate::services) struct ConfigurationReporter {
+    pub(super) service: AgentEvents,
+    pub(super) agent: EventAgent,
+    pub(super) configuration: watch::Receiver<ConfigurationState>,
+}
+
+impl ConfigurationReporter {
+    /// Reports each error of the configuration, and that it is valid again, unless another tunnel of the agent does. The future never
+    /// completes.
+    pub(in crate::services) async fn run(&mut self) {
         let reporter = shared(&self.service.0.reporters, self.agent.id, || Semaphore::new(1));
         let _permit = reporter.acquire().await;
-        let mut configuration = self.configuration.clone();
         let mut reported = None;
         loop {
-            let described = describe(&configuration.borrow_and_update());
+            let described = describe(&self.configuration.borrow_and_update());
             if let Some((content, state)) = described
                 && reported.as_ref() != Some(&state)
             {
@@ -35,7 +43,7 @@ impl EventsFeed {
                     .events
                     .emit(NewEvent { state: Some(SubjectState { scope, subject, state, quiet }), ..event });
             }
-            if configuration.changed().await.is_err() {
+            if self.configuration.changed().await.is_err() {
                 return pending().await;
             }
         }

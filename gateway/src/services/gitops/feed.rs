@@ -28,7 +28,6 @@ use tokio::{
     sync::{broadcast, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
 use super::{
@@ -63,8 +62,6 @@ pub(crate) struct GitopsFeed {
     pub(super) agent: AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
-    /// The agent serves manifests.
-    pub(super) accepted: bool,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
 }
 
@@ -88,15 +85,8 @@ pub(super) enum FeedError {
 }
 
 impl GitopsFeed {
-    /// Serves the tunnel until it ends. The future never completes.
-    pub(crate) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
-        if self.accepted {
-            draining.run_until_cancelled(self.follow_subscriptions(tunnel)).await;
-        }
-        pending().await
-    }
-
-    async fn follow_subscriptions(&self, tunnel: &Tunnel) {
+    /// Serves the tunnel. The future never completes.
+    pub(crate) async fn run(&self, tunnel: &Tunnel) {
         // Until then, agentk needs no leader, and no rights for one.
         let mut configuration = self.configuration.clone();
         while projects(&configuration.borrow_and_update()).1.is_none_or(|projects| projects.is_empty()) {

@@ -23,7 +23,6 @@ use tokio::{
     sync::{broadcast::error::RecvError, watch},
     time::{Instant, sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
 use super::{
@@ -54,24 +53,14 @@ pub(crate) struct NotifyFeed {
     pub(super) agent: AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
-    /// The agent serves events.
-    pub(super) accepted: bool,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
 }
 
 type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), String>)> + Send + 'a>>;
 
 impl NotifyFeed {
-    /// Serves the tunnel until it ends. The future never completes.
-    pub(in crate::services) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
-        if self.accepted {
-            // Boxed: most agents want no events, and their tunnels should not reserve memory for them.
-            draining.run_until_cancelled(Box::pin(self.follow_configuration(tunnel))).await;
-        }
-        pending().await
-    }
-
-    async fn follow_configuration(&self, tunnel: &Tunnel) {
+    /// Serves the tunnel. The future never completes.
+    pub(in crate::services) async fn run(&self, tunnel: &Tunnel) {
         let mut configuration = self.configuration.clone();
         let mut pause = PAUSE[0];
         loop {
