@@ -71,6 +71,35 @@ fn readme_installs_both_programs_in_25_lines() {
     assert!(section.trim_end().lines().count() < 25, "{section}");
 }
 
+/// Returns whether a chart has a value, such as `config.token`.
+fn has_value(schema: &serde_json::Value, key: &str) -> bool {
+    key.split('.').try_fold(schema, |schema, name| schema["properties"].get(name)).is_some()
+}
+
+#[test]
+fn values_that_the_documents_give_to_helm_exist() {
+    let schema = |chart: &str| -> serde_json::Value {
+        let file = root().join("deploy/charts").join(chart).join("values.schema.json");
+        serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
+    };
+    let schemas = ["kas", "agentk"].map(schema);
+    let (mut known, mut unknown) = (0, Vec::new());
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        let after_flag = text.split("--set").skip(1).filter_map(|rest| rest.split_once([' ', '=']));
+        for (_, rest) in after_flag.filter(|(flag, _)| ["", "-file", "-string"].contains(flag)) {
+            let is_key = |c: char| c.is_ascii_alphanumeric() || c == '.';
+            let key = &rest[..rest.find(|c| !is_key(c)).unwrap_or(rest.len())];
+            match schemas.iter().any(|schema| has_value(schema, key)) {
+                true => known += 1,
+                false => unknown.push(format!("{}: {key}", document.display())),
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+    assert!(known > 30, "{known}");
+}
+
 #[test]
 fn paths_in_backticks_exist() {
     let mut missing = Vec::new();
