@@ -66,7 +66,8 @@ pub(super) async fn record_event(
         RecordedEvent::Known => StatusCode::OK,
         RecordedEvent::UnknownProject => {
             return Err(ApiError::NotFound(format!(
-                "no agent has named the project {} in its configuration (notify.projects)",
+                "no agent receives events of the project {}: an agent that has been connected must name it in its configuration \
+                 (notify.projects) and be allowed to read it; the log of kas says which projects an agent may not read",
                 event.project()
             )));
         }

@@ -118,6 +118,11 @@ impl GitopsService {
         })
     }
 
+    /// Returns whether the operator of kas has chosen the configuration of an agent: the identity file has the agent.
+    pub(super) fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool {
+        self.0.sources.is_in_identity_file(agent)
+    }
+
     /// Checks that an agent may read a project. `own` is the project with its configuration.
     ///
     /// # Errors

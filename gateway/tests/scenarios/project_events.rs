@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use testing::kas::{
     fleet::TestFleet,
     internal_api::{send, valid_request},
-    world::{RunningAgent, World, text},
+    world::{RunningAgent, World, parse, text},
 };
 use tokio::{sync::watch, time::sleep};
 use tunnel::Body;
@@ -209,6 +209,17 @@ async fn event_that_agentk_refuses_is_sent_again() {
     assert!(pod.ids().await.iter().all(|id| id == "e-1"));
     assert!(!pod.events.lock().is_empty());
     assert!(world.metric("kas_project_event_deliveries_total{result=\"failed\"}") > 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_of_the_identity_file_receives_its_events_also_if_it_has_a_project_of_gitlab() {
+    let (world, pod) = (World::new(), Pod::new(&["group/shop"]));
+    let text = world.identity_file("services: ['*']").replace("name: prod,", "name: prod, project_id: 7,");
+    world.kas.identities.replace(parse(&text));
+    let _configuration = configure(&world, CONFIGURATION);
+    let _agent = connected(&world, &pod).await;
+    assert_eq!(report(&world, &event("e-1")).await.0, 201);
+    assert_eq!(pod.ids().await, both(&["e-1"]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -185,10 +185,14 @@ impl Sources {
         }
     }
 
+    pub(super) fn is_in_identity_file(&self, agent: &AgentIdentity) -> bool {
+        self.identities.load().name(agent.id) == Some(&agent.name)
+    }
+
     /// Returns the repository with the configuration of the agent.
     fn own(&self, agent: &AgentIdentity) -> Result<RepositorySettings, String> {
         let identity = self.identities.load();
-        let listed = identity.name(agent.id) == Some(&agent.name);
+        let listed = self.is_in_identity_file(agent);
         match identity.configuration(agent.id).filter(|_| listed) {
             Some(ConfigurationLocation::Repository(settings)) => Ok((**settings).clone()),
             Some(ConfigurationLocation::File(_)) => {

@@ -48,9 +48,10 @@ impl NotifyFeed {
         known: &BTreeSet<String>,
     ) -> (BTreeSet<String>, bool) {
         let (mut allowed, mut complete) = (BTreeSet::new(), true);
+        let by_operator = self.service.0.gitops.is_configured_by_operator(&self.agent);
         for project in projects {
             let named = sections.projects.iter().any(|entry| entry.id == project);
-            if named && self.agent.project.is_none() {
+            if named && by_operator {
                 allowed.insert(project);
                 continue;
             }
