@@ -58,13 +58,9 @@ pub(crate) struct EndedRequests {
     order: VecDeque<u128>,
 }
 
-/// The requests that replicas know.
+/// The requests that replicas know, by their audit ids.
 #[derive(Debug, Default)]
-struct KnownRequests {
-    by_id: HashMap<String, AccessView>,
-    /// A replica has not answered.
-    is_incomplete: bool,
-}
+struct KnownRequests(HashMap<String, AccessView>);
 
 impl AuditJoiner {
     /// Joins events. Those that the reader has not asked for are left out.
@@ -78,7 +74,7 @@ impl AuditJoiner {
 
     fn join_one(&mut self, event: ClusterEvent, known: &KnownRequests) -> JoinedEvent {
         let id = parse_id(&event.audit_id);
-        let found = known.by_id.get(&event.audit_id).map(|access| match matching::relation(&event, access) {
+        let found = known.0.get(&event.audit_id).map(|access| match matching::relation(&event, access) {
             // Without a known user of agentk, another client may repeat the request with its id.
             Relation::Same if event.of_agentk.is_none() && !self.ended.admits(id, &event) => {
                 (Relation::Other, access)
@@ -89,9 +85,8 @@ impl AuditJoiner {
             (Some((Relation::Same, _)), _) => Through::Kas,
             (_, Some(false)) => Through::Direct,
             (Some((Relation::Unclear, _)), _) => Through::Unknown,
-            (None, of_agentk) if id.is_some() && (known.is_incomplete || of_agentk.is_none()) => {
-                Through::Unknown
-            }
+            // A request of a caller that no replica remembers, for example after a restart.
+            (None, _) if id.is_some() => Through::Unknown,
             (_, Some(true)) => Through::Agentk,
             (_, None) => Through::Direct,
         };
@@ -119,11 +114,8 @@ impl AuditJoiner {
                 ids: ids.iter().map(|id| (*id).to_owned()).collect(),
             };
             known.add(self.accesses.find(&query(ids)));
-            let missing: Vec<&str> = ids
-                .iter()
-                .copied()
-                .filter(|id| !known.by_id.contains_key(&format!("{ID_PREFIX}{id}")))
-                .collect();
+            let missing: Vec<&str> =
+                ids.iter().copied().filter(|id| !known.0.contains_key(&format!("{ID_PREFIX}{id}"))).collect();
             if missing.is_empty() {
                 continue;
             }
@@ -132,7 +124,6 @@ impl AuditJoiner {
                 match answer {
                     Ok(answer) => known.add(answer),
                     Err(error) => {
-                        known.is_incomplete = true;
                         tracing::debug!(replica = %replica.id, %error, "a replica does not say who has sent requests");
                     }
                 }
@@ -162,6 +153,6 @@ impl EndedRequests {
 
 impl KnownRequests {
     fn add(&mut self, answer: AccessAnswer) {
-        self.by_id.extend(answer.accesses.into_iter().map(|access| (access.audit_id.clone(), access)));
+        self.0.extend(answer.accesses.into_iter().map(|access| (access.audit_id.clone(), access)));
     }
 }

@@ -237,7 +237,7 @@ async fn requests_that_did_not_pass_kas_are_no_requests_of_a_caller() {
     }
     let lines = world.events().await;
     let through: Vec<&Value> = lines.iter().map(|line| &line["through"]).collect();
-    assert_eq!(through, ["kas", "direct", "agentk", "direct", "direct", "direct", "direct", "agentk"]);
+    assert_eq!(through, ["kas", "direct", "agentk", "direct", "direct", "direct", "direct", "unknown"]);
     let syncs: Vec<&Value> = lines.iter().map(|line| &line["sync"]).filter(|sync| !sync.is_null()).collect();
     assert_eq!(syncs, [&json!({"project": "shop/web", "commit": "714a629c"})]);
     assert_eq!(world.world.metric("kas_cluster_audit_mismatches_total"), 3.0);
