@@ -241,6 +241,11 @@ impl Default for EventTable {
 }
 
 impl EventTable {
+    /// Returns the log of a process that starts at `now`. Positions of an earlier process are before it.
+    pub(crate) fn begun_at(now: SystemTime) -> Self {
+        Self { removed: EventPosition::before(now), ..Self::default() }
+    }
+
     /// Returns whether the log has an event with this key.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.contains(key)
@@ -486,6 +491,16 @@ mod tests {
         table.insert(later);
         assert_eq!(read(&table, EventPosition::START, 1), (false, vec![last]), "all others are too old");
         assert_eq!(table.counts.len(), 2);
+    }
+
+    #[test]
+    fn position_of_an_earlier_process_has_a_gap() {
+        let mut table = EventTable::begun_at(SystemTime::UNIX_EPOCH + Duration::from_millis(20));
+        assert_eq!(read(&table, at(10), 9), (true, vec![]));
+        table.insert(event(None, 21));
+        assert_eq!(read(&table, at(10), 9), (true, vec![21]));
+        assert_eq!(read(&table, EventPosition::START, 9), (false, vec![21]), "the reader has no position");
+        assert_eq!(read(&table, at(20), 9), (false, vec![21]));
     }
 
     #[test]

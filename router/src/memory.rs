@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// A [`RouteStore`] for the replicas of one process, which is one replica except in tests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemoryStore {
     agents: Mutex<HashMap<AgentId, AgentEntry>>,
     replicas: Mutex<HashMap<ReplicaId, Replica>>,
@@ -46,6 +46,24 @@ struct AgentEntry {
     disconnected_since: Option<SystemTime>,
     instances: HashMap<ReplicaId, Vec<Instance>>,
     project: Option<ProjectAgent>,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self {
+            agents: Mutex::default(),
+            replicas: Mutex::default(),
+            loads: Mutex::default(),
+            leases: Mutex::default(),
+            sessions: Mutex::default(),
+            waiters: Waiters::default(),
+            pushes: PushEvents::default(),
+            events: Mutex::default(),
+            route_changes: RouteChanges::default(),
+            logged: Mutex::new((EventTable::begun_at(SystemTime::now()), StateTable::default())),
+            cursors: Mutex::default(),
+        }
+    }
 }
 
 impl MemoryStore {
