@@ -81,7 +81,11 @@ fn authorize_caller(
         ));
     }
     if !caller.may_use_service(&target.service) {
-        let what = format!("caller {} may not use the service {}", caller.name(), target.service);
+        let right = match target.service.as_str() {
+            ServiceName::AUDIT => " (cluster_audit: true in the identity file of kas allows it)",
+            _ => "",
+        };
+        let what = format!("caller {} may not use the service {}{right}", caller.name(), target.service);
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 

@@ -8,12 +8,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use clap::ValueEnum;
+use clap::{
+    ValueEnum,
+    builder::{NonEmptyStringValueParser, TypedValueParser as _},
+};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proto::audit::{AuditLine, EVENTS_PATH, JoinedEvent, MAX_EVENTS};
 use tokio::time::sleep;
 
-use crate::{CliError, caller::CallerOptions, print, warn};
+use crate::{CliError, caller::CallerOptions, parse_time, print, warn};
 
 /// The pauses before a stream that has ended is continued: the first one, and the longest one without a new line.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -30,7 +33,12 @@ Examples:
   export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
   kas audit --agent production --verb delete --since 24h
   kas audit --agent production --user alice --follow
-  kas audit --agent production --resource pods/exec --output json")]
+  kas audit --agent production --resource pods/exec --output json
+
+Exit codes:
+  0   all events are printed
+  64  the command line is invalid, or the caller may not read the log
+  69  kas or the agent does not answer")]
 pub struct AuditCommand {
     #[command(flatten)]
     caller: CallerOptions,
@@ -38,22 +46,22 @@ pub struct AuditCommand {
     #[arg(long, value_name = "AGENT")]
     agent: String,
     /// Only requests of this person, program or CI job, as kas or the cluster knows it
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = not_empty())]
     user: Option<String>,
     /// Only this verb, such as delete
-    #[arg(long, value_name = "VERB")]
+    #[arg(long, value_name = "VERB", value_parser = not_empty().map(|verb| verb.to_ascii_lowercase()))]
     verb: Option<String>,
-    /// Only this resource, such as pods, deployments.apps or pods/exec
-    #[arg(long, value_name = "RESOURCE")]
+    /// Only this resource in the plural, such as pods, deployments.apps or pods/exec
+    #[arg(long, value_name = "RESOURCE", value_parser = not_empty())]
     resource: Option<String>,
     /// Only objects in this namespace
-    #[arg(long, short, value_name = "NAMESPACE")]
+    #[arg(long, short, value_name = "NAMESPACE", value_parser = not_empty())]
     namespace: Option<String>,
     /// Only events since this time, such as 2026-01-31T12:00:00Z, or in this time, such as 24h [default: 1h]
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true)]
     since: Option<SystemTime>,
     /// Only events until this time
-    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "follow")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true, conflicts_with = "follow")]
     until: Option<SystemTime>,
     /// Show later events as well, until Ctrl-C [default of --since: now]
     #[arg(long, short)]
@@ -75,6 +83,8 @@ enum Output {
 /// The way through the log.
 #[derive(Debug, Default)]
 struct Reading {
+    /// kas has accepted a request.
+    has_begun: bool,
     /// The position after the last line.
     position: Option<String>,
     /// The log has no further lines now.
@@ -104,16 +114,13 @@ impl AuditCommand {
     async fn read(&self) -> Result<(), CliError> {
         let mut reading = Reading::default();
         let since = self.since.or_else(|| (!self.follow).then(|| SystemTime::now() - DEFAULT_TIME));
-        if self.output == Output::Text {
-            print(text::HEADINGS)?;
-        }
         let mut pause = PAUSES.0;
         loop {
             let before = reading.position.clone();
             let path = self.path(reading.position.as_deref(), since);
-            let read = self.caller.lines(&path, |line| self.show(line, &mut reading)).await;
+            let read = self.read_once(&path, &mut reading).await;
             let has_read = reading.position != before;
-            if self.next(read, has_read, reading.is_over)? == Next::Done {
+            if self.next(read, has_read, &reading)? == Next::Done {
                 return Ok(());
             }
             if self.follow {
@@ -123,15 +130,27 @@ impl AuditCommand {
         }
     }
 
+    /// Shows the lines of one response.
+    async fn read_once(&self, path: &str, reading: &mut Reading) -> Result<(), CliError> {
+        let lines = self.caller.lines(path).await?;
+        if !reading.has_begun && self.output == Output::Text {
+            print(text::HEADINGS)?;
+        }
+        reading.has_begun = true;
+        lines.for_each(|line| self.show(line, reading)).await
+    }
+
     /// Returns what follows a response. One that ends early, and one of a connection that was lost, are continued.
-    fn next(&self, read: Result<(), CliError>, has_read: bool, is_over: bool) -> Result<Next, CliError> {
+    fn next(&self, read: Result<(), CliError>, has_read: bool, reading: &Reading) -> Result<Next, CliError> {
         match read {
-            Ok(()) if is_over => Ok(Next::Done),
+            Ok(()) if reading.is_over => Ok(Next::Done),
             Ok(()) if has_read || self.follow => Ok(Next::Continue),
             // It would not help.
             Ok(()) => Err(CliError::unavailable("the response of the agent ended too early")),
             // kas, the agent or the network may be back later. Other errors are those of the command, or of its caller.
-            Err(error) if error.code == CliError::UNAVAILABLE && (has_read || self.follow) => {
+            Err(error)
+                if error.code == CliError::UNAVAILABLE && (has_read || self.follow && reading.has_begun) =>
+            {
                 warn(&format!("{}; trying again", error.message));
                 Ok(Next::Continue)
             }
@@ -193,14 +212,9 @@ impl AuditCommand {
     }
 }
 
-/// Parses a time, or the time since then.
-fn time(text: &str) -> Result<SystemTime, String> {
-    if let Ok(time) = humantime::parse_rfc3339(text) {
-        return Ok(time);
-    }
-    let ago = humantime::parse_duration(text);
-    let ago = ago.map_err(|_| "write a time like 2026-01-31T12:00:00Z, or a duration like 24h".to_owned())?;
-    SystemTime::now().checked_sub(ago).ok_or_else(|| "the duration is too long".to_owned())
+/// An empty value, such as that of an unset variable of a shell, would select everything.
+fn not_empty() -> NonEmptyStringValueParser {
+    NonEmptyStringValueParser::new()
 }
 
 #[cfg(test)]
@@ -240,7 +254,10 @@ mod tests {
             "/agents/prod/audit/v1/events?position=0a%2E7&user=alice%2Fb&verb=delete&resource=pods%2Fexec&namespace=shop&follow=true"
         );
         for (flags, expected) in [
-            ("--since soon", "write a time like"),
+            ("--since soon", "write a duration such as 2h"),
+            ("--since -5m", "write a duration such as 2h"),
+            ("--since 999999999h", "write a duration such as 2h"),
+            ("--user=", "a value is required"),
             ("--until 1h --follow", "cannot be used with"),
             ("--output yaml", "possible values: text, json"),
         ] {
@@ -265,10 +282,13 @@ mod tests {
             (&follow, refused(), false, None),
             (&follow, Err(CliError::output("full")), true, None),
         ] {
-            let what = format!("{read:?} {has_read}");
-            assert_eq!(command.next(read, has_read, false).ok(), expected, "{what}");
+            let (what, begun) =
+                (format!("{read:?} {has_read}"), Reading { has_begun: true, ..Reading::default() });
+            assert_eq!(command.next(read, has_read, &begun).ok(), expected, "{what}");
         }
-        assert_eq!(once.next(Ok(()), true, true).unwrap(), Next::Done);
+        assert!(follow.next(unavailable(), false, &Reading::default()).is_err(), "the address may be wrong");
+        let over = Reading { is_over: true, ..Reading::default() };
+        assert_eq!(once.next(Ok(()), true, &over).unwrap(), Next::Done);
     }
 
     #[test]

@@ -54,38 +54,17 @@ impl CallerOptions {
         self.exchange(Method::POST, path, body, limit).await
     }
 
-    /// Sends a request, and passes each line of the response on as it arrives. It has no time limit after the head of the response.
-    pub(crate) async fn lines(
-        &self,
-        path: &str,
-        mut on_line: impl FnMut(&[u8]) -> Result<ControlFlow<()>, CliError>,
-    ) -> Result<(), CliError> {
+    /// Sends a request, and returns the lines of the response. It has no time limit after its head.
+    pub(crate) async fn lines(&self, path: &str) -> Result<ResponseLines<'_>, CliError> {
         let sending = timeout(TIMEOUT, self.request(Method::GET, path, Bytes::new())).await;
         let response = sending.unwrap_or_else(|_| Err(self.late(TIMEOUT)))?;
-        let (head, mut body) = response.into_parts();
+        let (head, body) = response.into_parts();
         if !head.status.is_success() {
             let body = timeout(TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
             let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
             return Err(refused(head.status, &body));
         }
-        let mut buffer = Vec::new();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| self.unavailable(&proto::ErrorChain(&error).to_string()))?;
-            buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
-            let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
-                if buffer.len() > MAX_LINE {
-                    return Err(self.unavailable("a line of the response is too long"));
-                }
-                continue;
-            };
-            for line in buffer[..end].split(|byte| *byte == b'\n') {
-                if on_line(line)?.is_break() {
-                    return Ok(());
-                }
-            }
-            buffer.drain(..=end);
-        }
-        Ok(())
+        Ok(ResponseLines { caller: self, body })
     }
 
     async fn exchange(
@@ -106,7 +85,7 @@ impl CallerOptions {
     }
 
     fn unavailable(&self, error: &str) -> CliError {
-        CliError::unavailable(format!("{}: {error}", self.server))
+        CliError::unavailable(format!("{}: {}", self.server, explain(error)))
     }
 
     fn late(&self, limit: Duration) -> CliError {
@@ -115,7 +94,7 @@ impl CallerOptions {
 
     /// Sends a request, and returns the response with its head.
     async fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, CliError> {
-        let url = format!("{}{path}", self.server.trim_end_matches('/'));
+        let url = format!("{}{path}", without_api(&self.server));
         let uri: Uri =
             url.parse().map_err(|_| CliError::usage(format!("--server: {} is not a URL", self.server)))?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) {
@@ -124,17 +103,21 @@ impl CallerOptions {
                 self.server
             )));
         }
-        let unreadable =
-            |file: &PathBuf, error: std::io::Error| CliError::usage(format!("{}: {error}", file.display()));
-        let token =
-            std::fs::read_to_string(&self.token_file).map_err(|error| unreadable(&self.token_file, error))?;
+        let unreadable = |flag: &str, file: &PathBuf, error: std::io::Error| {
+            CliError::usage(format!("{flag} {}: {error}", file.display()))
+        };
+        let token = std::fs::read_to_string(&self.token_file)
+            .map_err(|error| unreadable("--token-file", &self.token_file, error))?;
+        if token.trim().is_empty() {
+            return Err(CliError::usage(format!("--token-file {} is empty", self.token_file.display())));
+        }
         let token = SecretString::from(format!("Bearer {}", token.trim()));
         let roots = match &self.cacert {
             None => tls::system_roots(),
             Some(file) => {
-                let pem = std::fs::read(file).map_err(|error| unreadable(file, error))?;
+                let pem = std::fs::read(file).map_err(|error| unreadable("--cacert", file, error))?;
                 tls::parse_roots(&pem)
-                    .map_err(|what| CliError::usage(format!("{} {what}", file.display())))?
+                    .map_err(|what| CliError::usage(format!("--cacert {} {what}", file.display())))?
             }
         };
         let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());
@@ -144,7 +127,7 @@ impl CallerOptions {
         };
         let request = request.body(Full::new(body));
         let request = request.map_err(|_| {
-            CliError::usage(format!("{} does not contain a token", self.token_file.display()))
+            CliError::usage(format!("--token-file {} does not contain a token", self.token_file.display()))
         })?;
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -153,6 +136,65 @@ impl CallerOptions {
         let response = client.request(request).await;
         response.map_err(|error| self.unavailable(&proto::ErrorChain(&error).to_string()))
     }
+}
+
+/// The lines of a response, which may be a stream.
+pub(crate) struct ResponseLines<'a> {
+    caller: &'a CallerOptions,
+    body: Incoming,
+}
+
+impl ResponseLines<'_> {
+    /// Passes each line on as it arrives, until the end of the response, or until `on_line` breaks.
+    pub(crate) async fn for_each(
+        mut self,
+        mut on_line: impl FnMut(&[u8]) -> Result<ControlFlow<()>, CliError>,
+    ) -> Result<(), CliError> {
+        let caller = self.caller;
+        let mut buffer = Vec::new();
+        while let Some(frame) = self.body.frame().await {
+            let frame = frame.map_err(|error| caller.unavailable(&proto::ErrorChain(&error).to_string()))?;
+            buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
+            let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
+                if buffer.len() > MAX_LINE {
+                    return Err(caller.unavailable("a line of the response is too long"));
+                }
+                continue;
+            };
+            for line in buffer[..end].split(|byte| *byte == b'\n') {
+                if on_line(line)?.is_break() {
+                    return Ok(());
+                }
+            }
+            buffer.drain(..=end);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the URL of kas: the server of a kubeconfig has the path of the Kubernetes API of an agent, too.
+fn without_api(server: &str) -> &str {
+    let server = server.trim_end_matches('/');
+    let of_agent = server.strip_suffix("/kubernetes").and_then(|rest| rest.rsplit_once("/agents/"));
+    match of_agent {
+        Some((server, agent)) if !agent.contains('/') => server,
+        _ => server.strip_suffix("/k8s-proxy").unwrap_or(server),
+    }
+}
+
+/// Adds what to do to the errors of TLS that a wrong flag has.
+fn explain(error: &str) -> String {
+    let hint = if error.contains("UnknownIssuer") {
+        "use --cacert FILE with the certificate of its authority"
+    } else if error.contains("InvalidContentType") {
+        "the server does not use TLS at this port; an http:// URL may be right"
+    } else if error.contains("close_notify") {
+        // The library explains at length why it does not take this for an end.
+        return "the connection was cut".to_owned();
+    } else {
+        return error.to_owned();
+    };
+    format!("{error}: {hint}")
 }
 
 /// A server from which a command reads.
@@ -221,5 +263,36 @@ fn refused(status: StatusCode, body: &[u8]) -> CliError {
     match status.is_server_error() {
         true => CliError::unavailable(format!("{message} ({status})")),
         false => CliError::usage(format!("{message} ({status})")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_may_be_that_of_a_kubeconfig() {
+        for (server, expected) in [
+            ("https://kas:8154", "https://kas:8154"),
+            ("https://kas:8154/", "https://kas:8154"),
+            ("https://kas:8154/agents/production/kubernetes", "https://kas:8154"),
+            ("https://kas/prefix/agents/7/kubernetes/", "https://kas/prefix"),
+            ("https://kas/k8s-proxy/", "https://kas"),
+            ("https://kas/agents/a/b/kubernetes", "https://kas/agents/a/b/kubernetes"),
+        ] {
+            assert_eq!(without_api(server), expected);
+        }
+    }
+
+    #[test]
+    fn errors_of_a_wrong_flag_say_what_to_do() {
+        let error = "client error (Connect): invalid peer certificate: UnknownIssuer";
+        assert_eq!(
+            explain(error),
+            format!("{error}: use --cacert FILE with the certificate of its authority")
+        );
+        let cut = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
+        assert_eq!(explain(cut), "the connection was cut");
+        assert_eq!(explain("connection refused"), "connection refused");
     }
 }

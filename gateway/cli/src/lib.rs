@@ -20,7 +20,9 @@ mod graph;
 mod login;
 pub mod manual;
 pub mod table;
+mod time_argument;
 
+use self::time_argument::parse_time;
 pub use self::{
     audit::AuditCommand,
     environments::EnvironmentsCommand,

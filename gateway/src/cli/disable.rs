@@ -15,7 +15,7 @@ use crate::{
     config::Config,
     kill_switch::{DisableRule, Selector, file},
 };
-use cli::{CliError, CommandResult, print};
+use cli::{CliError, CommandResult, print, warn};
 
 /// Disable requests: of everything, a service, an agent or a caller
 ///
@@ -146,6 +146,12 @@ impl Disable {
                 "name what to disable: --all, or some of --service, --agent, --caller, --user and --address",
             ));
         };
+        if let Some(service) = selector.service.as_ref().filter(|service| !is_known(service)) {
+            warn(&format!(
+                "kas has no service {service}: the rule concerns agents with a service of this name; those of kas are {}",
+                ServiceName::OF_CALLERS.join(", ")
+            ));
+        }
         let until = self.until.or_else(|| SystemTime::now().checked_add(self.lasting?));
         let rule = DisableRule { selector, reason, until };
         let done = format!("disabled {rule}\n");
@@ -194,6 +200,12 @@ impl Enable {
         write(&path, &left)?;
         report(&removed)
     }
+}
+
+fn is_known(service: &ServiceName) -> bool {
+    let name = service.as_str();
+    let kind = name.split_once('.').map_or(name, |(kind, _)| kind);
+    service.is_internal() || name == ServiceName::EVENTS || ServiceName::OF_CALLERS.contains(&kind)
 }
 
 /// Separates the rules with exactly this selector, or all without one, from the others. `place` is for errors.

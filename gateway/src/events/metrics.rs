@@ -71,7 +71,7 @@ impl EventMetrics {
         for result in AgentEventResult::ALL {
             drop(metrics.agent_events.get_or_create(&ResultLabel { result: result.as_str() }));
         }
-        let help = "Events that this replica has reported to the log; others may have reported the same ones";
+        let help = "Events that this replica has reported to the log, which leaves out those that it has and states that are as before";
         registry.register("kas_events", help, metrics.events.clone());
         let help = "Events of kas that were dropped, because too many wait for Redis";
         registry.register("kas_events_dropped", help, metrics.dropped.clone());

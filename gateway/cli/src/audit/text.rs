@@ -100,6 +100,7 @@ fn operation(event: &ClusterEvent) -> String {
             let place = match (namespace.as_str(), name.as_str()) {
                 ("", "") => String::new(),
                 ("", name) => format!(" {name}"),
+                (namespace, "") => format!(" in {namespace}"),
                 (namespace, name) => format!(" {namespace}/{name}"),
             };
             format!("{resource}{dot}{group}{slash}{subresource}{place}")
