@@ -13,7 +13,6 @@ mod client;
 mod delivery;
 mod metrics;
 mod payload;
-mod signature;
 mod target;
 
 use std::{

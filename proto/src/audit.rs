@@ -149,11 +149,11 @@ pub struct EventObject {
 pub enum Through {
     /// A caller has sent it through kas.
     Kas,
-    /// It has the credential of agentk, and no replica has a record of it.
+    /// agentk has sent it by itself.
     Agentk,
     /// It did not pass kas.
     Direct,
-    /// It has an id of kas, but its sender is not certain.
+    /// It has an id of kas, as the requests of callers have, but no replica remembers it, or its sender is not certain.
     Unknown,
 }
 

@@ -36,6 +36,7 @@ mod reason;
 mod short_line;
 pub mod trailers;
 mod tunnel_protocol;
+pub mod webhook_signature;
 
 pub use self::delivery::Delivery;
 pub use self::error_chain::ErrorChain;

@@ -7,6 +7,7 @@ use std::{
 
 use http::StatusCode;
 use parking_lot::Mutex;
+use proto::webhook_signature;
 use router::{CURSOR_TTL, CursorRequest, EventPosition, LoggedEvent, StoreError};
 use tokio::{
     task::spawn_blocking,
@@ -17,7 +18,7 @@ use super::{
     WebhookContext, WebhookSettings,
     client::{DeliveryAnswer, DeliveryError, DeliveryRequest, post},
     metrics::DeliveryResult,
-    payload, signature,
+    payload,
 };
 
 /// The time between two claims of the cursor, a quarter of the time for which a claim is valid.
@@ -294,7 +295,7 @@ async fn attempt(
     let id = event.position.to_string();
     let timestamp = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let body = payload::body(webhook.format, event);
-    let signature = secret.map(|secret| signature::sign(&secret.keys(), &id, timestamp, &body));
+    let signature = secret.map(|secret| webhook_signature::sign(&secret.keys(), &id, timestamp, &body));
     post(&url, &webhook.addresses, roots, DeliveryRequest { id, timestamp, signature, body }).await
 }
 

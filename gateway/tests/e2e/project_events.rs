@@ -14,7 +14,8 @@ use crate::support::{
 };
 
 const CONFIGURATION: &str = ".gitlab/agents/prod/config.yaml";
-const KEY: &str = "the key of the receiver";
+/// The key of the receiver, whose file has it in base64.
+const KEY: [u8; 32] = [7; 32];
 
 /// Definitions of Flux and Argo CD, as far as agentk knows them.
 const DEFINITIONS: [(&str, &str, &str, &str); 4] = [
@@ -87,7 +88,7 @@ fn event(number: u32) -> Value {
 
 fn policy(directory: &Path, urls: &[String]) -> String {
     let key = directory.join("receiver-key");
-    fs::write(&key, KEY).unwrap();
+    fs::write(&key, BASE64_STANDARD.encode(KEY)).unwrap();
     let webhooks: String =
         urls.iter().map(|url| format!("- {{url: '{url}', secretFile: '{}'}}\n", key.display())).collect();
     format!("rules: [{{name: all, action: allow, services: ['*']}}]\nwebhooks:\n{webhooks}")
@@ -98,7 +99,7 @@ fn verified(request: &RecordedRequest) -> Value {
     let header = |name: &str| request.header(name).unwrap().to_owned();
     let (id, time) = (header("webhook-id"), header("webhook-timestamp"));
     let body = std::str::from_utf8(&request.body).unwrap();
-    let mac = Hmac::<Sha256>::new_from_slice(KEY.as_bytes()).unwrap();
+    let mac = Hmac::<Sha256>::new_from_slice(&KEY).unwrap();
     let mac = mac.chain_update(format!("{id}.{time}.{body}")).finalize().into_bytes();
     assert_eq!(header("webhook-signature"), format!("v1,{}", BASE64_STANDARD.encode(mac)));
     let event: Value = serde_json::from_str(body).unwrap();

@@ -130,7 +130,8 @@ struct Pod {
 impl Pod {
     async fn start(cluster: &TestCluster, url: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("key"), "0123456789abcdef").unwrap();
+        std::fs::write(directory.path().join("key"), "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\n")
+            .unwrap();
         let file = directory.path().join("policy.yaml");
         write_policy(&directory, url);
         let policy = Arc::new(PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap());

@@ -7,17 +7,17 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};
-use proto::notify::{ProjectEvent, ProjectEventFields};
+use proto::{
+    notify::{ProjectEvent, ProjectEventFields},
+    webhook_signature::sign,
+};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 use serde_json::json;
-use settings::rfc3339;
-use sha2::Sha256;
-use tokio::time::timeout;
+use settings::{Secret, rfc3339, unreadable};
+use tokio::{task::spawn_blocking, time::timeout};
 use tunnel::Body;
 
 use super::lane::EffectError;
@@ -28,8 +28,8 @@ use crate::{
 
 /// The time for the head of the response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The shortest and the longest key, in bytes.
-const KEY_LENGTH: std::ops::RangeInclusive<usize> = 16..=4096;
+/// The largest file of keys, in bytes.
+const MAX_SECRET_FILE: u64 = 64 << 10;
 const ID: HeaderName = HeaderName::from_static("webhook-id");
 const TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
@@ -60,7 +60,7 @@ impl Default for WebhookClient {
 }
 
 impl WebhookClient {
-    /// Sends an event, signed with the key of the policy.
+    /// Sends an event, signed with the keys of the policy.
     pub(super) async fn send(
         &self,
         url: &str,
@@ -72,10 +72,10 @@ impl WebhookClient {
             allowed.ok_or_else(|| refused("the policy of the cluster's owner does not list this URL"))?;
         let file =
             allowed.secret_file().ok_or_else(|| refused("the policy has no secretFile for this URL"))?;
-        let key = read_key(file).await?;
+        let secret = read_secret(file).await?;
         let body = body(event);
         let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let signature = signature(&key, event.id(), timestamp, &body);
+        let signature = sign(&secret.keys(), event.id(), timestamp, body.as_bytes());
         let id =
             HeaderValue::from_str(event.id()).map_err(|_| refused("the id of the event is no header"))?;
         let headers = [
@@ -156,46 +156,45 @@ fn body(event: &ProjectEvent) -> String {
     json!(body).to_string()
 }
 
-/// Returns the value of the header `webhook-signature`: the HMAC-SHA256 of id, time and body.
-fn signature(key: &SecretString, id: &str, timestamp: u64, body: &str) -> String {
-    let mac = Hmac::<Sha256>::new_from_slice(key.expose_secret().as_bytes()).expect("any length is a key");
-    let mac = mac.chain_update(format!("{id}.{timestamp}.{body}")).finalize().into_bytes();
-    format!("v1,{}", BASE64_STANDARD.encode(mac))
-}
-
-/// Reads the key at each use, so that a new one needs no restart.
-async fn read_key(file: &Path) -> Result<SecretString, EffectError> {
+/// Reads the keys at each use, so that new ones need no restart.
+async fn read_secret(file: &Path) -> Result<Secret, EffectError> {
     let path = file.to_owned();
-    let read = tokio::task::spawn_blocking(move || files::read_text_at_most(&path, *KEY_LENGTH.end() as u64));
-    let failed =
-        |what: String| EffectError::Failed(format!("the key {} cannot be used: {what}", file.display()));
-    let text =
-        read.await.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))?;
-    let key = text.trim();
-    if !KEY_LENGTH.contains(&key.len()) {
-        return Err(failed("a key has 16 to 4096 bytes".to_owned()));
-    }
-    Ok(SecretString::from(key))
+    let read = spawn_blocking(move || {
+        let text = files::read_text_at_most(&path, MAX_SECRET_FILE).map_err(|error| unreadable(&error))?;
+        Secret::parse(SecretString::from(text).expose_secret()).map_err(|error| error.to_string())
+    });
+    let secret = read.await.unwrap_or_else(|error| Err(error.to_string()));
+    secret.map_err(|what| EffectError::Failed(format!("the key file {}: {what}", file.display())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The HMAC was computed with `openssl dgst -sha256 -hmac`.
-    #[test]
-    fn signature_covers_id_time_and_body() {
-        let key = SecretString::from("0123456789abcdef");
-        let signed = signature(&key, "e-1", 1_700_000_000, "{}");
-        assert_eq!(signed, SIGNED);
-        for (id, time, body) in
-            [("e-2", 1_700_000_000, "{}"), ("e-1", 1_700_000_001, "{}"), ("e-1", 1_700_000_000, "{ }")]
-        {
-            assert_ne!(signature(&key, id, time, body), signed);
+    #[tokio::test]
+    async fn unusable_key_file_is_named_with_the_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("receiver");
+        for (text, expected) in [
+            (None, "the file does not exist"),
+            (Some("the key of the receiver"), "is not base64: `openssl rand -base64 32` makes a key"),
+            (
+                Some("c2hvcnQ="),
+                "has 5 bytes, and must have 32 or more: `openssl rand -base64 32` makes a key",
+            ),
+        ] {
+            if let Some(text) = text {
+                std::fs::write(&file, text).unwrap();
+            }
+            let error = read_secret(&file).await.unwrap_err().to_string();
+            assert_eq!(error, format!("the key file {}: {expected}", file.display()));
         }
+        // The second key replaces the first one without a pause: each event has a signature of both.
+        let keys =
+            "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\nYWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXphYmNkZWY=\n";
+        std::fs::write(&file, keys).unwrap();
+        assert_eq!(read_secret(&file).await.unwrap().keys().iter().count(), 2);
     }
-
-    const SIGNED: &str = "v1,XQZ1It/RYzCbq4De7EfK882GjwVIodVbEjEhoFN3qEQ=";
 
     #[test]
     fn status_decides_about_another_attempt() {

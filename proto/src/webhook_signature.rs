@@ -1,4 +1,4 @@
-//! The signature of a delivery, as the specification of Standard Webhooks defines it: an HMAC-SHA-256 of the id, the time and the body.
+//! The signature of a webhook, as the specification of Standard Webhooks defines it: an HMAC-SHA-256 of the id, the time and the body.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::Mac as _;
@@ -6,7 +6,7 @@ use settings::KeySet;
 
 /// Returns the value of the header `webhook-signature`: one signature of each key, so that a key can be replaced. `timestamp` is in seconds
 /// since 1970.
-pub(super) fn sign(keys: &KeySet, id: &str, timestamp: u64, body: &[u8]) -> String {
+pub fn sign(keys: &KeySet, id: &str, timestamp: u64, body: &[u8]) -> String {
     let signatures = keys.iter().map(|key| {
         let signed = key.hmac().chain_update(format!("{id}.{timestamp}.")).chain_update(body);
         format!("v1,{}", BASE64_STANDARD.encode(signed.finalize().into_bytes()))
