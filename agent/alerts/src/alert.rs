@@ -228,6 +228,7 @@ impl AlertReport {
         match self.state {
             AlertState::Opened => what,
             AlertState::Ongoing => format!("{what}, {count} times so far"),
+            AlertState::Closed if *count == 1 => format!("{what}: over after one time"),
             AlertState::Closed => format!("{what}: over after {count} times"),
         }
     }
@@ -247,7 +248,11 @@ impl From<AlertReport> for NewAgentEvent {
             name: subject.name.clone(),
             ..EventSubject::default()
         };
-        let mut content = EventContent::new(EventKind::Alert, alert.severity, message)
+        let severity = match state {
+            AlertState::Opened | AlertState::Ongoing => alert.severity,
+            AlertState::Closed => Severity::Info,
+        };
+        let mut content = EventContent::new(EventKind::Alert, severity, message)
             .with_subject(subject)
             .with_detail("state", state.as_str())
             .with_detail("verdict", alert.verdict.as_str())
