@@ -84,6 +84,8 @@ pub struct App {
     notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
     audit: Option<AuditWebhook>,
+    /// Ends the responses that follow the audit events.
+    stopping: CancellationToken,
     alerts: Option<Arc<Alerts>>,
     events: EventLog,
     observability: Observability,
@@ -141,12 +143,13 @@ impl App {
         let summary = ScopeSummary::new(options.namespaces.as_ref());
         let scope = ScopeEnforcer::new(options.namespaces, observability.metrics.clone());
         let scope = Arc::new(if options.require_scope { scope.requiring_configured() } else { scope });
+        let stopping = CancellationToken::new();
         let audit = AuditWebhook::build(options.audit, &mut registry, &mut followers)?;
         let mut policy = None;
         let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
         if let Some(audit) = &audit {
             let scope = limited.then(|| Arc::clone(&scope));
-            let handler = AuditHandler::new(audit.view(), scope, kubernetes.clone());
+            let handler = AuditHandler::new(audit.view(), scope, kubernetes.clone(), stopping.clone());
             services = services.with_handler(ServiceName::AUDIT, handler);
         }
         if let Some(file) = options.policy_file {
@@ -300,6 +303,7 @@ impl App {
             notify: notify_tasks,
             graph,
             audit,
+            stopping,
             alerts,
             events,
             observability,
@@ -378,6 +382,7 @@ impl App {
             shutdown.cancel();
             health.stop();
             self.events.close();
+            self.stopping.cancel();
             self.notifier.stopping();
             (Instant::now() + self.grace + 2 * FORCED_CLOSE_TIMEOUT, panicked)
         });

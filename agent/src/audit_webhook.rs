@@ -13,7 +13,15 @@ mod receiver;
 mod repeated;
 mod writer;
 
-use std::{convert::Infallible, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -22,6 +30,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use process::LogLimiter;
 use prometheus_client::registry::Registry;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -55,6 +64,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The period in which a failing disk, and certificates that are refused, are logged once.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// A webhook that is ready to run.
 #[derive(Debug)]
@@ -84,13 +95,8 @@ impl AuditWebhook {
         registry: &mut Registry,
         followers: &mut FileFollowers,
     ) -> anyhow::Result<Option<Self>> {
-        let Some(address) = options.audit_listen else { return Ok(None) };
-        let required = |file: Option<_>, flag| file.with_context(|| format!("--audit-listen needs {flag}"));
-        let certificate = required(options.audit_certificate_file, "--audit-certificate-file")?;
-        let key = required(options.audit_certificate_key_file, "--audit-certificate-key-file")?;
-        let authority = required(options.audit_client_ca_file, "--audit-client-ca-file")?;
+        let Some((address, tls)) = audit_listener(&options)? else { return Ok(None) };
         let directory = required(options.audit_directory, "--audit-directory")?;
-        let tls = ListenTls::read(certificate, key, Some(authority)).context("--audit-certificate-file")?;
         let check = tls.clone();
         followers.check("--audit-certificate-file", tls.files(), move || check.reload());
         let ring = Ring::open(&directory, options.audit_max_bytes)
@@ -131,6 +137,25 @@ impl BoundAuditWebhook {
     }
 }
 
+/// Returns the address and the certificates that the options describe, or `None` if they have no address. It reads the certificates, which
+/// blocks.
+///
+/// # Errors
+///
+/// A flag is missing, or its file is invalid; the error names the flag.
+pub(crate) fn audit_listener(options: &AuditOptions) -> anyhow::Result<Option<(SocketAddr, ListenTls)>> {
+    let Some(address) = options.audit_listen else { return Ok(None) };
+    let certificate = required(options.audit_certificate_file.clone(), "--audit-certificate-file")?;
+    let key = required(options.audit_certificate_key_file.clone(), "--audit-certificate-key-file")?;
+    let authority = required(options.audit_client_ca_file.clone(), "--audit-client-ca-file")?;
+    let tls = ListenTls::from_flags("audit", certificate, key, Some(authority))?;
+    Ok(Some((address, tls)))
+}
+
+fn required(file: Option<PathBuf>, flag: &str) -> anyhow::Result<PathBuf> {
+    file.with_context(|| format!("--audit-listen needs {flag}"))
+}
+
 /// Accepts connections until `shutdown`. Returns those that are open then, which end after the request in flight.
 async fn accept(
     listener: TcpListener,
@@ -140,6 +165,7 @@ async fn accept(
 ) -> JoinSet<()> {
     let handshakes = Handshakes::default();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let refusals = Arc::new(LogLimiter::<()>::new(LOG_PERIOD));
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
@@ -150,10 +176,13 @@ async fn accept(
                     receiver.metrics().count_request("limit");
                     continue;
                 };
-                let (tls, receiver) = (tls.clone(), Arc::clone(&receiver));
+                let (tls, receiver, refusals) = (tls.clone(), Arc::clone(&receiver), Arc::clone(&refusals));
                 let (permits, shutdown) = (Arc::clone(&permits), shutdown.clone());
                 connections.spawn(async move {
-                    let Some(io) = authenticate(tcp, tls, &receiver, handshake).await else { return };
+                    let io = match authenticate(tcp, tls, handshake).await {
+                        Ok(io) => io,
+                        Err(error) => return report_handshake(&error, peer, &receiver, &refusals),
+                    };
                     let Ok(_permit) = permits.try_acquire() else {
                         return receiver.metrics().count_request("limit");
                     };
@@ -174,19 +203,33 @@ async fn accept(
 async fn authenticate(
     tcp: TcpStream,
     tls: ListenTls,
-    receiver: &Receiver,
     _handshake: HandshakeGuard,
-) -> Option<impl AsyncRead + AsyncWrite + Unpin> {
+) -> io::Result<impl AsyncRead + AsyncWrite + Unpin> {
     let accepted = timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await;
-    match accepted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut))) {
-        Ok(io) => Some(io),
-        Err(error) => {
-            // Strangers may cause any number of them, and the API server reports its own.
-            receiver.metrics().count_request("tls");
-            tracing::debug!(%error, "a TLS handshake failed");
-            None
-        }
+    accepted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
+}
+
+/// Counts a handshake that failed, and logs it if the client has no certificate of the authority. Strangers may cause any number of them.
+fn report_handshake(error: &io::Error, peer: SocketAddr, receiver: &Receiver, refusals: &LogLimiter<()>) {
+    receiver.metrics().count_request("tls");
+    if !is_refused_certificate(error) {
+        tracing::debug!(%peer, %error, "a TLS handshake failed");
+    } else if let Some(suppressed) = refusals.admit((), Instant::now()) {
+        tracing::warn!(
+            %peer,
+            %error,
+            suppressed,
+            "a client's certificate was refused: --audit-client-ca-file must be the authority of the client certificate in the \
+             kubeconfig of --audit-webhook-config-file"
+        );
     }
+}
+
+/// Returns whether a handshake failed because of the client's certificate, or because the client has none. A port scanner that sends other
+/// bytes than TLS fails earlier.
+fn is_refused_certificate(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented))
 }
 
 /// Serves the requests of a connection until it ends or is idle for too long.

@@ -1,6 +1,7 @@
-//! `agentk check`: tries the connections to kas, to the cluster and to Prometheus step by step, and prints a remedy for the step
+//! `agentk check`: tries the connections to kas, to the cluster, to Prometheus and to Hubble step by step, and prints a remedy for the step
 //! that fails.
 
+mod alerts;
 mod gitlab;
 mod gitops;
 mod listen;
@@ -9,6 +10,7 @@ use std::{
     collections::BTreeMap,
     fmt::Display,
     io::{self, Write},
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,14 +23,16 @@ use secrecy::SecretString;
 use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
-    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
+    AgentMetrics, AgentToken, DialError, KasAddress, ListenTls, ServiceError,
     app::{KasConnection, agent_token, alert_sources, check_scope, prometheus_services, tracer_config},
+    audit_webhook::audit_listener,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
     policy::{PolicyEnforcer, PolicyMode},
     services::{
         KubernetesService, PrometheusService, Services,
+        alerts::AlertSources,
         gitops::{GitopsMetrics, cluster_client},
         kube_client::Restrictions,
         prometheus::discovery::Discovery,
@@ -72,6 +76,9 @@ pub struct CheckCommand {
     discovery: Option<Discovery>,
     /// The cluster for GitOps and the namespace of agentk, unless agentk applies no manifests.
     gitops: Option<(KubeCluster, String)>,
+    /// The address and the certificates for the audit events of the API server.
+    audit: Option<(SocketAddr, ListenTls)>,
+    alerts: Option<AlertSources>,
     policy: Option<PolicyEnforcer>,
     scope: ScopeSummary,
     require_scope: bool,
@@ -93,7 +100,8 @@ impl CheckCommand {
         let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
         tracer_config(&options, &|name| std::env::var_os(name))?;
-        let alerts = alert_sources(&options)?.is_some();
+        let alerts = alert_sources(&options)?;
+        let audit = audit_listener(&options.audit)?;
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
         let cluster = Cluster::load(&kubeconfig)?;
         let mut served = Services::names_of_callers(
@@ -101,11 +109,11 @@ impl CheckCommand {
             options.prometheus_discovery.is_some(),
             !options.no_gitops,
             !options.no_graph,
-            alerts,
+            alerts.is_some(),
             !options.no_remote_configuration,
         );
         served.extend((!options.no_notify).then(|| ServiceName::NOTIFY.parse().expect("a service name")));
-        if options.audit.audit_listen.is_some() {
+        if audit.is_some() {
             served.push(ServiceName::AUDIT.parse().expect("a service name"));
         }
         let policy =
@@ -128,6 +136,8 @@ impl CheckCommand {
             kubernetes,
             gitops,
             prometheus,
+            audit,
+            alerts,
             policy: policy.transpose()?,
             scope: ScopeSummary::new(options.namespaces.as_ref()),
             require_scope: options.require_scope,
@@ -162,6 +172,21 @@ impl CheckCommand {
         if let Some(discovery) = &self.discovery {
             report.subject = ServiceName::PROMETHEUS.to_owned();
             let result = discover(discovery, &mut report).await;
+            report.end(result);
+        }
+        if let Some((address, tls)) = &self.audit {
+            report.subject = "audit".to_owned();
+            let files: Vec<_> = tls.files().iter().map(|file| file.display().to_string()).collect();
+            let what = format!(
+                "the API server posts events to {address}, path /audit, with a client certificate of the authority; the certificate \
+                 matches its key; read {}",
+                files.join(", ")
+            );
+            report.ok("--audit-listen", what);
+        }
+        if let Some(sources) = &self.alerts {
+            report.subject = ServiceName::ALERTS.to_owned();
+            let result = self.check_alerts(sources, answers, &mut report).await;
             report.end(result);
         }
 

@@ -4,7 +4,10 @@ use std::{
     fs::File,
     io::{self, Read as _, Seek as _, SeekFrom},
     ops::ControlFlow,
+    time::{Duration, SystemTime},
 };
+
+use proto::audit::ClusterEvent;
 
 use crate::{EventFilter, Position, RingView, filter::EventFields, ring::Segment};
 
@@ -21,6 +24,8 @@ pub struct Cursor {
     chunk: Vec<u8>,
     /// The position of the reader is not one of this ring.
     is_foreign: bool,
+    /// The first time for which the reader asks, if events of this time may have been removed.
+    since: Option<SystemTime>,
 }
 
 /// The result of [`Cursor::read`].
@@ -39,7 +44,16 @@ impl Cursor {
     pub fn new(view: RingView, position: Position) -> Self {
         let is_foreign = position.ring != view.end().ring || position.offset > view.end().offset;
         let offset = if is_foreign { view.start().offset } else { position.offset };
-        Self { view, offset, file: None, chunk: Vec::new(), is_foreign }
+        Self { view, offset, file: None, chunk: Vec::new(), is_foreign, since: None }
+    }
+
+    /// Reads all events since a time, and earlier ones. A gap comes first if events of this time may have been removed. This looks at the
+    /// times of files, which blocks.
+    pub fn since(view: RingView, time: SystemTime) -> Self {
+        let begin = view.since(time);
+        // A ring whose first byte still exists has lost nothing, and a file that is skipped has older events only.
+        let may_have_lost = begin.offset > 0 && begin == view.start();
+        Self { since: may_have_lost.then_some(time), ..Self::new(view, begin) }
     }
 
     /// Returns the position after the last line that was read.
@@ -66,6 +80,7 @@ impl Cursor {
         if self.offset < segment.start {
             let lost = segment.start - self.offset;
             self.offset = segment.start;
+            self.since = None;
             return Ok(Progress::Gap(Some(lost)));
         }
         match self.fill(segment) {
@@ -77,6 +92,11 @@ impl Cursor {
                 return Ok(Progress::Gap(Some(lost)));
             }
             Err(error) => return Err(error),
+        }
+        if let Some(since) = self.since.take()
+            && oldest(&self.chunk).is_none_or(|oldest| oldest > since)
+        {
+            return Ok(Progress::Gap(None));
         }
         let ring = self.view.end().ring;
         let Some(end) = self.chunk.iter().rposition(|byte| *byte == b'\n') else {
@@ -113,8 +133,19 @@ impl Cursor {
     }
 }
 
+/// Returns the time at which the first event of a chunk was sent. The removed events were sent earlier. The request of the event may be
+/// older than the removed ones: that of a watch takes hours.
+fn oldest(chunk: &[u8]) -> Option<SystemTime> {
+    let line = chunk.split(|byte| *byte == b'\n').next()?;
+    let event: ClusterEvent = serde_json::from_slice(line).ok()?;
+    let duration = Duration::try_from_secs_f64(event.duration_ms.unwrap_or_default() / 1000.0);
+    humantime::parse_rfc3339(&event.time).ok()?.checked_add(duration.unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
+    use proto::audit::ClusterUser;
+
     use super::*;
     use crate::Ring;
 
@@ -205,6 +236,63 @@ mod tests {
         assert_eq!(gaps, [Some(view.start().offset)]);
         let lost = view.start().offset as usize / length;
         assert_eq!(lines, (lost..5000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn time_that_the_ring_may_have_lost_is_a_gap() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = Ring::open(directory.path(), 1 << 20).unwrap();
+        let view = ring.view();
+        let second = |number: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(number);
+        // Each event is sent half a second after its request.
+        let line = |number: u64| {
+            let event = ClusterEvent {
+                time: humantime::format_rfc3339_micros(second(number)).to_string(),
+                duration_ms: Some(500.0),
+                audit_id: "x".repeat(500),
+                verb: "get".to_owned(),
+                cluster_user: ClusterUser { name: "jane".to_owned(), ..ClusterUser::default() },
+                ..ClusterEvent::default()
+            };
+            format!("{}\n", serde_json::to_string(&event).unwrap())
+        };
+        let read = |mut cursor: Cursor| {
+            let (mut gaps, mut lines) = (Vec::new(), 0_usize);
+            loop {
+                let progress = cursor.read(&EventFilter::default(), None, |_, _, _| {
+                    lines += 1;
+                    ControlFlow::Continue(())
+                });
+                match progress.unwrap() {
+                    Progress::More => {}
+                    Progress::End => return (gaps, lines),
+                    Progress::Gap(lost) => {
+                        assert_eq!((lines, cursor.position()), (0, view.start()), "it comes first");
+                        gaps.push(lost);
+                    }
+                }
+            }
+        };
+        let since = |number: u64| read(Cursor::since(view.clone(), second(number)));
+        for number in 0..100 {
+            ring.append(line(number).as_bytes()).unwrap();
+        }
+        assert_eq!(since(0), (vec![], 100), "the ring is complete");
+        for number in 100..5000 {
+            ring.append(line(number).as_bytes()).unwrap();
+        }
+        let removed = view.start().offset / line(0).len() as u64;
+        assert!(removed > 0);
+        let kept = usize::try_from(5000 - removed).unwrap();
+        assert_eq!(since(0), (vec![None], kept));
+        assert_eq!(
+            since(removed),
+            (vec![None], kept),
+            "the request of a removed event may have come meanwhile"
+        );
+        assert_eq!(since(removed + 1), (vec![], kept));
+        let oldest = Cursor::new(view.clone(), view.start());
+        assert_eq!(read(oldest), (vec![], kept), "without a time there is no gap");
     }
 
     #[test]

@@ -10,8 +10,9 @@
 use std::{
     collections::VecDeque,
     fmt,
-    fs::{self, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -25,6 +26,9 @@ use tokio::sync::watch;
 const FILES: u64 = 16;
 /// The smallest and the largest file.
 const FILE_SIZES: (u64, u64) = (64 << 10, 16 << 20);
+/// The modes of a new directory and of all files: only the user of agentk may read who has done what in the cluster.
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 /// The ending of the names of files.
 const ENDING: &str = ".jsonl";
 /// The longest end of a file that is searched for the end of its last line. No line is as long.
@@ -92,12 +96,18 @@ impl Ring {
     ///
     /// The directory cannot be used, or another process uses it.
     pub fn open(directory: &Path, limit: u64) -> io::Result<Self> {
-        fs::create_dir_all(directory)?;
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).open(directory.join("lock"))?;
+        // A directory that exists keeps the mode that the operator has chosen.
+        DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)?;
+        let lock_path = directory.join("lock");
+        let lock = open_private(&lock_path)?;
         lock.try_lock().map_err(|_| io::Error::other("another process uses the directory"))?;
         let (id, mut segments) = find(directory)?;
         let id = id.unwrap_or_else(rand::random);
+        // Earlier versions created files that all users of the machine can read.
+        restrict(&lock_path);
+        for segment in &segments {
+            restrict(&path(directory, id, segment.start));
+        }
         if let Some(last) = segments.back_mut() {
             last.length = complete(&path(directory, id, last.start), last.length)?;
         }
@@ -274,9 +284,21 @@ fn path(directory: &Path, id: u32, start: u64) -> PathBuf {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+    let mut file = open_private(path)?;
     file.seek(SeekFrom::End(0))?;
     Ok(file)
+}
+
+/// Opens a file for writing. The mode is that of a new file.
+fn open_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(path)
+}
+
+/// Sets the mode of a file that exists. Only its owner may do so, and the ring can be used without.
+fn restrict(path: &Path) {
+    if let Err(error) = fs::set_permissions(path, Permissions::from_mode(FILE_MODE)) {
+        tracing::warn!(path = %path.display(), %error, "the mode of a file of audit events was not changed to 0600");
+    }
 }
 
 /// Finds the files of a ring, in order. If there are several rings, the newest files win, and the others are removed.
@@ -384,6 +406,31 @@ mod tests {
         // With a lower limit, the oldest files go at once.
         let ring = Ring::open(directory.path(), 1).unwrap();
         assert_eq!((files(directory.path()), ring.view().start().offset), (1, 64 << 10));
+    }
+
+    #[test]
+    fn only_the_user_of_agentk_may_read_the_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("audit/events");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let paths = || -> Vec<PathBuf> {
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect()
+        };
+        let mut ring = Ring::open(&directory, LIMIT).unwrap();
+        for number in 0..200 {
+            ring.append(&line(number)).unwrap();
+        }
+        drop(ring);
+        assert_eq!((mode(&directory), paths().len()), (0o700, 5), "the lock and four files");
+        assert!(paths().iter().all(|path| mode(path) == 0o600));
+        // The operator has created the directory, and an earlier version of agentk the files.
+        fs::set_permissions(&directory, Permissions::from_mode(0o750)).unwrap();
+        for path in paths() {
+            fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+        }
+        let _ring = Ring::open(&directory, LIMIT).unwrap();
+        assert_eq!((mode(&directory), paths().len()), (0o750, 5));
+        assert!(paths().iter().all(|path| mode(path) == 0o600));
     }
 
     #[test]

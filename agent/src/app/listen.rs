@@ -58,8 +58,9 @@ impl KasConnection {
                 let key = options.listen_certificate_key_file.clone();
                 let client_ca = options.listen_client_ca_file.clone();
                 let pair = certificate.zip(key);
-                let tls = pair.map(|(certificate, key)| ListenTls::read(certificate, key, client_ca));
-                let tls = tls.transpose().context("--listen-certificate-file")?;
+                let tls = pair
+                    .map(|(certificate, key)| ListenTls::from_flags("listen", certificate, key, client_ca));
+                let tls = tls.transpose()?;
                 let key = options.listen_key_file.clone().map(ListenKey::read);
                 let key = key.transpose().context("--listen-key-file")?;
                 let config = ListenConfig { address, tls, key };

@@ -16,7 +16,7 @@ use rustls::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncReadExt as _, duplex},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     sync::{mpsc, watch},
 };
 use tokio_rustls::TlsConnector;
@@ -74,6 +74,26 @@ fn build(options: AuditOptions) -> anyhow::Result<Option<AuditWebhook>> {
     AuditWebhook::build(options, &mut Registry::default(), &mut followers)
 }
 
+/// Returns a TLS client with the certificate of this client, if there is one.
+fn connector(
+    server: &Certificates,
+    client: Option<&Certificates>,
+) -> Result<TlsConnector, Box<dyn std::error::Error>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(server.authority.as_bytes())?)?;
+    let config = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let config = match client {
+        Some(client) => config.with_client_auth_cert(
+            vec![CertificateDer::from_pem_slice(client.certificate.as_bytes())?],
+            PrivateKeyDer::from_pem_slice(client.key.as_bytes())?,
+        )?,
+        None => config.with_no_client_auth(),
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
 impl Fixture {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -95,21 +115,9 @@ impl Fixture {
         (method, path): (Method, &str),
         body: Vec<Bytes>,
     ) -> Result<(StatusCode, String), Box<dyn std::error::Error>> {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.server.authority.as_bytes())?)?;
-        let config = ClientConfig::builder_with_provider(tls::provider())
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots);
-        let config = match client {
-            Some(client) => config.with_client_auth_cert(
-                vec![CertificateDer::from_pem_slice(client.certificate.as_bytes())?],
-                PrivateKeyDer::from_pem_slice(client.key.as_bytes())?,
-            )?,
-            None => config.with_no_client_auth(),
-        };
+        let connector = connector(&self.server, client)?;
         let tcp = TcpStream::connect(self.address).await?;
-        let tls =
-            TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost")?, tcp).await?;
+        let tls = connector.connect(ServerName::try_from("localhost")?, tcp).await?;
         let (mut sender, connection) = client::handshake(TokioIo::new(tls)).await?;
         tokio::spawn(connection);
         let frames = body.into_iter().map(|data| Ok::<_, Infallible>(Frame::data(data)));
@@ -190,6 +198,40 @@ async fn client_without_a_certificate_of_the_authority_sends_nothing() {
         assert!(sent.is_err(), "{sent:?}");
     }
     assert_eq!(fixture.stop().await, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn refused_certificate_differs_from_a_port_scanner() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Certificates::new(ExtendedKeyUsagePurpose::ServerAuth);
+    let client = Certificates::new(ExtendedKeyUsagePurpose::ClientAuth);
+    let stranger = Certificates::new(ExtendedKeyUsagePurpose::ClientAuth);
+    let webhook = build(options(directory.path(), &server, &client)).unwrap().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accept = async || {
+        let (tcp, _) = listener.accept().await.unwrap();
+        webhook.tls.accept(tcp).await
+    };
+    for (client, expected) in [
+        (None, "peer sent no certificates"),
+        (Some(&stranger), "invalid peer certificate"),
+        (Some(&server), "invalid peer certificate"),
+    ] {
+        let connect = async {
+            let tcp = TcpStream::connect(address).await.unwrap();
+            let name = ServerName::try_from("localhost").unwrap();
+            // With TLS 1.3, it succeeds before the server has verified the certificate.
+            connector(&server, client).unwrap().connect(name, tcp).await
+        };
+        let (_connected, accepted) = tokio::join!(connect, accept());
+        let error = accepted.err().unwrap();
+        assert!(is_refused_certificate(&error) && error.to_string().contains(expected), "{error}");
+    }
+    let mut scanner = TcpStream::connect(address).await.unwrap();
+    scanner.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let error = accept().await.err().unwrap();
+    assert!(!is_refused_certificate(&error), "{error}");
 }
 
 #[tokio::test]
@@ -319,6 +361,29 @@ fn mistake_in_the_flags_names_the_flag() {
     let missing = AuditOptions { audit_client_ca_file: None, ..complete() };
     let error = build(missing).unwrap_err().to_string();
     assert_eq!(error, "--audit-listen needs --audit-client-ca-file");
+    let other = directory.path().join("other.key");
+    std::fs::write(&other, Certificates::new(ExtendedKeyUsagePurpose::ServerAuth).key).unwrap();
+    let (foreign, certificate) = (other.display(), directory.path().join("tls.crt"));
+    for (options, expected) in [
+        (
+            AuditOptions { audit_certificate_key_file: Some(other.clone()), ..complete() },
+            format!(
+                "--audit-certificate-key-file: {foreign}: does not match the certificate {}: ",
+                certificate.display()
+            ),
+        ),
+        (
+            AuditOptions { audit_client_ca_file: Some(other.clone()), ..complete() },
+            format!("--audit-client-ca-file: {foreign}: holds no PEM certificate"),
+        ),
+        (
+            AuditOptions { audit_certificate_file: Some(other.clone()), ..complete() },
+            format!("--audit-certificate-file: {foreign}: holds no PEM certificate"),
+        ),
+    ] {
+        let error = format!("{:#}", build(options).unwrap_err());
+        assert!(error.starts_with(&expected), "{error}");
+    }
     let file = complete().audit_client_ca_file;
     let not_a_directory = AuditOptions { audit_directory: file, ..complete() };
     let error = build(not_a_directory).unwrap_err().to_string();

@@ -1,20 +1,15 @@
 //! The thread that writes events to the ring, so that a slow disk delays nothing else.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Instant};
 
 use cluster_audit::{Ring, RingView};
 use process::LogLimiter;
 use tokio::sync::{mpsc, oneshot};
 
-use super::metrics::AuditMetrics;
+use super::{LOG_PERIOD, metrics::AuditMetrics};
 
 /// The most batches that wait for the disk.
 const QUEUE: usize = 16;
-/// The period in which a failing disk is logged once.
-const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// Lines with their number.
 #[derive(Debug, Default)]

@@ -8,10 +8,11 @@ mod stream;
 
 use std::sync::Arc;
 
-use cluster_audit::{Cursor, RingView};
+use cluster_audit::RingView;
 use http::{Method, Request, Response};
 use proto::{Reason, audit::EVENTS_PATH};
 use tokio::{sync::Semaphore, time::Instant};
+use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
 use self::{parameters::Parameters, stream::EventStream};
@@ -32,16 +33,20 @@ pub(crate) struct AuditHandler {
     scope: Option<Arc<ScopeEnforcer>>,
     kubernetes: KubernetesService,
     readers: Arc<Semaphore>,
+    /// agentk stops.
+    stopping: CancellationToken,
 }
 
 impl AuditHandler {
-    /// Returns a handler of the events of a ring.
+    /// Returns a handler of the events of a ring. Responses that follow end with `stopping`: a stream that goes on would be a request in
+    /// flight, for which agentk waits when it stops.
     pub(crate) fn new(
         ring: RingView,
         scope: Option<Arc<ScopeEnforcer>>,
         kubernetes: KubernetesService,
+        stopping: CancellationToken,
     ) -> Self {
-        Self { ring, scope, kubernetes, readers: Arc::new(Semaphore::new(MAX_READERS)) }
+        Self { ring, scope, kubernetes, readers: Arc::new(Semaphore::new(MAX_READERS)), stopping }
     }
 }
 
@@ -62,10 +67,9 @@ impl RequestHandler for AuditHandler {
             let what = format!("{MAX_READERS} callers read the audit log, which is the most");
             ServiceError::new(Reason::TooManyRequests, what)
         })?;
-        let begin = parameters.begin(&self.ring);
         let stream = EventStream {
             changes: self.ring.changes(),
-            cursor: Cursor::new(self.ring.clone(), begin),
+            cursor: parameters.cursor(self.ring.clone()),
             filter: Arc::new(parameters.filter),
             scope: self.scope.clone(),
             own_user: self.kubernetes.service_account().await,
@@ -73,6 +77,7 @@ impl RequestHandler for AuditHandler {
             follows: parameters.follows,
             // At once: a caller that loses the connection before the first event continues there.
             alive_at: Instant::now(),
+            stopping: self.stopping.clone(),
             _permit: permit,
         };
         Ok(stream_response(JSON_LINES, stream.into_lines()))

@@ -156,6 +156,37 @@ async fn successful_check_has_a_line_for_each_step() {
 }
 
 #[tokio::test]
+async fn audit_webhook_and_sources_of_alerts_have_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kas, cluster) = (kas(DialResponse::Accept(ReplicaId::random())).await, cluster().await);
+    let kas = format!("ws://127.0.0.1:{kas}");
+    let file = |name: &str, text: String| {
+        let path = directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let certificate = file("tls.crt", pair.cert.pem());
+    let key = file("tls.key", pair.signing_key.serialize_pem());
+    let hubble = format!("http://127.0.0.1:{cluster}");
+    let mut flags = vec!["--audit-listen", "127.0.0.1:8444", "--audit-directory", "ring"];
+    flags.extend(["--audit-certificate-file", &certificate, "--audit-certificate-key-file", &key]);
+    flags.extend(["--audit-client-ca-file", &certificate]);
+    flags.extend(["--policy-engine-alerts", "--hubble-address", &hubble]);
+    let (ok, report) = check_with(&flags, directory.path(), &kas, cluster, cluster).await;
+    assert!(ok, "{report}");
+    let last = steps(&report);
+    let expected = ["audit: --audit-listen ok", "alerts: Events ok", "alerts: Hubble Relay ok"];
+    assert_eq!(last[last.len() - 3..], expected, "{report}");
+    assert!(report.contains("events to 127.0.0.1:8444, path /audit") && report.contains(&key), "{report}");
+    assert!(report.contains("agentk may list events, watch events\n"), "{report}");
+    let hubble = format!("http://127.0.0.1:{}", unused_port().await);
+    let flags = ["--hubble-address", &hubble];
+    let (ok, report) = check_with(&flags, directory.path(), &kas, cluster, cluster).await;
+    assert_eq!((ok, &**steps(&report).last().unwrap()), (false, "alerts: Hubble Relay FAILED"), "{report}");
+}
+
+#[tokio::test]
 async fn failed_step_ends_its_subject_and_has_a_hint() {
     let directory = tempfile::tempdir().unwrap();
     let (refused, lost) = (DialResponse::Refuse(401, &[], "unknown"), DialResponse::Refuse(404, &[], ""));

@@ -72,6 +72,15 @@ impl HubbleRelay {
         Self { url, connector }
     }
 
+    /// Connects once, and returns the address.
+    ///
+    /// # Errors
+    ///
+    /// There is no connection, or TLS fails.
+    pub(crate) async fn check(&self) -> Result<&ServerUrl, UpstreamError> {
+        dial(&self.connector).await.map(|_| &self.url)
+    }
+
     async fn flows(&self, since: Option<Timestamp>) -> Result<Streaming<GetFlowsResponse>, FollowError> {
         let scheme = if self.url.scheme() == Scheme::Https { "https" } else { "http" };
         let authority = self.url.authority().to_str().unwrap_or("hubble-relay");

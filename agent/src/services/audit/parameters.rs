@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use cluster_audit::{EventFilter, InvalidFilter, InvalidPosition, Position, RingView};
+use cluster_audit::{Cursor, EventFilter, InvalidFilter, InvalidPosition, Position, RingView};
 use percent_encoding::percent_decode_str;
 use proto::audit::MAX_EVENTS;
 
@@ -107,15 +107,16 @@ impl Parameters {
         Ok(())
     }
 
-    /// Returns the position at which the response begins. Without a time and a position, a response that follows begins with the next
-    /// event, and another one with the oldest.
-    pub(super) fn begin(&self, ring: &RingView) -> Position {
-        match (self.position, self.since) {
+    /// Returns a cursor where the response begins. Without a time and a position, a response that follows begins with the next event, and
+    /// another one with the oldest.
+    pub(super) fn cursor(&self, ring: RingView) -> Cursor {
+        let begin = match (self.position, self.since) {
             (Some(position), _) => position,
-            (None, Some(since)) => ring.since(since),
+            (None, Some(since)) => return Cursor::since(ring, since),
             (None, None) if self.follows => ring.end(),
             (None, None) => ring.start(),
-        }
+        };
+        Cursor::new(ring, begin)
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, sleep_until},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{policy::ScopeEnforcer, services::response::line};
 
@@ -34,6 +35,8 @@ pub(super) struct EventStream {
     pub(super) changes: watch::Receiver<u64>,
     /// The time at which a caller that follows is sent the position.
     pub(super) alive_at: Instant,
+    /// A response that follows ends then, and its caller continues at the position.
+    pub(super) stopping: CancellationToken,
     /// One for each response.
     pub(super) _permit: OwnedSemaphorePermit,
 }
@@ -58,6 +61,10 @@ impl EventStream {
     /// Returns the next lines, and the rest of the stream. Returns `None` after an error.
     async fn next(mut self, deadline: Instant) -> Option<(Bytes, Option<Self>)> {
         loop {
+            if self.follows && self.stopping.is_cancelled() {
+                let end = self.end(true);
+                return Some((end, None));
+            }
             // Before the read, so that no change is missed.
             self.changes.mark_unchanged();
             let (stream, chunk) = self.read().await;
@@ -93,6 +100,7 @@ impl EventStream {
                         sleep(COALESCE).await;
                     }
                     () = sleep_until(self.alive_at) => {}
+                    () = self.stopping.cancelled() => {}
                 }
             }
         }

@@ -22,6 +22,7 @@ struct Fixture {
     ring: Ring,
     handler: AuditHandler,
     scope: Arc<ScopeEnforcer>,
+    stopping: CancellationToken,
 }
 
 impl Fixture {
@@ -40,8 +41,9 @@ impl Fixture {
         let cluster = Cluster::load(&KubeconfigOptions { file: Some(file), context: None }).unwrap();
         let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
         let kubernetes = KubernetesService::new(Arc::new(cluster));
-        let handler = AuditHandler::new(ring.view(), Some(Arc::clone(&scope)), kubernetes);
-        let mut fixture = Self { directory, ring, handler, scope };
+        let stopping = CancellationToken::new();
+        let handler = AuditHandler::new(ring.view(), Some(Arc::clone(&scope)), kubernetes, stopping.clone());
+        let mut fixture = Self { directory, ring, handler, scope, stopping };
         fixture.append(events);
         fixture
     }
@@ -194,6 +196,47 @@ async fn response_without_a_selected_event_has_a_position_in_a_busy_cluster() {
         () = busy => panic!("it does not end"),
     };
     assert_eq!((&lines[0]["type"], begun.elapsed().as_secs()), (&json!("end"), 15));
+}
+
+#[tokio::test]
+async fn time_that_the_ring_has_lost_begins_with_a_gap() {
+    let mut fixture = Fixture::new(0..10);
+    let path = "/v1/events?limit=1&since=2026-01-31T12:00:00Z";
+    assert_eq!(fixture.get(path).await[0]["type"], "event", "the ring is complete");
+    let first = fixture.ring.view().start();
+    while fixture.ring.view().start() == first {
+        fixture.append(10..20);
+    }
+    let gap = json!({"type": "gap", "position": fixture.ring.view().start().to_string()});
+    let lines = fixture.get(path).await;
+    assert_eq!((&lines[0], ids(&lines).len()), (&gap, 1));
+    let response = fixture.send(Method::GET, &format!("{path}&follow=true")).await.unwrap();
+    assert_eq!(next(&mut response.into_body()).await, [gap]);
+    for (path, expected) in [
+        ("/v1/events?limit=1", "event"),
+        ("/v1/events?limit=1&since=2026-01-31T12:00:19Z", "event"),
+        ("/v1/events?follow=true", "end"),
+    ] {
+        let mut body = fixture.send(Method::GET, path).await.unwrap().into_body();
+        assert_eq!(next(&mut body).await[0]["type"], expected, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_that_follows_ends_with_its_position_when_agentk_stops() {
+    let fixture = Fixture::new(0..2);
+    let path = "/v1/events?follow=true&since=2026-01-31T12:00:00Z";
+    let mut body = fixture.send(Method::GET, path).await.unwrap().into_body();
+    assert_eq!(ids(&next(&mut body).await), ["0", "1"]);
+    let end = json!({"type": "end", "position": fixture.ring.view().end().to_string(), "has_more": true});
+    let stop = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        fixture.stopping.cancel();
+    };
+    let (lines, ()) = tokio::join!(next(&mut body), stop);
+    assert_eq!(lines, [end]);
+    assert!(body.frame().await.is_none());
+    assert_eq!(ids(&fixture.get("/v1/events").await), ["0", "1"], "a response that has an end is complete");
 }
 
 #[tokio::test]

@@ -60,6 +60,11 @@ impl ListenConfigError {
     fn unreadable(path: &Path, error: &io::Error) -> Self {
         Self::new(path, settings::unreadable(error))
     }
+
+    /// Returns the file that is invalid.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl ListenTls {
@@ -72,6 +77,25 @@ impl ListenTls {
         let config = server_config(&certificate, &key, client_ca.as_deref())?;
         let current = Arc::new(ArcSwap::from_pointee(config));
         Ok(Self { certificate, key, client_ca, current })
+    }
+
+    /// Reads the files of the flags `--<prefix>-certificate-file`, `--<prefix>-certificate-key-file` and `--<prefix>-client-ca-file`. The
+    /// error begins with the flag of the invalid file. This blocks.
+    pub(crate) fn from_flags(
+        prefix: &str,
+        certificate: PathBuf,
+        key: PathBuf,
+        client_ca: Option<PathBuf>,
+    ) -> anyhow::Result<Self> {
+        let (of_key, of_authority) = (key.clone(), client_ca.clone());
+        Self::read(certificate, key, client_ca).map_err(|error| {
+            let flag = match error.path() {
+                path if path == of_key => "certificate-key-file",
+                path if Some(path) == of_authority.as_deref() => "client-ca-file",
+                _ => "certificate-file",
+            };
+            anyhow::Error::new(error).context(format!("--{prefix}-{flag}"))
+        })
     }
 
     /// Reads the files again. If they are invalid, the present version stays. This blocks.
@@ -124,7 +148,15 @@ fn server_config(
         .expect("the provider supports the default versions")
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, private)
-        .map_err(|error| ListenConfigError::new(key, format!("does not match the certificate: {error}")))?;
+        .map_err(|error| match error {
+            rustls::Error::InvalidCertificate(_) => {
+                ListenConfigError::new(certificate, format!("cannot be used: {error}"))
+            }
+            _ => {
+                let what = format!("does not match the certificate {}: {error}", certificate.display());
+                ListenConfigError::new(key, what)
+            }
+        })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // A resumed handshake would not verify the certificate of the client again.
     config.send_tls13_tickets = 0;
