@@ -286,16 +286,19 @@ impl Project {
         events
     }
 
-    /// Changes the status. Returns it if that changed anything.
+    /// Changes the status, unless the project has left the configuration meanwhile. Returns it if that changed anything.
     pub(super) fn update(&self, change: impl FnOnce(&mut ProjectStatus)) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
+        if state.wanted.is_none() {
+            return None;
+        }
         let before = state.shown();
         change(&mut state.status);
         state.changed_since(&before)
     }
 
-    /// Notes the outcome of a sync, which has answered a command. `wrote` says that it was not only a look. Returns the status if that
-    /// changed anything.
+    /// Notes the outcome of a sync, which has answered a command, unless the project has left the configuration meanwhile. `wrote` says
+    /// that it was not only a look. Returns the status if that changed anything.
     pub(super) fn record(
         &self,
         wanted: &Wanted,
@@ -305,6 +308,9 @@ impl Project {
         wrote: bool,
     ) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
+        if state.wanted.is_none() {
+            return None;
+        }
         let before = state.shown();
         let finished = outcome.stopped.is_none();
         let status = &mut state.status;
@@ -387,6 +393,10 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use gitops_engine::Stopped;
+
     use super::*;
 
     fn project() -> Project {
@@ -424,6 +434,23 @@ mod tests {
         let settings = wanted.settings();
         assert!(wanted.prunes && settings.prune && !settings.suspend, "a person has decided");
         assert!(project.orphan("kas says it again").is_none() && project.wanted().is_some());
+    }
+
+    #[test]
+    fn sync_that_ends_after_its_project_has_left_changes_nothing() {
+        let project = project();
+        project.submit(head(), Vec::new());
+        let wanted = project.wanted().unwrap();
+        project.orphan("it left");
+        let stopped =
+            Outcome { stopped: Some(Stopped::Superseded), ..outcome(ProjectState::Syncing, "newer") };
+        for outcome in [stopped, outcome(ProjectState::Synced, "")] {
+            assert!(project.record(&wanted, &outcome, Duration::ZERO, "", true).is_none());
+        }
+        assert!(project.update(|status| status.state = ProjectState::Syncing).is_none());
+        assert_eq!(project.status().state, ProjectState::Orphaned);
+        project.prune();
+        assert!(project.wanted().unwrap().prunes, "a person can prune it");
     }
 
     #[test]
