@@ -38,7 +38,7 @@ pub(crate) use self::{
     hubble::Hubble,
     installation::{AGENT, Installation, kubeconfig_of},
     kas::{Kas, KasOptions, Tokens, command_in_network},
-    kubectl::{Kubectl, assert_same_output, normalize},
+    kubectl::{Kubectl, assert_same_output, is_age, normalize},
     networks::{NetworkNamespaces, namespace_address, run_in_network},
     oidc::OidcProvider,
     prometheus::{Prometheus, PrometheusServer},

@@ -211,7 +211,7 @@ fn word(word: &str) -> &str {
 }
 
 /// Returns whether a word is an age such as `5s`, `2m13s` or `1d`.
-fn is_age(word: &str) -> bool {
+pub(crate) fn is_age(word: &str) -> bool {
     let mut parts = word.split_inclusive(['s', 'm', 'h', 'd']).peekable();
     let number =
         |part: &str| part.strip_suffix(['s', 'm', 'h', 'd']).is_some_and(|n| n.parse::<u32>().is_ok());
