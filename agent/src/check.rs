@@ -22,6 +22,7 @@ use proto::{Hello, InstanceId, SUBPROTOCOL, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use tunnel::{Body, CloseReason, TunnelConfig};
 
+use self::alerts::check_hubble;
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ListenTls, ServiceError,
     app::{KasConnection, agent_token, alert_sources, check_scope, prometheus_services, tracer_config},
@@ -186,7 +187,9 @@ impl CheckCommand {
         }
         if let Some(sources) = &self.alerts {
             report.subject = ServiceName::ALERTS.to_owned();
-            let result = self.check_alerts(sources, answers, &mut report).await;
+            let result = self.check_events(sources, answers, &mut report).await;
+            report.end(result);
+            let result = check_hubble(sources, &mut report).await;
             report.end(result);
         }
 

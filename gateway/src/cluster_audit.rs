@@ -87,6 +87,7 @@ impl AuditJoiner {
             (Some((Relation::Unclear, _)), _) => Through::Unknown,
             // A request of a caller that no replica remembers, for example after a restart.
             (None, _) if id.is_some() => Through::Unknown,
+            (Some((Relation::Other, _)), Some(true)) => Through::Unknown,
             (_, Some(true)) => Through::Agentk,
             (_, None) => Through::Direct,
         };
@@ -95,8 +96,8 @@ impl AuditJoiner {
         }
         self.metrics.count(through);
         let request = found.filter(|_| through == Through::Kas).map(|(_, access)| access.request.clone());
-        // kas gives an id to each request of a caller, who chooses its `User-Agent`. The others of agentk are its own.
-        let is_own = through == Through::Agentk && id.is_none();
+        // A caller chooses its `User-Agent`.
+        let is_own = through == Through::Agentk;
         let sync = event.user_agent.as_deref().filter(|_| is_own).and_then(SyncOrigin::parse);
         JoinedEvent { agent: self.label.clone(), through, request, sync, event }
     }

@@ -253,7 +253,8 @@ impl EventTable {
 
     /// Returns the position of an event that is appended at `now`.
     pub(crate) fn next_position(&self, now: SystemTime) -> EventPosition {
-        let (newest, next) = (self.newest(), EventPosition::first_at(now));
+        // Also if the clock steps back after the start.
+        let (newest, next) = (self.newest().max(self.removed), EventPosition::first_at(now));
         if next > newest { next } else { EventPosition { sequence: newest.sequence + 1, ..newest } }
     }
 

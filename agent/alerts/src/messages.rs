@@ -5,6 +5,9 @@ use prost::{Message, Oneof};
 /// The path of the RPC that follows flows.
 pub const GET_FLOWS: &str = "/observer.Observer/GetFlows";
 
+/// The path of the RPC that describes the server.
+pub const SERVER_STATUS: &str = "/observer.Observer/ServerStatus";
+
 /// `flow.Verdict`: the packet or the request was dropped.
 pub const DROPPED: i32 = 2;
 /// `flow.Verdict`: it would have been dropped if the policy were not in audit mode.
@@ -15,6 +18,10 @@ pub const L7: i32 = 2;
 pub const INGRESS: i32 = 1;
 /// `flow.TrafficDirection`: the policy of the source decided.
 pub const EGRESS: i32 = 2;
+
+/// `observer.ServerStatusRequest`, which has no fields, and `observer.ServerStatusResponse`, of which none is read.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct ServerStatus {}
 
 /// `observer.GetFlowsRequest`.
 #[derive(Clone, PartialEq, Message)]

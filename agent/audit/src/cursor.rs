@@ -89,6 +89,7 @@ impl Cursor {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let lost = segment.end() - self.offset;
                 self.offset = segment.end();
+                self.since = None;
                 return Ok(Progress::Gap(Some(lost)));
             }
             Err(error) => return Err(error),

@@ -33,7 +33,7 @@ pub(crate) struct AuditHandler {
     scope: Option<Arc<ScopeEnforcer>>,
     kubernetes: KubernetesService,
     readers: Arc<Semaphore>,
-    /// agentk stops.
+    /// Cancelled when agentk stops.
     stopping: CancellationToken,
 }
 

@@ -38,7 +38,7 @@ Examples:
 Exit codes:
   0   all events are printed
   64  the command line is invalid, or the caller may not read the log
-  69  kas or the agent does not answer")]
+  69  kas or the agent does not answer, or too many read the log now")]
 pub struct AuditCommand {
     #[command(flatten)]
     caller: CallerOptions,

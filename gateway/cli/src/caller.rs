@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::ControlFlow, path::PathBuf, time::Duration};
 use bytes::Bytes;
 use clap::ValueHint;
 use http::{
-    Method, Request, Response, StatusCode, Uri,
+    HeaderMap, Method, Request, Response, StatusCode, Uri,
     header::{AUTHORIZATION, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -15,6 +15,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use proto::{Reason, header};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::timeout;
 
@@ -62,7 +63,7 @@ impl CallerOptions {
         if !head.status.is_success() {
             let body = timeout(TIMEOUT, Limited::new(body, MAX_RESPONSE).collect()).await;
             let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
-            return Err(refused(head.status, &body));
+            return Err(refused(head.status, &head.headers, &body));
         }
         Ok(ResponseLines { caller: self, body })
     }
@@ -77,11 +78,11 @@ impl CallerOptions {
         let exchange = async {
             let (head, body) = self.request(method, path, body).await?.into_parts();
             let body = Limited::new(body, MAX_RESPONSE).collect().await;
-            Ok((head.status, body.map_err(|error| self.unavailable(&error.to_string()))?.to_bytes()))
+            Ok((head, body.map_err(|error| self.unavailable(&error.to_string()))?.to_bytes()))
         };
         let exchanged = timeout(limit, exchange).await;
-        let (status, body) = exchanged.unwrap_or_else(|_| Err(self.late(limit)))?;
-        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+        let (head, body) = exchanged.unwrap_or_else(|_| Err(self.late(limit)))?;
+        if head.status.is_success() { Ok(body) } else { Err(refused(head.status, &head.headers, &body)) }
     }
 
     fn unavailable(&self, error: &str) -> CliError {
@@ -189,7 +190,7 @@ fn explain(error: &str) -> String {
     } else if error.contains("InvalidContentType") {
         "the server does not use TLS at this port; an http:// URL may be right"
     } else if error.contains("close_notify") {
-        // The library explains at length why it does not take this for an end.
+        // The text of the library is long, and for developers.
         return "the connection was cut".to_owned();
     } else {
         return error.to_owned();
@@ -242,7 +243,7 @@ impl Server<'_> {
         }
         let body = timeout(TIMEOUT, Limited::new(body, MAX_ERROR).collect()).await;
         let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
-        Err(refused(head.status, &body))
+        Err(refused(head.status, &head.headers, &body))
     }
 
     fn name(&self) -> String {
@@ -254,13 +255,16 @@ impl Server<'_> {
 }
 
 /// Returns the error of a response. kas has written it for people.
-fn refused(status: StatusCode, body: &[u8]) -> CliError {
+fn refused(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> CliError {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let text = String::from_utf8_lossy(&body[..body.len().min(1000)]);
     let text = if text.trim().is_empty() { "without a message" } else { text.trim() };
     let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or(text);
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
-    match status.is_server_error() {
+    // The pod that serves it may be replaced now.
+    let is_not_served =
+        headers.get(header::ERROR).is_some_and(|reason| reason == Reason::UnknownService.as_str());
+    match status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS || is_not_served {
         true => CliError::unavailable(format!("{message} ({status})")),
         false => CliError::usage(format!("{message} ({status})")),
     }
@@ -282,6 +286,20 @@ mod tests {
         ] {
             assert_eq!(without_api(server), expected);
         }
+    }
+
+    #[test]
+    fn refusal_that_may_end_is_unavailable() {
+        let code = |status: u16, reason: &'static str| {
+            let headers = HeaderMap::from_iter([(header::ERROR, http::HeaderValue::from_static(reason))]);
+            refused(status.try_into().unwrap(), &headers, b"").code
+        };
+        assert_eq!(code(404, "unknown-service"), CliError::UNAVAILABLE, "the pod that serves it is replaced");
+        assert_eq!(
+            (code(429, "too-many-requests"), code(503, "agent-away")),
+            (CliError::UNAVAILABLE, CliError::UNAVAILABLE)
+        );
+        assert_eq!((code(404, "unknown-agent"), code(403, "forbidden")), (CliError::USAGE, CliError::USAGE));
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(super) async fn record_event(
         RecordedEvent::UnknownProject => {
             return Err(ApiError::NotFound(format!(
                 "no agent receives events of the project {}: an agent that has been connected must name it in its configuration \
-                 (notify.projects) and be allowed to read it; the log of kas says which projects an agent may not read",
+                 (notify.projects) and be allowed to read it; the log of kas has the projects that an agent may not read",
                 event.project()
             )));
         }

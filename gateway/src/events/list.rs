@@ -55,7 +55,11 @@ impl Events {
         loop {
             let page = self.read(next, PAGE);
             reset |= page.gap && !is_time && after.is_some();
-            let Some(last) = page.events.last() else { break };
+            let Some(last) = page.events.last() else {
+                // No event is in between, so that the reader learns once of those that were removed.
+                next = next.max(page.removed);
+                break;
+            };
             next = last.position;
             for event in page.events.iter().filter(|event| filter.matches(&event.event)) {
                 if found.len() == *limit {
@@ -106,6 +110,18 @@ mod tests {
             events.list(&query.parse().unwrap(), ReplicaId::random());
         assert!(!reset && missing.is_none());
         (events.into_iter().map(|event| event.event.content.message).collect(), next)
+    }
+
+    #[tokio::test]
+    async fn reader_learns_once_that_a_restart_has_lost_events() {
+        let events = events(0).await;
+        let list = |after: &str| {
+            let query: EventQuery = format!("after={after}").parse().unwrap();
+            let EventList { reset, next, .. } = events.list(&query, ReplicaId::random());
+            (reset, next.to_string())
+        };
+        let (reset, next) = list("5-0");
+        assert!(reset && !list(&next).0, "{next}");
     }
 
     #[tokio::test]

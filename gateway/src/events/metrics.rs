@@ -71,7 +71,7 @@ impl EventMetrics {
         for result in AgentEventResult::ALL {
             drop(metrics.agent_events.get_or_create(&ResultLabel { result: result.as_str() }));
         }
-        let help = "Events that this replica has reported to the log, which leaves out those that it has and states that are as before";
+        let help = "Events that this replica has offered to the log, with duplicates and states that have not changed";
         registry.register("kas_events", help, metrics.events.clone());
         let help = "Events of kas that were dropped, because too many wait for Redis";
         registry.register("kas_events_dropped", help, metrics.dropped.clone());

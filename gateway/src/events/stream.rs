@@ -136,9 +136,13 @@ impl EventStream {
     /// Returns the selected events at the beginning of a page, and moves on.
     fn encode(&mut self, EventPage { events, gap, removed }: &EventPage) -> Option<Bytes> {
         let mut text = BytesMut::new();
+        if events.is_empty() {
+            // No event is in between, so that a reader that comes again learns once of those that were removed.
+            self.position = self.position.max(*removed);
+        }
         if *gap && *removed > self.removed {
             self.removed = *removed;
-            let message = "some events were removed before they were sent: more than a week has passed, or there were too many";
+            let message = "some events were removed before they were sent: more than a week has passed, there were too many, or kas or Redis has lost them";
             let data = json!({"message": message, "removed": removed});
             text.put_slice(format!("event: reset\ndata: {data}\n\n").as_bytes());
         }

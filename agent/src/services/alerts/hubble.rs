@@ -10,7 +10,10 @@ use std::{
 use backoff::Backoff;
 use cluster_alerts::{
     key_of_flow,
-    messages::{Flow, FlowsContent, GET_FLOWS, GetFlowsRequest, GetFlowsResponse, Timestamp},
+    messages::{
+        Flow, FlowsContent, GET_FLOWS, GetFlowsRequest, GetFlowsResponse, SERVER_STATUS, ServerStatus,
+        Timestamp,
+    },
 };
 use http::{Uri, uri::PathAndQuery};
 use hyper_util::rt::TokioIo;
@@ -57,9 +60,9 @@ pub(crate) struct HubbleRelay {
 enum FollowError {
     #[error("cannot connect to Hubble Relay: {}", ErrorChain(.0))]
     Connect(tonic::transport::Error),
-    #[error("Hubble Relay did not respond within {} s", RESPONSE_TIMEOUT.as_secs())]
+    #[error("Hubble Relay did not respond in time")]
     Timeout,
-    #[error("Hubble Relay ended the stream of flows with {:?}: {}", .0.code(), short_line(.0.message().as_bytes()))]
+    #[error("Hubble Relay responded {:?}: {}", .0.code(), short_line(.0.message().as_bytes()))]
     Status(Status),
     #[error("Hubble Relay ended the stream of flows")]
     Ended,
@@ -72,16 +75,31 @@ impl HubbleRelay {
         Self { url, connector }
     }
 
-    /// Connects once, and returns the address.
+    /// Asks the relay for its status, which it answers at once, and returns its address.
     ///
     /// # Errors
     ///
-    /// There is no connection, or TLS fails.
-    pub(crate) async fn check(&self) -> Result<&ServerUrl, UpstreamError> {
-        dial(&self.connector).await.map(|_| &self.url)
+    /// It does not answer. The error is a sentence.
+    pub(crate) async fn check(&self) -> Result<&ServerUrl, String> {
+        let asking = async {
+            let mut grpc = self.connect().await?;
+            grpc.ready().await.map_err(FollowError::Connect)?;
+            let codec = ProstCodec::<ServerStatus, ServerStatus>::default();
+            let request = tonic::Request::new(ServerStatus {});
+            let status = grpc.unary(request, PathAndQuery::from_static(SERVER_STATUS), codec).await;
+            status.map(drop).map_err(FollowError::Status)
+        };
+        let answered = timeout(CONNECT_TIMEOUT, asking).await.unwrap_or(Err(FollowError::Timeout));
+        answered.map(|()| &self.url).map_err(|error| error.to_string())
     }
 
     async fn flows(&self, since: Option<Timestamp>) -> Result<Streaming<GetFlowsResponse>, FollowError> {
+        let mut grpc = self.connect().await?;
+        let response = timeout(RESPONSE_TIMEOUT, get_flows(&mut grpc, since)).await;
+        response.map_err(|_| FollowError::Timeout)?
+    }
+
+    async fn connect(&self) -> Result<Grpc<Channel>, FollowError> {
         let scheme = if self.url.scheme() == Scheme::Https { "https" } else { "http" };
         let authority = self.url.authority().to_str().unwrap_or("hubble-relay");
         let origin: Uri = format!("{scheme}://{authority}")
@@ -98,9 +116,7 @@ impl HubbleRelay {
             async move { dial(&connector).await.map(TokioIo::new) }
         });
         let channel = endpoint.connect_with_connector(dial).await.map_err(FollowError::Connect)?;
-        let mut grpc = Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE);
-        let response = timeout(RESPONSE_TIMEOUT, get_flows(&mut grpc, since)).await;
-        response.map_err(|_| FollowError::Timeout)?
+        Ok(Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE))
     }
 }
 

@@ -190,6 +190,18 @@ fn policy(namespace: &str, name: &str, asks: &str, spec: &Value) -> Value {
 }
 
 #[tokio::test]
+async fn check_asks_the_relay_for_its_status() {
+    let relay = Relay::start(|_| open(Vec::new())).await;
+    let check = async |url: String| {
+        HubbleRelay::new(url.parse().unwrap(), Arc::new(ClientTls::system())).check().await.map(drop)
+    };
+    assert_eq!(check(format!("http://{}", relay.address)).await, Ok(()));
+    assert!(relay.calls().is_empty(), "no flow is asked for");
+    let error = check(format!("https://{}", relay.address)).await.unwrap_err();
+    assert!(error.contains("cannot connect to Hubble Relay"), "{error}");
+}
+
+#[tokio::test]
 async fn drop_by_a_policy_that_asks_becomes_one_event_and_an_open_alert() {
     let web =
         json!({"endpointSelector": {"matchLabels": {"app": "web"}}, "egress": [{"toEntities": ["cluster"]}]});

@@ -289,9 +289,7 @@ impl Project {
     /// Changes the status, unless the project has left the configuration meanwhile. Returns it if that changed anything.
     pub(super) fn update(&self, change: impl FnOnce(&mut ProjectStatus)) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
-        if state.wanted.is_none() {
-            return None;
-        }
+        state.wanted.as_ref()?;
         let before = state.shown();
         change(&mut state.status);
         state.changed_since(&before)
@@ -308,7 +306,7 @@ impl Project {
         wrote: bool,
     ) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
-        if state.wanted.is_none() {
+        if state.wanted.as_ref().is_none_or(|current| current.prunes != wanted.prunes) {
             return None;
         }
         let before = state.shown();

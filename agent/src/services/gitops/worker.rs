@@ -186,7 +186,9 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             let outcome = sync(&gitops, agent, &project, &wanted, syncer, (&commands, heal, is_new)).await;
             gitops.watch_kinds(syncer.engine.objects().iter().map(|(_, kind)| kind));
             progress.note_outcome(&outcome);
-            gitops.metrics.record(&project.id, &outcome, began.elapsed());
+            if project.wanted().is_some() {
+                gitops.metrics.record(&project.id, &outcome, began.elapsed());
+            }
             let reverted = outcome.reverted > 0;
             match outcome.stopped.is_some() || outcome.state == ProjectState::Failed {
                 true => schedule.note_failure(Instant::now(), reverted),
@@ -432,8 +434,11 @@ pub(super) async fn write_status(gitops: &Gitops, agent: AgentId, status: &Proje
     if let Some(project) = gitops.find_project(&status.project) {
         project.settle(status).into_iter().for_each(|event| gitops.log.emit(event));
     }
-    let text = serde_json::to_string(status).expect("a status has keys that are text");
+    // Each attempt writes the newest status: a slow one must not replace a later one.
+    let newest =
+        || gitops.find_project(&status.project).map_or_else(|| status.clone(), |project| project.status());
     let fields = |_: &Value| {
+        let text = serde_json::to_string(&newest()).expect("a status has keys that are text");
         json!({
             "metadata": {
                 "labels": {"app.kubernetes.io/managed-by": "agentk"},

@@ -4,7 +4,7 @@ use proto::{
     gitops::ObjectId,
     notify::{ProjectEvent, ProjectEventFields},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     Notify,
@@ -30,11 +30,13 @@ pub(super) async fn apply(notify: &Notify, namespace: &str, event: &ProjectEvent
         name: name(project, event.reference()),
     };
     let labels = json!({"app.kubernetes.io/managed-by": "agentk"});
-    let spec = json!({"project": project, "ref": reference, "urls": urls});
+    let spec = known(json!({"project": project, "ref": reference, "urls": urls}));
     objects::apply(notify, &kind, &id, json!({"metadata": {"labels": labels}, "spec": spec})).await?;
     let time = humantime::format_rfc3339_seconds(*time).to_string();
     let url = urls.first();
-    let status = json!({"url": url, "ref": reference, "commit": after, "previousCommit": before, "time": time, "event": event_id});
+    let status = known(
+        json!({"url": url, "ref": reference, "commit": after, "previousCommit": before, "time": time, "event": event_id}),
+    );
     let object = json!({
         "apiVersion": objects::api_version(&kind),
         "kind": KIND,
@@ -43,6 +45,14 @@ pub(super) async fn apply(notify: &Notify, namespace: &str, event: &ProjectEvent
     });
     let written = notify.cluster.apply_status(&kind, &id, &object, MANAGER);
     Ok(notify.leader.while_leading(written).await?)
+}
+
+/// Leaves unknown values out: kubectl prints `<no value>` for null.
+fn known(mut fields: Value) -> Value {
+    if let Some(fields) = fields.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    fields
 }
 
 /// Returns the name of an object: readable, valid in Kubernetes, and different for each project and reference.

@@ -3,7 +3,9 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::{BufMut as _, Bytes};
-use cluster_alerts::messages::{FlowsContent, GET_FLOWS, GetFlowsRequest, GetFlowsResponse};
+use cluster_alerts::messages::{
+    FlowsContent, GET_FLOWS, GetFlowsRequest, GetFlowsResponse, SERVER_STATUS, ServerStatus,
+};
 use futures_util::{Stream, StreamExt as _, stream, stream::BoxStream};
 use http::{Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http2::Builder, service::service_fn};
@@ -17,7 +19,7 @@ use tonic::{
     codec::{BufferSettings, Codec, EncodeBuf, Encoder},
     server::Grpc,
 };
-use tonic_prost::ProstDecoder;
+use tonic_prost::{ProstCodec, ProstDecoder};
 
 /// The encoded messages of a call, and how it ends.
 pub(super) type Messages = BoxStream<'static, Result<Bytes, Status>>;
@@ -71,6 +73,12 @@ async fn respond(
     state: Arc<State>,
     request: Request<Incoming>,
 ) -> Result<Response<tonic::body::Body>, std::convert::Infallible> {
+    if request.uri().path() == SERVER_STATUS {
+        let service = tower::service_fn(async |_: tonic::Request<ServerStatus>| {
+            Ok::<_, Status>(tonic::Response::new(ServerStatus {}))
+        });
+        return Ok(Grpc::new(ProstCodec::default()).unary(service, request).await);
+    }
     if request.uri().path() != GET_FLOWS {
         let mut response = Response::new(tonic::body::Body::empty());
         *response.status_mut() = StatusCode::NOT_FOUND;
