@@ -65,12 +65,13 @@ e2e-gitlab: ## The same with kas and agentk that speak GitLab's protocol: what i
 	cargo build --workspace --bins
 	E2E_PROTOCOL=gitlab cargo nextest run --workspace --test e2e --test-threads 3 -E '$(GITLAB_PROTOCOL)'
 
-# Networks, Git servers and GitLab are the same with each API server.
-DIFFERENTIAL = test(/^differential::differential_/) | test(/^graph::/) | test(/^admission::/) | \
+# Networks, Git servers and GitLab are the same with each API server. Custom resources end a kube-apiserver 1.20 that was built with a
+# current Go: its library for JSON reads memory that is not there.
+DIFFERENTIAL = test(/^differential::differential_/) | test(/^(graph|admission|audit|managed_environments)::/) | \
   (test(/^gitops::/) - test(/^gitops::(partition|servers|fleet|gitlab|comment)::/))
 
 .PHONY: differential
-differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph; prints what differs
+differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph, audit events, managed resources; prints what differs
 	cargo build --workspace --bins
 	rm -rf target/differential
 	cargo nextest run --workspace --test e2e --test-threads 3 -E '$(DIFFERENTIAL)'; code=$$?; \
