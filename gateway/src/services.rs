@@ -16,6 +16,7 @@ pub(crate) mod notify;
 mod pace;
 mod prometheus;
 mod provision;
+mod shared;
 pub(crate) mod views;
 
 use std::{future::pending, sync::Arc};

@@ -9,7 +9,6 @@ mod configuration;
 use std::{
     collections::HashMap,
     fmt,
-    hash::Hash,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -31,7 +30,7 @@ use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
 pub(super) use self::configuration::ConfigurationReporter;
-use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace};
+use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace, shared::shared};
 use crate::{
     events::{AgentEventResult, Events},
     kill_switch::{KillSwitch, RequestAttributes},
@@ -127,21 +126,6 @@ impl AgentEvents {
 
 fn event_agent(AgentIdentity { id, name, project }: &AgentIdentity) -> EventAgent {
     EventAgent { id: *id, name: name.clone(), project_id: *project }
-}
-
-/// Returns the value of a key that others share while they use it.
-fn shared<K: Copy + Eq + Hash, V>(
-    values: &Mutex<HashMap<K, Weak<V>>>,
-    key: K,
-    new: impl FnOnce() -> V,
-) -> Arc<V> {
-    let mut values = values.lock();
-    values.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
-        values.retain(|_, value| value.strong_count() > 0);
-        let value = Arc::new(new());
-        values.insert(key, Arc::downgrade(&value));
-        value
-    })
 }
 
 impl EventsFeed {

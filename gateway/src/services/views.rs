@@ -34,7 +34,7 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use super::{ServiceContext, configuration::ConfigurationState, lines::Lines};
+use super::{ServiceContext, configuration::ConfigurationState, lines::Lines, shared::shared};
 use crate::kill_switch::{KillSwitch, RequestAttributes};
 use router::StoreError;
 
@@ -100,17 +100,6 @@ impl ViewsService {
     pub(crate) async fn last(&self, agent: AgentId) -> Result<Option<ViewsRecord>, StoreError> {
         self.0.store.read(agent).await
     }
-
-    /// Returns the permit of the tunnel that follows an agent.
-    fn follower(&self, agent: AgentId) -> Arc<Semaphore> {
-        let mut followers = self.0.followers.lock();
-        followers.get(&agent).and_then(Weak::upgrade).unwrap_or_else(|| {
-            followers.retain(|_, follower| follower.strong_count() > 0);
-            let follower = Arc::new(Semaphore::new(1));
-            followers.insert(agent, Arc::downgrade(&follower));
-            follower
-        })
-    }
 }
 
 /// Waits until agentk drains the tunnel. The stream would otherwise be a request in flight, for which agentk waits when it stops.
@@ -136,7 +125,7 @@ impl ViewsFeed {
                 if names.is_empty() {
                     return pending().await;
                 }
-                let follower = self.service.follower(self.agent.id);
+                let follower = shared(&self.service.0.followers, self.agent.id, || Semaphore::new(1));
                 let _permit = follower.acquire().await;
                 self.follow(tunnel, &names).await;
             };

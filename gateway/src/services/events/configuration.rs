@@ -7,8 +7,11 @@ use router::{NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, watch};
 
-use super::{AgentEvents, shared};
-use crate::{events::unique_key, services::configuration::ConfigurationState};
+use super::AgentEvents;
+use crate::{
+    events::unique_key,
+    services::{configuration::ConfigurationState, shared::shared},
+};
 
 /// The state of a configuration that is valid.
 const VALID: &str = "valid";
