@@ -59,4 +59,10 @@ impl NotifyMetrics {
         debug_assert!(RESULTS.contains(&result), "{result} has no series from the start");
         self.events.get_or_create(&EventLabels { target, result }).inc();
     }
+
+    /// Returns the number of attempts with a result.
+    #[cfg(test)]
+    pub(super) fn attempts(&self, target: &'static str, result: &'static str) -> u64 {
+        self.events.get_or_create(&EventLabels { target, result }).get()
+    }
 }

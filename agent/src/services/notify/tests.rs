@@ -210,8 +210,9 @@ async fn later_event_replaces_one_that_waits_for_its_next_attempt() {
     pod.accept(1);
     assert_eq!(receiver.received().await, "e-1");
     receiver.respond();
-    // The attempt ends, and the lane waits.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    while pod.notify.metrics.attempts("webhook", "failed") == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     pod.accept(2);
     assert_eq!(receiver.received().await, "e-2");
     receiver.respond();
