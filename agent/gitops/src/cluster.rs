@@ -16,8 +16,8 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         version: Option<&str>,
     ) -> impl Future<Output = Result<KindLookup, ApiError>> + Send;
 
-    /// Returns the namespaced kinds that can be listed, and the API groups whose kinds are not known now.
-    fn namespaced_kinds(&self) -> impl Future<Output = Result<(Vec<Kind>, Vec<String>), ApiError>> + Send;
+    /// Returns the kinds that can be listed, in their preferred versions, and the API groups whose kinds are not known now.
+    fn listable_kinds(&self) -> impl Future<Output = Result<(Vec<Kind>, Vec<String>), ApiError>> + Send;
 
     /// Forgets the kinds, because a definition was applied.
     fn forget_kinds(&self);

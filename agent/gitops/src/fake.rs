@@ -265,10 +265,10 @@ impl Cluster for FakeCluster {
         Ok(found.map_or(KindLookup::Missing, KindLookup::Found))
     }
 
-    async fn namespaced_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
+    async fn listable_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
         let world = self.0.lock();
         let unavailable = world.unavailable.clone();
-        let is_known = |kind: &&Kind| kind.namespaced && unavailable.as_ref() != Some(&kind.kind.group);
+        let is_known = |kind: &&Kind| unavailable.as_ref() != Some(&kind.kind.group);
         let known = world.kinds.iter().filter(is_known).cloned().collect();
         Ok((known, unavailable.into_iter().collect()))
     }

@@ -371,10 +371,9 @@ impl Cluster for KubeCluster {
         Ok(self.kinds().await?.lookup(kind, version))
     }
 
-    async fn namespaced_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
+    async fn listable_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
         let known = self.kinds().await?;
-        let listed =
-            known.kinds.iter().filter(|known| known.preferred && known.listable && known.kind.namespaced);
+        let listed = known.kinds.iter().filter(|known| known.preferred && known.listable);
         Ok((listed.map(|known| known.kind.clone()).collect(), known.unavailable.iter().cloned().collect()))
     }
 
@@ -759,7 +758,7 @@ mod tests {
         assert_eq!(lookup("apps", "Deployment").await.found().unwrap().version, "v1");
         assert_eq!(lookup("apps", "Toy").await, KindLookup::Missing);
         assert_eq!(lookup("metrics.example.com", "Toy").await, KindLookup::Unavailable);
-        let (kinds, unavailable) = cluster.namespaced_kinds().await.unwrap();
+        let (kinds, unavailable) = cluster.listable_kinds().await.unwrap();
         assert_eq!((kinds.len(), unavailable), (2, vec!["metrics.example.com".to_owned()]));
     }
 

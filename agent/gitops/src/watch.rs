@@ -108,3 +108,48 @@ fn change(kind: &Kind, metadata: &ObjectMeta, exists: bool) -> Change {
     let fingerprint = exists.then(|| fingerprint(&serde_json::to_value(metadata).unwrap_or(Value::Null)));
     Change { set, id, fingerprint }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::GroupKind;
+
+    /// A watch has typed metadata, and a list has not.
+    #[test]
+    fn fingerprint_of_a_watch_is_that_of_a_list() {
+        let metadata = json!({
+            "name": "high", "uid": "u", "resourceVersion": "7", "generation": 1,
+            "creationTimestamp": "2026-01-02T03:04:05Z", "labels": {PART_OF: "set"},
+            "managedFields": [{
+                "manager": "agentk", "operation": "Apply", "apiVersion": "scheduling.k8s.io/v1", "fieldsType": "FieldsV1",
+                "time": "2026-01-02T03:04:05Z",
+            }],
+        });
+        let typed: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
+        let group_kind =
+            GroupKind { group: "scheduling.k8s.io".to_owned(), kind: "PriorityClass".to_owned() };
+        let kind = Kind {
+            kind: group_kind,
+            version: "v1".to_owned(),
+            plural: "priorityclasses".to_owned(),
+            namespaced: false,
+        };
+        assert_eq!(change(&kind, &typed, true).fingerprint, Some(fingerprint(&metadata)));
+
+        let edited = |time: &str, subresource: &str| {
+            let mut edited = metadata.clone();
+            let entry = json!({"manager": "kubectl-edit", "operation": "Update", "time": time, "subresource": subresource});
+            edited["managedFields"].as_array_mut().unwrap().push(entry);
+            fingerprint(&edited)
+        };
+        assert_ne!(
+            edited("2026-01-02T03:04:06Z", ""),
+            fingerprint(&metadata),
+            "the generation does not move"
+        );
+        assert_ne!(edited("2026-01-02T03:04:06Z", ""), edited("2026-01-02T03:04:07Z", ""));
+        assert_eq!(edited("2026-01-02T03:04:06Z", "status"), fingerprint(&metadata));
+    }
+}

@@ -126,7 +126,14 @@ pub(crate) fn fingerprint(metadata: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     metadata["uid"].as_str().hash(&mut hasher);
     match metadata["generation"].as_i64().filter(|generation| *generation > 0) {
-        Some(generation) => generation.hash(&mut hasher),
+        Some(generation) => {
+            generation.hash(&mut hasher);
+            // Some kinds, such as PriorityClass, keep their first generation for ever.
+            let managers = metadata["managedFields"].as_array().into_iter().flatten();
+            for manager in managers.filter(|manager| manager["subresource"] != "status") {
+                ["manager", "operation", "time"].map(|key| manager[key].as_str()).hash(&mut hasher);
+            }
+        }
         // Kinds without a generation have no status either, with few exceptions.
         None => metadata["resourceVersion"].as_str().hash(&mut hasher),
     }

@@ -208,7 +208,7 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<Result<(), String>, Failure> {
         // A kind that was installed since the last look may have objects there.
         self.cluster.forget_kinds();
-        let kinds = with_retry(sync.fence, || self.cluster.namespaced_kinds()).await;
+        let kinds = with_retry(sync.fence, || self.cluster.listable_kinds()).await;
         let (kinds, unavailable) =
             kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
         if let Some(group) = unavailable.first() {
@@ -217,7 +217,7 @@ impl<C: Cluster> Engine<C> {
             )));
         }
         let (mut uids, mut foreign) = (HashSet::new(), Vec::new());
-        for kind in kinds.iter().filter(|kind| !RECORDS.contains(&&*kind.kind.kind)) {
+        for kind in kinds.iter().filter(|kind| kind.namespaced && !RECORDS.contains(&&*kind.kind.kind)) {
             let listed = match with_retry(sync.fence, || self.cluster.list(kind, name, "", true)).await {
                 Ok(listed) => listed,
                 // The kind has no lists.

@@ -126,7 +126,8 @@ impl<C: Cluster> Environments<C> {
     /// Returns the lists of the allowed kinds, in the namespaces of the scope if there is one.
     async fn member_lists(&self) -> Result<MemberLists, EnvironmentError> {
         let (mut kinds, unavailable) =
-            self.cluster.namespaced_kinds().await.map_err(|error| unknown(&error))?;
+            self.cluster.listable_kinds().await.map_err(|error| unknown(&error))?;
+        kinds.retain(|kind| kind.namespaced);
         if let Some(group) = unavailable.iter().find(|group| self.kinds.has_group(group)) {
             let what =
                 format!("the API group {group} does not respond, and may have objects of the environment");
@@ -244,12 +245,12 @@ impl<C: Cluster> Environments<C> {
     ) -> Result<(), String> {
         let unknown = |what: String| format!("it is not known what is in it: {what}");
         let (kinds, unavailable) =
-            self.cluster.namespaced_kinds().await.map_err(|error| unknown(error.to_string()))?;
+            self.cluster.listable_kinds().await.map_err(|error| unknown(error.to_string()))?;
         if !unavailable.is_empty() {
             return Err(unknown(format!("the API groups {} do not respond", unavailable.join(", "))));
         }
         let mut content = Content::default();
-        for kind in kinds.iter().filter(|kind| !is_transient_kind(kind)) {
+        for kind in kinds.iter().filter(|kind| kind.namespaced && !is_transient_kind(kind)) {
             let mut token = None;
             loop {
                 let page = self.cluster.metadata_page(kind, namespace, "", is_read, token.as_deref()).await;
