@@ -23,8 +23,8 @@ pub use self::{
     },
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
     status::{
-        EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, ProjectStatus,
-        SyncEvent, SyncRecord,
+        AwaitedObject, EventKind, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ObjectId,
+        ProjectState, ProjectStatus, RecoveryPlan, SyncEvent, SyncRecord,
     },
 };
 use crate::agent_configuration::gitops::ManifestProject;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use proto::{
     agent_configuration::gitops::ManifestProject,
-    gitops::{HeldDeletions, ObjectId},
+    gitops::{HeldDeletions, HeldObject, ObjectId},
 };
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -118,7 +118,12 @@ fn held_deletions(members: &[Member]) -> HeldDeletions {
     HeldDeletions {
         code: hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect(),
         count: u32::try_from(members.len()).unwrap_or(u32::MAX),
-        objects: members.iter().take(MAX_SHOWN).map(|member| member.id.clone()).collect(),
+        objects: members
+            .iter()
+            .take(MAX_SHOWN)
+            .map(|member| HeldObject { object: member.id.clone(), takes: String::new() })
+            .collect(),
+        ..HeldDeletions::default()
     }
 }
 

@@ -339,9 +339,9 @@ fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> String {
     if more > 0 && !status.kept.is_empty() {
         line("Kept", format!("and {more} more"));
     }
-    if let Some(HeldDeletions { code, count, objects }) = &status.held {
-        for object in objects {
-            line("Deletes", object.to_string());
+    if let Some(HeldDeletions { code, count, objects, .. }) = &status.held {
+        for held in objects {
+            line("Deletes", held.object.to_string());
         }
         let more = (*count as usize).saturating_sub(objects.len());
         if more > 0 {

@@ -71,10 +71,13 @@ pub struct ManifestProject {
     /// The permission to apply cluster-scoped objects. The default is true, and false with `namespaces`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_scoped: Option<bool>,
-    /// The largest part of the objects that a sync may delete without an approval, in percent.
+    /// The largest part of the objects that may be deleted within an hour without an approval, in percent.
     pub max_prune_percent: u8,
-    /// The number of objects that a sync may always delete.
+    /// The number of objects that may always be deleted within an hour.
     pub max_prune: u32,
+    /// Objects that cannot be had back from Git, such as volume claims and namespaces, are deleted like others.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub prune_irreplaceable: bool,
     /// The reaction to a change of an object by somebody else.
     pub self_heal: SelfHeal,
     /// The project is not synced.
@@ -242,6 +245,7 @@ impl Default for ManifestProject {
             cluster_scoped: None,
             max_prune_percent: 30,
             max_prune: 3,
+            prune_irreplaceable: false,
             self_heal: SelfHeal::default(),
             suspend: false,
             run_as: None,
@@ -556,7 +560,7 @@ mod tests {
              prune_propagation_policy: orphan, inventory_policy: adopt_all, \
              resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
              resource_exclusions: [{api_groups: ['*'], kinds: [Secret]}], interval: 1m, namespaces: [shop], \
-             cluster_scoped: true, max_prune_percent: 10, max_prune: 1, self_heal: report, suspend: true, \
+             cluster_scoped: true, max_prune_percent: 10, max_prune: 1, prune_irreplaceable: true, self_heal: report, suspend: true, \
              run_as: {service_account: deployer}, render: helm, conflicts: report, \
              helm: {release_name: shop, values_files: [a/b.yaml], values: {replicas: 2}}}",
         )

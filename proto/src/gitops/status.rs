@@ -91,6 +91,11 @@ pub enum ProjectState {
     Orphaned,
     /// The last sync failed.
     Failed,
+    /// The record of the objects of the project is gone or wrong. Nothing is written before a person has approved a new one.
+    InventoryLost,
+    /// A state that this version does not know.
+    #[serde(other)]
+    Unknown,
 }
 
 /// The state of a project, for people and programs.
@@ -107,15 +112,27 @@ pub struct ProjectStatus {
     /// The reason why kas has no files of the project now, or nothing. Objects that were applied before stay.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub problem: String,
-    /// The commit that was synced last without an error.
+    /// The commit that the cluster has been made completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub synced: Option<CommitInfo>,
+    /// The commit that is being applied, or whose deletions wait, while it is not complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working: Option<CommitInfo>,
     /// The newest commit that was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempted: Option<CommitInfo>,
+    /// The first objects that the sync waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<AwaitedObject>,
+    /// The time at which the cluster was last seen in this state, in milliseconds since 1970. 0: it was not seen yet.
+    #[serde(default)]
+    pub as_of: u64,
     /// The deletions that wait for an approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<HeldDeletions>,
+    /// The inventory that agentk would write, because the old one was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<RecoveryPlan>,
     /// The digest of the commit and the settings of the last sync that ended without an error.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub revision: String,
@@ -146,7 +163,54 @@ pub struct HeldDeletions {
     /// The number of objects.
     pub count: u32,
     /// The first objects, in the order of their deletion.
+    pub objects: Vec<HeldObject>,
+    /// The reason in one sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The commit that would delete them, when they were held first.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub commit: String,
+    /// The time since when they are held, in milliseconds since 1970.
+    #[serde(default)]
+    pub since: u64,
+}
+
+/// An object whose deletion waits for an approval.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldObject {
+    /// The object.
+    #[serde(flatten)]
+    pub object: ObjectId,
+    /// What its deletion takes with it, if that cannot be had back from Git.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub takes: String,
+}
+
+/// An object that a sync waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AwaitedObject {
+    /// The object.
+    pub object: ObjectId,
+    /// The reason in one sentence: its health, or the finalizers that keep it.
+    pub reason: String,
+    /// The time since when the sync waits for it, in milliseconds since 1970.
+    pub since: u64,
+}
+
+/// An inventory that was made from the labels of objects in the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryPlan {
+    /// The code that approves exactly this inventory.
+    pub code: String,
+    /// The number of objects that become members again.
+    pub count: u32,
+    /// The number of those that are not in Git. They are deleted by the next sync, with all guards.
+    pub left: u32,
+    /// The first objects that are not in Git.
     pub objects: Vec<ObjectId>,
+    /// The kinds that cannot be listed, with the reasons. Objects of them that left Git are forgotten.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
 }
 
 /// Numbers of objects by their results.
@@ -169,6 +233,8 @@ pub struct ObjectCounts {
     pub degraded: u32,
     /// Objects that are still starting.
     pub progressing: u32,
+    /// Objects that the sync waits for: until they do their work, or until they are gone.
+    pub waiting: u32,
 }
 
 /// An error of an object or of a file.
@@ -228,6 +294,8 @@ impl ProjectState {
             Self::Held => "held",
             Self::Orphaned => "orphaned",
             Self::Failed => "failed",
+            Self::InventoryLost => "inventory-lost",
+            Self::Unknown => "unknown",
         }
     }
 }
