@@ -1,38 +1,60 @@
-//! A cluster in memory for tests: server-side apply with field managers, UIDs, finalizers and faults.
+//! A cluster in memory for tests: server-side apply with field managers, UIDs, deletion with finalizers and all that an object takes with
+//! it, faults, and processes that die at any request.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+mod fields;
+mod tests;
+mod world;
+
+use std::{future::pending, ops::Range, sync::Arc};
 
 use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
 
-use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup, MetadataPage};
+use self::world::{LateWrite, Objects, World};
+use crate::{
+    ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, MetadataPage,
+};
 
 /// The objects of a page of metadata.
 const PAGE: usize = 100;
 
 /// A cluster. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct FakeCluster(Arc<Mutex<World>>);
+pub(crate) struct FakeCluster {
+    world: Arc<Mutex<World>>,
+    died: Arc<Notify>,
+}
 
-type Objects = BTreeMap<ObjectId, Value>;
 type Fault = Box<dyn FnMut(&mut Objects, &str) -> Option<ApiError> + Send>;
 
-#[derive(Default)]
-struct World {
-    objects: Objects,
-    /// The objects as each manager has applied them last.
-    applied: HashMap<(ObjectId, String), Value>,
-    kinds: Vec<Kind>,
-    /// An API group whose server does not respond to the discovery.
-    unavailable: Option<String>,
-    /// All requests, such as `apply ConfigMap shop/a`.
-    requests: Vec<String>,
-    fault: Option<Fault>,
-    counter: u64,
+/// The moment in a request at which the process dies that has sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Death {
+    /// Before the request has an effect.
+    Before,
+    /// After its effect.
+    After,
+    /// The request is on its way, and arrives with [`FakeCluster::deliver_late`].
+    Late,
+}
+
+/// Requests that fail.
+struct Failure {
+    /// The numbers of the requests.
+    range: Range<usize>,
+    error: ApiError,
+    /// The request has its effect, and only its response is an error.
+    after: bool,
+}
+
+/// What happens to a request.
+enum Decision {
+    Run,
+    /// It runs, and this is the response.
+    Lose(ApiError),
+    Die(Death),
 }
 
 impl FakeCluster {
@@ -44,7 +66,11 @@ impl FakeCluster {
             ("", "v1", "Secret", "secrets", true),
             ("", "v1", "Service", "services", true),
             ("", "v1", "Namespace", "namespaces", false),
+            ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true),
             ("apps", "v1", "Deployment", "deployments", true),
+            ("apps", "v1", "StatefulSet", "statefulsets", true),
+            ("coordination.k8s.io", "v1", "Lease", "leases", true),
+            ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false),
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", false),
         ] {
             cluster.add_kind(group, version, kind, plural, namespaced);
@@ -55,73 +81,110 @@ impl FakeCluster {
     pub(crate) fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
         let text = str::to_owned;
         let kind = GroupKind { group: text(group), kind: text(kind) };
-        self.0.lock().kinds.push(Kind { kind, version: text(version), plural: text(plural), namespaced });
+        let kind = Kind { kind, version: text(version), plural: text(plural), namespaced };
+        self.world.lock().kinds.push(kind);
     }
 
-    /// Puts an object there as another program would.
+    /// Puts an object there as another program would. One of the same name is replaced by one with another UID.
     pub(crate) fn put(&self, id: ObjectId, manager: &str, object: Value) {
-        let mut world = self.0.lock();
-        world.counter += 1;
-        let counter = world.counter;
-        let mut object = object;
-        let metadata = &mut object["metadata"];
-        metadata["uid"] = format!("uid-{counter}").into();
-        metadata["name"] = id.name.clone().into();
-        metadata["namespace"] = id.namespace.clone().into();
-        metadata["resourceVersion"] = counter.to_string().into();
-        metadata["managedFields"] =
-            json!([{"manager": manager, "operation": "Update", "time": counter.to_string()}]);
-        world.objects.insert(id, object);
+        self.world.lock().put(id, manager, object);
     }
 
     /// Changes an object as another program would.
     pub(crate) fn edit(&self, id: &ObjectId, manager: &str, change: impl FnOnce(&mut Value)) {
-        let mut world = self.0.lock();
-        world.counter += 1;
-        let counter = world.counter.to_string();
-        let object = world.objects.get_mut(id).expect("an object that exists");
-        change(object);
-        object["metadata"]["resourceVersion"] = counter.clone().into();
-        let entry = json!({"manager": manager, "operation": "Update", "time": counter});
-        object["metadata"]["managedFields"].as_array_mut().expect("managed fields").push(entry);
+        self.world.lock().edit(id, manager, change);
     }
 
     /// Deletes an object as another program would.
     pub(crate) fn remove(&self, id: &ObjectId) {
-        let mut world = self.0.lock();
-        world.objects.remove(id);
-        world.applied.retain(|(applied, _), _| applied != id);
+        self.world.lock().delete(id);
+    }
+
+    /// Removes the finalizers of an object, which completes its deletion.
+    pub(crate) fn remove_finalizers(&self, id: &ObjectId) {
+        self.edit(id, "finalizer", |object| object["metadata"]["finalizers"] = json!([]));
+    }
+
+    /// Lets controllers make each workload healthy and bind each claim at once.
+    pub(crate) fn set_controllers(&self, controllers: bool) {
+        self.world.lock().controllers = controllers;
+    }
+
+    /// Lets controllers make a workload healthy, or bind a claim.
+    pub(crate) fn run_controllers(&self, id: &ObjectId) {
+        self.world.lock().run_controllers(id);
     }
 
     /// Sets what fails: a function of the request.
     pub(crate) fn set_fault(&self, mut fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
-        self.0.lock().fault = Some(Box::new(move |_, request| fault(request)));
+        self.world.lock().fault = Some(Box::new(move |_, request| fault(request)));
     }
 
     /// Sets what somebody else does just before a request.
     pub(crate) fn set_intruder(&self, mut change: impl FnMut(&mut Objects, &str) + Send + 'static) {
-        self.0.lock().fault = Some(Box::new(move |objects, request| {
+        self.world.lock().fault = Some(Box::new(move |objects, request| {
             change(objects, request);
             None
         }));
     }
 
-    /// Sets the API group whose server does not respond to the discovery.
-    pub(crate) fn set_unavailable(&self, group: Option<&str>) {
-        self.0.lock().unavailable = group.map(str::to_owned);
+    pub(crate) fn clear_fault(&self) {
+        self.world.lock().fault = None;
     }
 
-    pub(crate) fn clear_fault(&self) {
-        self.0.lock().fault = None;
+    /// Lets requests fail: those with these numbers, counted from the next one. `after` says that they have their effects all the same.
+    pub(crate) fn fail_requests(&self, range: Range<usize>, error: ApiError, after: bool) {
+        let mut world = self.world.lock();
+        let range = range.start + world.count..range.end.saturating_add(world.count);
+        world.failure = Some(Failure { range, error, after });
+    }
+
+    /// Kills the process at a request, counted from the next one: from then on no request has a response, and the test has to drop the
+    /// process when [`Self::died`] is ready.
+    pub(crate) fn kill_at(&self, number: usize, death: Death) {
+        let mut world = self.world.lock();
+        world.death = Some((world.count + number, death));
+    }
+
+    /// Waits until the process is dead.
+    pub(crate) async fn died(&self) {
+        while !self.world.lock().dead {
+            self.died.notified().await;
+        }
+    }
+
+    /// Lets another process send requests. Nothing fails, and nobody is killed any more.
+    pub(crate) fn revive(&self) {
+        let mut world = self.world.lock();
+        (world.dead, world.death, world.failure) = (false, None, None);
+    }
+
+    /// Lets the writes of dead processes arrive. Returns their number.
+    pub(crate) fn deliver_late(&self) -> usize {
+        let mut world = self.world.lock();
+        let late = std::mem::take(&mut world.late);
+        let count = late.len();
+        late.into_iter().for_each(|write| write(&mut world));
+        count
+    }
+
+    /// Sets the API group whose server does not respond.
+    pub(crate) fn set_unavailable(&self, group: Option<&str>) {
+        self.world.lock().unavailable = group.map(str::to_owned);
     }
 
     pub(crate) fn object(&self, id: &ObjectId) -> Option<Value> {
-        self.0.lock().objects.get(id).cloned()
+        self.world.lock().objects.get(id).cloned()
+    }
+
+    /// Returns all objects.
+    pub(crate) fn objects(&self) -> Objects {
+        self.world.lock().objects.clone()
     }
 
     /// Returns the inventory.
     pub(crate) fn parent(&self) -> Value {
-        let world = self.0.lock();
+        let world = self.world.lock();
         let found =
             world.objects.iter().find(|(id, _)| id.namespace == "agentk" && id.name.starts_with("gitops-"));
         found.expect("an inventory").1.clone()
@@ -129,134 +192,90 @@ impl FakeCluster {
 
     /// Returns the objects that are no inventory.
     pub(crate) fn ids(&self) -> Vec<String> {
-        let world = self.0.lock();
+        let world = self.world.lock();
         world.objects.keys().filter(|id| id.namespace != "agentk").map(ToString::to_string).collect()
     }
 
     /// Returns and forgets the requests.
     pub(crate) fn take_requests(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().requests)
+        std::mem::take(&mut self.world.lock().requests)
     }
 
-    /// Records a request, and fails if a fault wants that.
-    fn request(&self, verb: &str, what: &str) -> Result<(), ApiError> {
-        let mut world = self.0.lock();
-        let request = format!("{verb} {what}");
-        world.requests.push(request.clone());
-        let World { objects, fault, .. } = &mut *world;
-        match fault.as_mut().and_then(|fault| fault(objects, &request)) {
-            Some(error) => Err(error),
-            None => Ok(()),
+    /// Runs a request, unless it fails or its process dies. `late` is the same request without its sender.
+    async fn call<T>(
+        &self,
+        kind: &Kind,
+        request: String,
+        work: impl FnOnce(&mut World) -> Result<T, ApiError>,
+        late: impl FnOnce() -> Option<LateWrite>,
+    ) -> Result<T, ApiError> {
+        if let Some(result) = self.run(kind, request, work, late) {
+            return result;
+        }
+        self.died.notify_one();
+        pending().await
+    }
+
+    /// Returns the response, unless the process is dead.
+    fn run<T>(
+        &self,
+        kind: &Kind,
+        request: String,
+        work: impl FnOnce(&mut World) -> Result<T, ApiError>,
+        late: impl FnOnce() -> Option<LateWrite>,
+    ) -> Option<Result<T, ApiError>> {
+        let mut world = self.world.lock();
+        if world.dead {
+            return None;
+        }
+        match world.decide(kind, request) {
+            Ok(Decision::Run) => Some(work(&mut world)),
+            Ok(Decision::Lose(error)) => Some(work(&mut world).and(Err(error))),
+            Ok(Decision::Die(death)) => {
+                match death {
+                    Death::Before => {}
+                    Death::After => drop(work(&mut world)),
+                    Death::Late => world.late.extend(late()),
+                }
+                world.dead = true;
+                None
+            }
+            Err(error) => Some(Err(error)),
         }
     }
 }
 
 impl World {
-    /// Returns the objects of a kind in a namespace with a label, in order.
-    fn select<'a>(
-        &'a self,
-        kind: &'a Kind,
-        namespace: &'a str,
-        selector: &'a str,
-    ) -> impl Iterator<Item = (&'a ObjectId, &'a Value)> {
-        let (key, value) =
-            selector.split_once('=').map_or((selector, None), |(key, value)| (key, Some(value)));
-        let matches = move |(id, object): &(&ObjectId, &Value)| {
-            let label = &object["metadata"]["labels"][key];
-            GroupKind::of(id) == kind.kind
-                && (namespace.is_empty() || id.namespace == namespace)
-                && (key.is_empty() || value.map_or_else(|| label.is_string(), |value| label == value))
-        };
-        self.objects.iter().filter(matches)
-    }
-
-    fn apply(
-        &mut self,
-        id: &ObjectId,
-        object: &Value,
-        options: ApplyOptions<'_>,
-    ) -> Result<Applied, ApiError> {
-        let manager = options.manager.to_owned();
-        if !id.namespace.is_empty() && id.namespace != "agentk" && id.namespace != "default" {
-            let namespace =
-                ObjectId { kind: "Namespace".to_owned(), name: id.namespace.clone(), ..ObjectId::default() };
-            if !self.objects.contains_key(&namespace) && !options.dry_run {
-                return Err(error(404, "NotFound", &format!("namespaces {:?} not found", id.namespace)));
-            }
-        }
-        let live = self.objects.get(id).cloned();
-        let mut object = object.clone();
-        let uid = object["metadata"].as_object_mut().and_then(|metadata| metadata.remove("uid"));
-        if uid.is_some_and(|uid| live.as_ref().is_none_or(|live| live["metadata"]["uid"] != uid)) {
-            return Err(error(409, "Conflict", "the UID in the precondition does not match"));
-        }
-        let version =
-            object["metadata"].as_object_mut().and_then(|metadata| metadata.remove("resourceVersion"));
-        if version.is_some_and(|version| {
-            live.as_ref().is_none_or(|live| live["metadata"]["resourceVersion"] != version)
-        }) {
-            return Err(error(409, "Conflict", "the object has been modified"));
-        }
-        let object = &object;
-        if let (Some(live), Some(wanted)) = (&live, object.pointer("/spec/immutable"))
-            && live.pointer("/spec/immutable").is_some_and(|before| before != wanted)
+    /// Records a request. Returns what happens to it.
+    fn decide(&mut self, kind: &Kind, request: String) -> Result<Decision, ApiError> {
+        let number = self.count;
+        self.count += 1;
+        let fault = self.fault.as_mut().and_then(|fault| fault(&mut self.objects, &request));
+        self.requests.push(request);
+        if let Some((at, death)) = self.death
+            && at == number
         {
-            return Err(error(422, "Invalid", "spec.immutable: Invalid value: field is immutable"));
+            return Ok(Decision::Die(death));
         }
-        let before = self.applied.get(&(id.clone(), manager.clone())).cloned().unwrap_or_else(|| json!({}));
-        let mut result = live.clone().unwrap_or_else(|| json!({}));
-        remove_missing(&mut result, &before, object);
-        merge(&mut result, object);
-        let changed = live.as_ref() != Some(&result);
-        if live.is_none() || changed {
-            let counter = self.counter + 1;
-            let metadata = &mut result["metadata"];
-            if live.is_none() {
-                metadata["uid"] = format!("uid-{counter}").into();
-                metadata["managedFields"] = json!([]);
+        let failure = self.failure.as_ref().filter(|failure| failure.range.contains(&number));
+        match (fault, failure) {
+            (Some(error), _) => Err(error),
+            (None, Some(Failure { error, after: false, .. })) => Err(error.clone()),
+            _ if self.unavailable.as_ref() == Some(&kind.kind.group) => {
+                Err(error(503, "ServiceUnavailable", "the server is currently unable to handle the request"))
             }
-            if !options.dry_run || live.is_none() {
-                metadata["resourceVersion"] = counter.to_string().into();
+            _ if !self.kinds.iter().any(|known| known.kind == kind.kind) => {
+                Err(error(404, "NotFound", "the server could not find the requested resource"))
             }
-            let entries = metadata["managedFields"].as_array_mut().expect("managed fields");
-            entries.retain(|entry| entry["manager"] != options.manager || entry["operation"] != "Apply");
-            entries
-                .push(json!({"manager": options.manager, "operation": "Apply", "time": counter.to_string()}));
-            if !options.dry_run {
-                self.counter = counter;
-                self.objects.insert(id.clone(), result.clone());
-                self.define(id, &result);
-            }
+            (None, Some(Failure { error, .. })) => Ok(Decision::Lose(error.clone())),
+            (None, None) => Ok(Decision::Run),
         }
-        if !options.dry_run {
-            self.applied.insert((id.clone(), manager), object.clone());
-        }
-        Ok(Applied { created: live.is_none(), object: result })
-    }
-
-    /// A definition is established at once.
-    fn define(&mut self, id: &ObjectId, object: &Value) {
-        if id.kind != "CustomResourceDefinition" {
-            return;
-        }
-        let text =
-            |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let kind = GroupKind { group: text("/spec/group"), kind: text("/spec/names/kind") };
-        let namespaced = text("/spec/scope") == "Namespaced";
-        self.kinds.push(Kind {
-            kind,
-            version: "v1".to_owned(),
-            plural: text("/spec/names/plural"),
-            namespaced,
-        });
-        let status = json!({"conditions": [{"type": "Established", "status": "True"}]});
-        self.objects.get_mut(id).expect("it was inserted")["status"] = status;
     }
 }
 
 impl Cluster for FakeCluster {
     async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<KindLookup, ApiError> {
-        let world = self.0.lock();
+        let world = self.world.lock();
         if world.unavailable.as_ref() == Some(&kind.group) {
             return Ok(KindLookup::Unavailable);
         }
@@ -266,7 +285,7 @@ impl Cluster for FakeCluster {
     }
 
     async fn listable_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
-        let world = self.0.lock();
+        let world = self.world.lock();
         let unavailable = world.unavailable.clone();
         let is_known = |kind: &&Kind| unavailable.as_ref() != Some(&kind.kind.group);
         let known = world.kinds.iter().filter(is_known).cloned().collect();
@@ -275,9 +294,13 @@ impl Cluster for FakeCluster {
 
     fn forget_kinds(&self) {}
 
-    async fn get(&self, _: &Kind, id: &ObjectId) -> Result<Option<Value>, ApiError> {
-        self.request("get", &id.to_string())?;
-        Ok(self.object(id))
+    async fn get(&self, kind: &Kind, id: &ObjectId) -> Result<Option<Value>, ApiError> {
+        let got = self.call(kind, format!("get {id}"), |world| Ok(world.objects.get(id).cloned()), || None);
+        match got.await {
+            // The kind is gone.
+            Err(error) if error.status == 404 => Ok(None),
+            result => result,
+        }
     }
 
     async fn list(
@@ -285,11 +308,13 @@ impl Cluster for FakeCluster {
         kind: &Kind,
         namespace: &str,
         selector: &str,
-        _: bool,
+        only_metadata: bool,
     ) -> Result<Vec<Value>, ApiError> {
-        self.request("list", &format!("{} {namespace}", kind.kind))?;
-        let world = self.0.lock();
-        Ok(world.select(kind, namespace, selector).map(|(_, object)| object.clone()).collect())
+        let list = |world: &mut World| {
+            let selected = world.select(kind, namespace, selector);
+            Ok(selected.map(|(_, object)| item(object, only_metadata)).collect())
+        };
+        self.call(kind, format!("list {} {namespace}", kind.kind), list, || None).await
     }
 
     async fn metadata_page(
@@ -297,75 +322,71 @@ impl Cluster for FakeCluster {
         kind: &Kind,
         namespace: &str,
         selector: &str,
-        _: fn(&str) -> bool,
+        is_read: fn(&str) -> bool,
         token: Option<&str>,
     ) -> Result<MetadataPage, ApiError> {
-        self.request("list", &format!("{} {namespace}", kind.kind))?;
-        let world = self.0.lock();
-        // The token is the last object, since others may be deleted meanwhile.
-        let after = |(id, _): &(&ObjectId, &Value)| token.is_none_or(|token| id.to_string().as_str() > token);
-        let mut left: Vec<_> = world.select(kind, namespace, selector).filter(after).take(PAGE + 1).collect();
-        let next = (left.len() > PAGE).then(|| left[PAGE - 1].0.to_string());
-        left.truncate(PAGE);
-        Ok(MetadataPage { objects: left.into_iter().map(|(_, object)| object.clone()).collect(), next })
+        let list = |world: &mut World| {
+            // The token is the last object, since others may be deleted meanwhile.
+            let after =
+                |(id, _): &(&ObjectId, &Value)| token.is_none_or(|token| id.to_string().as_str() > token);
+            let mut left: Vec<_> =
+                world.select(kind, namespace, selector).filter(after).take(PAGE + 1).collect();
+            let next = (left.len() > PAGE).then(|| left[PAGE - 1].0.to_string());
+            left.truncate(PAGE);
+            let objects = left.into_iter().map(|(_, object)| metadata_item(object, is_read)).collect();
+            Ok(MetadataPage { objects, next })
+        };
+        self.call(kind, format!("list {} {namespace}", kind.kind), list, || None).await
     }
 
     async fn apply(
         &self,
-        _: &Kind,
+        kind: &Kind,
         id: &ObjectId,
         object: &Value,
         options: ApplyOptions<'_>,
     ) -> Result<Applied, ApiError> {
-        self.request(if options.dry_run { "try" } else { "apply" }, &id.to_string())?;
-        self.0.lock().apply(id, object, options)
+        let verb = if options.dry_run { "try" } else { "apply" };
+        let apply = |world: &mut World| world.apply(id, object, options);
+        let late = || -> Option<LateWrite> {
+            let (id, object, manager) = (id.clone(), object.clone(), options.manager.to_owned());
+            let ApplyOptions { dry_run, force, .. } = options;
+            Some(Box::new(move |world| {
+                drop(world.apply(&id, &object, ApplyOptions { manager: &manager, dry_run, force }));
+            }))
+        };
+        self.call(kind, format!("{verb} {id}"), apply, late).await
     }
 
-    async fn try_create(&self, _: &Kind, id: &ObjectId, _: &Value) -> Result<(), ApiError> {
-        self.request("try-create", &id.to_string())
+    async fn try_create(&self, kind: &Kind, id: &ObjectId, _: &Value) -> Result<(), ApiError> {
+        self.call(kind, format!("try-create {id}"), |world| world.check_create(id), || None).await
     }
 
-    async fn patch(&self, _: &Kind, id: &ObjectId, patch: &Value) -> Result<Value, ApiError> {
-        self.request("patch", &id.to_string())?;
-        let mut world = self.0.lock();
-        let counter = world.counter + 1;
-        let object = world.objects.get_mut(id).ok_or_else(|| error(404, "NotFound", "not found"))?;
-        let mut patched = object.clone();
-        for operation in patch.as_array().expect("a list of operations") {
-            apply_operation(&mut patched, operation)?;
-        }
-        if patched != *object {
-            patched["metadata"]["resourceVersion"] = counter.to_string().into();
-            *object = patched.clone();
-            world.counter = counter;
-        }
-        Ok(patched)
+    async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<Value, ApiError> {
+        let late = || -> Option<LateWrite> {
+            let (id, patch) = (id.clone(), patch.clone());
+            Some(Box::new(move |world| drop(world.patch(&id, FIELD_MANAGER, &patch))))
+        };
+        let work = |world: &mut World| world.patch(id, FIELD_MANAGER, patch);
+        self.call(kind, format!("patch {id}"), work, late).await
     }
 
     async fn delete(
         &self,
-        _: &Kind,
+        kind: &Kind,
         id: &ObjectId,
         uid: &str,
         resource_version: Option<&str>,
-        _: PropagationPolicy,
+        propagation: PropagationPolicy,
     ) -> Result<(), ApiError> {
-        self.request("delete", &id.to_string())?;
-        let mut world = self.0.lock();
-        let Some(object) = world.objects.get_mut(id) else { return Err(error(404, "NotFound", "not found")) };
-        if object["metadata"]["uid"] != uid {
-            return Err(error(409, "Conflict", "the UID in the precondition does not match"));
-        }
-        if resource_version.is_some_and(|version| object["metadata"]["resourceVersion"] != version) {
-            return Err(error(409, "Conflict", "the resourceVersion in the precondition does not match"));
-        }
-        if object["metadata"].get("finalizers").is_some() {
-            object["metadata"]["deletionTimestamp"] = "now".into();
-            return Ok(());
-        }
-        world.objects.remove(id);
-        world.applied.retain(|(applied, _), _| applied != id);
-        Ok(())
+        let late = || -> Option<LateWrite> {
+            let (id, uid, version) = (id.clone(), uid.to_owned(), resource_version.map(str::to_owned));
+            Some(Box::new(move |world| {
+                drop(world.delete_if(&id, &uid, version.as_deref(), propagation));
+            }))
+        };
+        let work = |world: &mut World| world.delete_if(id, uid, resource_version, propagation);
+        self.call(kind, format!("delete {id}"), work, late).await
     }
 }
 
@@ -373,49 +394,35 @@ pub(crate) fn error(status: u16, reason: &str, message: &str) -> ApiError {
     ApiError { status, reason: reason.to_owned(), message: message.to_owned(), ..ApiError::default() }
 }
 
-/// Applies one operation of a JSON patch (RFC 6902) on members of objects.
-fn apply_operation(object: &mut Value, operation: &Value) -> Result<(), ApiError> {
-    let (parent, key) = operation["path"].as_str().and_then(|path| path.rsplit_once('/')).expect("a path");
-    let key = key.replace("~1", "/");
-    let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
-    let parent = parent.ok_or_else(|| error(422, "Invalid", "the path does not exist"))?;
-    let value = operation["value"].clone();
-    match operation["op"].as_str() {
-        Some("test") if parent.get(&key) != Some(&value) => {
-            return Err(error(422, "Invalid", "the test of the patch failed"));
+/// Returns an object as `KubeCluster::list` does: without the fields of its managers.
+fn item(object: &Value, only_metadata: bool) -> Value {
+    let mut item = match only_metadata {
+        true => {
+            let keys = ["apiVersion", "kind", "metadata"];
+            keys.into_iter().map(|key| (key.to_owned(), object[key].clone())).collect()
         }
-        Some("test") => {}
-        Some("add" | "replace") => drop(parent.insert(key, value)),
-        Some("remove") => drop(parent.remove(&key)),
-        other => panic!("{other:?} is not an operation of the tests"),
+        false => object.clone(),
+    };
+    let managers = item["metadata"]["managedFields"].as_array_mut();
+    for manager in managers.into_iter().flatten().filter_map(Value::as_object_mut) {
+        manager.remove("fieldsV1");
     }
-    Ok(())
+    item
 }
 
-/// Removes what the manager has applied before and does not apply any more.
-fn remove_missing(object: &mut Value, before: &Value, now: &Value) {
-    let (Some(object), Some(before)) = (object.as_object_mut(), before.as_object()) else { return };
-    for (key, before) in before {
-        match now.get(key) {
-            None => {
-                object.remove(key);
+/// Returns the metadata that `KubeCluster::metadata_page` reads.
+fn metadata_item(object: &Value, is_read: fn(&str) -> bool) -> Value {
+    let read = object["metadata"].as_object().into_iter().flatten().filter_map(|(key, value)| {
+        let value = match &**key {
+            "name" | "namespace" | "uid" | "resourceVersion" | "deletionTimestamp" => value.clone(),
+            "labels" | "annotations" => {
+                let selected = value.as_object()?.iter().filter(|(key, _)| is_read(key));
+                selected.map(|(key, value)| (key.clone(), value.clone())).collect()
             }
-            Some(now) => {
-                if let Some(child) = object.get_mut(key) {
-                    remove_missing(child, before, now);
-                }
-            }
-        }
-    }
-}
-
-fn merge(into: &mut Value, from: &Value) {
-    match (into, from) {
-        (Value::Object(into), Value::Object(from)) => {
-            for (key, value) in from {
-                merge(into.entry(key.clone()).or_insert(Value::Object(Map::new())), value);
-            }
-        }
-        (into, from) => *into = from.clone(),
-    }
+            "ownerReferences" => value.as_array()?.iter().map(|owner| json!({"uid": owner["uid"]})).collect(),
+            _ => return None,
+        };
+        Some((key.clone(), value))
+    });
+    json!({"metadata": read.collect::<Map<_, _>>()})
 }
