@@ -105,6 +105,20 @@ impl ApplySet {
         kind || namespace
     }
 
+    /// Adds the kinds and the namespaces of objects.
+    pub fn add_all<'a>(&mut self, ids: impl IntoIterator<Item = &'a ObjectId>) {
+        for id in ids {
+            self.add(id);
+        }
+    }
+
+    /// Returns the kind and the id of the record of the members.
+    pub fn record_id(&self) -> (Kind, ObjectId) {
+        let (kind, id) = self.parent_id();
+        let name = format!("{}-members", id.name);
+        (kind, ObjectId { name, ..id })
+    }
+
     /// Returns the kind and the id of the parent.
     pub fn parent_id(&self) -> (Kind, ObjectId) {
         let text = str::to_owned;

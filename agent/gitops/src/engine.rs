@@ -3,13 +3,15 @@
 mod diff;
 mod examine;
 mod gitlab;
+mod inventory;
 mod members;
 mod pruning;
 mod report;
 mod stage;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
     sync::Arc,
 };
 
@@ -17,17 +19,27 @@ use object_health::Assessment;
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
-    gitops::{EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent},
+    gitops::{
+        AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
+    },
     graph::HealthState,
 };
 use serde_json::Value;
 use tokio::{task::spawn_blocking, time::Instant};
 
+pub use self::inventory::Recovery;
 pub(crate) use self::members::fingerprint;
-use self::{examine::Known, report::Report};
+use self::{
+    examine::Known,
+    inventory::StoredInventory,
+    members::Members,
+    report::Report,
+    stage::{AppliedObject, Awaited},
+};
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, Manifest, SourceFile,
     applyset::{ApplySet, PART_OF},
+    inventory::ParentState,
     order, parse,
     retry::{CallError, with_retry},
     validate::{self, Scopes},
@@ -51,6 +63,10 @@ pub struct Engine<C> {
     known: HashMap<ObjectId, Known>,
     /// The objects of the last sync, with their kinds.
     objects: Vec<(ObjectId, Kind)>,
+    /// The objects that the last sync waits for.
+    awaited: Vec<Awaited>,
+    /// The newest generation of the inventory that this engine has seen.
+    generation: Option<u64>,
     /// There is no inventory of GitLab's agent any more.
     taken_over: bool,
 }
@@ -64,6 +80,8 @@ pub struct SyncInput {
     pub project: String,
     /// The settings of the project.
     pub settings: ManifestProject,
+    /// The id of the commit.
+    pub commit: String,
     /// The files of the commit.
     pub files: Arc<[SourceFile]>,
     /// The approval code of the deletions that somebody has approved.
@@ -72,6 +90,12 @@ pub struct SyncInput {
     pub heal: bool,
     /// The id of the project in GitLab. Objects in the inventory that GitLab's agent has kept for it are taken over.
     pub gitlab_project: Option<u64>,
+    /// The objects that earlier passes of the same commit have waited for.
+    pub waiting: Vec<AwaitedObject>,
+    /// The objects that earlier passes of the same commit have applied and deleted.
+    pub earlier: ObjectCounts,
+    /// The time in milliseconds since 1970.
+    pub now: u64,
 }
 
 /// Says before each write whether it may happen.
@@ -102,7 +126,7 @@ pub enum Stopped {
 }
 
 /// The result of a sync.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The state of the project.
     pub state: ProjectState,
@@ -118,6 +142,8 @@ pub struct Outcome {
     pub kept: Vec<ObjectError>,
     /// The objects that somebody else had changed or deleted since this engine applied them, and that were written again.
     pub reverted: u32,
+    /// The objects that the sync waits for. It goes on when [`Engine::is_ready`] says so.
+    pub waiting: Vec<AwaitedObject>,
     /// The reason why the sync stopped early, if it did.
     pub stopped: Option<Stopped>,
 }
@@ -130,6 +156,8 @@ enum Failure {
     Objects,
     /// A request about the project as a whole failed.
     Project(String),
+    /// The inventory is not there, or is not the one of the last sync. Nothing was written.
+    InventoryLost(&'static str),
     Stopped(Stopped),
 }
 
@@ -146,7 +174,16 @@ impl<C: Cluster> Engine<C> {
     /// agentk. `namespace` is that of agentk.
     pub fn new(cluster: C, own: C, namespace: &str) -> Self {
         let namespace = namespace.to_owned();
-        Self { cluster, own, namespace, known: HashMap::new(), objects: Vec::new(), taken_over: false }
+        Self {
+            cluster,
+            own,
+            namespace,
+            known: HashMap::new(),
+            objects: Vec::new(),
+            awaited: Vec::new(),
+            generation: None,
+            taken_over: false,
+        }
     }
 
     /// Replaces the cluster by the same one, whose requests have another name in its audit log.
@@ -154,7 +191,8 @@ impl<C: Cluster> Engine<C> {
         self.cluster = cluster;
     }
 
-    /// Makes the cluster what the files say.
+    /// Makes the cluster what the files say, in one pass. It does not wait for objects that start or are being deleted: the pass ends
+    /// with the state `Syncing`, and the next one continues.
     ///
     /// # Cancellation safety
     ///
@@ -237,41 +275,132 @@ impl<C: Cluster> Engine<C> {
             return Ok(());
         }
 
-        let writes = settings.dry_run_strategy == DryRunStrategy::None && input.heal;
-        let mut set = ApplySet::new(input.agent, &input.project, &self.namespace);
-        let exists = self.read_parent(&mut set, fence).await?;
-        let sync = SyncContext { input, fence, set: set.id() };
+        let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
+        let sync = SyncContext { input, fence, set };
+        let mut stored = self.load(&sync, &manifests).await?;
         for manifest in &mut manifests {
             manifest.set_label(PART_OF, &sync.set);
         }
-        let mut members = self.members(&set, &sync).await?;
-        let grown = manifests.iter().fold(false, |grown, manifest| set.add(&manifest.id) | grown);
-        if writes && (grown || !exists) {
-            self.write_parent(&mut set, fence).await?;
+        let desired: HashSet<ObjectId> = manifests.iter().map(|manifest| manifest.id.clone()).collect();
+        let mut members = self.members(&stored, &sync).await?;
+        let old = self.old_inventory(&members, &desired, &sync).await?;
+        if let Some(old) = &old {
+            old.add_to(&mut members);
+        }
+        let claimed = old.as_ref().map(|old| old.in_git.clone()).unwrap_or_default();
+        let before: HashSet<ObjectId> = members.by_id.keys().chain(&claimed).cloned().collect();
+        let mut plan = self.plan_deletions(&mut stored, &members, &claimed, &desired, &sync).await?;
+        plan.report(report);
+        if sync.writes() {
+            self.record_plan(&mut stored, &manifests, &sync).await?;
         }
 
-        let mut objects = Vec::with_capacity(manifests.len());
+        let mut objects: Vec<AppliedObject> = Vec::with_capacity(manifests.len());
+        let mut awaited = Vec::new();
         for stage in &stages {
-            let applied = self.apply_stage(stage, &manifests, &members, &sync, report).await?;
-            objects.extend(applied.iter().map(|(id, kind, _)| (id.clone(), kind.clone())));
-            members.applied.extend(applied.into_iter().map(|(_, _, uid)| uid));
-            if writes {
-                self.wait(stage, &manifests, &objects, &sync, report).await?;
+            let (applied, terminating) = self.apply_stage(stage, &manifests, &members, &sync, report).await?;
+            members.applied.extend(applied.iter().map(|(.., uid)| uid.clone()));
+            objects.extend(applied);
+            awaited.extend(terminating);
+            if sync.writes() {
+                awaited.extend(self.unmet(stage, &manifests, &objects, &sync).await?);
+                if !awaited.is_empty() {
+                    break;
+                }
             }
         }
-        self.objects = objects;
-        let desired: HashSet<ObjectId> = manifests.into_iter().map(|manifest| manifest.id).collect();
+        self.objects = objects.iter().map(|(id, kind, _)| (id.clone(), kind.clone())).collect();
         self.known.retain(|id, _| desired.contains(id));
-        if writes {
-            self.take_over_inventory(&mut set, &mut members, &desired, &sync, report).await?;
-            // The members of a kind that cannot be listed may be in any namespace of the inventory.
-            let complete = members.unknown.is_empty();
-            let left = self.prune(members, &desired, &sync, report).await?;
-            if complete {
-                self.shrink_parent(set, desired.iter().chain(&left), fence).await?;
+        if sync.writes() {
+            let is_applied = awaited.is_empty();
+            let mut gone = HashSet::new();
+            if is_applied {
+                let failed = self.take_over(old, &mut stored.set, &mut members, &sync, report).await?;
+                plan.leave_out(&failed);
+                let is_held = plan.is_held();
+                awaited.extend(
+                    self.delete_left(plan, &mut stored, &members, &desired, &mut gone, &sync, report).await?,
+                );
+                let is_complete = awaited.is_empty() && !is_held && report.objects.failed == 0;
+                self.record_members(&mut stored, &members, &objects, &before, &gone, is_complete, fence)
+                    .await?;
+                if is_complete && members.unknown.is_empty() {
+                    self.shrink_parent(stored, fence).await?;
+                }
+            } else {
+                self.record_members(&mut stored, &members, &objects, &before, &gone, false, fence).await?;
             }
         }
-        Ok(())
+        report.wait_for(&awaited, &sync);
+        self.awaited = awaited;
+        if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(()) }
+    }
+
+    /// Returns whether nothing hinders the sync any more that has ended with objects to wait for.
+    pub async fn is_ready(&self) -> bool {
+        for awaited in &self.awaited {
+            match self.cluster.get(&awaited.kind, &awaited.id).await {
+                Ok(object) if awaited.is_met_by(object.as_ref()) => {}
+                // The next look will see.
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Writes what has to be known before the first object is written: the kinds and namespaces of members, and the plan that is held.
+    async fn record_plan(
+        &mut self,
+        stored: &mut StoredInventory,
+        manifests: &[Manifest],
+        sync: &SyncContext<'_>,
+    ) -> Result<(), Failure> {
+        let grown = manifests.iter().fold(false, |grown, manifest| stored.set.add(&manifest.id) | grown);
+        if grown || !stored.exists {
+            stored.inventory.parent = self.write_parent(&mut stored.set, sync.fence).await?;
+            stored.exists = true;
+        }
+        match stored.has_new_plan() {
+            true => self.store(stored, sync.fence).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Writes the members: those that were applied, and those that left Git and are still there. `before` are the members at the
+    /// beginning, and `gone` those that were deleted.
+    #[expect(clippy::too_many_arguments, reason = "they are the results of the steps of one sync")]
+    async fn record_members(
+        &mut self,
+        stored: &mut StoredInventory,
+        members: &Members,
+        applied: &[AppliedObject],
+        before: &HashSet<ObjectId>,
+        gone: &HashSet<String>,
+        is_complete: bool,
+        fence: &dyn Fence,
+    ) -> Result<(), Failure> {
+        let replaced: HashSet<&ObjectId> = applied.iter().map(|(id, ..)| id).collect();
+        let mut now: BTreeMap<String, ObjectId> = stored
+            .inventory
+            .members
+            .iter()
+            .filter(|(_, id)| members.is_unknown(&GroupKind::of(id)))
+            .chain(members.by_id.values().map(|(member, _)| (&member.uid, &member.id)))
+            .filter(|(uid, id)| !gone.contains(*uid) && !replaced.contains(id))
+            .map(|(uid, id)| (uid.clone(), id.clone()))
+            .collect();
+        now.extend(applied.iter().map(|(id, _, uid)| (uid.clone(), id.clone())));
+        let inventory = &mut stored.inventory;
+        let is_new = |(uid, id): &(&String, &ObjectId)| match stored.is_recorded {
+            true => !inventory.members.contains_key(*uid) || inventory.added.contains(*uid),
+            false => !before.contains(*id),
+        };
+        let added = match is_complete {
+            true => BTreeSet::new(),
+            false => now.iter().filter(is_new).map(|(uid, _)| uid.clone()).collect(),
+        };
+        (inventory.members, inventory.added) = (now, added);
+        self.store(stored, fence).await
     }
 
     /// Parses and validates the files.
@@ -324,17 +453,22 @@ impl<C: Cluster> Engine<C> {
         found.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))
     }
 
-    async fn read_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<bool, Failure> {
+    /// Adds what the parent says to a set, if the parent exists.
+    async fn read_parent(
+        &self,
+        set: &mut ApplySet,
+        fence: &dyn Fence,
+    ) -> Result<Option<ParentState>, Failure> {
         let (kind, id) = set.parent_id();
         let found = with_retry(fence, || self.own.get(&kind, &id)).await;
         let found = found.map_err(|error| Failure::of_project("the inventory cannot be read", error))?;
-        let Some(found) = found else { return Ok(false) };
+        let Some(found) = found else { return Ok(None) };
         set.read(&found).map_err(|error| Failure::Project(error.to_string()))?;
-        Ok(true)
+        Ok(Some(ParentState::new(&found, set)))
     }
 
-    /// Writes the parent before the first object that needs it. Entries that another writer has added meanwhile stay.
-    async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<(), Failure> {
+    /// Writes the parent before the first object that needs it. Entries that another writer has added meanwhile stay. Returns its UID.
+    async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, Failure> {
         for _ in 1..ATTEMPTS {
             match self.try_write_parent(set, fence).await {
                 Err(CallError::Api(error)) if error.is_stale() => drop(self.read_parent(set, fence).await?),
@@ -345,25 +479,22 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Writes the parent, unless somebody has changed it since it was read: the write of a former leader that arrives late must not
-    /// remove what the next leader has added.
-    async fn try_write_parent(&self, set: &ApplySet, fence: &dyn Fence) -> Result<(), CallError> {
+    /// remove what the next leader has added. Returns its UID.
+    async fn try_write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, CallError> {
         let (kind, id) = set.parent_id();
         let object = set.parent();
         let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: true };
-        with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await.map(drop)
+        let written = with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await?.object;
+        let text = |key: &str| written["metadata"][key].as_str().map(str::to_owned);
+        set.version = text("resourceVersion");
+        Ok(text("uid").unwrap_or_default())
     }
 
     /// Removes kinds and namespaces without members from the parent.
-    async fn shrink_parent<'a>(
-        &self,
-        mut set: ApplySet,
-        members: impl Iterator<Item = &'a ObjectId>,
-        fence: &dyn Fence,
-    ) -> Result<(), Failure> {
+    async fn shrink_parent(&self, stored: StoredInventory, fence: &dyn Fence) -> Result<(), Failure> {
+        let StoredInventory { mut set, inventory, .. } = stored;
         let before = (std::mem::take(&mut set.kinds), std::mem::take(&mut set.namespaces));
-        for id in members {
-            set.add(id);
-        }
+        set.add_all(inventory.members.values());
         if (&set.kinds, &set.namespaces) == (&before.0, &before.1) {
             return Ok(());
         }
@@ -371,10 +502,10 @@ impl<C: Cluster> Engine<C> {
         let mut now = ApplySet { kinds: BTreeSet::new(), namespaces: BTreeSet::new(), ..set.clone() };
         self.read_parent(&mut now, fence).await?;
         set.version = now.version;
-        match self.try_write_parent(&set, fence).await {
+        match self.try_write_parent(&mut set, fence).await {
             // The next sync does it.
             Err(CallError::Api(error)) if error.is_stale() => Ok(()),
-            written => written.map_err(cannot_write),
+            written => written.map(drop).map_err(cannot_write),
         }
     }
 }
@@ -393,7 +524,13 @@ impl SyncContext<'_> {
 
     /// Returns whether objects are written.
     fn writes(&self) -> bool {
-        self.input.settings.dry_run_strategy == DryRunStrategy::None
+        self.input.settings.dry_run_strategy == DryRunStrategy::None && self.input.heal
+    }
+
+    /// Returns the time since when the sync waits for an object.
+    fn waits_since(&self, id: &ObjectId) -> u64 {
+        let before = self.input.waiting.iter().find(|awaited| awaited.object == *id);
+        before.map_or(self.input.now, |awaited| awaited.since.min(self.input.now))
     }
 }
 
@@ -402,6 +539,21 @@ impl Failure {
         match error {
             CallError::Api(error) => Self::Project(format!("{what}: {error}")),
             CallError::Stopped(stopped) => Self::Stopped(stopped),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(errors) => match errors.first() {
+                Some(error) => write!(f, "{}: {}", error.file, error.message),
+                None => f.write_str("the files are refused"),
+            },
+            Self::Objects => f.write_str("objects failed"),
+            Self::Project(message) => f.write_str(message),
+            Self::InventoryLost(reason) => f.write_str(reason),
+            Self::Stopped(stopped) => stopped.fmt(f),
         }
     }
 }

@@ -3,27 +3,29 @@
 //! ```text
 //!   files ─► parse ─► validate ─► order ─► for each stage: dry run of all, write what differs, wait
 //!                                             │
-//!                                             └─► prune what left Git ─► health
+//!                                             └─► delete what left Git, as planned ─► record the members
 //! ```
 //!
-//! [`Engine::sync`] is the whole way. What it decides is in modules without I/O: [`parse`], [`validate`], [`order`], [`applyset`],
-//! [`prune`] and [`diff`], and in the crate `object-health`. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
+//! [`Engine::sync`] is the whole way. What it decides is in modules without I/O: [`parse`], [`validate`], [`order`], [`ownership`],
+//! [`inventory`], [`deletion_plan`] and [`diff`], and in the crate `object-health`. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
 #![warn(missing_docs)]
 
 pub mod applyset;
 mod cluster;
+pub mod deletion_plan;
 pub mod diff;
 mod engine;
 pub mod environment;
 #[cfg(test)]
 mod fake;
+pub mod inventory;
 mod kube_cluster;
 mod lease;
 mod manifest;
 pub mod order;
+pub mod ownership;
 pub mod parse;
 mod ports;
-pub mod prune;
 mod retry;
 #[cfg(test)]
 mod tests;
@@ -32,7 +34,7 @@ mod watch;
 
 pub use self::{
     cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup, MetadataPage},
-    engine::{Engine, Fence, Outcome, Stopped, SyncInput},
+    engine::{Engine, Fence, Outcome, Recovery, Stopped, SyncInput},
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},
     manifest::{GroupKind, Manifest, SourceFile, SourceLine},

@@ -9,9 +9,9 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use proto::gitops::{EventKind, ObjectId, ProjectState, SyncEvent};
+use proto::gitops::{EventKind, ObjectCounts, ObjectId, ProjectState, SyncEvent};
 use serde_json::json;
-use tokio::time::{Duration, Instant};
+use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
     Cause, Engine, Fence, Outcome, SourceFile, Stopped, SyncInput,
@@ -54,6 +54,7 @@ struct Project {
     approved: Option<String>,
     heal: bool,
     events: Arc<Mutex<Vec<SyncEvent>>>,
+    start: Instant,
 }
 
 impl Project {
@@ -70,6 +71,7 @@ impl Project {
             approved: None,
             heal: true,
             events: Arc::default(),
+            start: Instant::now(),
         }
     }
 
@@ -84,21 +86,43 @@ impl Project {
             project: "group/app".to_owned(),
             settings: serde_saphyr::from_str(&self.settings).unwrap(),
             files: vec![SourceFile { path: "app.yaml".to_owned(), content: text.to_owned().into() }].into(),
+            commit: "abc".to_owned(),
             approved: self.approved.clone(),
             heal: self.heal,
             gitlab_project: Some(3),
+            waiting: Vec::new(),
+            earlier: ObjectCounts::default(),
+            now: self.now(),
         }
+    }
+
+    /// The time of the paused clock, in milliseconds.
+    fn now(&self) -> u64 {
+        1_700_000_000_000 + u64::try_from(self.start.elapsed().as_millis()).unwrap()
     }
 
     async fn sync(&mut self, text: &str) -> Outcome {
         self.sync_with(text, &Open).await
     }
 
+    /// Syncs as the worker does: as long as the sync waits for objects, it goes on.
     async fn sync_with(&mut self, text: &str, fence: &dyn Fence) -> Outcome {
         self.events.lock().clear();
-        let input = self.input(text);
+        let mut input = self.input(text);
+        loop {
+            let outcome = self.pass(&input, fence).await;
+            if outcome.stopped.is_some() || outcome.state != ProjectState::Syncing {
+                return outcome;
+            }
+            sleep(Duration::from_secs(1)).await;
+            input =
+                SyncInput { waiting: outcome.waiting, earlier: outcome.objects, now: self.now(), ..input };
+        }
+    }
+
+    async fn pass(&mut self, input: &SyncInput, fence: &dyn Fence) -> Outcome {
         let events = Arc::clone(&self.events);
-        self.engine.sync(&input, fence, &move |event| events.lock().push(event)).await
+        self.engine.sync(input, fence, &move |event| events.lock().push(event)).await
     }
 
     /// The events of one kind, as `object: message`.
@@ -146,7 +170,8 @@ async fn objects_are_created_changed_and_deleted_as_in_git() {
         writes[0].starts_with(&format!("apply {PARENT}")),
         "the inventory comes before the first create: {writes:?}"
     );
-    assert_eq!(writes[1..], ["apply ConfigMap default/a", "apply ConfigMap default/b"]);
+    assert_eq!(writes[1..3], ["apply ConfigMap default/a", "apply ConfigMap default/b"]);
+    assert!(writes[3].ends_with("-members"), "the members are recorded at the end: {writes:?}");
 
     let outcome = project.sync(&config_map("a", "k: w")).await;
     assert_eq!((outcome.objects.applied, outcome.objects.pruned), (1, 1), "{outcome:?}");
@@ -164,7 +189,7 @@ async fn sync_without_a_change_lists_and_writes_nothing() {
     assert_eq!((outcome.objects.unchanged, outcome.objects.applied), (3, 0));
     let requests = project.cluster.take_requests();
     assert_eq!(writes(&requests), [""; 0]);
-    assert_eq!(requests.len(), 2, "the inventory and one list: {requests:?}");
+    assert_eq!(requests.len(), 3, "the inventory, its record, and one list: {requests:?}");
 
     // A new process remembers nothing, and finds out without a write.
     let mut restarted = Project::of(project.cluster.clone());
@@ -203,14 +228,14 @@ async fn broken_file_applies_and_deletes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn failed_write_does_not_stop_the_others_of_its_stage_and_prunes_nothing() {
     let mut project = Project::new();
-    project.sync(&config_maps(&["old"])).await;
+    project.sync(&config_maps(&["a", "old"])).await;
     project.cluster.set_fault(|request| {
         (request == "apply ConfigMap default/b").then(|| error(403, "Forbidden", "exceeded quota"))
     });
     let outcome = project.sync(&config_maps(&["a", "b", "c"])).await;
     assert_eq!(
         (outcome.state, outcome.objects.applied, outcome.objects.failed),
-        (ProjectState::Failed, 2, 1)
+        (ProjectState::Failed, 1, 1)
     );
     assert!(outcome.errors[0].message.contains("exceeded quota"));
     assert_eq!(
@@ -314,7 +339,8 @@ async fn object_of_somebody_else_is_not_touched() {
         let other = id("ConfigMap", "default", "other");
         project.cluster.put(other, "kubectl", json!({"metadata": {key: {value: "another"}}}));
         let outcome = project.sync(&config_maps(&["a", "other"])).await;
-        assert!(outcome.errors[0].message.contains("belongs to another owner (another)"), "{outcome:?}");
+        assert!(outcome.errors[0].message.contains("belongs to another owner ("), "{outcome:?}");
+        assert!(outcome.errors[0].message.contains("another): remove it there"), "{outcome:?}");
     }
     project = project.with("{inventory_policy: adopt_all}");
     assert_eq!(project.sync(&config_maps(&["a", "other"])).await.state, ProjectState::Synced);
@@ -386,7 +412,7 @@ async fn empty_source_and_mass_deletion_need_an_approval() {
 
 #[tokio::test(start_paused = true)]
 async fn namespace_with_objects_of_others_is_kept() {
-    let mut project = Project::new();
+    let mut project = Project::new().with("{prune_irreplaceable: true}");
     let text = namespace("shop") + &config_maps(&["a"]);
     project.sync(&text).await;
     let foreign = id("ConfigMap", "shop", "foreign");
@@ -665,14 +691,33 @@ async fn sync_that_only_reports_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn definition_that_leaves_git_is_kept_with_the_objects_of_its_kind() {
+async fn definition_with_objects_needs_an_approval_and_stays_with_those_of_others() {
     let definition = "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: toys.example.com}\n\
                       spec: {group: example.com, names: {kind: Toy, plural: toys}, scope: Namespaced}\n";
     let mut project = Project::new();
-    project.sync(&(config_maps(&["a"]) + definition)).await;
+    project.sync(&(config_maps(&["a"]) + definition + &toy("t"))).await;
+    let theirs = ObjectId { group: "example.com".to_owned(), ..id("Toy", "default", "theirs") };
+    project.cluster.put(theirs.clone(), "kubectl", json!({}));
     let outcome = project.sync(&config_maps(&["a"])).await;
-    assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{outcome:?}");
-    assert!(project.events(EventKind::Kept)[0].contains("delete it with kubectl"));
+    assert_eq!((outcome.state, outcome.objects.kept), (ProjectState::Synced, 1), "{outcome:?}");
+    assert!(
+        project.events(EventKind::Kept)[0]
+            .contains("has an object of others: Toy.example.com default/theirs")
+    );
+
+    let mut project = Project::new();
+    project.sync(&(config_maps(&["a"]) + definition + &toy("t"))).await;
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!(outcome.state, ProjectState::Held, "{outcome:?}");
+    assert!(outcome.message.contains("all objects of its kind, 1 objects now"), "{outcome:?}");
+    project.approved = outcome.held.map(|held| held.code);
+    assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 2);
+    assert_eq!(project.cluster.ids(), ["ConfigMap default/a"]);
+
+    // Without objects, Git can bring it back.
+    let mut project = Project::new();
+    project.sync(&(config_maps(&["a"]) + definition)).await;
+    assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 1);
 }
 
 /// The worker waits longer and longer before it reverts a change that comes back.
@@ -705,7 +750,7 @@ fn toy(name: &str) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn kinds_of_an_api_group_that_is_down_are_not_absent() {
-    let mut project = Project::new();
+    let mut project = Project::new().with("{prune_irreplaceable: true}");
     project.cluster.add_kind("example.com", "v1", "Toy", "toys", true);
     project.sync(&(config_maps(&["a", "b"]) + &namespace("shop") + &toy("t"))).await;
     project.cluster.set_unavailable(Some("example.com"));
@@ -786,7 +831,7 @@ async fn objects_of_a_killed_sync_leave_with_their_commit() {
         project.sync(&before).await;
         let outcome = project.sync_with(&after, &ClosesAfter(AtomicUsize::new(steps))).await;
         // Another process, after a revert in Git.
-        let mut next = Project::of(project.cluster.clone());
+        let mut next = Project::of(project.cluster.clone()).with("{prune_irreplaceable: true}");
         assert_eq!(next.sync(&before).await.state, ProjectState::Synced, "after {steps} steps");
         assert_eq!(next.cluster.ids(), ["ConfigMap default/a"], "after {steps} steps");
         if outcome.stopped.is_none() {

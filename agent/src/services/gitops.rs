@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   kas ─► manifests (kas only): source, projects, sync ─┐
-//!   callers ─► gitops: status, sync, suspend, approve ───┴─► project ─► worker ─► engine ─► API of the cluster
+//!   callers ─► gitops: status, sync, approve, recover, … ┴─► project ─► worker ─► engine ─► API of the cluster
 //!   callers ─► gitops: diff ─────────────────────────────────────────────────────────┘
 //!                                                                        ▲
 //!                                                            Lease: one pod leads
@@ -19,12 +19,13 @@ mod handlers;
 mod metrics;
 mod preview;
 mod project;
+mod recovery;
 mod schedule;
 mod settled;
 mod sources;
 mod worker;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use gitops_engine::{GroupKind, Kind, KubeCluster, applyset::ApplySet};
 use parking_lot::Mutex;
@@ -173,6 +174,12 @@ impl GitopsTasks {
         };
         tokio::join!(choose, work, drift::run(gitops));
     }
+}
+
+/// Returns the time in milliseconds since 1970.
+fn now_millis() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl std::fmt::Debug for Gitops {

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
-use proto::gitops::{DiffAction, DiffLine, DiffSummary, ObjectDiff, ObjectError, ObjectId};
+use proto::gitops::{DiffAction, DiffLine, DiffSummary, ObjectDiff, ObjectError};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -11,13 +11,14 @@ use super::{
     CONCURRENCY, Engine, Failure, Stopped, SyncContext, SyncInput,
     examine::{ExamineError, Examined, Step},
     members::Members,
+    pruning::PlannedDeletions,
     without_server_fields,
 };
 use crate::{
-    Cluster, Fence, GroupKind, Manifest,
+    Cluster, Fence, Manifest,
     applyset::{ApplySet, PART_OF},
+    deletion_plan::NAMESPACE,
     diff, order,
-    prune::{self, PrunePlan},
 };
 
 /// The time that a reader may take for a line.
@@ -42,6 +43,28 @@ impl Lines<'_> {
     async fn error(&mut self, error: ObjectError) -> Result<(), Failure> {
         self.send(DiffLine::Error(error)).await
     }
+
+    /// Sends what left Git. Deletions that wait for an approval are shown as deletions.
+    async fn deletions(&mut self, planned: PlannedDeletions, members: &Members) -> Result<(), Failure> {
+        let PlannedDeletions { plan, kept, notes, .. } = planned;
+        let left = |action, object, note: &str| {
+            let (file, note) = (String::new(), note.to_owned());
+            DiffLine::Object(ObjectDiff { action, object, file, note, fields: Vec::new() })
+        };
+        self.summary.notes.extend(notes);
+        for (object, reason) in kept {
+            self.send(left(DiffAction::Keep, object, &reason)).await?;
+        }
+        let reason = plan.held.map(|held| held.reason).unwrap_or_default();
+        for object in plan.waiting {
+            self.send(left(DiffAction::Delete, object, &reason)).await?;
+        }
+        // The same object can have two names, in two API groups.
+        for member in plan.delete.into_iter().filter(|member| !members.applied.contains(&member.uid)) {
+            self.send(left(DiffAction::Delete, member.id, "")).await?;
+        }
+        Ok(())
+    }
 }
 
 impl<C: Cluster> Engine<C> {
@@ -52,7 +75,7 @@ impl<C: Cluster> Engine<C> {
     ///
     /// Dropping the future ends the diff.
     pub async fn diff(
-        &self,
+        &mut self,
         input: &SyncInput,
         part: bool,
         fence: &dyn Fence,
@@ -63,6 +86,7 @@ impl<C: Cluster> Engine<C> {
             Ok(()) | Err(Failure::Objects) => Vec::new(),
             Err(Failure::Refused(errors)) => errors,
             Err(Failure::Project(message)) => vec![of_project(message)],
+            Err(Failure::InventoryLost(reason)) => vec![of_project(format!("{reason}: kas gitops recover"))],
             Err(Failure::Stopped(stopped)) => vec![of_project(format!("the diff was stopped: {stopped}"))],
         };
         for error in errors {
@@ -75,7 +99,7 @@ impl<C: Cluster> Engine<C> {
     }
 
     async fn compare(
-        &self,
+        &mut self,
         input: &SyncInput,
         part: bool,
         fence: &dyn Fence,
@@ -83,13 +107,13 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<(), Failure> {
         let mut manifests = self.read_manifests(input, fence).await?;
         let stages = order::stages(&manifests)?;
-        let mut set = ApplySet::new(input.agent, &input.project, &self.namespace);
-        self.read_parent(&mut set, fence).await?;
-        let sync = SyncContext { input, fence, set: set.id() };
+        let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
+        let sync = SyncContext { input, fence, set };
+        let mut stored = self.load(&sync, &manifests).await?;
         for manifest in &mut manifests {
             manifest.set_label(PART_OF, &sync.set);
         }
-        let mut members = self.members(&set, &sync).await?;
+        let mut members = self.members(&stored, &sync).await?;
         let mut new_namespaces = HashSet::new();
         for stage in &stages {
             let of_stage = || stage.objects.iter().map(|index| &manifests[*index]);
@@ -107,7 +131,7 @@ impl<C: Cluster> Engine<C> {
                     continue;
                 };
                 if let DiffLine::Object(ObjectDiff { action: DiffAction::Create, object, .. }) = &line
-                    && object.kind == "Namespace"
+                    && (&*object.group, &*object.kind) == NAMESPACE
                 {
                     created.push(object.name.clone());
                 }
@@ -122,10 +146,13 @@ impl<C: Cluster> Engine<C> {
             return Ok(());
         }
         let desired = manifests.into_iter().map(|manifest| manifest.id).collect();
-        if let Some(old) = self.old_inventory(&mut members, &desired, &sync).await? {
+        let old = self.old_inventory(&members, &desired, &sync).await?;
+        if let Some(old) = &old {
             old.add_to(&mut members);
         }
-        self.compare_deletions(members, &desired, &sync, lines).await
+        let claimed = old.as_ref().map_or(&[][..], |old| &old.in_git);
+        let planned = self.plan_deletions(&mut stored, &members, claimed, &desired, &sync).await?;
+        lines.deletions(planned, &members).await
     }
 
     async fn compare_object(
@@ -152,6 +179,10 @@ impl<C: Cluster> Engine<C> {
         let (live, tried) = (live.as_ref(), tried.as_ref());
         Ok(match step {
             Step::Unchanged(seen) | Step::Drifted(seen, _) => (None, Some(seen.uid)),
+            Step::Terminating { uid, .. } => {
+                let note = "it is being deleted, and is created again once it is gone";
+                (Some(line(DiffAction::Recreate, manifest, None, None, note)), Some(uid))
+            }
             Step::Create => (Some(line(DiffAction::Create, manifest, None, tried, "")), None),
             Step::Update { uid, .. } => {
                 (Some(line(DiffAction::Change, manifest, live, tried, "")), Some(uid))
@@ -170,49 +201,6 @@ impl<C: Cluster> Engine<C> {
                 (Some(line(DiffAction::Recreate, manifest, None, None, note)), Some(uid))
             }
         })
-    }
-
-    async fn compare_deletions(
-        &self,
-        members: Members,
-        desired: &HashSet<ObjectId>,
-        sync: &SyncContext<'_>,
-        lines: &mut Lines<'_>,
-    ) -> Result<(), Failure> {
-        let Members { by_id, applied, kinds, unknown } = members;
-        for (kind, reason) in unknown {
-            lines
-                .summary
-                .notes
-                .push(format!("objects of the kind {kind} that left Git are not shown: {reason}"));
-        }
-        let all = by_id.into_values().map(|(member, _)| member).collect();
-        // Deletions that wait for an approval are shown as deletions.
-        let PrunePlan { delete, keep, deleting: _, held } =
-            prune::plan(all, desired, &applied, &sync.input.settings, None);
-        let left = |action, object, note: &str| {
-            let (file, note) = (String::new(), note.to_owned());
-            DiffLine::Object(ObjectDiff { action, object, file, note, fields: Vec::new() })
-        };
-        let mut kept: Vec<ObjectId> = Vec::new();
-        let waits = held.as_ref().map(|(_, reason)| reason.as_str());
-        for (object, reason) in keep {
-            let action = if waits == Some(&*reason) { DiffAction::Delete } else { DiffAction::Keep };
-            kept.push(object.clone());
-            lines.send(left(action, object, &reason)).await?;
-        }
-        for member in delete {
-            let Some(kind) = kinds.get(&GroupKind::of(&member.id)) else { continue };
-            let line = match self.guard(kind, &member, desired, &kept, sync).await? {
-                None => left(DiffAction::Delete, member.id, ""),
-                Some(reason) => {
-                    kept.push(member.id.clone());
-                    left(DiffAction::Keep, member.id, &reason)
-                }
-            };
-            lines.send(line).await?;
-        }
-        Ok(())
     }
 }
 

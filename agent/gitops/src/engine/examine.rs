@@ -14,7 +14,10 @@ use super::{
 use crate::{
     Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
     applyset::PART_OF,
+    deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
+    ownership::{self, Owner},
     retry::{CallError, with_retry},
+    validate::DEFINITIONS,
 };
 
 /// The annotation in which `kubectl apply` keeps the manifest that it has applied last.
@@ -26,8 +29,7 @@ const RECREATE: [(&str, &str); 3] = [
     ("argocd.argoproj.io/sync-options", "Force=true"),
 ];
 /// Kinds whose deletion loses data or all that is in them.
-const NEVER_RECREATED: [&str; 4] =
-    ["Namespace", "PersistentVolumeClaim", "PersistentVolume", "CustomResourceDefinition"];
+const NEVER_RECREATED: [(&str, &str); 4] = [NAMESPACE, VOLUME_CLAIM, VOLUME, DEFINITIONS];
 /// Managers whose fields are taken over together with an object: those of programs that apply manifests, too.
 const TAKEN_OVER: [&str; 6] = [
     "kubectl",
@@ -71,6 +73,11 @@ pub(super) enum Step {
     /// It has to be deleted first, because a field cannot change.
     Recreate {
         uid: String,
+    },
+    /// It is being deleted, and is created again once it is gone.
+    Terminating {
+        uid: String,
+        finalizers: String,
     },
 }
 
@@ -121,7 +128,7 @@ impl<C: Cluster> Engine<C> {
         }
         let unseen = || Seen { uid: String::new(), fingerprint: 0 };
         Ok(match step {
-            Step::Unchanged(_) | Step::Drifted(..) => step,
+            Step::Unchanged(_) | Step::Drifted(..) | Step::Terminating { .. } => step,
             Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
             Step::Update { .. } | Step::Adopt(..) | Step::Recreate { .. } => {
                 Step::Drifted(unseen(), "created again by somebody else".to_owned())
@@ -154,8 +161,13 @@ impl<C: Cluster> Engine<C> {
             (tried, Some(live)) => (tried, live),
             (tried, None) => return Ok(Examined { step: Step::Create, live: None, tried }),
         };
-        let ours = check_owner(&live, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
+        let ours =
+            check_owner(&live, members, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
         let seen = Seen::of(&live);
+        if let Some(finalizers) = Member::new(id.clone(), String::new(), &live["metadata"]).deleting {
+            let step = Step::Terminating { uid: seen.uid, finalizers };
+            return Ok(Examined { step, live: Some(live), tried });
+        }
         let step = match &tried {
             None if ours => {
                 // An object that the API server would not create must not be deleted.
@@ -233,19 +245,23 @@ fn version(object: &Value) -> &Value {
 /// # Errors
 ///
 /// It belongs to somebody else, and the policy does not allow to take it over.
-fn check_owner(live: &Value, sync: &SyncContext<'_>) -> Result<bool, String> {
+fn check_owner(live: &Value, members: &Members, sync: &SyncContext<'_>) -> Result<bool, String> {
     let metadata = &live["metadata"];
-    let label = metadata["labels"][PART_OF].as_str();
-    if label == Some(&sync.set) {
-        return Ok(true);
-    }
+    let is_recorded = metadata["uid"].as_str().is_some_and(|uid| members.recorded.contains(uid));
+    let owner = match ownership::owner(metadata, &sync.set, is_recorded) {
+        Owner::Project => return Ok(true),
+        Owner::Other(owner) => Some(owner),
+        Owner::Nobody => None,
+    };
     let inventory =
         metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());
-    let gitlab = inventory_id(sync.input);
-    if label.is_none() && gitlab.is_some() && inventory == gitlab.as_deref() {
+    if metadata["labels"][PART_OF].is_null()
+        && inventory.is_some()
+        && inventory == inventory_id(sync.input).as_deref()
+    {
         return Ok(false);
     }
-    match (sync.input.settings.inventory_policy, label.or(inventory)) {
+    match (sync.input.settings.inventory_policy, owner.as_deref().or(inventory)) {
         (InventoryPolicy::AdoptAll, _) | (InventoryPolicy::AdoptIfNoInventory, None) => Ok(false),
         (_, Some(owner)) => Err(format!(
             "the object exists and belongs to another owner ({owner}): remove it there, or set inventory_policy: adopt_all"
@@ -312,7 +328,7 @@ fn may_recreate(manifest: &Manifest) -> bool {
     let allows = |(key, value): &(&str, &str)| {
         manifest.annotation(key).is_some_and(|set| set.split(',').any(|entry| entry.trim() == *value))
     };
-    !NEVER_RECREATED.contains(&&*manifest.id.kind) && RECREATE.iter().any(allows)
+    !NEVER_RECREATED.contains(&(&*manifest.id.group, &*manifest.id.kind)) && RECREATE.iter().any(allows)
 }
 
 /// Says who has changed an object last, from its managed fields.

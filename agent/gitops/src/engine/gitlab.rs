@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use futures_util::{StreamExt as _, stream};
-use proto::gitops::{EventKind, ObjectId};
+use proto::gitops::ObjectId;
 use serde_json::{Value, json};
 
 use super::{
@@ -18,8 +18,9 @@ use super::{
 use crate::{
     ApiError, Cluster, GroupKind, Kind, KindLookup,
     applyset::{ApplySet, PART_OF},
+    deletion_plan::Member,
+    ownership,
     parse::MAX_OBJECTS,
-    prune::Member,
     retry::{CallError, with_retry},
 };
 
@@ -35,6 +36,8 @@ pub(super) struct OldInventory {
     is_own: bool,
     uid: String,
     version: String,
+    /// The objects that are in Git and are taken over by this sync.
+    pub(super) in_git: Vec<ObjectId>,
     /// The objects that left Git and are still there.
     left: Vec<OldObject>,
     /// The first reason why objects are not known now.
@@ -49,12 +52,16 @@ pub(super) struct OldObject {
 }
 
 impl OldInventory {
-    /// Makes the objects that left Git members, as a take-over would, without a write.
-    pub(super) fn add_to(self, members: &mut Members) {
-        for OldObject { id, kind, metadata } in self.left {
-            let member = Member::new(id, kind.version.clone(), &metadata);
-            members.kinds.insert(kind.kind.clone(), kind);
-            members.add(member, fingerprint(&metadata));
+    /// Makes the objects that left Git members, without a write.
+    pub(super) fn add_to(&self, members: &mut Members) {
+        for OldObject { id, kind, metadata } in &self.left {
+            if !ownership::is_applied_by_agentk(metadata) {
+                let reason = "agentk did not apply it (managedFields), although its annotation says so";
+                members.foreign.push((id.clone(), reason.to_owned()));
+                continue;
+            }
+            members.add(Member::new(id.clone(), kind.version.clone(), metadata), fingerprint(metadata));
+            members.kinds.insert(kind.kind.clone(), kind.clone());
         }
     }
 }
@@ -65,10 +72,10 @@ pub(super) fn inventory_id(input: &SyncInput) -> Option<String> {
 }
 
 impl<C: Cluster> Engine<C> {
-    /// Reads the inventory of GitLab's agent, if there is one, without a write. Its objects that are in Git become members.
+    /// Reads the inventory of GitLab's agent, if there is one, without a write.
     pub(super) async fn old_inventory(
         &self,
-        members: &mut Members,
+        members: &Members,
         desired: &HashSet<ObjectId>,
         sync: &SyncContext<'_>,
     ) -> Result<Option<OldInventory>, Failure> {
@@ -92,19 +99,11 @@ impl<C: Cluster> Engine<C> {
             let text = |key: &str| found["metadata"][key].as_str().unwrap_or_default().to_owned();
             let (uid, version) = (text("uid"), text("resourceVersion"));
             let keys = found["data"].as_object().into_iter().flatten().take(MAX_OBJECTS);
-            let mut wanted = Vec::new();
-            for id in keys.filter_map(|(key, _)| parse_key(key)) {
-                if members.by_id.contains_key(&id) {
-                    continue;
-                }
-                match desired.contains(&id) {
-                    // It was just taken over, and counts for max_prune_percent.
-                    true => members.add(Member::new(id, String::new(), &Value::Null), 0),
-                    false => wanted.push(id),
-                }
-            }
-            let (left, unknown) = self.old_objects(wanted, &inventory, members, sync).await?;
-            return Ok(Some(OldInventory { id, is_own, uid, version, left, unknown }));
+            let others =
+                keys.filter_map(|(key, _)| parse_key(key)).filter(|id| !members.by_id.contains_key(id));
+            let (in_git, wanted): (Vec<_>, Vec<_>) = others.partition(|id| desired.contains(id));
+            let (left, unknown) = self.old_objects(wanted, &inventory, sync).await?;
+            return Ok(Some(OldInventory { id, is_own, uid, version, in_git, left, unknown }));
         }
         Ok(None)
     }
@@ -114,7 +113,6 @@ impl<C: Cluster> Engine<C> {
         &self,
         ids: Vec<ObjectId>,
         inventory: &str,
-        members: &Members,
         sync: &SyncContext<'_>,
     ) -> Result<(Vec<OldObject>, Option<String>), Failure> {
         let reading: Vec<_> = ids.into_iter().map(|id| self.old_object(id, sync)).collect();
@@ -130,11 +128,7 @@ impl<C: Cluster> Engine<C> {
         left.retain(|OldObject { metadata, .. }| {
             let label = &metadata["labels"][PART_OF];
             let is_free = label.is_null() || *label == *sync.set;
-            let uid = metadata["uid"].as_str().unwrap_or_default();
-            // The same object can have two names, in two API groups.
-            is_free
-                && metadata["annotations"][OWNING_INVENTORY] == *inventory
-                && !members.applied.contains(uid)
+            is_free && metadata["annotations"][OWNING_INVENTORY] == *inventory
         });
         Ok((left, unknown))
     }
@@ -161,35 +155,35 @@ impl<C: Cluster> Engine<C> {
         }
     }
 
-    /// Makes the objects of the inventory of GitLab's agent members, and deletes the inventory once all are. An object that left Git gets
-    /// the label of members, so that it is found by it from now on.
-    pub(super) async fn take_over_inventory(
+    /// Gives the objects of the inventory of GitLab's agent that left Git the label of members, so that they are found by it from now on,
+    /// and deletes the inventory once all are taken over. Returns those that did not get the label.
+    pub(super) async fn take_over(
         &mut self,
+        old: Option<OldInventory>,
         set: &mut ApplySet,
         members: &mut Members,
-        desired: &HashSet<ObjectId>,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<(), Failure> {
-        let Some(OldInventory { id, is_own, uid, version, left, unknown }) =
-            self.old_inventory(members, desired, sync).await?
-        else {
+    ) -> Result<HashSet<ObjectId>, Failure> {
+        let mut failed = HashSet::new();
+        let Some(OldInventory { id, is_own, uid, version, left, unknown, .. }) = old else {
             self.taken_over = true;
-            return Ok(());
+            return Ok(failed);
         };
         let settings = &sync.input.settings;
-        let (left, foreign): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|OldObject { id, kind, .. }| {
-                let place = match kind.namespaced {
-                    true => settings.allows_namespace(&id.namespace),
-                    false => settings.allows_cluster_scoped(),
-                };
-                place && settings.allows_kind(&id.group, &id.kind)
-            });
-        for OldObject { id, .. } in foreign {
-            let reason = "GitLab's agent has applied it, and the project may not have such objects any more";
-            report.object(EventKind::Kept, &id, reason);
-        }
+        let is_allowed = |OldObject { id, kind, metadata }: &OldObject| {
+            let place = match kind.namespaced {
+                true => settings.allows_namespace(&id.namespace),
+                false => settings.allows_cluster_scoped(),
+            };
+            // The same object can have two names, in two API groups.
+            let is_applied = metadata["uid"].as_str().is_some_and(|uid| members.applied.contains(uid));
+            place
+                && settings.allows_kind(&id.group, &id.kind)
+                && !is_applied
+                && ownership::is_applied_by_agentk(metadata)
+        };
+        let left: Vec<_> = left.into_iter().filter(is_allowed).collect();
         // As for all members: the inventory has the kinds and the namespaces before the label.
         if left.iter().fold(false, |grown, object| set.add(&object.id) | grown) {
             self.write_parent(set, sync.fence).await?;
@@ -198,12 +192,15 @@ impl<C: Cluster> Engine<C> {
         for OldObject { id, kind, metadata } in left {
             let patch = label(&metadata, &sync.set);
             match with_retry(sync.fence, || self.cluster.patch(&kind, &id, &patch)).await {
-                Ok(_) => {
-                    let member = Member::new(id, kind.version.clone(), &metadata);
-                    members.kinds.insert(kind.kind.clone(), kind);
-                    members.add(member, fingerprint(&metadata));
+                Ok(labelled) => {
+                    let metadata = &labelled["metadata"];
+                    members.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata));
                 }
-                Err(CallError::Api(error)) => failure = failure.or_else(|| Some(error.describe(&id))),
+                Err(CallError::Api(error)) => {
+                    failure = failure.or_else(|| Some(error.describe(&id)));
+                    members.by_id.remove(&id);
+                    failed.insert(id);
+                }
                 Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
@@ -224,7 +221,7 @@ impl<C: Cluster> Engine<C> {
                 "{id} of GitLab's agent stays, because not all of its objects were taken over, and the next sync goes on: {failure}"
             ));
         }
-        Ok(())
+        Ok(failed)
     }
 }
 

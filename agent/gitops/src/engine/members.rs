@@ -1,18 +1,21 @@
 //! The objects of the cluster that belong to a project.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
+use futures_util::{StreamExt as _, stream};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
-use super::{Engine, Failure, SyncContext};
+use super::{CONCURRENCY, Engine, Failure, SyncContext, inventory::StoredInventory};
 use crate::{
     ApiError, Cluster, GroupKind, Kind, KindLookup,
     applyset::{ApplySet, PART_OF},
-    prune::Member,
+    deletion_plan::Member,
+    inventory::Inventory,
+    ownership::{self, Owner},
     retry::{CallError, with_retry},
 };
 
@@ -27,6 +30,10 @@ pub(super) struct Members {
     pub(super) kinds: HashMap<GroupKind, Kind>,
     /// Kinds in the inventory that cannot be listed, with the reasons. Nothing of them is deleted.
     pub(super) unknown: Vec<(GroupKind, String)>,
+    /// Objects that have the label of the project, and do not belong to it, with the reasons.
+    pub(super) foreign: Vec<(ObjectId, String)>,
+    /// The UIDs of members in the inventory.
+    pub(super) recorded: BTreeSet<String>,
 }
 
 impl Members {
@@ -34,12 +41,23 @@ impl Members {
     pub(super) fn add(&mut self, member: Member, fingerprint: u64) {
         self.by_id.insert(member.id.clone(), (member, fingerprint));
     }
+
+    /// Returns whether a kind cannot be listed now.
+    pub(super) fn is_unknown(&self, kind: &GroupKind) -> bool {
+        self.unknown.iter().any(|(unknown, _)| unknown == kind)
+    }
 }
 
 impl<C: Cluster> Engine<C> {
-    /// Lists the members by their label.
-    pub(super) async fn members(&self, set: &ApplySet, sync: &SyncContext<'_>) -> Result<Members, Failure> {
-        let mut members = Members::default();
+    /// Finds the members: by their label, and those that have lost it by their names in the inventory.
+    pub(super) async fn members(
+        &self,
+        stored: &StoredInventory,
+        sync: &SyncContext<'_>,
+    ) -> Result<Members, Failure> {
+        let StoredInventory { set, inventory, .. } = stored;
+        let mut members =
+            Members { recorded: inventory.members.keys().cloned().collect(), ..Members::default() };
         for group_kind in &set.kinds {
             let kind = match self.resolve(group_kind, None, sync.fence).await? {
                 KindLookup::Found(kind) => kind,
@@ -65,12 +83,44 @@ impl<C: Cluster> Engine<C> {
                 }
             };
             for object in listed {
-                let (id, metadata) = (id_of(group_kind, &object), &object["metadata"]);
-                members.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata));
+                members.sort_in(&kind, &object, inventory, sync);
             }
             members.kinds.insert(group_kind.clone(), kind);
         }
+        self.add_without_label(&mut members, inventory, sync).await?;
         Ok(members)
+    }
+
+    /// Adds the members that have lost their label.
+    async fn add_without_label(
+        &self,
+        members: &mut Members,
+        inventory: &Inventory,
+        sync: &SyncContext<'_>,
+    ) -> Result<(), Failure> {
+        let found: HashSet<&str> = members.by_id.values().map(|(member, _)| &*member.uid).collect();
+        let missing: Vec<(ObjectId, Kind)> = inventory
+            .members
+            .iter()
+            .filter(|(uid, _)| !found.contains(&***uid))
+            .filter_map(|(_, id)| Some((id.clone(), members.kinds.get(&GroupKind::of(id))?.clone())))
+            .collect();
+        let reading: Vec<_> = missing
+            .into_iter()
+            .map(async |(id, kind)| {
+                let read = with_retry(sync.fence, || self.cluster.get(&kind, &id)).await;
+                (id, kind, read)
+            })
+            .collect();
+        let mut reading = stream::iter(reading).buffered(CONCURRENCY);
+        while let Some((id, kind, read)) = reading.next().await {
+            match read {
+                Ok(Some(object)) => members.sort_in(&kind, &object, inventory, sync),
+                Ok(None) => {}
+                Err(error) => return Err(Failure::of_project(&format!("{id} cannot be read"), error)),
+            }
+        }
+        Ok(())
     }
 
     /// Lists the members of one kind: in one request if that is allowed, and otherwise in one for each namespace. The inner error says
@@ -107,6 +157,27 @@ impl<C: Cluster> Engine<C> {
             }
         }
         Ok(Ok(all))
+    }
+}
+
+impl Members {
+    /// Adds an object to the members if it is one.
+    fn sort_in(&mut self, kind: &Kind, object: &Value, inventory: &Inventory, sync: &SyncContext<'_>) {
+        let (id, metadata) = (id_of(&kind.kind, object), &object["metadata"]);
+        let is_recorded = inventory.has(metadata["uid"].as_str().unwrap_or_default());
+        match ownership::owner(metadata, &sync.set, is_recorded) {
+            Owner::Project => {
+                self.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata))
+            }
+            Owner::Other(owner) => self.foreign.push((id, format!("it belongs to {owner}"))),
+            // An object of the name of a member that was deleted.
+            Owner::Nobody if metadata["labels"][PART_OF].is_null() => {}
+            Owner::Nobody => self.foreign.push((
+                id,
+                "agentk did not apply it (managedFields): somebody has copied the label of the project"
+                    .to_owned(),
+            )),
+        }
     }
 }
 

@@ -1,30 +1,70 @@
 //! The deletion of objects that left Git.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    time::Duration,
+};
 
 use proto::gitops::{EventKind, ObjectError, ObjectId};
 use serde_json::Value;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{
     Engine, Failure, SyncContext,
+    inventory::StoredInventory,
     members::{Members, id_of},
     report::Report,
+    stage::{Awaited, run_all},
 };
 use crate::{
-    Cluster, Kind,
+    Cluster, GroupKind, Kind,
     applyset::PART_OF,
-    prune::{self, Member, PrunePlan},
+    deletion_plan::{
+        Candidate, DeletionPlan, LeftMembers, Member, NAMESPACE, PlanContext, STATEFUL_SET, VOLUME,
+        VOLUME_CLAIM, may_take_others,
+    },
+    order,
+    ownership::{self, Owner},
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
 };
 
 /// The attempts to delete an object that changes meanwhile.
 const ATTEMPTS: u32 = 3;
-/// The first and the longest time between two looks at a deleted object.
-const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The pauses before deleted objects are looked at: most are gone after the first one. Others are looked at by the next pass.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 /// Kinds whose objects are records about other objects.
-const RECORDS: [&str; 5] = ["Event", "Endpoints", "EndpointSlice", "PodMetrics", "Lease"];
+const RECORDS: [(&str, &str); 6] = [
+    ("", "Event"),
+    ("events.k8s.io", "Event"),
+    ("", "Endpoints"),
+    ("discovery.k8s.io", "EndpointSlice"),
+    ("metrics.k8s.io", "PodMetrics"),
+    ("coordination.k8s.io", "Lease"),
+];
+/// The annotation with which Kubernetes before 1.24 marks the token of a service account.
+const TOKEN_OF: &str = "kubernetes.io/service-account.name";
+
+/// The deletions of a sync, before anything is written.
+#[derive(Debug, Default)]
+pub(super) struct PlannedDeletions {
+    pub(super) plan: DeletionPlan,
+    /// The objects that stay, with the reasons.
+    pub(super) kept: Vec<(ObjectId, String)>,
+    /// The objects that are being deleted.
+    deleting: Vec<Member>,
+    /// Sentences about what is not known.
+    pub(super) notes: Vec<String>,
+}
+
+/// The result of a close look at an object that left Git.
+enum Inspection {
+    /// It stays, for this reason.
+    Keep(String),
+    /// Its deletion takes this with it, which may be nothing.
+    Takes(String),
+}
 
 /// The end of an attempt to delete an object.
 enum Deletion {
@@ -34,81 +74,407 @@ enum Deletion {
     Kept(String),
 }
 
-impl<C: Cluster> Engine<C> {
-    /// Deletes the members that are not in Git any more. Returns those that are still there.
-    pub(super) async fn prune(
-        &self,
-        members: Members,
-        desired: &HashSet<ObjectId>,
-        sync: &SyncContext<'_>,
-        report: &mut Report<'_>,
-    ) -> Result<Vec<ObjectId>, Failure> {
-        let Members { by_id, applied, kinds, unknown } = members;
-        let all = by_id.into_values().map(|(member, _)| member).collect();
-        let PrunePlan { delete, keep, deleting, held } =
-            prune::plan(all, desired, &applied, &sync.input.settings, sync.input.approved.as_deref());
-        let mut left = deleting;
-        for (id, reason) in keep {
-            report.object(EventKind::Kept, &id, reason);
-            left.push(id);
-        }
-        report.held = held;
-        for (kind, reason) in unknown {
-            // The kind stays in the inventory, so that its objects are found once it can be listed.
-            report.note(format!("objects of the kind {kind} that left Git are not deleted, because it cannot be listed: {reason}"));
-            left.push(ObjectId { group: kind.group, kind: kind.kind, ..ObjectId::default() });
-        }
-        let mut deleted = Vec::new();
-        for member in delete {
-            let Some(kind) = kinds.get(&crate::GroupKind::of(&member.id)) else { continue };
-            if let Some(reason) = self.guard(kind, &member, desired, &left, sync).await? {
-                report.object(EventKind::Kept, &member.id, reason);
-                left.push(member.id);
-                continue;
-            }
-            match self.delete(kind, &member, sync).await? {
-                Ok(Deletion::Begun) => deleted.push((kind, member)),
-                Ok(Deletion::Kept(reason)) => {
-                    report.object(EventKind::Kept, &member.id, reason);
-                    left.push(member.id);
-                }
-                Err(reason) => {
-                    let message = format!("it left Git and cannot be deleted: {reason}");
-                    report.error(ObjectError {
-                        object: Some(member.id.clone()),
-                        file: String::new(),
-                        message,
-                    });
-                    left.push(member.id);
-                }
-            }
-        }
-        self.wait_until_gone(deleted, sync, report, &mut left).await?;
-        if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(left) }
+impl PlannedDeletions {
+    pub(super) fn is_held(&self) -> bool {
+        self.plan.held.is_some()
     }
 
-    /// Returns the reason why an object is kept although nothing in its metadata keeps it. `left` are objects that left Git and stay.
-    pub(super) async fn guard(
+    /// Leaves out objects that were not made members.
+    pub(super) fn leave_out(&mut self, ids: &HashSet<ObjectId>) {
+        self.plan.delete.retain(|member| !ids.contains(&member.id));
+    }
+
+    /// Reports what stays and what waits.
+    pub(super) fn report(&self, report: &mut Report<'_>) {
+        self.notes.iter().for_each(|note| report.note(note.clone()));
+        for (id, reason) in &self.kept {
+            report.object(EventKind::Kept, id, reason.clone());
+        }
+        if let Some(held) = &self.plan.held {
+            for id in &self.plan.waiting {
+                report.object(EventKind::Kept, id, held.reason.clone());
+            }
+        }
+        report.held.clone_from(&self.plan.held);
+    }
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Plans the deletion of the members that left Git, without a write. `claimed` are objects of GitLab's agent that this sync takes over.
+    pub(super) async fn plan_deletions(
+        &self,
+        stored: &mut StoredInventory,
+        members: &Members,
+        claimed: &[ObjectId],
+        desired: &HashSet<ObjectId>,
+        sync: &SyncContext<'_>,
+    ) -> Result<PlannedDeletions, Failure> {
+        let settings = &sync.input.settings;
+        let all = || members.by_id.values().map(|(member, _)| member);
+        let LeftMembers { deletable, kept, deleting } = LeftMembers::new(all().cloned(), desired, settings);
+
+        let mut out_of_git: BTreeSet<String> = deletable
+            .iter()
+            .chain(kept.iter().map(|(member, _)| member))
+            .map(|member| member.uid.clone())
+            .collect();
+        // An object that cannot be looked at now is not back in Git.
+        let is_unseen = |id: &ObjectId| members.is_unknown(&GroupKind::of(id)) && !desired.contains(id);
+        let unseen = stored.inventory.members.iter().filter(|(_, id)| is_unseen(id));
+        out_of_git.extend(unseen.map(|(uid, _)| uid.clone()));
+
+        let mut planned = PlannedDeletions { deleting, ..PlannedDeletions::default() };
+        planned.kept = kept.into_iter().map(|(member, reason)| (member.id, reason)).collect();
+        planned.kept.extend(members.foreign.iter().filter(|(id, _)| !desired.contains(id)).cloned());
+        for (kind, reason) in &members.unknown {
+            // The kind stays in the inventory, so that its objects are found once it can be listed.
+            planned.notes.push(format!(
+                "objects of the kind {kind} that left Git are not deleted, because it cannot be listed: {reason}"
+            ));
+        }
+        let candidates = self.inspect_all(deletable, &mut planned, stored, members, desired, sync).await?;
+
+        let live: HashMap<&str, &Member> = all().map(|member| (&*member.uid, member)).collect();
+        let counts = |uid: &&String| live.get(&***uid).is_some_and(|member| member.is_deletable(settings));
+        let mut baseline: BTreeSet<String> = match stored.is_recorded {
+            true => stored.inventory.complete_members().filter(counts).cloned().collect(),
+            false => all().map(|member| &member.uid).filter(counts).cloned().collect(),
+        };
+        baseline.extend(claimed.iter().map(ToString::to_string));
+        let context = PlanContext {
+            settings,
+            commit: &sync.input.commit,
+            approved: sync.input.approved.as_deref(),
+            is_empty: desired.is_empty(),
+            baseline: &baseline,
+            out_of_git: &out_of_git,
+            now: sync.input.now,
+        };
+        planned.plan = stored.inventory.plan(candidates, &context);
+        Ok(planned)
+    }
+
+    /// Looks closely at the objects that may take others with them. A plan that waits was looked at when it was made.
+    async fn inspect_all(
+        &self,
+        deletable: Vec<Member>,
+        planned: &mut PlannedDeletions,
+        stored: &StoredInventory,
+        members: &Members,
+        desired: &HashSet<ObjectId>,
+        sync: &SyncContext<'_>,
+    ) -> Result<Vec<Candidate>, Failure> {
+        let held = stored.inventory.held.as_ref();
+        let held = held.filter(|held| {
+            let is_known = |member: &Member| held.objects.contains_key(&member.uid);
+            sync.input.approved.as_deref() != Some(&*held.code) && deletable.iter().all(is_known)
+        });
+        let mut candidates = Vec::with_capacity(deletable.len());
+        for member in deletable {
+            if let Some(takes) = held.and_then(|held| held.objects.get(&member.uid)) {
+                let takes = takes.clone();
+                candidates.push(Candidate { member, takes });
+                continue;
+            }
+            let Some(kind) = members.kinds.get(&GroupKind::of(&member.id)) else { continue };
+            match self.inspect(kind, &member, desired, &planned.kept, members, sync).await? {
+                Inspection::Takes(takes) => candidates.push(Candidate { member, takes }),
+                Inspection::Keep(reason) => planned.kept.push((member.id, reason)),
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Looks closely at an object: what its deletion takes with it, and whether it stays because of that. `kept` are objects that left
+    /// Git and stay.
+    async fn inspect(
         &self,
         kind: &Kind,
         member: &Member,
         desired: &HashSet<ObjectId>,
-        left: &[ObjectId],
+        kept: &[(ObjectId, String)],
+        members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<String>, Failure> {
-        if (&*kind.kind.group, &*kind.kind.kind) == DEFINITIONS {
-            let reason = "its deletion would delete all objects of its kind, also those of others: delete it with kubectl";
-            return Ok(Some(reason.to_owned()));
+    ) -> Result<Inspection, Failure> {
+        if !member.has_mark && !may_take_others(&member.id) {
+            return Ok(Inspection::Takes(String::new()));
         }
-        if (&*kind.kind.group, &*kind.kind.kind) != ("", "Namespace") {
-            return Ok(None);
+        let live = match with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await {
+            Ok(live) => live.unwrap_or_default(),
+            Err(CallError::Api(error)) => return Ok(Inspection::Keep(format!("it cannot be read: {error}"))),
+            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+        };
+        if let Some(owner) = ownership::foreign_owner(&live["metadata"]) {
+            return Ok(Inspection::Keep(format!("it belongs to {owner}, too")));
         }
+        let stays = |inside: &dyn Fn(&ObjectId) -> bool| {
+            let mut staying = desired.iter().chain(kept.iter().map(|(id, _)| id));
+            staying.find(|id| inside(id)).map(ToString::to_string)
+        };
         let name = &member.id.name;
-        if *name == self.namespace || desired.iter().chain(left).any(|id| id.namespace == *name) {
-            let reason = "objects of this project, or agentk itself, are in the namespace";
-            return Ok(Some(reason.to_owned()));
+        match (&*kind.kind.group, &*kind.kind.kind) {
+            NAMESPACE if *name == self.namespace => {
+                Ok(Inspection::Keep("agentk itself is in the namespace".to_owned()))
+            }
+            NAMESPACE => match stays(&|id| id.namespace == *name) {
+                Some(id) => Ok(Inspection::Keep(format!(
+                    "objects of this project stay in the namespace, such as {id}"
+                ))),
+                None => self.inspect_namespace(name, members, sync).await,
+            },
+            DEFINITIONS => {
+                let text = |pointer: &str| {
+                    live.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+                };
+                let defined = GroupKind { group: text("/spec/group"), kind: text("/spec/names/kind") };
+                match stays(&|id| GroupKind::of(id) == defined) {
+                    Some(id) => Ok(Inspection::Keep(format!("objects of its kind stay, such as {id}"))),
+                    None => self.inspect_definition(&defined, members, sync).await,
+                }
+            }
+            STATEFUL_SET => self.inspect_stateful_set(&live, &member.id, sync).await,
+            VOLUME_CLAIM => {
+                let volume = live["spec"]["volumeName"].as_str().unwrap_or_default();
+                let volume = if volume.is_empty() { String::new() } else { format!(" {volume}") };
+                Ok(Inspection::Takes(format!("the data of its volume{volume}")))
+            }
+            VOLUME => Ok(Inspection::Takes("the data of the volume".to_owned())),
+            _ => Ok(Inspection::Takes(String::new())),
         }
-        Ok(self.check_namespace(name, sync).await?.err())
+    }
+
+    /// Counts the objects in a namespace. Those of others keep it.
+    async fn inspect_namespace(
+        &self,
+        name: &str,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Inspection, Failure> {
+        // A kind that was installed since the last look may have objects there.
+        self.cluster.forget_kinds();
+        let kinds = with_retry(sync.fence, || self.cluster.listable_kinds()).await;
+        let (kinds, unavailable) =
+            kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
+        let unseen = |what: String| {
+            Ok(Inspection::Keep(format!("agentk cannot see whether the namespace is in use{what}")))
+        };
+        if let Some(group) = unavailable.first() {
+            return unseen(format!(": the API group {group} does not respond"));
+        }
+        let is_record = |kind: &Kind| RECORDS.contains(&(&*kind.kind.group, &*kind.kind.kind));
+        let kinds: Vec<Kind> = kinds.into_iter().filter(|kind| kind.namespaced && !is_record(kind)).collect();
+        let lists = run_all(kinds.into_iter().map(async |kind| {
+            let listed = with_retry(sync.fence, || self.cluster.list(&kind, name, "", true)).await;
+            (kind, listed)
+        }))
+        .await;
+        let mut content = Content::default();
+        for (kind, listed) in lists {
+            match listed {
+                Ok(listed) => listed.iter().for_each(|object| content.add(&kind, object, members, sync)),
+                // The kind has no lists.
+                Err(CallError::Api(error)) if error.status == 405 => {}
+                Err(CallError::Api(error)) => return unseen(format!(" ({}): {error}", kind.plural)),
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            }
+        }
+        Ok(content.judge("the namespace", "all that is in it"))
+    }
+
+    /// Counts the objects of a kind. Those of others keep its definition.
+    async fn inspect_definition(
+        &self,
+        defined: &GroupKind,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Inspection, Failure> {
+        let Some(kind) = self.resolve(defined, None, sync.fence).await?.found() else {
+            return Ok(Inspection::Keep(format!(
+                "agentk cannot see whether there are objects of the kind {defined}"
+            )));
+        };
+        match with_retry(sync.fence, || self.cluster.list(&kind, "", "", true)).await {
+            Ok(listed) => {
+                let mut content = Content::default();
+                listed.iter().for_each(|object| content.add(&kind, object, members, sync));
+                Ok(match content.judge("its kind", "all objects of its kind") {
+                    Inspection::Takes(_) if listed.is_empty() => Inspection::Takes(String::new()),
+                    inspection => inspection,
+                })
+            }
+            Err(CallError::Api(error)) => Ok(Inspection::Keep(format!(
+                "agentk cannot see whether there are objects of the kind {defined}: {error}"
+            ))),
+            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+        }
+    }
+
+    /// Names the volume claims of a StatefulSet.
+    async fn inspect_stateful_set(
+        &self,
+        live: &Value,
+        id: &ObjectId,
+        sync: &SyncContext<'_>,
+    ) -> Result<Inspection, Failure> {
+        let templates = live["spec"]["volumeClaimTemplates"].as_array().into_iter().flatten();
+        let prefixes: Vec<String> = templates
+            .filter_map(|template| Some(format!("{}-{}-", template["metadata"]["name"].as_str()?, id.name)))
+            .collect();
+        if prefixes.is_empty() {
+            return Ok(Inspection::Takes(String::new()));
+        }
+        let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
+        let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else {
+            return Ok(Inspection::Takes("the use of its volume claims".to_owned()));
+        };
+        let listed = match with_retry(sync.fence, || self.cluster.list(&kind, &id.namespace, "", true)).await
+        {
+            Ok(listed) => listed,
+            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            Err(CallError::Api(_)) => {
+                return Ok(Inspection::Takes(
+                    "the use of its volume claims, which agentk may not list".to_owned(),
+                ));
+            }
+        };
+        let names = listed.iter().filter_map(|claim| claim["metadata"]["name"].as_str());
+        let is_of_set = |name: &&str| {
+            let ordinal = prefixes.iter().find_map(|prefix| name.strip_prefix(&**prefix));
+            ordinal.is_some_and(|ordinal| {
+                !ordinal.is_empty() && ordinal.bytes().all(|byte| byte.is_ascii_digit())
+            })
+        };
+        let names: Vec<&str> = names.filter(is_of_set).collect();
+        Ok(Inspection::Takes(match names[..] {
+            [] => "its volume claims, of which there are none now".to_owned(),
+            [name] => format!("the use of its volume claim {name}"),
+            [name, ..] => format!("the use of its {} volume claims, such as {name}", names.len()),
+        }))
+    }
+
+    /// Deletes what the plan says. Returns the objects that are not gone yet, and adds the UIDs of the others to `gone`.
+    #[expect(clippy::too_many_arguments, reason = "they are the results of the steps of one sync")]
+    pub(super) async fn delete_left(
+        &mut self,
+        planned: PlannedDeletions,
+        stored: &mut StoredInventory,
+        members: &Members,
+        desired: &HashSet<ObjectId>,
+        gone: &mut HashSet<String>,
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+    ) -> Result<Vec<Awaited>, Failure> {
+        let PlannedDeletions { plan, mut kept, deleting, .. } = planned;
+        kept.extend(plan.waiting.into_iter().map(|id| (id, String::new())));
+        // The same object can have two names, in two API groups.
+        let delete: Vec<Member> =
+            plan.delete.into_iter().filter(|member| !members.applied.contains(&member.uid)).collect();
+        let unapproved = |member: &&Member| plan.unapproved.contains(&member.uid);
+        let unapproved: BTreeSet<String> =
+            delete.iter().filter(unapproved).map(|member| member.uid.clone()).collect();
+        if !unapproved.is_empty() {
+            // Deletions count from before the first one: a process that ends in the middle has used up the budget.
+            stored.inventory.spend(unapproved, sync.input.now);
+            self.store(stored, sync.fence).await?;
+        }
+        let mut begun = Vec::new();
+        for rank in delete.chunk_by(|a, b| order::deletion_rank(&a.id) == order::deletion_rank(&b.id)) {
+            let deletions = rank
+                .iter()
+                .filter_map(|member| Some((member, members.kinds.get(&GroupKind::of(&member.id))?)));
+            let deleting = deletions.map(async |(member, kind)| {
+                (member, kind, self.guard_and_delete(kind, member, desired, &kept, members, sync).await)
+            });
+            let deleted = run_all(deleting).await;
+            for (member, kind, result) in deleted {
+                match result? {
+                    Ok(Deletion::Begun) => {
+                        report.object(EventKind::Pruned, &member.id, "deleted, because it left Git");
+                        begun.push((member.clone(), kind.clone()));
+                    }
+                    Ok(Deletion::Kept(reason)) => {
+                        report.object(EventKind::Kept, &member.id, reason.clone());
+                        kept.push((member.id.clone(), reason));
+                    }
+                    Err(reason) => {
+                        let message = format!("it left Git and cannot be deleted: {reason}");
+                        report.error(ObjectError {
+                            object: Some(member.id.clone()),
+                            file: String::new(),
+                            message,
+                        });
+                        kept.push((member.id.clone(), reason));
+                    }
+                }
+            }
+        }
+        let mut awaited = self.look_at_deleted(begun, gone, sync).await?;
+        for Member { id, uid, deleting, .. } in deleting {
+            let Some(kind) = members.kinds.get(&GroupKind::of(&id)) else { continue };
+            awaited.push(Awaited::until_gone(id, kind.clone(), uid, &deleting.unwrap_or_default()));
+        }
+        Ok(awaited)
+    }
+
+    /// Waits for a moment until deleted objects are gone. Returns those that are not.
+    async fn look_at_deleted(
+        &self,
+        mut begun: Vec<(Member, Kind)>,
+        gone: &mut HashSet<String>,
+        sync: &SyncContext<'_>,
+    ) -> Result<Vec<Awaited>, Failure> {
+        let mut awaited = Vec::new();
+        for pause in [None].into_iter().chain(PAUSES.map(Some)) {
+            if begun.is_empty() {
+                break;
+            }
+            if let Some(pause) = pause {
+                sleep(pause).await;
+            }
+            let looks = run_all(begun.into_iter().map(async |(member, kind)| {
+                let live = with_retry(sync.fence, || self.cluster.get(&kind, &member.id)).await;
+                (member, kind, live)
+            }))
+            .await;
+            (awaited, begun) = (Vec::new(), Vec::new());
+            for (member, kind, live) in looks {
+                let live = live
+                    .map_err(|error| Failure::of_project(&format!("{} cannot be read", member.id), error))?;
+                let live = live.filter(|live| live["metadata"]["uid"] == *member.uid);
+                let Some(live) = live else {
+                    gone.insert(member.uid);
+                    continue;
+                };
+                let deleting = Member::new(member.id.clone(), String::new(), &live["metadata"]).deleting;
+                let finalizers = deleting.unwrap_or_default();
+                awaited.push(Awaited::until_gone(
+                    member.id.clone(),
+                    kind.clone(),
+                    member.uid.clone(),
+                    &finalizers,
+                ));
+                begun.push((member, kind));
+            }
+        }
+        Ok(awaited)
+    }
+
+    /// Looks at an object that may take others with it once more, and deletes it.
+    async fn guard_and_delete(
+        &self,
+        kind: &Kind,
+        member: &Member,
+        desired: &HashSet<ObjectId>,
+        kept: &[(ObjectId, String)],
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Result<Deletion, String>, Failure> {
+        if may_take_others(&member.id)
+            && let Inspection::Keep(reason) = self.inspect(kind, member, desired, kept, members, sync).await?
+        {
+            return Ok(Ok(Deletion::Kept(reason)));
+        }
+        self.delete(kind, member, sync).await
     }
 
     /// Deletes an object, if it is still the one that was listed, which may be long ago. The inner error is about the object.
@@ -131,10 +497,12 @@ impl<C: Cluster> Engine<C> {
             if metadata["uid"] != **uid {
                 return Ok(Ok(Deletion::Kept("somebody has deleted it and created it again".to_owned())));
             }
-            if metadata["labels"][PART_OF] != *sync.set {
-                return Ok(Ok(Deletion::Kept("it belongs to somebody else now".to_owned())));
+            // It was a member when it was listed, so that its UID is known.
+            if let Owner::Other(owner) = ownership::owner(metadata, &sync.set, true) {
+                return Ok(Ok(Deletion::Kept(format!("it belongs to {owner} now"))));
             }
-            if let Some(reason) = Member::new(id.clone(), version.clone(), metadata).kept_by {
+            let now = Member::new(id.clone(), version.clone(), metadata);
+            if let Some(reason) = now.kept_by.or_else(|| ownership::foreign_owner(metadata)) {
                 return Ok(Ok(Deletion::Kept(reason)));
             }
             let seen = metadata["resourceVersion"].as_str();
@@ -149,104 +517,47 @@ impl<C: Cluster> Engine<C> {
         }
         Ok(Err("it changes all the time, and is deleted only as it was seen".to_owned()))
     }
+}
 
-    async fn wait_until_gone(
-        &self,
-        deleted: Vec<(&Kind, Member)>,
-        sync: &SyncContext<'_>,
-        report: &mut Report<'_>,
-        left: &mut Vec<ObjectId>,
-    ) -> Result<(), Failure> {
-        let deadline = Instant::now() + sync.input.settings.prune_timeout;
-        for (kind, member) in deleted {
-            let (mut look, longest) = LOOK;
-            let mut told = false;
-            loop {
-                let live = with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await;
-                let live = live
-                    .map_err(|error| Failure::of_project(&format!("{} cannot be read", member.id), error))?;
-                let Some(live) = live.filter(|live| live["metadata"]["uid"] == *member.uid) else {
-                    report.object(EventKind::Pruned, &member.id, "deleted, because it left Git");
-                    break;
-                };
-                let finalizers = live["metadata"]["finalizers"].as_array().map(|list| {
-                    let names: Vec<_> = list.iter().filter_map(|name| name.as_str()).collect();
-                    names.join(", ")
-                });
-                let why = finalizers.unwrap_or_else(|| "no finalizer".to_owned());
-                if Instant::now() + look > deadline {
-                    let message =
-                        format!("it is deleted, but not gone within prune_timeout; finalizers: {why}");
-                    report.error(ObjectError {
-                        object: Some(member.id.clone()),
-                        file: String::new(),
-                        message,
-                    });
-                    left.push(member.id);
-                    break;
-                }
-                if !told {
-                    report.object(
-                        EventKind::Waiting,
-                        &member.id,
-                        format!("it is being deleted; finalizers: {why}"),
-                    );
-                    told = true;
-                }
-                sleep(look).await;
-                look = (look * 2).min(longest);
-            }
+/// The objects that the deletion of another one takes with it.
+#[derive(Debug, Default)]
+struct Content {
+    uids: HashSet<String>,
+    /// Objects of others, with the UIDs of their owners.
+    foreign: Vec<(ObjectId, Vec<String>)>,
+    count: usize,
+}
+
+impl Content {
+    fn add(&mut self, kind: &Kind, object: &Value, members: &Members, sync: &SyncContext<'_>) {
+        let (id, metadata) = (id_of(&kind.kind, object), &object["metadata"]);
+        let uid = metadata["uid"].as_str().unwrap_or_default();
+        if is_of_kubernetes(&id, metadata) || metadata.get("deletionTimestamp").is_some() {
+            return;
         }
-        Ok(())
+        self.count += 1;
+        let is_recorded = members.recorded.contains(uid);
+        if ownership::owner(metadata, &sync.set, is_recorded) != Owner::Project {
+            self.foreign.push((id, owners(metadata)));
+        }
+        self.uids.insert(uid.to_owned());
     }
 
-    /// Checks that a namespace has no objects of others. The inner error is the reason to keep it.
-    async fn check_namespace(
-        &self,
-        name: &str,
-        sync: &SyncContext<'_>,
-    ) -> Result<Result<(), String>, Failure> {
-        // A kind that was installed since the last look may have objects there.
-        self.cluster.forget_kinds();
-        let kinds = with_retry(sync.fence, || self.cluster.listable_kinds()).await;
-        let (kinds, unavailable) =
-            kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
-        if let Some(group) = unavailable.first() {
-            return Ok(Err(format!(
-                "agentk cannot see whether the namespace is in use: the API group {group} does not respond"
-            )));
-        }
-        let (mut uids, mut foreign) = (HashSet::new(), Vec::new());
-        for kind in kinds.iter().filter(|kind| kind.namespaced && !RECORDS.contains(&&*kind.kind.kind)) {
-            let listed = match with_retry(sync.fence, || self.cluster.list(kind, name, "", true)).await {
-                Ok(listed) => listed,
-                // The kind has no lists.
-                Err(CallError::Api(error)) if error.status == 405 => continue,
-                Err(CallError::Api(error)) => {
-                    return Ok(Err(format!(
-                        "agentk cannot see whether the namespace is in use ({}): {error}",
-                        kind.plural
-                    )));
-                }
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
-            };
-            for object in listed {
-                let (id, metadata) = (id_of(&kind.kind, &object), &object["metadata"]);
-                let of_others = !is_of_kubernetes(&id)
-                    && metadata["labels"][PART_OF] != *sync.set
-                    && metadata.get("deletionTimestamp").is_none();
-                if of_others {
-                    foreign.push((id, owners(metadata)));
-                }
-                uids.extend(metadata["uid"].as_str().map(str::to_owned));
+    /// Returns the reason to keep the object, or what goes with it. An object with an owner among the others goes with its owner. Other
+    /// owners are cluster-scoped, and have other reasons.
+    fn judge(self, place: &str, all: &str) -> Inspection {
+        let is_owned = |owners: &[String]| owners.iter().any(|owner| self.uids.contains(owner));
+        let foreign: Vec<_> = self.foreign.iter().filter(|(_, owners)| !is_owned(owners)).collect();
+        match foreign[..] {
+            [] => Inspection::Takes(match self.count {
+                0 => all.to_owned(),
+                count => format!("{all}, {count} objects now"),
+            }),
+            [(id, _)] => Inspection::Keep(format!("{place} has an object of others: {id}")),
+            [(id, _), ..] => {
+                Inspection::Keep(format!("{place} has {} objects of others, such as {id}", foreign.len()))
             }
         }
-        // An object with an owner in the namespace goes with it. Other owners are cluster-scoped, and have other reasons.
-        let foreign = foreign.iter().find(|(_, owners)| !owners.iter().any(|owner| uids.contains(owner)));
-        Ok(match foreign {
-            Some((id, _)) => Err(format!("the namespace has objects of others, such as {id}")),
-            None => Ok(()),
-        })
     }
 }
 
@@ -257,11 +568,15 @@ fn owners(metadata: &Value) -> Vec<String> {
 }
 
 /// Returns whether Kubernetes itself puts such an object into each namespace.
-fn is_of_kubernetes(id: &ObjectId) -> bool {
+fn is_of_kubernetes(id: &ObjectId, metadata: &Value) -> bool {
     match (&*id.group, &*id.kind, &*id.name) {
         ("", "ConfigMap", "kube-root-ca.crt") | ("", "ServiceAccount", "default") => true,
         // Kubernetes before 1.24.
-        ("", "Secret", name) => name.starts_with("default-token-"),
+        ("", "Secret", name) => {
+            let is_token =
+                metadata["annotations"][TOKEN_OF] == "default" && metadata["labels"][PART_OF].is_null();
+            name.starts_with("default-token-") && is_token
+        }
         _ => false,
     }
 }

@@ -1,8 +1,10 @@
 //! Collects the events of a sync and makes its outcome.
 
-use proto::gitops::{EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent};
+use proto::gitops::{
+    AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
+};
 
-use super::{Failure, Outcome, Stopped, SyncInput};
+use super::{Failure, Outcome, Stopped, SyncContext, SyncInput, stage::Awaited};
 use crate::Manifest;
 
 /// The longest message of an error, in characters.
@@ -18,8 +20,10 @@ pub(super) struct Report<'a> {
     pub(super) objects: ObjectCounts,
     errors: Vec<ObjectError>,
     kept: Vec<ObjectError>,
-    /// The deletions that wait for an approval, and the reason.
-    pub(super) held: Option<(HeldDeletions, String)>,
+    /// The deletions that wait for an approval.
+    pub(super) held: Option<HeldDeletions>,
+    /// The objects that the sync waits for.
+    waiting: Vec<AwaitedObject>,
     /// Objects that somebody else has changed, and that were not healed.
     pub(super) drifted: u32,
     /// Objects that somebody else has changed or deleted, and that were written again.
@@ -34,6 +38,7 @@ impl<'a> Report<'a> {
             errors: Vec::new(),
             kept: Vec::new(),
             held: None,
+            waiting: Vec::new(),
             drifted: 0,
             reverted: 0,
         }
@@ -76,6 +81,29 @@ impl<'a> Report<'a> {
         (self.events)(SyncEvent::new(EventKind::Drifted, Some(id.clone()), message));
     }
 
+    /// Reports the objects that the sync waits for, and those that take too long.
+    pub(super) fn wait_for(&mut self, awaited: &[Awaited], sync: &SyncContext<'_>) {
+        for Awaited { id, reason, .. } in awaited {
+            let since = sync.waits_since(id);
+            if !sync.input.waiting.iter().any(|before| before.object == *id) {
+                self.object(EventKind::Waiting, id, reason.clone());
+            }
+            self.waiting.push(AwaitedObject { object: id.clone(), reason: reason.clone(), since });
+        }
+        self.objects.waiting = u32::try_from(awaited.len()).unwrap_or(u32::MAX);
+        let late = awaited.iter().filter(|awaited| {
+            let limit = awaited.limit(&sync.input.settings).as_millis();
+            u128::from(sync.input.now.saturating_sub(sync.waits_since(&awaited.id))) > limit
+        });
+        for awaited in late {
+            self.error(ObjectError {
+                object: Some(awaited.id.clone()),
+                file: String::new(),
+                message: awaited.too_late(),
+            });
+        }
+    }
+
     /// Adds a sentence to the errors of a sync that succeeds all the same.
     pub(super) fn note(&mut self, message: String) {
         if self.errors.len() < MAX_ERRORS {
@@ -114,8 +142,12 @@ impl<'a> Report<'a> {
             }
             Err(Failure::Objects) => {
                 let failed = plural(self.objects.failed as usize, "object");
-                (ProjectState::Failed, format!("{failed} failed; nothing was deleted"))
+                (ProjectState::Failed, format!("{failed} failed; {} deleted", self.objects.pruned))
             }
+            Err(Failure::InventoryLost(reason)) => (
+                ProjectState::InventoryLost,
+                format!("{reason}; nothing is written until kas gitops recover has made it anew"),
+            ),
             Err(Failure::Project(message)) => (ProjectState::Failed, message),
             Err(Failure::Stopped(reason)) => {
                 stopped = Some(reason);
@@ -127,23 +159,39 @@ impl<'a> Report<'a> {
                 (state, format!("stopped before the end: {reason}"))
             }
         };
-        let (held, reason) = self.held.unzip();
         // Those that wait for an approval have one reason, which is the message.
-        self.kept.retain(|kept| Some(&kept.message) != reason.as_ref());
-        let Self { objects, errors, kept, reverted, .. } = self;
-        Outcome { state, message, objects, errors, held, kept, reverted, stopped }
+        let reason = self.held.as_ref().map(|held| &held.reason);
+        self.kept.retain(|kept| Some(&kept.message) != reason);
+        self.add_earlier(&input.earlier);
+        let Self { objects, errors, kept, reverted, held, waiting, .. } = self;
+        Outcome { state, message, objects, errors, held, kept, reverted, waiting, stopped }
+    }
+
+    /// Adds the work of earlier passes of the same commit.
+    fn add_earlier(&mut self, earlier: &ObjectCounts) {
+        self.objects.applied += earlier.applied;
+        self.objects.unchanged = self.objects.unchanged.saturating_sub(earlier.applied);
+        self.objects.pruned += earlier.pruned;
     }
 
     fn success(&self, input: &SyncInput) -> (ProjectState, String) {
         use proto::agent_configuration::gitops::DryRunStrategy;
 
-        let ObjectCounts { total, applied, pruned, .. } = self.objects;
+        let ObjectCounts { total, mut applied, mut pruned, .. } = self.objects;
         if input.settings.dry_run_strategy != DryRunStrategy::None {
             return (ProjectState::Synced, format!("dry run: {applied} of {total} objects would be applied"));
         }
-        if let Some((_, reason)) = &self.held {
-            return (ProjectState::Held, reason.clone());
+        if let Some(first) = self.waiting.first() {
+            let more = match self.waiting.len() - 1 {
+                0 => String::new(),
+                more => format!(", and for {more} more"),
+            };
+            return (ProjectState::Syncing, format!("waits for {}: {}{more}", first.object, first.reason));
         }
+        if let Some(held) = &self.held {
+            return (ProjectState::Held, held.reason.clone());
+        }
+        (applied, pruned) = (applied + input.earlier.applied, pruned + input.earlier.pruned);
         match self.drifted {
             0 => (ProjectState::Synced, format!("{total} objects: {applied} applied, {pruned} deleted")),
             drifted => (

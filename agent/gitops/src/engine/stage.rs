@@ -4,10 +4,11 @@ use std::{borrow::Cow, collections::HashMap, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use proto::{
-    gitops::{EventKind, ObjectError, ObjectId},
+    agent_configuration::gitops::{DryRunStrategy, ManifestProject, PropagationPolicy},
+    gitops::{EventKind, ObjectId},
     graph::HealthState,
 };
-use tokio::time::{Instant, sleep};
+use serde_json::Value;
 
 use super::{
     CONCURRENCY, Engine, Failure, Stopped, SyncContext,
@@ -17,6 +18,7 @@ use super::{
 };
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
+    deletion_plan::Member,
     order::Stage,
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
@@ -24,18 +26,92 @@ use crate::{
 
 /// The time until a definition is established.
 const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
-/// The time until a deleted object is gone, before it is created again.
-const RECREATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The attempts to write an object that others change at the same time.
 const ATTEMPTS: u32 = 5;
-/// The first and the longest time between two looks at an object.
-const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-
 /// An object that was applied or was as in Git, with its kind and its UID.
 pub(super) type AppliedObject = (ObjectId, Kind, String);
 
+/// An object that the sync waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Awaited {
+    pub(super) id: ObjectId,
+    pub(super) kind: Kind,
+    /// The present state in words.
+    pub(super) reason: String,
+    pub(super) condition: Condition,
+}
+
+/// The condition that an awaited object has to meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// A definition is established.
+    Established,
+    /// It does its work.
+    Healthy,
+    /// The object with this UID is gone.
+    Gone(String),
+}
+
+/// The end of the write of an object.
+enum Written {
+    Applied(Seen),
+    /// It is created again once the old one is gone.
+    Terminating {
+        uid: String,
+        finalizers: String,
+    },
+}
+
+impl Awaited {
+    /// Returns an object that is awaited until it is gone.
+    pub(super) fn until_gone(id: ObjectId, kind: Kind, uid: String, finalizers: &str) -> Self {
+        let finalizers = if finalizers.is_empty() { "none" } else { finalizers };
+        let reason = format!("it is being deleted; finalizers: {finalizers}");
+        Self { id, kind, reason, condition: Condition::Gone(uid) }
+    }
+
+    /// Returns whether the object, if it exists, meets the condition.
+    pub(super) fn is_met_by(&self, object: Option<&Value>) -> bool {
+        match &self.condition {
+            Condition::Gone(uid) => object.is_none_or(|object| object["metadata"]["uid"] != **uid),
+            Condition::Established | Condition::Healthy => {
+                object.is_some_and(|object| health(Some(object)).is_ok())
+            }
+        }
+    }
+
+    /// Returns the time after which the project has failed.
+    pub(super) fn limit(&self, settings: &ManifestProject) -> Duration {
+        match self.condition {
+            Condition::Established => ESTABLISHED_TIMEOUT,
+            Condition::Healthy => settings.reconcile_timeout,
+            Condition::Gone(_) => settings.prune_timeout,
+        }
+    }
+
+    /// Describes that the time is over.
+    pub(super) fn too_late(&self) -> String {
+        match self.condition {
+            Condition::Gone(_) => format!("it is not gone within prune_timeout: {}", self.reason),
+            _ => format!(
+                "the next objects wait for it, and its time is over (reconcile_timeout): {}",
+                self.reason
+            ),
+        }
+    }
+}
+
+/// Returns the reason why an object does not do its work yet.
+fn health(object: Option<&Value>) -> Result<(), String> {
+    match object.map(object_health::assess) {
+        Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => Ok(()),
+        Some(found) => Err(found.reason),
+        None => Err("it does not exist any more".to_owned()),
+    }
+}
+
 impl<C: Cluster> Engine<C> {
-    /// Applies the objects of a stage. Returns those that are now as in Git.
+    /// Applies the objects of a stage. Returns those that are now as in Git, and those that have to be gone before they are created again.
     pub(super) async fn apply_stage(
         &mut self,
         stage: &Stage,
@@ -43,7 +119,7 @@ impl<C: Cluster> Engine<C> {
         members: &Members,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<Vec<AppliedObject>, Failure> {
+    ) -> Result<(Vec<AppliedObject>, Vec<Awaited>), Failure> {
         let kinds = self.kinds(stage, manifests, sync).await?;
         let of = |index: usize| (&manifests[index], &kinds[&key(&manifests[index])]);
         let examining = stage.objects.iter().copied().map(|index| {
@@ -64,25 +140,33 @@ impl<C: Cluster> Engine<C> {
             return Err(Failure::Refused(refused));
         }
 
-        let writes = sync.writes() && sync.input.heal;
+        let writes = sync.writes();
         let this = &*self;
         let writing = steps.into_iter().map(|(index, step)| {
             let (manifest, kind) = of(index);
             async move {
                 let result = match (&step, writes) {
-                    (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
-                    (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
+                    (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(Written::Applied(seen.clone())),
+                    (Step::Terminating { uid, finalizers }, _) => {
+                        Ok(Written::Terminating { uid: uid.clone(), finalizers: finalizers.clone() })
+                    }
+                    (_, false) => Ok(Written::Applied(Seen { uid: String::new(), fingerprint: 0 })),
                     (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
                 };
                 (manifest, kind, step, result)
             }
         });
         let written = run_all(writing).await;
-        let mut applied = Vec::with_capacity(written.len());
+        let (mut applied, mut terminating) = (Vec::with_capacity(written.len()), Vec::new());
         let mut stopped = None;
         for (manifest, kind, step, result) in written {
             match result {
-                Ok(seen) => {
+                Ok(Written::Terminating { uid, finalizers }) => {
+                    self.known.remove(&manifest.id);
+                    let id = manifest.id.clone();
+                    terminating.push(Awaited::until_gone(id, kind.clone(), uid, &finalizers));
+                }
+                Ok(Written::Applied(seen)) => {
                     let (id, desired) = (manifest.id.clone(), hash(&manifest.object));
                     let known = self.known.get(&id);
                     report_step(report, &id, &step, known.is_some_and(|known| known.desired == desired));
@@ -98,82 +182,45 @@ impl<C: Cluster> Engine<C> {
         match stopped {
             Some(reason) => Err(Failure::Stopped(reason)),
             None if report.objects.failed > 0 => Err(Failure::Objects),
-            None => Ok(applied),
+            None => Ok((applied, terminating)),
         }
     }
 
-    /// Waits for what the next stage needs. `objects` are all objects so far, with their kinds.
-    pub(super) async fn wait(
+    /// Returns what the next stage needs and is not there yet. `objects` are all objects so far.
+    pub(super) async fn unmet(
         &self,
         stage: &Stage,
         manifests: &[Manifest],
-        objects: &[(ObjectId, Kind)],
+        objects: &[AppliedObject],
         sync: &SyncContext<'_>,
-        report: &mut Report<'_>,
-    ) -> Result<(), Failure> {
-        let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind)| (id, kind)).collect();
-        let is_definition = |index: &&usize| manifests[**index].id.kind == DEFINITIONS.1;
+    ) -> Result<Vec<Awaited>, Failure> {
+        let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind, _)| (id, kind)).collect();
+        let is_definition = |index: &&usize| {
+            let ObjectId { group, kind, .. } = &manifests[**index].id;
+            (&**group, &**kind) == DEFINITIONS
+        };
         let definitions = stage.objects.iter().filter(|index| stage.established && is_definition(index));
-        let timeout = sync.input.settings.reconcile_timeout;
-        let healthy = stage.healthy.iter().filter(|_| !timeout.is_zero());
-        let start = Instant::now();
-        let awaited: Vec<_> = definitions
-            .map(|index| (index, start + ESTABLISHED_TIMEOUT))
-            .chain(healthy.map(|index| (index, start + timeout)))
+        let waits = !sync.input.settings.reconcile_timeout.is_zero();
+        let healthy = stage.healthy.iter().filter(|_| waits);
+        let conditions = definitions
+            .map(|index| (index, Condition::Established))
+            .chain(healthy.map(|index| (index, Condition::Healthy)));
+        let wanted: Vec<_> = conditions
+            .filter_map(|(index, condition)| Some((kinds.get_key_value(&manifests[*index].id)?, condition)))
             .collect();
-        // One may become unhealthy while another one is waited for, so that all are looked at until none needs a wait.
-        let mut waited = true;
-        while std::mem::take(&mut waited) {
-            for (index, deadline) in &awaited {
-                let Some((id, kind)) = kinds.get_key_value(&manifests[**index].id) else { continue };
-                waited |= self.wait_for(id, kind, *deadline, sync, report).await?;
-            }
-        }
-        let defined = awaited.iter().any(|(index, _)| is_definition(index));
-        if defined {
-            self.cluster.forget_kinds();
-        }
-        Ok(())
-    }
-
-    /// Waits until an object is healthy. Returns whether it was not at the first look.
-    async fn wait_for(
-        &self,
-        id: &ObjectId,
-        kind: &Kind,
-        deadline: Instant,
-        sync: &SyncContext<'_>,
-        report: &mut Report<'_>,
-    ) -> Result<bool, Failure> {
-        let (mut look, longest) = LOOK;
-        let mut told = false;
-        loop {
+        let has_definitions = wanted.iter().any(|(_, condition)| *condition == Condition::Established);
+        let looking = wanted.into_iter().map(async |((id, kind), condition)| {
             let object = with_retry(sync.fence, || self.cluster.get(kind, id)).await;
             let object =
                 object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
-            let reason = match object.as_ref().map(object_health::assess) {
-                Some(assessment)
-                    if matches!(assessment.health, HealthState::Healthy | HealthState::Suspended) =>
-                {
-                    return Ok(told);
-                }
-                Some(assessment) => assessment.reason,
-                None => "it does not exist any more".to_owned(),
-            };
-            if Instant::now() + look > deadline {
-                let what = format!(
-                    "the next objects wait for it, and its time is over (reconcile_timeout): {reason}"
-                );
-                report.error(ObjectError { object: Some(id.clone()), file: String::new(), message: what });
-                return Err(Failure::Objects);
-            }
-            if !told {
-                report.object(EventKind::Waiting, id, reason);
-                told = true;
-            }
-            sleep(look).await;
-            look = (look * 2).min(longest);
+            let (id, kind) = ((*id).clone(), (*kind).clone());
+            Ok(health(object.as_ref()).err().map(|reason| Awaited { id, kind, reason, condition }))
+        });
+        let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, Failure>>()?;
+        if has_definitions {
+            self.cluster.forget_kinds();
         }
+        Ok(looked.into_iter().flatten().collect())
     }
 
     /// Returns the kinds of the objects of a stage.
@@ -190,7 +237,7 @@ impl<C: Cluster> Engine<C> {
                 continue;
             }
             let Some(kind) = self.resolve(&key.0, Some(&key.1), sync.fence).await?.found() else {
-                let what = match sync.writes() {
+                let what = match sync.input.settings.dry_run_strategy == DryRunStrategy::None {
                     true => format!("the cluster does not serve the kind {} in version {}", key.0, key.1),
                     false => format!("a dry run cannot check it: its kind {} is in the same commit", key.0),
                 };
@@ -215,7 +262,7 @@ impl<C: Cluster> Engine<C> {
         kind: &Kind,
         members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Seen, CallError> {
+    ) -> Result<Written, CallError> {
         let mut step = Cow::Borrowed(step);
         for _ in 1..ATTEMPTS {
             let stale = match self.write(&step, manifest, kind, sync).await {
@@ -228,7 +275,7 @@ impl<C: Cluster> Engine<C> {
                 Err(ExamineError::Stopped(stopped)) => return Err(stopped.into()),
             };
             match (&*step, examined) {
-                (_, Step::Unchanged(seen)) => return Ok(seen),
+                (_, Step::Unchanged(seen)) => return Ok(Written::Applied(seen)),
                 (Step::Update { uid: before, .. }, Step::Update { uid, version, drift })
                     if *before == uid =>
                 {
@@ -246,14 +293,18 @@ impl<C: Cluster> Engine<C> {
         manifest: &Manifest,
         kind: &Kind,
         sync: &SyncContext<'_>,
-    ) -> Result<Seen, CallError> {
+    ) -> Result<Written, CallError> {
         let id = &manifest.id;
         let (mut object, mut options) = (Cow::Borrowed(&manifest.object), sync.options(false));
         match step {
             Step::Adopt(_, Some(patch)) => {
                 drop(with_retry(sync.fence, || self.cluster.patch(kind, id, patch)).await?);
             }
-            Step::Recreate { uid } => self.delete_and_wait(kind, id, uid, sync).await?,
+            Step::Recreate { uid } => {
+                if let Some(finalizers) = self.delete_for_new(kind, id, uid, sync).await? {
+                    return Ok(Written::Terminating { uid: uid.clone(), finalizers });
+                }
+            }
             // The object did not exist when it was examined: fields of somebody who has created it since then stay.
             Step::Create => options.force = false,
             _ => {}
@@ -267,39 +318,31 @@ impl<C: Cluster> Engine<C> {
             object.to_mut()["metadata"]["resourceVersion"] = version.as_str().into();
         }
         let applied = with_retry(sync.fence, || self.cluster.apply(kind, id, &object, options)).await?;
-        Ok(Seen::of(&applied.object))
+        Ok(Written::Applied(Seen::of(&applied.object)))
     }
 
-    async fn delete_and_wait(
+    /// Deletes an object that a new one shall replace. Returns its finalizers if it is not gone at once.
+    async fn delete_for_new(
         &self,
         kind: &Kind,
         id: &ObjectId,
         uid: &str,
         sync: &SyncContext<'_>,
-    ) -> Result<(), CallError> {
-        use proto::agent_configuration::gitops::PropagationPolicy::Background;
-
-        with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, Background)).await?;
-        let deadline = Instant::now() + RECREATE_TIMEOUT;
-        while with_retry(sync.fence, || self.cluster.get(kind, id))
-            .await?
-            .is_some_and(|live| live["metadata"]["uid"] == uid)
-        {
-            if Instant::now() > deadline {
-                let message =
-                    "it had to be deleted first, and is not gone after 60 s: look at its finalizers"
-                        .to_owned();
-                return Err(crate::ApiError { message, ..crate::ApiError::default() }.into());
-            }
-            sleep(LOOK.0 * 5).await;
-        }
-        Ok(())
+    ) -> Result<Option<String>, CallError> {
+        let policy = PropagationPolicy::Background;
+        with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, policy)).await?;
+        let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await?;
+        let live = live.filter(|live| live["metadata"]["uid"] == uid);
+        Ok(live.map(|live| {
+            let member = Member::new(id.clone(), String::new(), &live["metadata"]);
+            member.deleting.unwrap_or_default()
+        }))
     }
 }
 
 /// Runs futures, some of them at the same time, and returns their results in their order. Each is made when its turn comes: those of
 /// thousands of objects would need more memory than the objects.
-async fn run_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+pub(super) async fn run_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let (mut running, mut results) = (FuturesOrdered::new(), Vec::new());
     for future in futures {
         if running.len() == CONCURRENCY {
@@ -334,6 +377,7 @@ fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step, again: bool)
         }
         Step::Adopt(..) => report.object(EventKind::Applied, id, "taken over"),
         Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
+        Step::Terminating { .. } => {}
     }
 }
 

@@ -14,7 +14,7 @@ impl Project {
     async fn diff_of(&self, text: &str, part: bool) -> (Vec<String>, DiffSummary) {
         let (sender, mut receiver) = mpsc::channel(1000);
         // Like a diff of a caller: an engine that knows nothing yet.
-        let engine = Engine::new(self.cluster.clone(), self.cluster.clone(), "agentk");
+        let mut engine = Engine::new(self.cluster.clone(), self.cluster.clone(), "agentk");
         let before = self.cluster.ids();
         self.cluster.take_requests();
         let summary = engine.diff(&self.input(text), part, &Open, &sender).await;
@@ -154,7 +154,7 @@ async fn diff_shows_what_is_taken_over_and_refuses_what_belongs_to_others() {
 async fn diff_ends_when_its_reader_stops_reading() {
     let project = Project::new();
     let (sender, _receiver) = mpsc::channel(1);
-    let engine = Engine::new(project.cluster.clone(), project.cluster.clone(), "agentk");
+    let mut engine = Engine::new(project.cluster.clone(), project.cluster.clone(), "agentk");
     let input = project.input(&config_maps(&["a", "b", "c"]));
     let started = Instant::now();
     let summary = engine.diff(&input, false, &Open, &sender).await;

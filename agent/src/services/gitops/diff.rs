@@ -6,14 +6,14 @@ use gitops_engine::{Engine, Fence, SourceFile, Stopped, SyncInput};
 use http::HeaderMap;
 use proto::{
     AgentId, Reason,
-    gitops::{DiffLine, DiffRequest, DiffSummary, PreviewRequest},
+    gitops::{DiffLine, DiffRequest, DiffSummary, ObjectCounts, PreviewRequest},
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::{Instant, timeout},
 };
 
-use super::{Gitops, preview};
+use super::{Gitops, now_millis, preview};
 use crate::services::ServiceError;
 
 /// The time of a diff of thousands of objects with a slow reader.
@@ -72,15 +72,19 @@ pub(super) async fn run(
         (None, Some((namespace, name))) => gitops.cluster.acting_as(namespace, name),
         (None, None) => gitops.cluster.clone(),
     };
-    let engine = Engine::new(cluster, gitops.leader.own_cluster().clone(), gitops.leader.namespace());
+    let mut engine = Engine::new(cluster, gitops.leader.own_cluster().clone(), gitops.leader.namespace());
     let input = SyncInput {
         agent: gitops.leader.agent().unwrap_or(AgentId(0)),
         project: head.project,
         settings: head.settings,
+        commit: head.commit.id.clone(),
         files: files.into(),
         approved: None,
         heal: true,
         gitlab_project: head.gitlab_project,
+        waiting: Vec::new(),
+        earlier: ObjectCounts::default(),
+        now: now_millis(),
     };
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {

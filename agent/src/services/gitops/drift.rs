@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::{
     Gitops,
-    worker::{APPROVED, PRUNE, REQUESTED, SUSPENDED, inventory},
+    worker::{APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED, inventory},
 };
 
 /// The label of inventories.
@@ -61,7 +61,7 @@ async fn watch_commands(gitops: &Gitops) {
         let report = |metadata: &ObjectMeta| {
             let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
             let Some(project) = annotation(PROJECT).and_then(|id| gitops.find_project(&id)) else { return };
-            if project.note_commands([SUSPENDED, APPROVED, REQUESTED, PRUNE].map(annotation)) {
+            if project.note_commands([SUSPENDED, APPROVED, RECOVER, REQUESTED, PRUNE].map(annotation)) {
                 gitops.sources.lock().want(&project.id);
             }
         };

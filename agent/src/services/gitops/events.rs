@@ -94,6 +94,7 @@ pub(super) async fn write_for_project(gitops: &Gitops, agent: AgentId, status: &
         ProjectState::Degraded => ("Degraded", true),
         ProjectState::Held => ("PruneHeld", true),
         ProjectState::Failed => ("SyncFailed", true),
+        ProjectState::InventoryLost => ("InventoryLost", true),
         _ => return,
     };
     let (kind, object) = inventory(gitops, agent, &status.project);

@@ -29,8 +29,9 @@ use tunnel::Body;
 use super::{
     Gitops, diff,
     project::Submitted,
+    recovery::PLAN,
     sources::QUEUE,
-    worker::{self, APPROVED, PRUNE, REQUESTED, SUSPENDED},
+    worker::{self, APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED},
 };
 use crate::services::{
     RequestHandler, ServiceError,
@@ -239,6 +240,13 @@ impl GitopsHandler {
         let statuses = worker::statuses(&self.0).await;
         let statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         let mut statuses: Vec<_> = statuses.into_iter().map(|(status, _)| status).collect();
+        if self.0.leader.is_leading() {
+            // The time is written rarely, and this pod knows it.
+            for status in &mut statuses {
+                let project = self.0.find_project(&status.project);
+                status.as_of = project.map_or(0, |project| project.status().as_of).max(status.as_of);
+            }
+        }
         statuses.sort_by(|a, b| a.project.cmp(&b.project));
         Ok(statuses)
     }
@@ -282,6 +290,7 @@ impl GitopsHandler {
             "suspend" => vec![(SUSPENDED, "true".to_owned())],
             "resume" => vec![(SUSPENDED, String::new())],
             "approve" => vec![(APPROVED, approval(&status, query)?)],
+            "recover" => vec![(RECOVER, recovery(&status, query)?)],
             "prune" => {
                 check_orphaned(&status)?;
                 vec![(PRUNE, "true".to_owned()), (SUSPENDED, String::new())]
@@ -339,7 +348,7 @@ async fn read_files(mut body: Body) -> Result<(SyncHead, Vec<SourceFile>), Servi
 /// Returns the code of the deletions that a caller approves, if they are those that wait.
 fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {
     let ProjectStatus { project, state, held, .. } = status;
-    let Some(held) = held.as_ref().filter(|_| *state == ProjectState::Held) else {
+    let Some(held) = held else {
         let state = state.as_str();
         return Err(bad_request(&format!(
             "nothing of {project} waits for an approval: its state is {state}"
@@ -351,6 +360,24 @@ fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, Servi
             "other objects of {project} would be deleted now: look at them with kas gitops show, and approve them again"
         ))),
         None => Err(bad_request("an approval needs ?code=<code>, which kas gitops show prints")),
+    }
+}
+
+/// Returns the value of the command to make an inventory anew: the code of a plan that the caller has seen, or the wish for a plan.
+fn recovery(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {
+    let ProjectStatus { project, state, recovery, .. } = status;
+    if *state != ProjectState::InventoryLost {
+        return Err(bad_request(&format!(
+            "the inventory of {project} is not lost: its state is {}",
+            state.as_str()
+        )));
+    }
+    match query.and_then(|query| query.strip_prefix("code=")) {
+        None => Ok(PLAN.to_owned()),
+        Some(code) if recovery.as_ref().is_some_and(|plan| plan.code == code) => Ok(code.to_owned()),
+        Some(_) => Err(bad_request(&format!(
+            "the inventory of {project} would be another one now: look at it with kas gitops recover, and approve it again"
+        ))),
     }
 }
 

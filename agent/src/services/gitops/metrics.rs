@@ -115,7 +115,7 @@ impl GitopsMetrics {
 
         let result = match (outcome.stopped, outcome.state) {
             (Some(_), _) => "stopped",
-            (None, ProjectState::Failed) => "failed",
+            (None, ProjectState::Failed | ProjectState::InventoryLost) => "failed",
             (None, _) => "ok",
         };
         for each in RESULTS {
@@ -201,13 +201,9 @@ mod tests {
         let metrics = GitopsMetrics::register(&mut registry);
         let outcome = Outcome {
             state: ProjectState::Synced,
-            message: String::new(),
             objects: ObjectCounts { applied: 2, pruned: 1, ..ObjectCounts::default() },
-            errors: Vec::new(),
-            held: None,
-            kept: Vec::new(),
             reverted: 1,
-            stopped: None,
+            ..Outcome::default()
         };
         metrics.record("group/app", &outcome, Duration::from_millis(100));
         let text = render(&registry);

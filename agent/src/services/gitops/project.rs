@@ -1,6 +1,6 @@
 //! One project: its wanted commit, its status, and the commands about it.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, sync::Arc};
 
 use gitops_engine::{Outcome, SourceFile};
 use parking_lot::Mutex;
@@ -12,12 +12,19 @@ use proto::{
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, broadcast};
 
-use super::settled::{self, Settled};
+use super::{
+    now_millis,
+    settled::{self, Settled},
+};
 
 /// The events that a slow reader may miss.
 const EVENTS: usize = 1024;
 /// The syncs that a status remembers.
 const HISTORY: usize = 10;
+/// The objects that a sync waits for, of which a status has so many.
+const WAITING: usize = 20;
+/// The time after which a status is written again, although only its time has changed, in milliseconds.
+const REFRESH: u64 = 5 * 60 * 1000;
 
 /// A project of this agent.
 pub(super) struct Project {
@@ -35,10 +42,12 @@ struct State {
     /// Somebody asked for a sync.
     requested: bool,
     /// The commands as they were seen last.
-    commands: Option<[Option<String>; 4]>,
+    commands: Option<[Option<String>; 5]>,
     /// The objects that were changed since the worker looked, with their fingerprints.
     changes: HashMap<ObjectId, Option<u64>>,
     status: ProjectStatus,
+    /// The time of the status that was written last, in milliseconds since 1970.
+    refreshed: u64,
     /// The state that kas knows of.
     settled: Option<Settled>,
     /// Nothing of the project is left, and kas does not send it.
@@ -130,7 +139,7 @@ impl Project {
     }
 
     /// Notes the commands of the inventory, and wakes the worker if they have changed. Returns whether they have.
-    pub(super) fn note_commands(&self, commands: [Option<String>; 4]) -> bool {
+    pub(super) fn note_commands(&self, commands: [Option<String>; 5]) -> bool {
         let [.., requested, prune] = &commands;
         if prune.as_deref() == Some("true") {
             self.prune();
@@ -315,37 +324,47 @@ impl Project {
         let changed = outcome.objects.applied + outcome.objects.pruned > 0;
         let first = status.attempted.as_ref() != Some(&wanted.head.commit);
         if finished && (changed || first || status.state != outcome.state) {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            let millis =
-                |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
             let record = SyncRecord {
                 commit: wanted.head.commit.id.clone(),
-                ended: millis(now),
-                duration: millis(took),
+                ended: now_millis(),
+                duration: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                 state: outcome.state,
                 objects: outcome.objects,
             };
             status.history.insert(0, record);
             status.history.truncate(HISTORY);
         }
+        if finished {
+            status.as_of = now_millis();
+        }
         status.state = outcome.state;
+        status.waiting = outcome.waiting.iter().take(WAITING).cloned().collect();
+        if outcome.state != ProjectState::InventoryLost {
+            status.recovery = None;
+        }
         status.message.clone_from(&outcome.message);
         status.objects = outcome.objects;
         status.errors.clone_from(&outcome.errors);
         status.held.clone_from(&outcome.held);
         status.kept.clone_from(&outcome.kept);
         if finished {
+            use ProjectState::{Degraded, Failed, Held, InventoryLost, OutOfSync, Synced, Syncing};
+
             match outcome.state {
-                ProjectState::Failed if wrote => status.revision.clear(),
+                Failed | InventoryLost | Syncing if wrote => status.revision.clear(),
                 // A look that fails changes nothing about the commit.
-                ProjectState::Failed => {}
+                Failed | InventoryLost | Syncing => {}
                 _ => status.revision.clone_from(&wanted.revision),
             }
-            answered.clone_into(&mut status.answered);
-            status.attempted = Some(wanted.head.commit.clone());
-            if outcome.state != ProjectState::Failed {
-                status.synced = Some(wanted.head.commit.clone());
+            let commit = || Some(wanted.head.commit.clone());
+            match outcome.state {
+                Synced | Degraded | OutOfSync => (status.synced, status.working) = (commit(), None),
+                Held => status.working = commit(),
+                _ if wrote => status.working = commit(),
+                _ => {}
             }
+            answered.clone_into(&mut status.answered);
+            status.attempted = commit();
         }
         state.changed_since(&before)
     }
@@ -370,9 +389,15 @@ impl State {
         }
     }
 
-    fn changed_since(&self, before: &ProjectStatus) -> Option<ProjectStatus> {
+    /// Returns the status if it has changed. Its time alone is worth a write every few minutes only.
+    fn changed_since(&mut self, before: &ProjectStatus) -> Option<ProjectStatus> {
         let now = self.shown();
-        (now != *before).then_some(now)
+        let is_due = now.as_of >= self.refreshed.saturating_add(REFRESH);
+        let differs = ProjectStatus { as_of: before.as_of, ..now.clone() } != *before;
+        (differs || is_due).then(|| {
+            self.refreshed = now.as_of;
+            now
+        })
     }
 }
 
@@ -426,7 +451,7 @@ mod tests {
 
         project.orphan("it left");
         assert!(project.wanted().is_none());
-        let prune = [None, None, None, Some("true".to_owned())];
+        let prune = [None, None, None, None, Some("true".to_owned())];
         project.note_commands(prune);
         let wanted = project.wanted().unwrap();
         let settings = wanted.settings();
@@ -490,16 +515,7 @@ mod tests {
     }
 
     fn outcome(state: ProjectState, message: &str) -> Outcome {
-        Outcome {
-            state,
-            message: message.to_owned(),
-            objects: Default::default(),
-            errors: Vec::new(),
-            held: None,
-            kept: Vec::new(),
-            reverted: 0,
-            stopped: None,
-        }
+        Outcome { state, message: message.to_owned(), ..Outcome::default() }
     }
 
     /// Records a sync of the wanted commit, and returns the status.
@@ -557,7 +573,7 @@ mod tests {
     /// A command reaches the leader through another pod, just after it has begun to lead.
     #[test]
     fn command_that_is_newer_than_the_last_sync_wakes_a_new_leader() {
-        let commands = |requested: &str| [None, None, Some(requested.to_owned()), None];
+        let commands = |requested: &str| [None, None, None, Some(requested.to_owned()), None];
         let project = project();
         project.submit(head(), Vec::new());
         let wanted = project.wanted().unwrap();

@@ -3,13 +3,18 @@
 use std::time::Duration;
 
 use gitops_engine::Outcome;
-use proto::{agent_configuration::gitops::SelfHeal, gitops::ProjectState};
+use proto::{
+    agent_configuration::gitops::SelfHeal,
+    gitops::{AwaitedObject, ObjectCounts, ProjectState},
+};
 use tokio::time::Instant;
 
 /// The time between two looks for drift.
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(30);
 /// The time between two looks at objects that are not healthy yet.
 const HEALTH_PERIOD: Duration = Duration::from_secs(3);
+/// The shortest and the longest time between two looks at objects that a sync waits for.
+const WAITING_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 /// The waits after a sync that failed.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 /// The shortest and the longest time between two syncs that revert changes.
@@ -21,6 +26,8 @@ pub(super) struct Schedule {
     pub(super) next: Instant,
     /// The next look at the health of the objects.
     health: Instant,
+    /// The next look at the objects that a sync waits for, if it does, and the wait after it.
+    waiting: Option<(Instant, Duration)>,
     /// The wait after the next failure.
     backoff: Duration,
     /// The earliest time to revert a change by others, and the wait after it.
@@ -29,7 +36,13 @@ pub(super) struct Schedule {
 
 impl Schedule {
     pub(super) fn new(now: Instant) -> Self {
-        Self { next: now, health: now + CHECK_PERIOD, backoff: BACKOFF.0, revert: (now, REVERT.0) }
+        Self {
+            next: now,
+            health: now + CHECK_PERIOD,
+            waiting: None,
+            backoff: BACKOFF.0,
+            revert: (now, REVERT.0),
+        }
     }
 
     /// Somebody else has changed an object.
@@ -74,9 +87,38 @@ impl Schedule {
         self.health = now + if starting { HEALTH_PERIOD } else { CHECK_PERIOD };
     }
 
+    /// A sync has ended. It may wait for objects, which may be others than before.
+    pub(super) fn note_waiting(&mut self, now: Instant, waits: bool) {
+        self.waiting = match self.waiting.filter(|_| waits) {
+            None if waits => Some((now + WAITING_PERIOD.0, WAITING_PERIOD.0)),
+            before => before,
+        };
+    }
+
+    /// Returns whether the objects that a sync waits for are looked at now.
+    pub(super) fn looks_at_awaited(&self, now: Instant) -> bool {
+        self.waiting.is_some_and(|(at, _)| at <= now)
+    }
+
+    /// The objects that a sync waits for were looked at. If all are ready, the sync goes on.
+    pub(super) fn note_awaited(&mut self, now: Instant, ready: bool) {
+        if ready {
+            self.next = now;
+        }
+        let (shortest, longest) = WAITING_PERIOD;
+        let wait = self.waiting.map_or(shortest, |(_, wait)| (wait * 2).min(longest));
+        self.waiting = Some((now + wait, wait));
+    }
+
     /// Returns the time of the next sync or look.
     pub(super) fn wake(&self) -> Instant {
-        self.health.min(self.next)
+        let wake = self.health.min(self.next);
+        self.waiting.map_or(wake, |(at, _)| at.min(wake))
+    }
+
+    /// Returns whether the health of the objects is looked at now.
+    pub(super) fn looks_at_health(&self, now: Instant) -> bool {
+        self.health <= now
     }
 }
 
@@ -92,23 +134,28 @@ pub(super) enum Action {
 }
 
 /// The progress of a worker with a commit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of the commit that was tried last, or 0.
     tried: u64,
     /// The commit was not applied yet, or a command was not answered yet.
     unfinished: bool,
+    /// The objects that the passes of the commit so far wait for.
+    pub(super) waiting: Vec<AwaitedObject>,
+    /// The objects that the passes of the commit so far have applied and deleted.
+    pub(super) earlier: ObjectCounts,
 }
 
 impl Progress {
     /// Returns whether a commit was not tried by this process.
-    pub(super) fn is_new(self, number: u64) -> bool {
+    pub(super) fn is_new(&self, number: u64) -> bool {
         self.tried != number
     }
 
-    /// Begins with a commit. A process before this one may have applied it: a restart or a lost tunnel is no reason to write.
-    pub(super) fn begin(&mut self, number: u64, is_applied: bool) {
-        *self = Self { tried: number, unfinished: !is_applied };
+    /// Begins with a commit. A process before this one may have applied it: a restart or a lost tunnel is no reason to write. If it has
+    /// waited for objects of the same commit, they are awaited since then.
+    pub(super) fn begin(&mut self, number: u64, is_applied: bool, waiting: Vec<AwaitedObject>) {
+        *self = Self { tried: number, unfinished: !is_applied, waiting, ..Self::default() };
     }
 
     /// Somebody has given a command, or the project was suspended: the next sync writes.
@@ -118,12 +165,26 @@ impl Progress {
 
     /// Notes how a sync ended. One that only looked leaves nothing unfinished, however it ended.
     pub(super) fn note_outcome(&mut self, outcome: &Outcome) {
-        let failed = outcome.stopped.is_some() || outcome.state == ProjectState::Failed;
-        self.unfinished &= failed;
+        use ProjectState::{Failed, InventoryLost, Syncing};
+
+        let ended = outcome.stopped.is_none() && ![Failed, InventoryLost, Syncing].contains(&outcome.state);
+        self.unfinished &= !ended;
+        if outcome.stopped.is_some() {
+            return;
+        }
+        self.earlier = match outcome.waiting.is_empty() {
+            true => ObjectCounts::default(),
+            false => ObjectCounts {
+                applied: outcome.objects.applied,
+                pruned: outcome.objects.pruned,
+                ..ObjectCounts::default()
+            },
+        };
+        self.waiting.clone_from(&outcome.waiting);
     }
 
     /// Returns what to do. `held` says that deletions wait for an approval: they are not planned again before a command or a commit.
-    pub(super) fn action(self, self_heal: SelfHeal, held: bool) -> Action {
+    pub(super) fn action(&self, self_heal: SelfHeal, held: bool) -> Action {
         match self_heal {
             SelfHeal::Heal => Action::Write,
             SelfHeal::Report | SelfHeal::Ignore if self.unfinished => Action::Write,
@@ -140,16 +201,7 @@ mod tests {
     use super::*;
 
     fn outcome(state: ProjectState, stopped: Option<Stopped>) -> Outcome {
-        Outcome {
-            state,
-            message: String::new(),
-            objects: Default::default(),
-            errors: Vec::new(),
-            held: None,
-            kept: Vec::new(),
-            reverted: 0,
-            stopped,
-        }
+        Outcome { state, stopped, ..Outcome::default() }
     }
 
     #[test]
@@ -216,6 +268,51 @@ mod tests {
     }
 
     #[test]
+    fn awaited_objects_are_looked_at_without_a_sync() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut schedule = Schedule::new(start);
+        schedule.note_success(start, false);
+        schedule.note_waiting(start, true);
+        assert_eq!(schedule.wake(), at(100));
+        schedule.note_awaited(at(100), false);
+        assert_eq!((schedule.wake(), schedule.next), (at(300), start + CHECK_PERIOD));
+        for _ in 0..10 {
+            schedule.note_awaited(at(300), false);
+        }
+        assert_eq!(schedule.wake(), at(3300));
+        // Drift is healed meanwhile.
+        schedule.note_drift(at(500));
+        assert_eq!(schedule.next, at(500));
+        schedule.note_success(at(500), false);
+        schedule.note_waiting(at(500), true);
+        assert_eq!(schedule.wake(), at(3300), "the same objects are awaited");
+        schedule.note_awaited(at(3300), true);
+        assert_eq!(schedule.next, at(3300));
+        schedule.note_success(at(3300), false);
+        schedule.note_waiting(at(3300), false);
+        assert_eq!(schedule.wake(), at(3300) + CHECK_PERIOD.min(schedule.health - at(3300)));
+    }
+
+    #[test]
+    fn passes_of_a_commit_add_up_until_it_is_complete() {
+        let mut progress = Progress::default();
+        progress.begin(1, false, Vec::new());
+        let awaited = AwaitedObject { since: 7, ..AwaitedObject::default() };
+        let objects = ObjectCounts { applied: 3, unchanged: 4, ..ObjectCounts::default() };
+        let waits =
+            Outcome { waiting: vec![awaited.clone()], objects, ..outcome(ProjectState::Syncing, None) };
+        progress.note_outcome(&waits);
+        assert_eq!((progress.earlier.applied, progress.earlier.unchanged), (3, 0));
+        progress.note_outcome(&outcome(ProjectState::Syncing, Some(Stopped::LostLease)));
+        assert_eq!(progress.waiting, [awaited], "it goes on");
+        assert_eq!(progress.action(SelfHeal::Report, false), Action::Write);
+        progress.note_outcome(&outcome(ProjectState::Synced, None));
+        assert_eq!((progress.earlier, progress.waiting.len()), (ObjectCounts::default(), 0));
+        assert_eq!(progress.action(SelfHeal::Report, false), Action::Report);
+    }
+
+    #[test]
     fn health_is_looked_at_while_reverts_wait() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start);
@@ -243,7 +340,7 @@ mod tests {
     #[test]
     fn commit_is_written_until_it_is_applied_and_then_only_reported() {
         let mut progress = Progress::default();
-        progress.begin(1, false);
+        progress.begin(1, false, Vec::new());
         progress.note_outcome(&outcome(ProjectState::Failed, None));
         assert_eq!(progress.action(SelfHeal::Report, false), Action::Write);
         progress.note_outcome(&outcome(ProjectState::Syncing, Some(Stopped::LostLease)));
@@ -257,7 +354,7 @@ mod tests {
     #[test]
     fn restart_and_lost_connections_revert_nothing_that_is_only_reported() {
         let mut progress = Progress::default();
-        progress.begin(1, true);
+        progress.begin(1, true, Vec::new());
         assert_eq!(
             progress.action(SelfHeal::Report, false),
             Action::Report,
@@ -273,7 +370,7 @@ mod tests {
     #[test]
     fn deletions_that_wait_for_an_approval_revert_nothing() {
         let mut progress = Progress::default();
-        progress.begin(1, false);
+        progress.begin(1, false, Vec::new());
         progress.note_outcome(&outcome(ProjectState::Held, None));
         assert_eq!(progress.action(SelfHeal::Report, true), Action::Wait);
         assert_eq!(progress.action(SelfHeal::Heal, true), Action::Write);

@@ -53,7 +53,7 @@ impl Settled {
 
 /// Returns the events about a project that was in the state `before`, and now has this status.
 pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<NewAgentEvent> {
-    use ProjectState::{Degraded, Failed, Held, Orphaned, OutOfSync, Suspended, Synced};
+    use ProjectState::{Degraded, Failed, Held, InventoryLost, Orphaned, OutOfSync, Suspended, Synced};
 
     let Some(now) = Settled::after(before, status).filter(|now| before != Some(now)) else {
         return Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<Ne
     let message = || format!("{}: {}", now.state.as_str(), status.message);
     let mut events = Vec::new();
     match now.state {
-        Failed => events.push(event(EventKind::Sync, Severity::Error, message())),
+        Failed | InventoryLost => events.push(event(EventKind::Sync, Severity::Error, message())),
         Held | Orphaned => events.push(event(EventKind::Sync, Severity::Warning, message())),
         Suspended => events.push(event(EventKind::Sync, Severity::Info, message())),
         OutOfSync => events.push(event(EventKind::Drift, Severity::Warning, message())),

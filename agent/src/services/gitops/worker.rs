@@ -20,7 +20,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{
     Gitops,
     events::{self, Notice, Notices},
+    now_millis,
     project::{Project, Wanted},
+    recovery,
     schedule::{Action, Progress, Schedule},
     settled,
 };
@@ -39,6 +41,8 @@ pub(super) const SUSPENDED: &str = "agentk/suspended";
 pub(super) const APPROVED: &str = "agentk/approved";
 /// The annotation with the time at which somebody asked for a sync, in milliseconds since 1970.
 pub(super) const REQUESTED: &str = "agentk/requested";
+/// The annotation of a project whose inventory was lost: the wish for a plan, or the code of one.
+pub(super) const RECOVER: &str = "agentk/recover";
 /// The annotation of an orphaned project whose objects shall go.
 pub(super) const PRUNE: &str = "agentk/prune";
 /// The most errors of objects without health that a status has.
@@ -59,6 +63,7 @@ struct WorkerFence<'a> {
 pub(super) struct Commands {
     suspended: bool,
     approved: Option<String>,
+    recover: Option<String>,
     /// The objects of the project shall go, if it is not in the configuration.
     pub(super) prunes: bool,
     /// The time of the last command. It differs from that in the status until a sync has answered it, also by another process.
@@ -72,6 +77,7 @@ impl Commands {
         Self {
             suspended: annotation(SUSPENDED) == Some("true"),
             approved: annotation(APPROVED).filter(|code| !code.is_empty()).map(str::to_owned),
+            recover: annotation(RECOVER).filter(|wish| !wish.is_empty()).map(str::to_owned),
             prunes: annotation(PRUNE) == Some("true"),
             requested: annotation(REQUESTED).unwrap_or_default().to_owned(),
         }
@@ -97,6 +103,8 @@ struct Syncer {
     user: Option<String>,
     engine: Engine<KubeCluster>,
     notices: Notices,
+    /// The inventory says whether the project is suspended.
+    suspended: Option<bool>,
 }
 
 /// Works on a project for as long as agentk runs.
@@ -126,7 +134,15 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         }
         let requested = project.take_request();
         if !is_new && !requested && Instant::now() < schedule.next {
-            if let Some(Syncer { engine, .. }) = syncer.as_ref().filter(|_| schedule.wake() <= Instant::now())
+            if let Some(Syncer { engine, .. }) =
+                syncer.as_ref().filter(|_| schedule.looks_at_awaited(Instant::now()))
+            {
+                let ready = engine.is_ready().await;
+                schedule.note_awaited(Instant::now(), ready);
+                continue;
+            }
+            if let Some(Syncer { engine, .. }) =
+                syncer.as_ref().filter(|_| schedule.looks_at_health(Instant::now()))
             {
                 let starting = watch_health(&gitops, agent, &project, &wanted, engine).await;
                 schedule.note_health(Instant::now(), starting);
@@ -142,7 +158,10 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
 
         if is_new {
             schedule = Schedule::new(Instant::now());
-            progress.begin(wanted.number, !wanted.prunes && project.status().revision == wanted.revision);
+            let ProjectStatus { revision, working, waiting, .. } = project.status();
+            let is_same = working.is_some_and(|working| working == wanted.head.commit);
+            let waiting = if is_same { waiting } else { Vec::new() };
+            progress.begin(wanted.number, !wanted.prunes && revision == wanted.revision, waiting);
         }
         let user = wanted.settings().service_account().map(|(namespace, name)| format!("{namespace}/{name}"));
         let syncer = match &mut syncer {
@@ -151,6 +170,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 user,
                 engine: new_engine(&gitops, &wanted),
                 notices: Notices::default(),
+                suspended: None,
             }),
         };
         let commands = match commands(&gitops, agent, &project.id).await {
@@ -161,6 +181,29 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 continue;
             }
         };
+        let fence = WorkerFence { gitops: &gitops, project: &project, number: wanted.number };
+        let input = sync_input(agent, &project, &wanted, &commands, &progress);
+        if let Some(wish) = &commands.recover {
+            let engine = &mut syncer.engine;
+            if recovery::recover(&gitops, agent, &project, engine, &input, wish, &fence).await {
+                progress.note_command();
+            } else {
+                schedule.note_failure(Instant::now(), false);
+            }
+            continue;
+        }
+        if syncer.suspended != Some(commands.suspended) {
+            match syncer.engine.note_suspension(&input, commands.suspended, &fence).await {
+                Ok(()) => syncer.suspended = Some(commands.suspended),
+                Err(error) => {
+                    tracing::warn!(
+                        project = project.id,
+                        error,
+                        "the suspension of a project is not recorded"
+                    );
+                }
+            }
+        }
         if commands.suspended || wanted.settings().suspend {
             let why = match commands.suspended {
                 true => "kas gitops suspend has suspended the project",
@@ -183,19 +226,22 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         if action != Action::Wait {
             let heal = action == Action::Write;
             let began = Instant::now();
-            let outcome = sync(&gitops, agent, &project, &wanted, syncer, (&commands, heal, is_new)).await;
+            let input = SyncInput { heal, ..input };
+            let outcome = sync(&gitops, agent, &project, &wanted, syncer, &input, &commands, is_new).await;
             gitops.watch_kinds(syncer.engine.objects().iter().map(|(_, kind)| kind));
             progress.note_outcome(&outcome);
             if project.wanted().is_some() {
                 gitops.metrics.record(&project.id, &outcome, began.elapsed());
             }
             let reverted = outcome.reverted > 0;
-            match outcome.stopped.is_some() || outcome.state == ProjectState::Failed {
+            match outcome.stopped.is_some()
+                || [ProjectState::Failed, ProjectState::InventoryLost].contains(&outcome.state)
+            {
                 true => schedule.note_failure(Instant::now(), reverted),
                 false => schedule.note_success(Instant::now(), reverted),
             }
+            schedule.note_waiting(Instant::now(), !outcome.waiting.is_empty());
             if wanted.prunes && outcome.state == ProjectState::Synced {
-                let fence = WorkerFence { gitops: &gitops, project: &project, number: wanted.number };
                 if let Err(error) = end_prune(&gitops, agent, &fence, &outcome).await {
                     tracing::warn!(project = project.id, error, "the inventory of a pruned project stays");
                     progress.note_command();
@@ -203,8 +249,8 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 }
                 continue;
             }
-            if let Some(approved) = commands.approved.filter(|_| outcome.state == ProjectState::Synced) {
-                // An approval is for one deletion. Another one may have arrived meanwhile.
+            if let Some(approved) = commands.approved.filter(|code| is_over(code, &outcome)) {
+                // An approval is for once. Another one may have arrived meanwhile.
                 let clear = |commands: &mut BTreeMap<&'static str, String>| {
                     commands
                         .get_mut(APPROVED)
@@ -226,6 +272,37 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
     }
 }
 
+/// Returns whether the deletions with a code were approved and recorded, or do not wait any more.
+fn is_over(approved: &str, outcome: &Outcome) -> bool {
+    use ProjectState::{Failed, InventoryLost};
+
+    let is_planned = outcome.stopped.is_none() && ![Failed, InventoryLost].contains(&outcome.state);
+    is_planned && outcome.held.as_ref().is_none_or(|held| held.code != approved)
+}
+
+/// Returns the input of the next pass.
+fn sync_input(
+    agent: AgentId,
+    project: &Project,
+    wanted: &Wanted,
+    commands: &Commands,
+    progress: &Progress,
+) -> SyncInput {
+    SyncInput {
+        agent,
+        project: project.id.clone(),
+        settings: wanted.settings().clone(),
+        commit: wanted.head.commit.id.clone(),
+        files: Arc::clone(&wanted.files),
+        approved: commands.approved.clone(),
+        heal: true,
+        gitlab_project: wanted.head.gitlab_project,
+        waiting: progress.waiting.clone(),
+        earlier: progress.earlier,
+        now: now_millis(),
+    }
+}
+
 fn new_engine(gitops: &Gitops, wanted: &Wanted) -> Engine<KubeCluster> {
     Engine::new(
         project_cluster(gitops, wanted),
@@ -242,14 +319,18 @@ pub(super) fn project_cluster(gitops: &Gitops, wanted: &Wanted) -> KubeCluster {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "they are the parts of a worker")]
 async fn sync(
     gitops: &Gitops,
     agent: AgentId,
     project: &Project,
     wanted: &Wanted,
     Syncer { engine, notices, .. }: &mut Syncer,
-    (commands, heal, is_new): (&Commands, bool, bool),
+    input: &SyncInput,
+    commands: &Commands,
+    is_new: bool,
 ) -> Outcome {
+    let heal = input.heal;
     let commit = &wanted.head.commit.id;
     if is_new {
         publish(gitops, agent, project, |status| {
@@ -262,20 +343,12 @@ async fn sync(
             if heal {
                 // Until it is complete, no process may take it for applied.
                 status.revision.clear();
+                status.working = Some(wanted.head.commit.clone());
             }
             status.settings = Some(Box::new(wanted.settings().clone()));
         })
         .await;
     }
-    let input = SyncInput {
-        agent,
-        project: project.id.clone(),
-        settings: wanted.settings().clone(),
-        files: Arc::clone(&wanted.files),
-        approved: commands.approved.clone(),
-        heal,
-        gitlab_project: wanted.head.gitlab_project,
-    };
     let fence = WorkerFence { gitops, project, number: wanted.number };
     let (noted, drifted) = (&*notices, Mutex::new(Vec::new()));
     let events = |event: SyncEvent| {
@@ -294,7 +367,7 @@ async fn sync(
     let origin = SyncOrigin { project: project.id.clone(), commit: commit.clone() };
     let user_agent = origin.user_agent(env!("CARGO_PKG_VERSION"));
     engine.set_cluster(project_cluster(gitops, wanted).with_user_agent(&user_agent));
-    let mut outcome = engine.sync(&input, &fence, &events).await;
+    let mut outcome = engine.sync(input, &fence, &events).await;
     if let Some(held) = outcome.held.as_ref().filter(|_| wanted.prunes) {
         outcome.message = format!(
             "the project left the configuration, and {} of its objects would be deleted: approve it with kas gitops approve",
@@ -349,11 +422,18 @@ async fn end_prune(
     // A new listing of the project, or a command about it, changes the inventory.
     fence.check().map_err(|stopped| stopped.to_string())?;
     let text = |key: &str| found["metadata"][key].as_str();
+    let own = gitops.leader.own_cluster();
     if let Some(uid) = text("uid") {
         let (kind, id) = inventory(gitops, agent, &project.id);
         let version = text("resourceVersion");
-        let deleting =
-            gitops.leader.own_cluster().delete(&kind, &id, uid, version, PropagationPolicy::Background);
+        let deleting = own.delete(&kind, &id, uid, version, PropagationPolicy::Background);
+        gitops.leader.while_leading(deleting).await.map_err(|error| error.to_string())?;
+    }
+    // Alone, the record is one of a project without objects.
+    let (kind, id) = ApplySet::new(agent, &project.id, gitops.leader.namespace()).record_id();
+    let record = own.get(&kind, &id).await.map_err(|error| error.to_string())?;
+    if let Some(uid) = record.as_ref().and_then(|record| record["metadata"]["uid"].as_str()) {
+        let deleting = own.delete(&kind, &id, uid, None, PropagationPolicy::Background);
         gitops.leader.while_leading(deleting).await.map_err(|error| error.to_string())?;
     }
     tracing::info!(project = project.id, deleted = outcome.objects.pruned, "project pruned");
@@ -417,7 +497,7 @@ async fn watch_health(
 }
 
 /// Changes the status, and writes it if that changed anything.
-async fn publish(
+pub(super) async fn publish(
     gitops: &Gitops,
     agent: AgentId,
     project: &Project,
@@ -463,8 +543,9 @@ pub(super) async fn change_commands(
     let fields = |current: &Value| {
         let annotation =
             |key: &str| current["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
-        let mut commands =
-            BTreeMap::from([SUSPENDED, APPROVED, REQUESTED, PRUNE].map(|key| (key, annotation(key))));
+        let mut commands = BTreeMap::from(
+            [SUSPENDED, APPROVED, RECOVER, REQUESTED, PRUNE].map(|key| (key, annotation(key))),
+        );
         change(&mut commands);
         json!({"metadata": {"annotations": commands}})
     };

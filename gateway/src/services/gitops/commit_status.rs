@@ -232,7 +232,9 @@ fn status_of(event: &SyncEvent) -> Option<CommitStatus> {
         (EventKind::Finished, ProjectState::Synced | ProjectState::Degraded | ProjectState::OutOfSync) => {
             CommitState::Success
         }
-        (EventKind::Finished, ProjectState::Failed | ProjectState::Held) => CommitState::Failed,
+        (EventKind::Finished, ProjectState::Failed | ProjectState::Held | ProjectState::InventoryLost) => {
+            CommitState::Failed
+        }
         _ => return None,
     };
     let description = match &event.error {

@@ -1,0 +1,408 @@
+//! Reads and writes the inventory: the parent of the ApplySet, and the record of the members.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::gitops::{ObjectId, RecoveryPlan};
+use serde_json::json;
+
+use super::{ATTEMPTS, CONCURRENCY, Engine, Failure, SyncContext, SyncInput, cannot_write, members::id_of};
+use crate::{
+    ApplyOptions, Cluster, Fence, GroupKind, Kind, Manifest,
+    applyset::{ApplySet, PART_OF},
+    deletion_plan::code,
+    inventory::{GENERATION, HeldPlan, Inventory, InventoryState, MANAGER, ParentState},
+    ownership::{self, Owner},
+    retry::{CallError, with_retry},
+};
+
+/// The most objects that a plan of a recovery names.
+const MAX_SHOWN: usize = 20;
+
+/// The inventory of a project, as it was read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StoredInventory {
+    /// What the parent says.
+    pub(super) set: ApplySet,
+    /// The record.
+    pub(super) inventory: Inventory,
+    /// A commit was complete before, or the members when an older agentk was here are known.
+    pub(super) is_recorded: bool,
+    /// The parent exists.
+    pub(super) exists: bool,
+    /// The generation that the parent has.
+    generation: u64,
+    /// The record as it is in the cluster, with its version.
+    written: Option<(Inventory, String)>,
+}
+
+impl StoredInventory {
+    /// Returns whether the plan of deletions is not the one that was written.
+    pub(super) fn has_new_plan(&self) -> bool {
+        let Inventory { held, approved, .. } = &self.inventory;
+        match &self.written {
+            Some((written, _)) => (&written.held, &written.approved) != (held, approved),
+            None => held.is_some() || !approved.is_empty(),
+        }
+    }
+}
+
+/// The result of [`Engine::recover`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// The inventory that would be written.
+    Planned(RecoveryPlan),
+    /// It was written. `suspended` says whether a command had suspended the project, if that is known.
+    Done {
+        /// Whether the project was suspended.
+        suspended: Option<bool>,
+    },
+}
+
+/// The objects that a scan of the cluster has found.
+#[derive(Debug, Default)]
+struct Scan {
+    members: BTreeMap<String, ObjectId>,
+    /// The kinds that cannot be listed, with the reasons.
+    unknown: Vec<String>,
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Reads the inventory.
+    pub(super) async fn load(
+        &mut self,
+        sync: &SyncContext<'_>,
+        manifests: &[Manifest],
+    ) -> Result<StoredInventory, Failure> {
+        let (mut stored, state) = self.read_inventory(sync.input, sync.fence).await?;
+        match state {
+            InventoryState::Known(_) => stored.is_recorded = true,
+            InventoryState::Unrecorded => {}
+            InventoryState::Lost(reason) => return Err(Failure::InventoryLost(reason)),
+            InventoryState::Absent => {
+                if self.has_objects(sync, manifests).await? {
+                    return Err(Failure::InventoryLost(
+                        "the cluster has objects of the project, and its inventory is gone",
+                    ));
+                }
+            }
+        }
+        self.generation = Some(stored.inventory.generation).filter(|generation| *generation > 0);
+        Ok(stored)
+    }
+
+    /// Reads the parent and the record, and compares them.
+    async fn read_inventory(
+        &self,
+        input: &SyncInput,
+        fence: &dyn Fence,
+    ) -> Result<(StoredInventory, InventoryState), Failure> {
+        let mut set = ApplySet::new(input.agent, &input.project, &self.namespace);
+        let ((kind, parent_id), (_, record_id)) = (set.parent_id(), set.record_id());
+        let cannot_read = |error| Failure::of_project("the inventory cannot be read", error);
+        let parent = with_retry(fence, || self.own.get(&kind, &parent_id)).await.map_err(cannot_read)?;
+        let record = with_retry(fence, || self.own.get(&kind, &record_id)).await.map_err(cannot_read)?;
+        if let Some(parent) = &parent {
+            set.read(parent).map_err(|error| Failure::Project(error.to_string()))?;
+        }
+        let parent = parent.map(|parent| ParentState::new(&parent, &set));
+        let decoded = record.as_ref().map(Inventory::from_object);
+        let state = InventoryState::new(parent.as_ref(), decoded.clone(), self.generation);
+        let version = |object: &serde_json::Value| {
+            object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned()
+        };
+        let written =
+            record.zip(decoded).map(|(object, decoded)| (decoded.unwrap_or_default(), version(&object)));
+        let inventory = match &state {
+            InventoryState::Known(inventory) => (**inventory).clone(),
+            _ => Inventory {
+                parent: parent.as_ref().map(|parent| parent.uid.clone()).unwrap_or_default(),
+                ..Inventory::default()
+            },
+        };
+        // Kinds and namespaces of members that somebody has removed from the parent are looked at all the same.
+        set.add_all(inventory.members.values());
+        let (exists, generation) = (parent.is_some(), parent.map_or(0, |parent| parent.generation));
+        let stored = StoredInventory { set, inventory, is_recorded: false, exists, generation, written };
+        Ok((stored, state))
+    }
+
+    /// Returns whether the cluster has objects that agentk has applied with the label of the project, of the kinds that Git has. Without
+    /// manifests, all kinds are looked at.
+    async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, Failure> {
+        let kinds = match manifests.is_empty() {
+            true => self.listable_kinds(sync.fence).await?,
+            false => {
+                let mut kinds = Vec::new();
+                for kind in manifests.iter().map(Manifest::group_kind).collect::<BTreeSet<_>>() {
+                    kinds.extend(self.resolve(&kind, None, sync.fence).await?.found());
+                }
+                kinds
+            }
+        };
+        let namespaces: BTreeSet<&str> = manifests
+            .iter()
+            .map(|manifest| &*manifest.id.namespace)
+            .filter(|name| !name.is_empty())
+            .collect();
+        Ok(!self.scan(kinds, &namespaces, &Inventory::default(), sync).await?.members.is_empty())
+    }
+
+    /// Looks for the objects of the project by their label.
+    async fn scan(
+        &self,
+        kinds: Vec<Kind>,
+        namespaces: &BTreeSet<&str>,
+        inventory: &Inventory,
+        sync: &SyncContext<'_>,
+    ) -> Result<Scan, Failure> {
+        use futures_util::{StreamExt as _, stream};
+
+        let selector = format!("{PART_OF}={}", sync.set);
+        let list = async |kind: Kind| {
+            let all = with_retry(sync.fence, || self.cluster.list(&kind, "", &selector, true)).await;
+            let mut listed = match all {
+                Err(CallError::Api(error))
+                    if error.status == 403 && kind.namespaced && !namespaces.is_empty() =>
+                {
+                    Ok(Vec::new())
+                }
+                listed => return (kind, listed),
+            };
+            for namespace in namespaces {
+                let some =
+                    with_retry(sync.fence, || self.cluster.list(&kind, namespace, &selector, true)).await;
+                listed = match (listed, some) {
+                    (Ok(mut all), Ok(some)) => {
+                        all.extend(some);
+                        Ok(all)
+                    }
+                    (Err(error), _) | (_, Err(error)) => Err(error),
+                };
+            }
+            (kind, listed)
+        };
+        let lists: Vec<_> = kinds.into_iter().map(list).collect();
+        let mut lists = stream::iter(lists).buffered(CONCURRENCY);
+        let mut scan = Scan::default();
+        while let Some((kind, listed)) = lists.next().await {
+            let listed = match listed {
+                Ok(listed) => listed,
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                // The kind has no lists, or has gone.
+                Err(CallError::Api(error)) if matches!(error.status, 404 | 405) => continue,
+                Err(CallError::Api(error)) => {
+                    scan.unknown.push(format!("{}: {error}", kind.kind));
+                    continue;
+                }
+            };
+            for object in listed {
+                let metadata = &object["metadata"];
+                let uid = metadata["uid"].as_str().unwrap_or_default();
+                if ownership::owner(metadata, &sync.set, inventory.has(uid)) == Owner::Project {
+                    scan.members.insert(uid.to_owned(), id_of(&kind.kind, &object));
+                }
+            }
+        }
+        Ok(scan)
+    }
+
+    async fn listable_kinds(&self, fence: &dyn Fence) -> Result<Vec<Kind>, Failure> {
+        let kinds = with_retry(fence, || self.cluster.listable_kinds()).await;
+        kinds
+            .map(|(kinds, _)| kinds)
+            .map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))
+    }
+
+    /// Writes the record, if it has changed, and then its generation.
+    pub(super) async fn store(
+        &mut self,
+        stored: &mut StoredInventory,
+        fence: &dyn Fence,
+    ) -> Result<(), Failure> {
+        let changed = |(written, _): &(Inventory, String)| *written != stored.inventory;
+        if stored.written.as_ref().is_none_or(changed) {
+            if stored.generation < stored.inventory.generation {
+                // A process has ended between the two writes. The record must not be two generations ahead.
+                self.write_generation(stored, fence).await?;
+            }
+            stored.inventory.generation += 1;
+            let (kind, id) = stored.set.record_id();
+            let mut object = stored.inventory.to_object(&stored.set);
+            if let Some((_, version)) = &stored.written {
+                // What another leader has written meanwhile stays.
+                object["metadata"]["resourceVersion"] = version.as_str().into();
+            }
+            let options = ApplyOptions { manager: MANAGER, dry_run: false, force: true };
+            let written = with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await;
+            let written = written.map_err(cannot_write)?.object;
+            let version = written["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+            stored.written = Some((stored.inventory.clone(), version));
+            self.generation = Some(stored.inventory.generation);
+        }
+        match stored.generation < stored.inventory.generation {
+            true => self.write_generation(stored, fence).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Writes the generation of the record to the parent, unless another leader has written a newer one.
+    async fn write_generation(&self, stored: &mut StoredInventory, fence: &dyn Fence) -> Result<(), Failure> {
+        let (kind, id) = stored.set.parent_id();
+        let generation = stored.inventory.generation;
+        for attempt in 1.. {
+            let object = json!({
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {
+                    "name": id.name,
+                    "namespace": id.namespace,
+                    "annotations": {GENERATION: generation.to_string()},
+                    "resourceVersion": stored.set.version,
+                    "uid": stored.inventory.parent,
+                },
+            });
+            let options = ApplyOptions { manager: MANAGER, dry_run: false, force: true };
+            match with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await {
+                Ok(written) => {
+                    let version = written.object["metadata"]["resourceVersion"].as_str();
+                    stored.set.version = version.map(str::to_owned);
+                    break;
+                }
+                // The status may have been written since the beginning.
+                Err(CallError::Api(error)) if error.is_stale() && attempt < ATTEMPTS => {
+                    let parent = self.read_parent(&mut stored.set, fence).await?;
+                    let newer = parent.is_some_and(|parent| parent.generation > generation);
+                    if newer {
+                        return Err(Failure::Project("another process has written the inventory".to_owned()));
+                    }
+                }
+                Err(error) => return Err(cannot_write(error)),
+            }
+        }
+        stored.generation = generation;
+        Ok(())
+    }
+
+    /// Notes whether a command has suspended the project, so that this survives the loss of the parent.
+    ///
+    /// # Errors
+    ///
+    /// The inventory cannot be read or written. The error is a sentence.
+    pub async fn note_suspension(
+        &mut self,
+        input: &SyncInput,
+        suspended: bool,
+        fence: &dyn Fence,
+    ) -> Result<(), String> {
+        let noted = async {
+            let (mut stored, state) = self.read_inventory(input, fence).await?;
+            let InventoryState::Known(inventory) = state else { return Ok(()) };
+            stored.inventory = Inventory { suspended, ..*inventory };
+            self.store(&mut stored, fence).await
+        };
+        noted.await.map_err(|failure| failure.to_string())
+    }
+
+    /// Makes an inventory that was lost anew, from the labels of objects in the cluster. Without the code of exactly this inventory it
+    /// writes nothing. The objects that are not in Git then wait for an approval.
+    ///
+    /// # Errors
+    ///
+    /// The cluster cannot be read, or the inventory cannot be written. The error is a sentence.
+    pub async fn recover(
+        &mut self,
+        input: &SyncInput,
+        approved: Option<&str>,
+        fence: &dyn Fence,
+    ) -> Result<Recovery, String> {
+        self.try_recover(input, approved, fence).await.map_err(|failure| failure.to_string())
+    }
+
+    async fn try_recover(
+        &mut self,
+        input: &SyncInput,
+        approved: Option<&str>,
+        fence: &dyn Fence,
+    ) -> Result<Recovery, Failure> {
+        let manifests = self.read_manifests(input, fence).await?;
+        let (mut stored, _) = self.read_inventory(input, fence).await?;
+        let old = stored.written.as_ref().map(|(old, _)| old.clone()).filter(|old| old.generation > 0);
+        let sync = SyncContext { input, fence, set: stored.set.id() };
+        let kinds = self.listable_kinds(fence).await?;
+        let namespaces: BTreeSet<&str> = manifests
+            .iter()
+            .map(|manifest| &manifest.id)
+            .chain(old.iter().flat_map(|old| old.members.values()))
+            .map(|id| &*id.namespace)
+            .filter(|namespace| !namespace.is_empty())
+            .collect();
+        let recorded = old.clone().unwrap_or_default();
+        let Scan { mut members, unknown } = self.scan(kinds, &namespaces, &recorded, &sync).await?;
+        for (uid, id) in &recorded.members {
+            if !members.contains_key(uid) && self.is_still_there(uid, id, &sync).await? {
+                members.insert(uid.clone(), id.clone());
+            }
+        }
+        let in_git: BTreeSet<&ObjectId> = manifests.iter().map(|manifest| &manifest.id).collect();
+        let left: BTreeMap<String, ObjectId> = members
+            .iter()
+            .filter(|(_, id)| !in_git.contains(id))
+            .map(|(uid, id)| (uid.clone(), id.clone()))
+            .collect();
+        let code = code(0, members.iter().map(|(uid, id)| (id, &**uid)));
+        let count = |objects: &BTreeMap<String, ObjectId>| u32::try_from(objects.len()).unwrap_or(u32::MAX);
+        if approved != Some(&*code) {
+            let (count, objects) = (count(&members), left.values().take(MAX_SHOWN).cloned().collect());
+            let left = u32::try_from(left.len()).unwrap_or(u32::MAX);
+            return Ok(Recovery::Planned(RecoveryPlan { code, count, left, objects, unknown }));
+        }
+
+        stored.set.add_all(members.values());
+        let parent = self.write_parent(&mut stored.set, fence).await?;
+        let suspended = old.as_ref().map(|old| old.suspended);
+        let before = recorded.generation.max(stored.generation).max(self.generation.unwrap_or(0));
+        let mut held = recorded.held.unwrap_or_else(|| HeldPlan {
+            reason:
+                "the inventory was lost: approve what left Git with kas gitops approve, or restore the files"
+                    .to_owned(),
+            commit: input.commit.clone(),
+            since: input.now,
+            ..HeldPlan::default()
+        });
+        held.others.extend(std::mem::take(&mut held.objects).into_keys());
+        held.others.extend(left.into_keys());
+        stored.inventory = Inventory {
+            parent,
+            generation: before,
+            members,
+            held: (!held.others.is_empty()).then_some(held),
+            deletions: recorded.deletions,
+            // What is not known is the safer one.
+            suspended: suspended.unwrap_or(true),
+            ..Inventory::default()
+        };
+        stored.generation = before;
+        self.store(&mut stored, fence).await?;
+        Ok(Recovery::Done { suspended })
+    }
+
+    /// Returns whether an object without the label of the project is still the one that was recorded.
+    async fn is_still_there(
+        &self,
+        uid: &str,
+        id: &ObjectId,
+        sync: &SyncContext<'_>,
+    ) -> Result<bool, Failure> {
+        let Some(kind) = self.resolve(&GroupKind::of(id), None, sync.fence).await?.found() else {
+            return Ok(false);
+        };
+        match with_retry(sync.fence, || self.cluster.get(&kind, id)).await {
+            Ok(found) => Ok(found.is_some_and(|found| {
+                let metadata = &found["metadata"];
+                metadata["uid"] == *uid && ownership::owner(metadata, &sync.set, true) == Owner::Project
+            })),
+            Err(CallError::Api(_)) => Ok(false),
+            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+        }
+    }
+}

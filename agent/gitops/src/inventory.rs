@@ -1,0 +1,316 @@
+//! What agentk remembers of a project: its members, the plan of deletions that is held, and the deletions of the last hour.
+//!
+//! It is a ConfigMap beside the parent of the ApplySet, because the parent has a status that is read often. The two name each other, so
+//! that the loss of one of them is no project without objects.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read as _,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use proto::gitops::ObjectId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::applyset::{ApplySet, PROJECT};
+
+/// The annotation of the parent with the generation of the record.
+pub const GENERATION: &str = "agentk/generation";
+/// The field manager of the record and of its generation. An older agentk, which does not know them, leaves them alone.
+pub(crate) const MANAGER: &str = "agentk-inventory";
+/// The key of the record in its ConfigMap.
+const KEY: &str = "inventory.json.gz";
+/// The largest record, in bytes. One of 20,000 objects has less than 4 MiB.
+const MAX_BYTES: u64 = 32 << 20;
+
+/// The record of a project.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inventory {
+    /// The UID of the parent. A copy of the parent has another one.
+    pub parent: String,
+    /// The number of times that the record was written.
+    pub generation: u64,
+    /// The objects by their UIDs.
+    pub members: BTreeMap<String, ObjectId>,
+    /// The UIDs of members that were applied since a commit was complete for the last time.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub added: BTreeSet<String>,
+    /// The plan that waits for an approval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<HeldPlan>,
+    /// The UIDs of objects whose deletion was approved, and that are still there.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub approved: BTreeSet<String>,
+    /// The deletions without an approval of the last hour.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deletions: Vec<Deletions>,
+    /// A command has suspended the project.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
+}
+
+/// Deletions that wait for an approval.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPlan {
+    /// The code that approves it.
+    pub code: String,
+    /// The reason in one sentence.
+    pub reason: String,
+    /// The commit that would have deleted first.
+    pub commit: String,
+    /// The time since when it is held, in milliseconds since 1970.
+    pub since: u64,
+    /// The UIDs of the objects that the code approves, with what their deletions take with them.
+    pub objects: BTreeMap<String, String>,
+    /// The UIDs of objects that were in the plan, and that cannot be deleted now for another reason, too.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub others: BTreeSet<String>,
+}
+
+/// Deletions that were begun at the same time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deletions {
+    /// The time in milliseconds since 1970.
+    pub at: u64,
+    /// The UIDs of the objects.
+    pub uids: BTreeSet<String>,
+}
+
+/// The parent, as far as it says something about the record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ParentState {
+    /// The UID.
+    pub uid: String,
+    /// The generation of the record that belongs to it, or 0 before the first one.
+    pub generation: u64,
+    /// A sync has begun with it.
+    pub is_used: bool,
+}
+
+/// The result of a look at the parent and the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InventoryState {
+    /// Both are there and belong together.
+    Known(Box<Inventory>),
+    /// No commit was complete yet, or an older agentk has synced the project.
+    Unrecorded,
+    /// There is no trace of a sync. Objects of the project in the cluster prove that the inventory was lost.
+    Absent,
+    /// The inventory was lost. The text is the reason.
+    Lost(&'static str),
+}
+
+impl Inventory {
+    /// Returns whether a UID is that of a member.
+    pub fn has(&self, uid: &str) -> bool {
+        self.members.contains_key(uid)
+    }
+
+    /// Returns the members when a commit was complete for the last time.
+    pub fn complete_members(&self) -> impl Iterator<Item = &String> {
+        self.members.keys().filter(|uid| !self.added.contains(*uid))
+    }
+
+    /// Returns the ConfigMap of the record for a server-side apply.
+    pub(crate) fn to_object(&self, set: &ApplySet) -> Value {
+        let (_, id) = set.record_id();
+        let text = serde_json::to_vec(self).expect("it has keys that are text");
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        std::io::Write::write_all(&mut encoder, &text).expect("a vector accepts all bytes");
+        let compressed = encoder.finish().expect("a vector accepts all bytes");
+        json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": id.name,
+                "namespace": id.namespace,
+                "labels": {"app.kubernetes.io/component": "gitops-members"},
+                "annotations": {PROJECT: set.project},
+            },
+            "binaryData": {KEY: STANDARD.encode(compressed)},
+        })
+    }
+
+    /// Reads the ConfigMap of the record. Whoever may write ConfigMaps in the namespace of agentk can change it.
+    ///
+    /// # Errors
+    ///
+    /// It has no record, or one that is broken or too large.
+    pub(crate) fn from_object(object: &Value) -> Result<Self, String> {
+        let text = object["binaryData"][KEY].as_str().ok_or("it has no record")?;
+        let compressed = STANDARD.decode(text).map_err(|error| error.to_string())?;
+        let mut decoded = Vec::new();
+        let mut decoder = GzDecoder::new(&*compressed).take(MAX_BYTES + 1);
+        decoder.read_to_end(&mut decoded).map_err(|error| error.to_string())?;
+        if decoded.len() as u64 > MAX_BYTES {
+            return Err(format!("the record has over {MAX_BYTES} bytes"));
+        }
+        serde_json::from_slice(&decoded).map_err(|error| error.to_string())
+    }
+}
+
+impl ParentState {
+    /// Reads a parent. `set` is what it says about its members.
+    pub(crate) fn new(parent: &Value, set: &ApplySet) -> Self {
+        let generation = parent["metadata"]["annotations"][GENERATION].as_str().unwrap_or_default();
+        Self {
+            uid: parent["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
+            generation: generation.parse().unwrap_or(0),
+            is_used: !set.kinds.is_empty(),
+        }
+    }
+}
+
+impl InventoryState {
+    /// Looks at the parent and at the record, if they exist. `known` is the newest generation that this process has seen.
+    ///
+    /// A record is written before its generation is: a process that ends between the two leaves a record that is newer by one.
+    pub(crate) fn new(
+        parent: Option<&ParentState>,
+        record: Option<Result<Inventory, String>>,
+        known: Option<u64>,
+    ) -> Self {
+        let before = known.unwrap_or(0).max(parent.map_or(0, |parent| parent.generation));
+        match (parent, record) {
+            (_, Some(Err(_))) => Self::Lost("its record cannot be read"),
+            // The project was pruned completely.
+            (None, Some(Ok(record))) if record.members.is_empty() && known.is_none() => Self::Absent,
+            (None, Some(Ok(_))) => Self::Lost("the inventory was deleted"),
+            (None, None) if known.is_some() => Self::Lost("the inventory was deleted"),
+            (None, None) => Self::Absent,
+            (Some(_), None) if before > 0 => Self::Lost("the record of its members was deleted"),
+            (Some(parent), None) if parent.is_used => Self::Unrecorded,
+            (Some(_), None) => Self::Absent,
+            (Some(parent), Some(Ok(record))) => {
+                if record.parent != parent.uid {
+                    return match record.members.is_empty() && known.is_none() {
+                        true => Self::Absent,
+                        false => Self::Lost(
+                            "the inventory was deleted and created again, or copied from another cluster or a backup",
+                        ),
+                    };
+                }
+                if record.generation < before {
+                    return Self::Lost("the record of its members is older than the last sync");
+                }
+                if parent.generation + 1 < record.generation {
+                    return Self::Lost("the inventory is older than the record of its members");
+                }
+                Self::Known(Box::new(record))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::AgentId;
+
+    use super::*;
+
+    fn record(generation: u64) -> Inventory {
+        let id = ObjectId { kind: "ConfigMap".to_owned(), name: "a".to_owned(), ..ObjectId::default() };
+        let members = BTreeMap::from([("u-1".to_owned(), id)]);
+        Inventory { parent: "p".to_owned(), generation, members, ..Inventory::default() }
+    }
+
+    fn parent(generation: u64) -> ParentState {
+        ParentState { uid: "p".to_owned(), generation, is_used: true }
+    }
+
+    #[test]
+    fn record_survives_its_config_map() {
+        let set = ApplySet::new(AgentId(7), "group/app", "agentk");
+        let object = record(3).to_object(&set);
+        assert_eq!(object["metadata"]["name"], format!("{}-members", set.name));
+        assert_eq!(Inventory::from_object(&object).unwrap(), record(3));
+        for broken in [json!({}), json!({"binaryData": {KEY: "?"}}), json!({"binaryData": {KEY: "aGVsbG8="}})]
+        {
+            assert!(Inventory::from_object(&broken).is_err());
+        }
+    }
+
+    #[test]
+    fn record_that_grows_without_end_is_refused() {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        std::io::copy(&mut std::io::repeat(b' ').take(MAX_BYTES + 1), &mut encoder).unwrap();
+        let object = json!({"binaryData": {KEY: STANDARD.encode(encoder.finish().unwrap())}});
+        assert!(Inventory::from_object(&object).unwrap_err().contains("has over"));
+    }
+
+    #[test]
+    fn twenty_thousand_members_fit_into_a_config_map() {
+        let members = (0..20_000_u64).map(|n| {
+            let random = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let uid = format!(
+                "{:08x}-{:04x}-4{:03x}-a{:03x}-{:012x}",
+                random >> 32,
+                n,
+                n % 7,
+                n % 9,
+                random & 0xffff_ffff_ffff
+            );
+            let name = format!("settings-of-the-service-{n}");
+            (
+                uid,
+                ObjectId {
+                    kind: "ConfigMap".to_owned(),
+                    namespace: "shop".to_owned(),
+                    name,
+                    ..ObjectId::default()
+                },
+            )
+        });
+        let inventory = Inventory { members: members.collect(), ..Inventory::default() };
+        let set = ApplySet::new(AgentId(7), "group/app", "agentk");
+        let size = inventory.to_object(&set)["binaryData"][KEY].as_str().unwrap().len() / 4 * 3;
+        assert!(size < 1 << 20, "{size} bytes");
+    }
+
+    #[test]
+    fn missing_inventory_is_not_an_empty_one() {
+        let state = |parent: Option<ParentState>, record: Option<Inventory>, known| match InventoryState::new(
+            parent.as_ref(),
+            record.map(Ok),
+            known,
+        ) {
+            InventoryState::Known(_) => "known",
+            InventoryState::Unrecorded => "unrecorded",
+            InventoryState::Absent => "absent",
+            InventoryState::Lost(_) => "lost",
+        };
+        assert_eq!(state(None, None, None), "absent", "a new project");
+        assert_eq!(state(Some(ParentState { is_used: false, ..parent(0) }), None, None), "absent");
+        assert_eq!(state(Some(parent(0)), None, None), "unrecorded", "its first sync was interrupted");
+        assert_eq!(state(Some(parent(3)), Some(record(3)), None), "known");
+        assert_eq!(
+            state(Some(parent(3)), Some(record(4)), Some(3)),
+            "known",
+            "interrupted between two writes"
+        );
+        assert_eq!(state(Some(parent(0)), Some(record(1)), None), "known");
+
+        assert_eq!(state(None, Some(record(3)), None), "lost");
+        assert_eq!(state(None, None, Some(3)), "lost");
+        assert_eq!(state(Some(parent(3)), None, None), "lost");
+        assert_eq!(state(Some(parent(0)), None, Some(3)), "lost");
+        assert_eq!(state(Some(parent(3)), Some(record(2)), None), "lost", "the record is older");
+        assert_eq!(
+            state(Some(parent(3)), Some(record(3)), Some(4)),
+            "lost",
+            "both are older than this process"
+        );
+        assert_eq!(state(Some(parent(3)), Some(record(5)), None), "lost", "the parent is older");
+        let copy = ParentState { uid: "q".to_owned(), ..parent(3) };
+        assert_eq!(state(Some(copy.clone()), Some(record(3)), None), "lost");
+        let broken = InventoryState::new(Some(&parent(3)), Some(Err(String::new())), None);
+        assert!(matches!(broken, InventoryState::Lost(_)));
+
+        let pruned = Inventory { members: BTreeMap::new(), ..record(3) };
+        assert_eq!(state(None, Some(pruned.clone()), None), "absent", "the project was pruned before");
+        assert_eq!(state(Some(copy), Some(pruned), None), "absent");
+    }
+}
