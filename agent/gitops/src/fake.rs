@@ -182,6 +182,11 @@ impl FakeCluster {
         self.world.lock().objects.clone()
     }
 
+    /// Replaces all objects by those of another moment, as a restored etcd would.
+    pub(crate) fn restore(&self, objects: Objects) {
+        self.world.lock().objects = objects;
+    }
+
     /// Returns the inventory.
     pub(crate) fn parent(&self) -> Value {
         let world = self.world.lock();

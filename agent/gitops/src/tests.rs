@@ -1,5 +1,6 @@
 //! Whole syncs against a cluster in memory.
 
+mod deletions;
 mod diff;
 mod gitlab;
 
