@@ -1,9 +1,9 @@
 //! The command `kas gitops`: the state of manifests from Git, and commands about them.
 
 mod diff;
+mod text;
 
 use std::{
-    fmt::Write as _,
     process::ExitCode,
     time::{Duration, SystemTime},
 };
@@ -12,19 +12,16 @@ use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::gitops::{
-    CommitInfo, HeldDeletions, ObjectCounts, PROJECTS_PATH, ProjectState, ProjectStatus, SyncRecord,
-};
+use proto::gitops::{PROJECTS_PATH, ProjectState, ProjectStatus};
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::time::sleep;
 
-use self::diff::DiffOptions;
-use crate::{
-    CliError,
-    caller::CallerOptions,
-    print,
-    table::{Table, age, printable},
+use self::{
+    diff::DiffOptions,
+    text::{describe, table},
 };
+use crate::{CliError, caller::CallerOptions, print, table::printable};
 
 /// The time between two looks at a status.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
@@ -45,7 +42,7 @@ pub struct GitopsCommand {
 enum Action {
     /// List the projects of an agent
     List(ListOptions),
-    /// Show one project: its state, its errors and its last syncs
+    /// Show one project: its state, what it waits for, its errors and its last syncs
     Show(ShowOptions),
     /// Show what a sync would change, without a change
     Diff(DiffOptions),
@@ -174,7 +171,7 @@ impl Action {
                 view.run(|| project.send(Method::GET, ""), text).await
             }
             Self::Prune(project) => project.prune().await,
-            Self::Sync(project) => project.command("sync", "will be synced now").await,
+            Self::Sync(project) => project.sync().await,
             Self::Suspend(project) => project.command("suspend", "is suspended").await,
             Self::Resume(project) => project.command("resume", "is synced again").await,
             Self::Approve(ApproveOptions { project, code }) => {
@@ -205,8 +202,8 @@ impl ViewOptions {
         }
         loop {
             print(&text(&body)?)?;
-            let shown = body.clone();
-            while body == shown {
+            let shown = without_look(&body);
+            while without_look(&body) == shown {
                 sleep(WATCH_PERIOD).await;
                 body = get().await?;
             }
@@ -249,13 +246,34 @@ impl ProjectOptions {
             let Some(found) = found else {
                 return Ok(format!("{} had no objects and is gone\n", printable(&self.project)));
             };
-            let is_decided = matches!(found.state, ProjectState::Held | ProjectState::Failed);
+            let is_decided = matches!(
+                found.state,
+                ProjectState::Held | ProjectState::Failed | ProjectState::InventoryLost
+            );
             status = Some(found);
             if is_decided {
                 break;
             }
         }
         Ok(status.map(|status| describe(&status, &self.agent.agent, SystemTime::now())).unwrap_or_default())
+    }
+
+    async fn status(&self) -> Result<ProjectStatus, CliError> {
+        parse(&self.send(Method::GET, "").await?)
+    }
+
+    /// Asks for a sync, and returns what it does in the state of the project.
+    async fn sync(&self) -> Result<String, CliError> {
+        self.send(Method::POST, "/sync").await?;
+        let effect = match self.status().await?.state {
+            ProjectState::Suspended => "stays as it is, because it is suspended: kas gitops resume",
+            ProjectState::Orphaned => "stays as it is, because it left the configuration",
+            ProjectState::InventoryLost => {
+                "stays as it is, because its inventory is lost: kas gitops recover"
+            }
+            _ => "is compared with Git now",
+        };
+        Ok(format!("{} {effect}\n", printable(&self.project)))
     }
 
     async fn command(&self, command: &str, done: &str) -> Result<String, CliError> {
@@ -269,184 +287,34 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, CliError> {
         .map_err(|error| CliError::unavailable(format!("the response of the agent is invalid: {error}")))
 }
 
+/// Returns a response without the times of the last looks at the cluster, which change nothing else.
+fn without_look(body: &[u8]) -> Value {
+    let mut value = serde_json::from_slice(body).unwrap_or_else(|_| with_newline(body).into());
+    let remove = |status: &mut Value| drop(status.as_object_mut().and_then(|status| status.remove("as_of")));
+    remove(&mut value);
+    value.get_mut("projects").and_then(Value::as_array_mut).into_iter().flatten().for_each(remove);
+    value
+}
+
 fn with_newline(body: &[u8]) -> String {
     format!("{}\n", String::from_utf8_lossy(body).trim_end())
 }
 
-fn table(projects: &[ProjectStatus], now: SystemTime) -> String {
-    if projects.is_empty() {
-        return "The agent has no projects.\n".to_owned();
-    }
-    let mut table = Table::new(&["PROJECT", "STATE", "COMMIT", "OBJECTS", "FAILED", "LAST-SYNC"]);
-    for project in projects {
-        let ObjectCounts { total, failed, degraded, .. } = project.objects;
-        table.row([
-            project.project.clone(),
-            project.state.as_str().to_owned(),
-            project.synced.as_ref().map(short).unwrap_or_default(),
-            total.to_string(),
-            (failed + degraded).to_string(),
-            project.history.first().map(|record| ago(record, now)).unwrap_or_default(),
-        ]);
-    }
-    table.to_string()
-}
-
-/// Describes a project. All texts come from the agent and from Git.
-fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> String {
-    let mut text = String::new();
-    let mut line = |name: &str, value: String| {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{:<12}{}", format!("{name}:"), printable(&value));
-    };
-    let commit = |commit: &CommitInfo| {
-        let subject = if commit.subject.is_empty() { String::new() } else { format!(" {}", commit.subject) };
-        let author = if commit.author.is_empty() { String::new() } else { format!(" ({})", commit.author) };
-        format!("{}{subject}{author}", short(commit))
-    };
-    line("Project", status.project.clone());
-    line("State", status.state.as_str().to_owned());
-    line("Message", status.message.clone());
-    if !status.problem.is_empty() && status.problem != status.message {
-        line("Source", status.problem.clone());
-    }
-    line("Follows", status.reference.clone());
-    line("Synced", status.synced.as_ref().map_or_else(|| "nothing yet".to_owned(), commit));
-    if status.attempted != status.synced
-        && let Some(attempted) = &status.attempted
-    {
-        line("Attempted", commit(attempted));
-    }
-    let ObjectCounts { total, applied, unchanged, pruned, kept, failed, degraded, progressing } =
-        status.objects;
-    line(
-        "Objects",
-        format!(
-            "{total} in Git: {applied} applied, {unchanged} unchanged, {failed} failed, {degraded} degraded, {progressing} starting; \
-             {pruned} deleted, {kept} kept"
-        ),
-    );
-    for error in &status.errors {
-        let object = error.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
-        let file = if error.file.is_empty() { String::new() } else { format!("{}: ", error.file) };
-        line("Error", format!("{file}{object}{}", error.message));
-    }
-    for kept in &status.kept {
-        let object = kept.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
-        line("Kept", format!("{object}{}", kept.message));
-    }
-    let more = (status.objects.kept as usize).saturating_sub(status.kept.len());
-    if more > 0 && !status.kept.is_empty() {
-        line("Kept", format!("and {more} more"));
-    }
-    if let Some(HeldDeletions { code, count, objects, .. }) = &status.held {
-        for held in objects {
-            line("Deletes", held.object.to_string());
-        }
-        let more = (*count as usize).saturating_sub(objects.len());
-        if more > 0 {
-            line("Deletes", format!("and {more} more"));
-        }
-        line("Approve", format!("kas gitops approve --agent {agent} --code {code} {}", status.project));
-    }
-    if !status.history.is_empty() {
-        let mut table = Table::new(&["COMMIT", "STATE", "APPLIED", "DELETED", "FAILED", "TOOK", "ENDED"]);
-        for record in &status.history {
-            table.row([
-                record.commit.chars().take(12).collect(),
-                record.state.as_str().to_owned(),
-                record.objects.applied.to_string(),
-                record.objects.pruned.to_string(),
-                record.objects.failed.to_string(),
-                format!("{}ms", record.duration),
-                ago(record, now),
-            ]);
-        }
-        let _ = write!(text, "\n{table}");
-    }
-    text
-}
-
-fn short(commit: &CommitInfo) -> String {
-    commit.id.chars().take(12).collect()
-}
-
-fn ago(record: &SyncRecord, now: SystemTime) -> String {
-    let ended = SystemTime::UNIX_EPOCH + Duration::from_millis(record.ended);
-    age(now.duration_since(ended).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
-    use proto::gitops::{ObjectError, ObjectId};
-
     use super::*;
 
-    fn status() -> ProjectStatus {
-        let commit = CommitInfo {
-            id: "c".repeat(40),
-            subject: "Deploy\u{1b}[2J".to_owned(),
-            author: "Ada".to_owned(),
-        };
-        let objects =
-            ObjectCounts { total: 3, applied: 1, unchanged: 1, failed: 1, ..ObjectCounts::default() };
-        let ended = 1_000_000;
-        let record = SyncRecord {
-            commit: commit.id.clone(),
-            ended,
-            duration: 55,
-            state: ProjectState::Failed,
-            objects,
-        };
-        let object = ObjectId { kind: "ConfigMap".to_owned(), name: "a".to_owned(), ..ObjectId::default() };
-        let message = "exceeded quota (403)".to_owned();
-        ProjectStatus {
-            project: "group/shop".to_owned(),
-            reference: "branch main".to_owned(),
-            state: ProjectState::Failed,
-            message: "1 object failed; nothing was deleted".to_owned(),
-            problem: "the repository does not answer".to_owned(),
-            synced: None,
-            attempted: Some(commit),
-            kept: vec![ObjectError {
-                object: Some(object.clone()),
-                file: String::new(),
-                message: "it belongs to another object (ownerReferences)".to_owned(),
-            }],
-            settings: None,
-            held: Some(HeldDeletions { code: "0a1b".to_owned(), count: 2, objects: vec![object.clone()] }),
-            revision: String::new(),
-            answered: String::new(),
-            objects,
-            errors: vec![ObjectError { object: Some(object), file: "app.yaml:3".to_owned(), message }],
-            history: vec![record],
-        }
-    }
-
     #[test]
-    fn project_is_shown_for_people_and_moves_no_cursor() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1090);
-        let expected = "\
-Project:    group/shop
-State:      failed
-Message:    1 object failed; nothing was deleted
-Source:     the repository does not answer
-Follows:    branch main
-Synced:     nothing yet
-Attempted:  cccccccccccc Deploy?[2J (Ada)
-Objects:    3 in Git: 1 applied, 1 unchanged, 1 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
-Error:      app.yaml:3: ConfigMap a: exceeded quota (403)
-Kept:       ConfigMap a: it belongs to another object (ownerReferences)
-Deletes:    ConfigMap a
-Deletes:    and 1 more
-Approve:    kas gitops approve --agent prod --code 0a1b group/shop
-
-COMMIT        STATE   APPLIED  DELETED  FAILED  TOOK  ENDED
-cccccccccccc  failed  1        0        1       55ms  1m30s
-";
-        assert_eq!(describe(&status(), "prod", now), expected);
-        let listed = table(&[status()], now);
-        assert!(listed.contains("group/shop  failed  -       3        1       1m30s"), "{listed}");
-        assert_eq!(table(&[], now), "The agent has no projects.\n");
+    fn look_that_sees_the_same_is_no_change() {
+        let list = |state: &str, as_of: u64| {
+            without_look(format!(r#"{{"projects":[{{"state":"{state}","as_of":{as_of}}}]}}"#).as_bytes())
+        };
+        let shown = |state: &str, as_of: u64| {
+            without_look(format!(r#"{{"state":"{state}","as_of":{as_of}}}"#).as_bytes())
+        };
+        assert_eq!((list("held", 1), shown("held", 1)), (list("held", 2), shown("held", 2)));
+        assert_ne!(list("held", 1), list("synced", 1));
+        assert_ne!(shown("held", 1), shown("synced", 1));
+        assert_ne!(without_look(b"no JSON"), without_look(b"other"));
     }
 }

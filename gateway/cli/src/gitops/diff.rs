@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
-use super::{ProjectOptions, short};
+use super::{ProjectOptions, text::short};
 use crate::{CliError, table::printable};
 
 /// The time for a diff of thousands of objects.
@@ -152,7 +152,7 @@ impl Diff {
         }
         let mut sentence = parts.join(", ");
         if let Some(commit) = commit {
-            let _ = write!(sentence, " ({reference}, commit {})", short(commit));
+            let _ = write!(sentence, " ({reference}, commit {})", short(&commit.id));
         }
         match self.errors.len() {
             0 => {}

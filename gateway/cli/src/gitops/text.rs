@@ -1,0 +1,364 @@
+//! The texts of `kas gitops`, for people. All names and messages come from the agent and from Git.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use proto::gitops::{
+    AwaitedObject, CommitInfo, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ProjectStatus,
+    SyncRecord,
+};
+
+use crate::{
+    shell::shell_argument,
+    table::{Table, age, printable},
+};
+
+/// Lines with a name and a value.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, name: &str, value: impl AsRef<str>) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "{:<12}{}", format!("{name}:"), printable(value.as_ref()));
+    }
+
+    /// Adds the number of objects of a list that the agent has left out.
+    fn add_rest(&mut self, name: &str, count: u32, shown: usize) {
+        let more = (count as usize).saturating_sub(shown);
+        if more > 0 && shown > 0 {
+            self.add(name, format!("and {more} more"));
+        } else if more > 0 {
+            self.add(name, objects(count));
+        }
+    }
+}
+
+/// Returns the table of all projects of an agent.
+pub(super) fn table(projects: &[ProjectStatus], now: SystemTime) -> String {
+    if projects.is_empty() {
+        return "The agent has no projects.\n".to_owned();
+    }
+    let heads = ["PROJECT", "STATE", "COMMIT", "OBJECTS", "FAILED", "WAITS", "AS-OF", "LAST-SYNC"];
+    let mut table = Table::new(&heads);
+    for project in projects {
+        let ObjectCounts { total, failed, degraded, waiting, .. } = project.objects;
+        table.row([
+            project.project.clone(),
+            project.state.as_str().to_owned(),
+            project.synced.as_ref().map(|commit| short(&commit.id)).unwrap_or_default(),
+            total.to_string(),
+            (failed + degraded).to_string(),
+            waiting.to_string(),
+            since(project.as_of, now).unwrap_or_default(),
+            project.history.first().and_then(|record| since(record.ended, now)).unwrap_or_default(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Describes a project.
+pub(super) fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> String {
+    let mut lines = Lines::default();
+    lines.add("Project", &status.project);
+    lines.add("State", status.state.as_str());
+    lines.add("Message", &status.message);
+    if !status.problem.is_empty() && status.problem != status.message {
+        lines.add("Source", &status.problem);
+    }
+    lines.add("Follows", &status.reference);
+    lines.add("Synced", status.synced.as_ref().map_or_else(|| "nothing yet".to_owned(), commit));
+    if let Some(working) = &status.working {
+        lines.add("Working", commit(working));
+    }
+    if let Some(attempted) = &status.attempted
+        && ![&status.synced, &status.working].contains(&&status.attempted)
+    {
+        lines.add("Attempted", commit(attempted));
+    }
+    if let Some(age) = since(status.as_of, now) {
+        lines.add("As of", format!("{age} ago"));
+    }
+    let ObjectCounts { total, applied, unchanged, pruned, kept, failed, degraded, progressing, waiting } =
+        status.objects;
+    lines.add(
+        "Objects",
+        format!(
+            "{total} in Git: {applied} applied, {unchanged} unchanged, {failed} failed, {degraded} degraded, {progressing} starting; \
+             {pruned} deleted, {kept} kept"
+        ),
+    );
+    for AwaitedObject { object, reason, since: begin } in &status.waiting {
+        let how_long = since(*begin, now).map(|age| format!(", for {age}")).unwrap_or_default();
+        lines.add("Waits", format!("{object}: {reason}{how_long}"));
+    }
+    lines.add_rest("Waits", waiting, status.waiting.len());
+    status.errors.iter().for_each(|error| lines.add("Error", with_place(error)));
+    status.kept.iter().for_each(|kept| lines.add("Kept", with_place(kept)));
+    if !status.kept.is_empty() {
+        lines.add_rest("Kept", kept, status.kept.len());
+    }
+    if let Some(held) = &status.held {
+        add_held(&mut lines, held, status, agent, now);
+    }
+    let mut text = lines.0;
+    if !status.history.is_empty() {
+        let _ = write!(text, "\n{}", history(&status.history, now));
+    }
+    text
+}
+
+/// Adds the deletions that wait for an approval: why and since when, and what each takes with it.
+fn add_held(lines: &mut Lines, held: &HeldDeletions, status: &ProjectStatus, agent: &str, now: SystemTime) {
+    let HeldDeletions { code, count, objects, reason, commit, since: begin } = held;
+    let how_long = since(*begin, now).map(|age| format!("for {age}"));
+    let origin = Some(format!("commit {}", short(commit))).filter(|_| !commit.is_empty());
+    let details: Vec<String> = how_long.into_iter().chain(origin).collect();
+    let details = details.join(", ");
+    match (reason.is_empty() || *reason == status.message, details.is_empty()) {
+        (true, true) => {}
+        (true, false) => lines.add("Held", details),
+        (false, true) => lines.add("Held", reason),
+        (false, false) => lines.add("Held", format!("{reason} ({details})")),
+    }
+    for HeldObject { object, takes } in objects {
+        let takes = if takes.is_empty() { String::new() } else { format!(", and with it {takes}") };
+        lines.add("Deletes", format!("{object}{takes}"));
+    }
+    lines.add_rest("Deletes", *count, objects.len());
+    lines.add("Approve", approval("approve", agent, code, &status.project));
+}
+
+/// Returns the command that approves a plan. The shell reads each name as one argument, and kas as no flag.
+fn approval(command: &str, agent: &str, code: &str, project: &str) -> String {
+    let option = |name: &str, value: &str| {
+        let separator = if value.starts_with('-') { "=" } else { " " };
+        format!("{name}{separator}{}", shell_argument(value))
+    };
+    let end_of_options = if project.starts_with('-') { "-- " } else { "" };
+    let (agent, code) = (option("--agent", agent), option("--code", code));
+    format!("kas gitops {command} {agent} {code} {end_of_options}{}", shell_argument(project))
+}
+
+/// Returns an error or a reason with its file and object.
+fn with_place(error: &ObjectError) -> String {
+    let object = error.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
+    let file = if error.file.is_empty() { String::new() } else { format!("{}: ", error.file) };
+    format!("{file}{object}{}", error.message)
+}
+
+fn history(records: &[SyncRecord], now: SystemTime) -> Table {
+    let mut table = Table::new(&["COMMIT", "STATE", "APPLIED", "DELETED", "FAILED", "TOOK", "ENDED"]);
+    for record in records {
+        table.row([
+            short(&record.commit),
+            record.state.as_str().to_owned(),
+            record.objects.applied.to_string(),
+            record.objects.pruned.to_string(),
+            record.objects.failed.to_string(),
+            format!("{}ms", record.duration),
+            since(record.ended, now).unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn commit(commit: &CommitInfo) -> String {
+    let subject = if commit.subject.is_empty() { String::new() } else { format!(" {}", commit.subject) };
+    let author = if commit.author.is_empty() { String::new() } else { format!(" ({})", commit.author) };
+    format!("{}{subject}{author}", short(&commit.id))
+}
+
+/// Returns the beginning of the id of a commit.
+pub(super) fn short(commit: &str) -> String {
+    commit.chars().take(12).collect()
+}
+
+fn objects(count: u32) -> String {
+    format!("{count} {}", if count == 1 { "object" } else { "objects" })
+}
+
+/// Returns the time since a time in milliseconds since 1970, unless it is 0, which is no time.
+fn since(millis: u64, now: SystemTime) -> Option<String> {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+    (millis > 0).then(|| age(now.duration_since(then).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::gitops::{ObjectId, ProjectState};
+
+    use super::*;
+
+    /// The time in the tests, in seconds since 1970.
+    const NOW: u64 = 1090;
+
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(NOW)
+    }
+
+    /// The time so many seconds ago, in milliseconds since 1970.
+    fn ago(seconds: u64) -> u64 {
+        (NOW - seconds) * 1000
+    }
+
+    fn object(kind: &str, name: &str) -> ObjectId {
+        ObjectId { kind: kind.to_owned(), name: name.to_owned(), ..ObjectId::default() }
+    }
+
+    fn commit(id: char, subject: &str) -> CommitInfo {
+        CommitInfo { id: id.to_string().repeat(40), subject: subject.to_owned(), author: "Ada".to_owned() }
+    }
+
+    fn status() -> ProjectStatus {
+        let objects =
+            ObjectCounts { total: 3, applied: 1, unchanged: 1, failed: 1, ..ObjectCounts::default() };
+        let error = |file: &str, message: &str| ObjectError {
+            object: Some(object("ConfigMap", "a")),
+            file: file.to_owned(),
+            message: message.to_owned(),
+        };
+        ProjectStatus {
+            project: "group/shop".to_owned(),
+            reference: "branch main".to_owned(),
+            state: ProjectState::Failed,
+            message: "1 object failed; nothing was deleted".to_owned(),
+            problem: "the repository does not answer".to_owned(),
+            attempted: Some(commit('c', "Deploy\u{1b}[2J")),
+            kept: vec![error("", "it belongs to another object (ownerReferences)")],
+            objects,
+            errors: vec![error("app.yaml:3", "exceeded quota (403)")],
+            history: vec![SyncRecord {
+                commit: "c".repeat(40),
+                ended: ago(90),
+                duration: 55,
+                state: ProjectState::Failed,
+                objects,
+            }],
+            ..ProjectStatus::default()
+        }
+    }
+
+    #[test]
+    fn project_is_shown_for_people_and_moves_no_cursor() {
+        let expected = "\
+Project:    group/shop
+State:      failed
+Message:    1 object failed; nothing was deleted
+Source:     the repository does not answer
+Follows:    branch main
+Synced:     nothing yet
+Attempted:  cccccccccccc Deploy?[2J (Ada)
+Objects:    3 in Git: 1 applied, 1 unchanged, 1 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
+Error:      app.yaml:3: ConfigMap a: exceeded quota (403)
+Kept:       ConfigMap a: it belongs to another object (ownerReferences)
+
+COMMIT        STATE   APPLIED  DELETED  FAILED  TOOK  ENDED
+cccccccccccc  failed  1        0        1       55ms  1m30s
+";
+        assert_eq!(describe(&status(), "prod", now()), expected);
+    }
+
+    #[test]
+    fn commit_in_work_is_shown_with_what_it_waits_for() {
+        let waiting = vec![
+            AwaitedObject {
+                object: object("PersistentVolumeClaim", "data"),
+                reason: "it has the finalizer kubernetes.io/pvc-protection".to_owned(),
+                since: ago(310),
+            },
+            AwaitedObject { object: object("Pod", "a"), reason: "it starts".to_owned(), since: 0 },
+        ];
+        let status = ProjectStatus {
+            project: "shop".to_owned(),
+            state: ProjectState::Syncing,
+            synced: Some(commit('a', "Before")),
+            working: Some(commit('b', "Now")),
+            attempted: Some(commit('b', "Now")),
+            waiting,
+            as_of: ago(12),
+            objects: ObjectCounts { waiting: 5, ..ObjectCounts::default() },
+            ..ProjectStatus::default()
+        };
+        let text = describe(&status, "prod", now());
+        let expected = "\
+Synced:     aaaaaaaaaaaa Before (Ada)
+Working:    bbbbbbbbbbbb Now (Ada)
+As of:      12s ago
+Objects:    0 in Git: 0 applied, 0 unchanged, 0 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
+Waits:      PersistentVolumeClaim data: it has the finalizer kubernetes.io/pvc-protection, for 5m10s
+Waits:      Pod a: it starts
+Waits:      and 3 more
+";
+        assert!(text.ends_with(expected), "{text}");
+        let text = describe(&ProjectStatus { waiting: Vec::new(), ..status }, "prod", now());
+        assert!(text.ends_with("Waits:      5 objects\n"), "{text}");
+    }
+
+    #[test]
+    fn held_deletions_are_shown_with_their_reason_and_what_they_take() {
+        let deletion = |kind: &str, name: &str, takes: &str| HeldObject {
+            object: object(kind, name),
+            takes: takes.to_owned(),
+        };
+        let held = HeldDeletions {
+            code: "0a1b".to_owned(),
+            count: 3,
+            objects: vec![
+                deletion("Namespace", "shop", "12 objects, 2 of them of others"),
+                deletion("ConfigMap", "a", ""),
+            ],
+            reason: "a namespace cannot be had back from Git".to_owned(),
+            commit: "d".repeat(40),
+            since: ago(310),
+        };
+        let shown = |held: HeldDeletions| {
+            let status =
+                ProjectStatus { held: Some(held), message: "wait".to_owned(), ..ProjectStatus::default() };
+            let text = describe(&status, "prod", now());
+            text.split_once("0 kept\n").unwrap().1.to_owned()
+        };
+        let expected = "\
+Held:       a namespace cannot be had back from Git (for 5m10s, commit dddddddddddd)
+Deletes:    Namespace shop, and with it 12 objects, 2 of them of others
+Deletes:    ConfigMap a
+Deletes:    and 1 more
+Approve:    kas gitops approve --agent prod --code 0a1b ''
+";
+        assert_eq!(shown(held.clone()), expected);
+        let text = shown(HeldDeletions { reason: "wait".to_owned(), ..held.clone() });
+        assert!(text.starts_with("Held:       for 5m10s, commit dddd"), "the message has it already: {text}");
+        let text = shown(HeldDeletions { commit: String::new(), since: 0, ..held.clone() });
+        assert!(text.starts_with("Held:       a namespace cannot be had back from Git\n"), "{text}");
+        let text = shown(HeldDeletions { reason: String::new(), commit: String::new(), since: 0, ..held });
+        assert!(text.starts_with("Deletes:    Namespace shop,"), "agentk of an earlier version: {text}");
+    }
+
+    #[test]
+    fn printed_command_does_nothing_but_the_approval() {
+        for (agent, code, project, expected) in [
+            ("prod", "0a1b", "group/shop", "--agent prod --code 0a1b group/shop"),
+            ("my agent", "$(reboot)", "a;reboot", "--agent 'my agent' --code '$(reboot)' 'a;reboot'"),
+            ("-x", "-y", "--output=json", "--agent=-x --code=-y -- '--output=json'"),
+            ("it's", "\u{202e}", "a\nb", r"--agent $'it\047s' --code $'\342\200\256' $'a\012b'"),
+        ] {
+            let command = approval("approve", agent, code, project);
+            assert_eq!(command, format!("kas gitops approve {expected}"));
+            assert_eq!(printable(&command), command);
+        }
+    }
+
+    #[test]
+    fn projects_are_listed_with_numbers_and_ages() {
+        let mut status = status();
+        (status.objects.waiting, status.as_of) = (2, ago(12));
+        let expected = "\
+PROJECT     STATE   COMMIT  OBJECTS  FAILED  WAITS  AS-OF  LAST-SYNC
+group/shop  failed  -       3        1       2      12s    1m30s
+";
+        assert_eq!(table(&[status], now()), expected);
+        assert_eq!(table(&[], now()), "The agent has no projects.\n");
+    }
+}
