@@ -19,14 +19,16 @@ use tokio::time::sleep;
 
 use self::{
     diff::DiffOptions,
-    text::{describe, table},
+    text::{describe, describe_recovery, table},
 };
 use crate::{CliError, caller::CallerOptions, print, table::printable};
 
 /// The time between two looks at a status.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
-/// The looks at a project that shall be pruned until its objects are known.
-const PRUNE_LOOKS: u32 = 30;
+/// The looks at a project until agentk has answered a command about all of its objects.
+const LOOKS: u32 = 30;
+/// The looks at a project after which its recovery plan counts as new, if agentk does not say so.
+const LOOKS_AT_OLD_PLAN: u32 = 5;
 
 /// Show and control the manifests from Git that an agent applies
 ///
@@ -56,6 +58,12 @@ enum Action {
     Approve(ApproveOptions),
     /// Delete the objects of a project that left the configuration, after an approval
     Prune(ProjectOptions),
+    /// Rebuild the inventory of a project from its objects in the cluster, after an approval
+    ///
+    /// For a project whose state is inventory-lost. Without --code nothing is written: agentk looks for the objects of the project, and
+    /// the command prints those that would be its inventory again, with their code. With --code it prints the state of the project after
+    /// that; one that is suspended then goes on with kas gitops resume.
+    Recover(RecoverOptions),
 }
 
 #[derive(Debug, clap::Args)]
@@ -91,6 +99,15 @@ struct ApproveOptions {
     /// The code that `show` prints, which is for exactly the deletions that it shows
     #[arg(long)]
     code: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct RecoverOptions {
+    #[command(flatten)]
+    project: ProjectOptions,
+    /// The code that the command prints without it, which is for exactly the inventory that it shows
+    #[arg(long)]
+    code: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -132,6 +149,7 @@ Examples:
   kas gitops show --agent production group/shop --watch
   kas gitops approve --agent production --code 9a1c2f6f0b7d4e35 group/shop
   kas gitops diff --agent production group/shop --ref feature
+  kas gitops recover --agent production group/shop
 
 Exit codes:
   0   done
@@ -175,11 +193,10 @@ impl Action {
             Self::Suspend(project) => project.command("suspend", "is suspended").await,
             Self::Resume(project) => project.command("resume", "is synced again").await,
             Self::Approve(ApproveOptions { project, code }) => {
-                let code = utf8_percent_encode(&code, NON_ALPHANUMERIC);
-                project
-                    .command(&format!("approve?code={code}"), "may delete the objects that it has shown")
-                    .await
+                let done = "may delete the objects that it has shown";
+                project.command(&with_code("approve", &code), done).await
             }
+            Self::Recover(RecoverOptions { project, code }) => return project.recover(code.as_deref()).await,
         };
         text.map(|text| (text, 0))
     }
@@ -239,7 +256,7 @@ impl ProjectOptions {
     async fn prune(&self) -> Result<String, CliError> {
         self.send(Method::POST, "/prune").await?;
         let mut status = None;
-        for _ in 0..PRUNE_LOOKS {
+        for _ in 0..LOOKS {
             sleep(WATCH_PERIOD).await;
             let Projects { projects } = parse(&self.agent.send(Method::GET, "").await?)?;
             let found = projects.into_iter().find(|found| found.project == self.project);
@@ -256,6 +273,32 @@ impl ProjectOptions {
             }
         }
         Ok(status.map(|status| describe(&status, &self.agent.agent, SystemTime::now())).unwrap_or_default())
+    }
+
+    /// Asks for the inventory that agentk would write in place of the lost one, or approves it by its code. Returns what agentk has
+    /// answered, and the exit code.
+    async fn recover(&self, code: Option<&str>) -> Result<(String, u8), CliError> {
+        let before = self.status().await?;
+        match code {
+            None => self.send(Method::POST, "/recover").await?,
+            Some(code) => self.send(Method::POST, &with_code("/recover", code)).await?,
+        };
+        let status = wait_for_recovery(&before, code, || self.status()).await?;
+        let agent = &self.agent.agent;
+        match &status.recovery {
+            _ if status.state != ProjectState::InventoryLost => {
+                Ok((describe(&status, agent, SystemTime::now()), 0))
+            }
+            Some(plan) if code.is_none() => Ok((describe_recovery(&status, plan, agent), 0)),
+            Some(plan) if code != Some(&*plan.code) => {
+                Ok((describe_recovery(&status, plan, agent), CliError::USAGE))
+            }
+            _ => Err(CliError::unavailable(format!(
+                "{} is still inventory-lost ({}): kas gitops show",
+                printable(&self.project),
+                printable(&status.message)
+            ))),
+        }
     }
 
     async fn status(&self) -> Result<ProjectStatus, CliError> {
@@ -282,6 +325,42 @@ impl ProjectOptions {
     }
 }
 
+/// Returns the path of a command that approves a plan by its code.
+fn with_code(path: &str, code: &str) -> String {
+    format!("{path}?code={}", utf8_percent_encode(code, NON_ALPHANUMERIC))
+}
+
+/// Looks at a project until agentk has answered a command about its lost inventory, or for the time of all looks. Returns the last status.
+/// `before` is the status before the command, and `code` that of the plan that the command approves.
+async fn wait_for_recovery(
+    before: &ProjectStatus,
+    code: Option<&str>,
+    get: impl AsyncFn() -> Result<ProjectStatus, CliError>,
+) -> Result<ProjectStatus, CliError> {
+    let mut look = 0;
+    loop {
+        sleep(WATCH_PERIOD).await;
+        look += 1;
+        let status = get().await?;
+        let is_answered = status.state != ProjectState::InventoryLost
+            || match (&status.recovery, code) {
+                // A plan of an earlier look may be there still.
+                (Some(_), None) => {
+                    status.answered != before.answered
+                        || status.recovery != before.recovery
+                        || look > LOOKS_AT_OLD_PLAN
+                }
+                // The objects have changed.
+                (Some(plan), Some(code)) => plan.code != code,
+                // It has failed.
+                (None, _) => status.answered != before.answered,
+            };
+        if is_answered || look == LOOKS {
+            return Ok(status);
+        }
+    }
+}
+
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, CliError> {
     serde_json::from_slice(body)
         .map_err(|error| CliError::unavailable(format!("the response of the agent is invalid: {error}")))
@@ -302,7 +381,51 @@ fn with_newline(body: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use proto::gitops::RecoveryPlan;
+
     use super::*;
+
+    type Seen = (ProjectState, Option<&'static str>, &'static str);
+
+    fn status((state, code, answered): Seen) -> ProjectStatus {
+        let recovery = code.map(|code| RecoveryPlan { code: code.to_owned(), ..RecoveryPlan::default() });
+        ProjectStatus { state, recovery, answered: answered.to_owned(), ..ProjectStatus::default() }
+    }
+
+    /// Returns the number of looks after a command at a project that is seen like this, the first time before the command.
+    async fn looks(approved: Option<&str>, seen: &[Seen]) -> usize {
+        let count = Cell::new(0);
+        let get = async || {
+            count.set(count.get() + 1);
+            Ok(status(seen[count.get().min(seen.len() - 1)]))
+        };
+        wait_for_recovery(&status(seen[0]), approved, get).await.unwrap();
+        count.get()
+    }
+
+    const LOST: ProjectState = ProjectState::InventoryLost;
+
+    #[tokio::test(start_paused = true)]
+    async fn recovery_plan_of_an_earlier_look_is_not_shown_as_new() {
+        let (none, old) = ((LOST, None, "1"), (LOST, Some("a"), "1"));
+        assert_eq!(looks(None, &[none, none, old]).await, 2);
+        assert_eq!(looks(None, &[old, old, (LOST, Some("b"), "1")]).await, 2);
+        assert_eq!(looks(None, &[old, old, old, (LOST, Some("a"), "2")]).await, 3);
+        assert_eq!(looks(None, &[old]).await, 6, "agentk does not say which command it has answered");
+        assert_eq!(looks(None, &[old, old, (ProjectState::Synced, None, "1")]).await, 2, "by somebody else");
+        assert_eq!(looks(None, &[none, (LOST, None, "2")]).await, 1, "it has failed");
+        assert_eq!(looks(None, &[none]).await, 30, "it still looks");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn approved_recovery_is_done_when_the_inventory_is_there_or_would_be_another_one() {
+        let (plan, done) = ((LOST, Some("a"), "1"), (LOST, None, "1"));
+        assert_eq!(looks(Some("a"), &[plan, plan, done, (ProjectState::Suspended, None, "1")]).await, 3);
+        assert_eq!(looks(Some("a"), &[plan, plan, (LOST, Some("b"), "1")]).await, 2);
+        assert_eq!(looks(Some("a"), &[plan]).await, 30);
+    }
 
     #[test]
     fn look_that_sees_the_same_is_no_change() {

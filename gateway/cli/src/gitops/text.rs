@@ -7,7 +7,7 @@ use std::{
 
 use proto::gitops::{
     AwaitedObject, CommitInfo, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ProjectStatus,
-    SyncRecord,
+    RecoveryPlan, SyncRecord,
 };
 
 use crate::{
@@ -103,11 +103,22 @@ pub(super) fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> 
     if let Some(held) = &status.held {
         add_held(&mut lines, held, status, agent, now);
     }
+    if let Some(plan) = &status.recovery {
+        add_recovery(&mut lines, plan, &status.project, agent);
+    }
     let mut text = lines.0;
     if !status.history.is_empty() {
         let _ = write!(text, "\n{}", history(&status.history, now));
     }
     text
+}
+
+/// Describes the inventory that agentk would write in place of a lost one.
+pub(super) fn describe_recovery(status: &ProjectStatus, plan: &RecoveryPlan, agent: &str) -> String {
+    let mut lines = Lines::default();
+    lines.add("Message", &status.message);
+    add_recovery(&mut lines, plan, &status.project, agent);
+    lines.0
 }
 
 /// Adds the deletions that wait for an approval: why and since when, and what each takes with it.
@@ -129,6 +140,19 @@ fn add_held(lines: &mut Lines, held: &HeldDeletions, status: &ProjectStatus, age
     }
     lines.add_rest("Deletes", *count, objects.len());
     lines.add("Approve", approval("approve", agent, code, &status.project));
+}
+
+fn add_recovery(lines: &mut Lines, plan: &RecoveryPlan, project: &str, agent: &str) {
+    let RecoveryPlan { code, count, left, objects: not_in_git, unknown } = plan;
+    let rest = match left {
+        0 => "all of them in Git".to_owned(),
+        left => format!("{left} of them not in Git"),
+    };
+    lines.add("Recovers", if *count == 0 { objects(0) } else { format!("{}, {rest}", objects(*count)) });
+    not_in_git.iter().for_each(|object| lines.add("Left", object.to_string()));
+    lines.add_rest("Left", *left, not_in_git.len());
+    unknown.iter().for_each(|kind| lines.add("Unknown", kind));
+    lines.add("Approve", approval("recover", agent, code, project));
 }
 
 /// Returns the command that approves a plan. The shell reads each name as one argument, and kas as no flag.
@@ -334,6 +358,40 @@ Approve:    kas gitops approve --agent prod --code 0a1b ''
         assert!(text.starts_with("Held:       a namespace cannot be had back from Git\n"), "{text}");
         let text = shown(HeldDeletions { reason: String::new(), commit: String::new(), since: 0, ..held });
         assert!(text.starts_with("Deletes:    Namespace shop,"), "agentk of an earlier version: {text}");
+    }
+
+    #[test]
+    fn recovery_is_shown_with_its_command() {
+        let plan = RecoveryPlan {
+            code: "5c1f".to_owned(),
+            count: 12,
+            left: 2,
+            objects: vec![object("Service", "old")],
+            unknown: vec!["foos.example.com: forbidden (403)".to_owned()],
+        };
+        let status = ProjectStatus {
+            project: "group/shop".to_owned(),
+            state: ProjectState::InventoryLost,
+            message: "the inventory was deleted: kas gitops recover".to_owned(),
+            recovery: Some(plan.clone()),
+            ..ProjectStatus::default()
+        };
+        let expected = "\
+Recovers:   12 objects, 2 of them not in Git
+Left:       Service old
+Left:       and 1 more
+Unknown:    foos.example.com: forbidden (403)
+Approve:    kas gitops recover --agent prod --code 5c1f group/shop
+";
+        let text = describe(&status, "prod", now());
+        assert!(text.contains("State:      inventory-lost\n") && text.ends_with(expected), "{text}");
+        let message = "Message:    the inventory was deleted: kas gitops recover\n";
+        assert_eq!(describe_recovery(&status, &plan, "prod"), format!("{message}{expected}"));
+        let plan = RecoveryPlan { left: 0, count: 1, objects: Vec::new(), ..plan };
+        let text = describe_recovery(&status, &plan, "prod");
+        assert!(text.contains("Recovers:   1 object, all of them in Git\nUnknown"), "{text}");
+        let plan = RecoveryPlan { count: 0, ..plan };
+        assert!(describe_recovery(&status, &plan, "prod").contains("Recovers:   0 objects\n"));
     }
 
     #[test]
