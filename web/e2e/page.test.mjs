@@ -428,6 +428,57 @@ it("a commit, a change of somebody else and a mass deletion are seen and answere
   await close();
 });
 
+it("a commit that waits, a held plan and a lost inventory are seen, and their plans are approved", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const projects = waitingProjects(Date.now());
+  const sent = await serveProjects(page, projects);
+  await page.goto(`${demo.address}/agents/demo?view=changes`);
+  const section = (name) => page.getByRole("region", { name, exact: true });
+  const shop = section("shop");
+  await shop.getByText(/it has the finalizer kubernetes.io\/pvc-protection, for 5m\d+s$/).waitFor();
+  await shop.getByText("and 2 more").waitFor();
+  await shop.getByText(/^\d+s ago$/).waitFor();
+
+  const blog = section("blog");
+  await blog.getByText("1 object would be deleted, and this waits for an approval.").waitFor();
+  await blog.getByText("Held for 5h, since the commit cccccccccccc").waitFor();
+  await blog.getByText("Deletions that wait (1)").click();
+  await blog.getByText(/^Namespace blog, and with it 12 objects, 2 of them of others <b>/).waitFor();
+
+  const lost = section("lost");
+  await lost.getByText("agentk does not know which objects belong to the project").waitFor();
+  const press = async (part, name) => {
+    await part.getByRole("button", { name, exact: true }).click();
+    const dialog = page.getByRole("dialog");
+    await dialog.waitFor();
+    await page.screenshot({ path: `${SCREENSHOTS}changes-${name.toLowerCase().replace(" ", "-")}.png` });
+    await dialog.getByRole("button", { name, exact: true }).click();
+    await dialog.waitFor({ state: "detached" });
+  };
+  await press(lost, "Find objects");
+  await lost
+    .getByText("It has found 12 objects, 1 of them not in Git. This waits for an approval.")
+    .waitFor();
+  await lost.getByText("Service shop/old").waitFor();
+  await lost.getByText("foos.example.com: forbidden (403)").waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}changes-plans.png`, fullPage: true });
+  await checkAccess(page);
+  // The plan is another one while the dialog is open: the command is about what the dialog has shown.
+  await lost.getByRole("button", { name: "Recover", exact: true }).click();
+  projects.lost.recovery = { ...projects.lost.recovery, code: "another", count: 13 };
+  await lost.getByText("It has found 13 objects").waitFor();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByText("12 objects, 1 of them not in Git").waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}changes-recover.png` });
+  await dialog.getByRole("button", { name: "Recover", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  await press(blog, "Approve");
+  assert.deepEqual(sent, ["lost/recover", "lost/recover?code=5c1f", "blog/approve?code=0a1b"]);
+  await section("new").locator(".health.unknown", { hasText: "of-the-future" }).waitFor();
+  await close();
+});
+
 it("metrics of the namespace and a query of the reader are charts", async () => {
   const { page, logIn, close } = await open();
   await logIn();
@@ -670,3 +721,58 @@ describe("in the end", () => {
     await close(/status of 401/);
   });
 });
+
+/** Serves these projects of the agent in the place of agentk. Returns the commands that the page sends. */
+async function serveProjects(page, projects) {
+  const sent = [];
+  await page.route(/\/gitops\/v1\/projects/, (route) => {
+    const request = route.request();
+    if (request.method() === "GET") return route.fulfill({ json: { projects: Object.values(projects) } });
+    const path = request.url().split("/projects/")[1];
+    sent.push(path);
+    if (path === "lost/recover") projects.lost.recovery = RECOVERY;
+    return route.fulfill({ status: 202, json: {} });
+  });
+  return sent;
+}
+
+/** The inventory that agentk would write in place of a lost one. */
+const RECOVERY = {
+  code: "5c1f",
+  count: 12,
+  left: 1,
+  objects: [{ kind: "Service", namespace: "shop", name: "old" }],
+  unknown: ["foos.example.com: forbidden (403)"],
+};
+
+/** Projects that wait for the cluster or for a person, by name. */
+function waitingProjects(now) {
+  const counts = { applied: 1, unchanged: 2, pruned: 0, kept: 0, failed: 0, degraded: 0, progressing: 0 };
+  const commit = (id, subject) => ({ id: id.repeat(40), subject, author: "Ada" });
+  const common = { reference: "branch main", objects: { total: 3, ...counts } };
+  const claim = { kind: "PersistentVolumeClaim", namespace: "shop", name: "data" };
+  const reason = "it has the finalizer kubernetes.io/pvc-protection";
+  const takes = "12 objects, 2 of them of others <b>";
+  return {
+    shop: {
+      ...{ ...common, project: "shop", state: "syncing", message: "waits for 3 objects" },
+      ...{ synced: commit("a", "Before"), working: commit("b", "Now"), attempted: commit("b", "Now") },
+      waiting: [{ object: claim, reason, since: now - 310_000 }],
+      objects: { ...common.objects, waiting: 3 },
+      as_of: now - 12_000,
+    },
+    blog: {
+      ...{ ...common, project: "blog", state: "held", message: "1 deletion waits: kas gitops approve" },
+      ...{ synced: commit("a", "Before"), working: commit("c", "Remove the blog") },
+      held: {
+        ...{ code: "0a1b", count: 1, objects: [{ kind: "Namespace", name: "blog", takes }] },
+        ...{ reason: "Git cannot bring a namespace back", commit: "c".repeat(40), since: now - 18_100_000 },
+      },
+    },
+    lost: {
+      ...{ ...common, project: "lost", state: "inventory-lost" },
+      message: "the inventory was deleted: kas gitops recover",
+    },
+    new: { ...common, project: "new", state: "of-the-future", message: "agentk is newer", as_of: 1e300 },
+  };
+}

@@ -12,7 +12,9 @@ export type ProjectState =
   | "suspended"
   | "held"
   | "orphaned"
-  | "failed";
+  | "failed"
+  | "inventory-lost"
+  | "unknown";
 
 export interface Commit {
   id: string;
@@ -42,6 +44,43 @@ export interface ObjectCounts {
   failed: number;
   degraded: number;
   progressing: number;
+  waiting?: number;
+}
+
+/** An object that a sync waits for, with the reason. The time is in milliseconds. */
+export interface AwaitedObject {
+  object: ObjectId;
+  reason: string;
+  since: number;
+}
+
+/** An object that would be deleted. `takes` is what goes with it and cannot be had back from Git. */
+export interface HeldObject extends ObjectId {
+  takes?: string;
+}
+
+/**
+ * Deletions that wait for an approval. `count` is the number of all objects, and the list has the first ones. The time is in milliseconds;
+ * 0 is unknown.
+ */
+export interface HeldDeletions {
+  code: string;
+  count: number;
+  objects: HeldObject[];
+  reason?: string;
+  commit?: string;
+  since?: number;
+}
+
+/** The inventory that agentk would write in place of a lost one. `left` of the `count` objects are not in Git. */
+export interface RecoveryPlan {
+  code: string;
+  count: number;
+  left: number;
+  /** The first of those that are not in Git. */
+  objects: ObjectId[];
+  /** The kinds that cannot be listed, with the reasons. */
+  unknown?: string[];
 }
 
 /** One sync of the past. Times are in milliseconds. */
@@ -60,10 +99,17 @@ export interface Project {
   message: string;
   /** The reason why kas has no files now. */
   problem?: string;
+  /** The commit that is complete. */
   synced?: Commit;
+  /** The commit that is being applied, or whose deletions wait. */
+  working?: Commit;
   attempted?: Commit;
-  /** The deletions that wait for an approval. */
-  held?: { code: string; count: number; objects: ObjectId[] };
+  /** The first objects that the sync waits for. */
+  waiting?: AwaitedObject[];
+  /** The time at which agentk saw the cluster in this state, in milliseconds; 0 is unknown. */
+  as_of?: number;
+  held?: HeldDeletions;
+  recovery?: RecoveryPlan;
   settings?: { suspend?: boolean };
   objects: ObjectCounts;
   errors?: ObjectError[];
@@ -71,7 +117,7 @@ export interface Project {
   history?: SyncRecord[];
 }
 
-export type Command = "sync" | "suspend" | "resume" | "approve" | "prune";
+export type Command = "sync" | "suspend" | "resume" | "approve" | "prune" | "recover";
 
 /** The difference of one field. The values of Secrets are masked. */
 export interface FieldDiff {
@@ -118,7 +164,7 @@ export async function getProjects(agent: string, signal?: AbortSignal): Promise<
   return projects;
 }
 
-/** Sends a command about a project. `code` approves exactly the deletions that the project has shown. */
+/** Sends a command about a project. `code` approves exactly the deletions, or the inventory, that the project has shown. */
 export async function command(
   agent: string,
   project: string,

@@ -7,8 +7,8 @@ setInterval(() => {
   now.value = Date.now();
 }, 10_000);
 
-/** The age of a time. The time itself is in the title: in the zone of the reader, and in UTC. */
-export function Age({ time }: { time: string | null | undefined }) {
+/** The age of a time, as text or in milliseconds. The time itself is in the title: in the zone of the reader, and in UTC. */
+export function Age({ time }: { time: string | number | null | undefined }) {
   const date = time ? new Date(time) : null;
   if (date === null || Number.isNaN(date.getTime())) return <span class="muted">–</span>;
   const title = `${date.toLocaleString()} (${date.toISOString()})`;

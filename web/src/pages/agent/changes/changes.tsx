@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import {
-  type Command,
+  type AwaitedObject,
   command,
   getProjects,
   type ObjectError,
@@ -11,19 +11,19 @@ import {
   type ProjectState,
   type SyncRecord,
 } from "../../../api/gitops";
-import { capitalized, plain } from "../../../text";
+import { plain } from "../../../text";
 import { ConfirmDialog } from "../../../ui/dialog";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice } from "../../../ui/notice";
 import { Age } from "../../../ui/time";
+import { commandsOf, type ProjectCommand, recoverySummary } from "./commands";
 import { DiffView } from "./diff";
 import { CommitName, ErrorText, objectName, shortId } from "./names";
+import { FirstOf, HeldList, HeldNotice, RecoveryDetails, RecoveryNotice, SHOWN } from "./plans";
 import { Table } from "../../../ui/table";
 
 /** The time that a command may take, in milliseconds. */
 const TIMEOUT = 30_000;
-/** The most objects of a list that are shown. */
-const SHOWN = 100;
 
 /** The sign and the colour of a state, which are those of the health of objects. */
 const LOOKS: Readonly<Record<ProjectState, string>> = {
@@ -36,7 +36,15 @@ const LOOKS: Readonly<Record<ProjectState, string>> = {
   held: "degraded",
   orphaned: "unknown",
   failed: "degraded",
+  "inventory-lost": "degraded",
+  unknown: "unknown",
 };
+
+/** Shows a state. A newer agentk may have another one. */
+function State({ state }: { state: ProjectState }) {
+  const look = Object.hasOwn(LOOKS, state) ? LOOKS[state] : "unknown";
+  return <span class={`health ${look}`}>{plain(state, 64)}</span>;
+}
 
 export function Changes({ agent }: { agent: string }) {
   const [changes, setChanges] = useState(0);
@@ -86,28 +94,40 @@ function ProjectView({
       .filter((name) => objects[name] > 0)
       .map((name) => `${objects[name]} ${name}`),
   ];
-  const isTried = project.attempted !== undefined && project.attempted.id !== project.synced?.id;
+  const { synced, working, attempted, as_of: asOf = 0 } = project;
+  const isTried = attempted !== undefined && ![synced?.id, working?.id].includes(attempted.id);
   return (
     <section class="stack project" aria-label={plain(project.project, 256)}>
       <h2 class="wrap">
-        {plain(project.project, 256)} <span class={`health ${LOOKS[project.state]}`}>{project.state}</span>
+        {plain(project.project, 256)} <State state={project.state} />
       </h2>
       <dl class="facts">
         {project.message !== project.problem && <Fact name="State">{plain(project.message)}</Fact>}
         {project.problem !== undefined && <Fact name="Git">{plain(project.problem)}</Fact>}
         <Fact name="Follows">{plain(project.reference, 512)}</Fact>
-        {project.synced && (
+        {synced && (
           <Fact name="In the cluster">
-            <CommitName commit={project.synced} />
+            <CommitName commit={synced} />
           </Fact>
         )}
-        {isTried && project.attempted && (
+        {working && (
+          <Fact name="Not complete">
+            <CommitName commit={working} />
+          </Fact>
+        )}
+        {isTried && (
           <Fact name="Tried">
-            <CommitName commit={project.attempted} />
+            <CommitName commit={attempted} />
+          </Fact>
+        )}
+        {asOf > 0 && (
+          <Fact name="As of">
+            <Age time={asOf} /> ago
           </Fact>
         )}
         <Fact name="Objects">{counts.join(", ")}</Fact>
       </dl>
+      <Waiting waiting={project.waiting ?? []} count={objects.waiting ?? 0} />
       <Errors title="What failed" errors={project.errors ?? []} open />
       <Errors title="Objects that left Git and stay" errors={project.kept ?? []} />
       <Commands agent={agent} project={project} onChange={onChange} />
@@ -122,6 +142,30 @@ function Fact({ name, children }: { name: string; children: ComponentChildren })
       <dt>{name}</dt>
       <dd>{children}</dd>
     </>
+  );
+}
+
+/** The objects that a sync waits for, of which agentk names the first ones. */
+function Waiting({ waiting, count }: { waiting: AwaitedObject[]; count: number }) {
+  const all = Math.max(count, waiting.length);
+  if (all === 0) return null;
+  return (
+    <details open>
+      <summary>What the sync waits for ({all})</summary>
+      <FirstOf items={waiting} count={all}>
+        {({ object, reason, since }) => (
+          <>
+            <b>{objectName(object)}: </b>
+            {plain(reason)}
+            {since > 0 && (
+              <>
+                , for <Age time={since} />
+              </>
+            )}
+          </>
+        )}
+      </FirstOf>
+    </details>
   );
 }
 
@@ -143,36 +187,23 @@ function Errors({ title, errors, open }: { title: string; errors: ObjectError[];
   );
 }
 
-/** The effect of each command, in one sentence. */
-const EFFECTS: Readonly<Record<Command, string>> = {
-  sync: "agentk compares the newest commit with the cluster at once, and reverts changes of others.",
-  suspend: "Later commits wait. The objects stay as they are.",
-  resume: "agentk applies the newest commit.",
-  approve: "agentk deletes exactly these objects.",
-  prune: "agentk shows the objects that it would delete. It deletes none before they are approved.",
-};
-
 function Commands({ agent, project, onChange }: { agent: string; project: Project; onChange: () => void }) {
   // An approval is about what the dialog has shown, also if a newer commit is there meanwhile.
-  const [chosen, setChosen] = useState<{ name: Command; held: Project["held"] } | null>(null);
+  const [chosen, setChosen] = useState<ProjectCommand | null>(null);
   const [isCompared, setCompared] = useState(false);
-  const { state } = project;
-  // What was held before a suspension is not approved now.
-  const held = state === "held" ? project.held : undefined;
-  const commands = commandsOf(project);
-  const name = plain(project.project, 256);
+  const { state, held, recovery, message } = project;
   return (
     <>
       <div class="row">
-        {commands.map((one) => (
+        {commandsOf(project).map((one) => (
           <button
-            key={one}
+            key={one.name}
             type="button"
             onClick={() => {
-              setChosen({ name: one, held });
+              setChosen(one);
             }}
           >
-            {capitalized(one)}
+            {one.name}
           </button>
         ))}
         {state !== "orphaned" && (
@@ -187,59 +218,35 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
           </button>
         )}
       </div>
-      {held && (
-        <Notice kind="warning">
-          {held.count} {held.count === 1 ? "object" : "objects"} would be deleted, and this waits for an
-          approval.
-        </Notice>
-      )}
+      {state === "held" && held && <HeldNotice held={held} message={message} />}
+      {state === "inventory-lost" && <RecoveryNotice recovery={recovery} />}
       {isCompared && (
         <DiffView agent={agent} project={project.project} lastSync={project.history?.[0]?.ended ?? 0} />
       )}
       {chosen !== null && (
         <ConfirmDialog
-          title={`${capitalized(chosen.name)} ${name}`}
-          confirm={capitalized(chosen.name)}
+          title={`${chosen.name} ${plain(project.project, 256)}`}
+          confirm={chosen.name}
           onConfirm={async () => {
-            const code = chosen.name === "approve" ? (chosen.held?.code ?? "") : "";
-            await command(agent, project.project, chosen.name, AbortSignal.timeout(TIMEOUT), code);
+            const signal = AbortSignal.timeout(TIMEOUT);
+            await command(agent, project.project, chosen.command, signal, chosen.code);
             onChange();
           }}
           onClose={() => {
             setChosen(null);
           }}
         >
-          <p>{EFFECTS[chosen.name]}</p>
-          {chosen.name === "approve" && chosen.held && <HeldObjects held={chosen.held} />}
+          <p>{chosen.effect}</p>
+          {chosen.held && <HeldList held={chosen.held} />}
+          {chosen.recovery && (
+            <>
+              <p>{recoverySummary(chosen.recovery)}</p>
+              <RecoveryDetails recovery={chosen.recovery} />
+            </>
+          )}
         </ConfirmDialog>
       )}
     </>
-  );
-}
-
-function commandsOf({ state, settings }: Project): Command[] {
-  switch (state) {
-    case "orphaned":
-      return ["prune"];
-    case "suspended":
-      // The configuration decides about a suspension of its own.
-      return settings?.suspend === true ? [] : ["resume"];
-    case "held":
-      return ["sync", "suspend", "approve"];
-    default:
-      return ["sync", "suspend"];
-  }
-}
-
-function HeldObjects({ held: { count, objects } }: { held: NonNullable<Project["held"]> }) {
-  const shown = objects.slice(0, SHOWN);
-  return (
-    <ul class="wrap">
-      {shown.map((object) => (
-        <li key={objectName(object)}>{objectName(object)}</li>
-      ))}
-      {count > shown.length && <li class="muted">and {count - shown.length} more</li>}
-    </ul>
   );
 }
 
@@ -255,7 +262,7 @@ function History({ history }: { history: SyncRecord[] }) {
               <code>{plain(shortId(commit), 64)}</code>
             </td>
             <td>
-              <span class={`health ${LOOKS[state]}`}>{state}</span>
+              <State state={state} />
             </td>
             <td>
               {objects.total} in Git, {objects.applied} applied, {objects.failed} failed, {objects.pruned}{" "}
@@ -263,7 +270,7 @@ function History({ history }: { history: SyncRecord[] }) {
             </td>
             <td>{(duration / 1000).toFixed(1)} s</td>
             <td>
-              <Age time={new Date(ended).toISOString()} />
+              <Age time={ended} />
             </td>
           </tr>
         ))}
