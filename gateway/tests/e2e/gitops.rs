@@ -1,6 +1,7 @@
 //! GitOps: commits of a real repository become objects of a real cluster.
 
 mod comment;
+mod deletions;
 mod diff;
 mod fleet;
 mod gitlab;

@@ -204,7 +204,7 @@ pub struct RecoveryPlan {
     pub code: String,
     /// The number of objects that become members again.
     pub count: u32,
-    /// The number of those that are not in Git. They are deleted by the next sync, with all guards.
+    /// The number of those that are not in Git. They wait for an approval then.
     pub left: u32,
     /// The first objects that are not in Git.
     pub objects: Vec<ObjectId>,

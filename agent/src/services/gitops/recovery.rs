@@ -21,7 +21,7 @@ pub(super) async fn recover(
     project: &Project,
     engine: &mut Engine<KubeCluster>,
     input: &SyncInput,
-    wish: &str,
+    (wish, requested): (&str, &str),
     fence: &dyn Fence,
 ) -> bool {
     let code = (wish != PLAN).then_some(wish);
@@ -64,6 +64,7 @@ pub(super) async fn recover(
             status.state = ProjectState::InventoryLost;
         }
         (status.message, status.recovery) = (message, plan);
+        requested.clone_into(&mut status.answered);
     })
     .await;
     done

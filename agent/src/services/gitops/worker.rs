@@ -184,8 +184,8 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         let fence = WorkerFence { gitops: &gitops, project: &project, number: wanted.number };
         let input = sync_input(agent, &project, &wanted, &commands, &progress);
         if let Some(wish) = &commands.recover {
-            let engine = &mut syncer.engine;
-            if recovery::recover(&gitops, agent, &project, engine, &input, wish, &fence).await {
+            let (engine, command) = (&mut syncer.engine, (&**wish, &*commands.requested));
+            if recovery::recover(&gitops, agent, &project, engine, &input, command, &fence).await {
                 progress.note_command();
             } else {
                 schedule.note_failure(Instant::now(), false);

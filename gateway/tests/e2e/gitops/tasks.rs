@@ -49,6 +49,10 @@ fn cluster_wide_state_is_synchronized() {
     eventually("they are changed", || verbs() == [r#"["list"]"#, "list"]);
     let text = config_maps(&["a"]);
     world.configure("max_prune: 9", &[("manifests/app.yaml", Some(&text))]);
+    let status = world.wait_for_state("held");
+    let takes = status["held"]["objects"].to_string();
+    assert!(takes.contains("all that is in it, 1 objects now"), "{status}");
+    world.approve();
     eventually("they are deleted", || {
         kubectl.run(&["get", "clusterrole", name]).code != 0
             && kubectl.run(&["get", "namespace", &inside]).code != 0

@@ -67,7 +67,7 @@ function approval(held: HeldDeletions): ProjectCommand {
 
 function recover(recovery: RecoveryPlan): ProjectCommand {
   const effect =
-    "agentk makes exactly these objects the inventory again, and the next sync plans its deletions as always. A project that is suspended then can be resumed.";
+    "agentk makes exactly these objects the inventory again, and those that are not in Git wait for an approval then. A project that is suspended then can be resumed.";
   return { name: "Recover", command: "recover", effect, code: recovery.code, recovery };
 }
 
