@@ -291,7 +291,7 @@ impl Inventory {
         let deleted = spent.union(uids).count();
         let total = baseline.union(&spent).count();
         let percent = usize::from(settings.max_prune_percent);
-        if !baseline.is_empty() && baseline.iter().all(|uid| uids.contains(uid)) {
+        if percent < 100 && !baseline.is_empty() && baseline.iter().all(|uid| uids.contains(uid)) {
             return Some(format!("all {left} objects of the project would be deleted: {NEXT}"));
         }
         if deleted <= settings.max_prune as usize || deleted * 100 <= percent * total {

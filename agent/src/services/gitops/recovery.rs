@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gitops_engine::{Engine, Fence, KubeCluster, Recovery, SyncInput};
+use gitops_engine::{Engine, KubeCluster, Recovery, SyncInput};
 use proto::{AgentId, gitops::ProjectState};
 
 use super::{
@@ -22,10 +22,10 @@ pub(super) async fn recover(
     engine: &mut Engine<KubeCluster>,
     input: &SyncInput,
     (wish, requested): (&str, &str),
-    fence: &dyn Fence,
 ) -> bool {
     let code = (wish != PLAN).then_some(wish);
-    let recovered = engine.recover(input, code, fence).await;
+    // A project that is suspended is recovered, too.
+    let recovered = engine.recover(input, code, &*gitops.leader).await;
     let mut suspends = false;
     let (message, plan) = match &recovered {
         Ok(Recovery::Planned(plan)) if code.is_some() => (

@@ -185,7 +185,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         let input = sync_input(agent, &project, &wanted, &commands, &progress);
         if let Some(wish) = &commands.recover {
             let (engine, command) = (&mut syncer.engine, (&**wish, &*commands.requested));
-            if recovery::recover(&gitops, agent, &project, engine, &input, command, &fence).await {
+            if recovery::recover(&gitops, agent, &project, engine, &input, command).await {
                 progress.note_command();
             } else {
                 schedule.note_failure(Instant::now(), false);
@@ -193,7 +193,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             continue;
         }
         if syncer.suspended != Some(commands.suspended) {
-            match syncer.engine.note_suspension(&input, commands.suspended, &fence).await {
+            match syncer.engine.note_suspension(&input, commands.suspended, &*gitops.leader).await {
                 Ok(()) => syncer.suspended = Some(commands.suspended),
                 Err(error) => {
                     tracing::warn!(

@@ -13,9 +13,9 @@ fn names(range: std::ops::Range<usize>) -> String {
 /// A deletion that is held survives looks, drift, a restart, another leader and later commits. Afterwards, small commits count together.
 #[test]
 fn held_deletion_waits_for_its_approval_and_for_nothing_else() {
-    let Some(world) = World::or_skip("gitops-held") else { return };
-    let kubectl = &world.namespace.kubectl;
-    let commit = |text: &str| world.repository.commit_files(&[("manifests/app.yaml", Some(text))]);
+    let Some(mut world) = World::or_skip("gitops-held") else { return };
+    let commit =
+        |world: &World, text: &str| world.repository.commit_files(&[("manifests/app.yaml", Some(text))]);
     world.configure("", &[("manifests/app.yaml", Some(&numbered(0..10)))]);
     eventually("the objects are created", || world.config_maps() == names(0..10));
     let directory = TempDir::new().unwrap();
@@ -23,20 +23,20 @@ fn held_deletion_waits_for_its_approval_and_for_nothing_else() {
     eventually("both pods have tunnels", || world.installation.kas.metric("kas_tunnels") == 4.0);
 
     // 10 objects are replaced by 40 others.
-    commit(&numbered(10..50));
+    commit(&world, &numbered(10..50));
     let held = world.wait_for_state("held")["held"].clone();
     assert_eq!((&held["count"], world.config_maps()), (&json!(10), names(0..50)));
     assert!(world.gitops(&["sync", PROJECT]).status.success());
-    kubectl.ok(&["patch", "configmap", "c20", "--patch", r#"{"data": {"key": "drift"}}"#]);
+    world.namespace.kubectl.ok(&["patch", "configmap", "c20", "--patch", r#"{"data": {"key": "drift"}}"#]);
     eventually("drift is healed meanwhile", || world.data("c20") == "one");
-    commit(&numbered(10..51));
+    commit(&world, &numbered(10..51));
     eventually("a later commit is applied", || world.config_maps() == names(0..51));
     assert_eq!(world.wait_for_state("held")["held"], held);
 
     let leads = "this pod leads GitOps";
     world.installation.agent.process.kill();
     eventually("the other pod leads", || second.process.printed().contains(leads));
-    commit(&numbered(10..52));
+    commit(&world, &numbered(10..52));
     eventually("it applies the next commit", || world.config_maps() == names(0..52));
     assert_eq!(world.wait_for_state("held")["held"], held, "the plan is in the inventory");
     world.approve();
@@ -45,9 +45,9 @@ fn held_deletion_waits_for_its_approval_and_for_nothing_else() {
     assert_eq!(status["objects"]["pruned"], 10, "{status}");
 
     // 42 objects, of which 30 % may go within an hour.
-    commit(&numbered(10..42));
+    commit(&world, &numbered(10..42));
     eventually("a small deletion needs no approval", || world.config_maps() == names(10..42));
-    commit(&numbered(10..36));
+    commit(&world, &numbered(10..36));
     let status = world.wait_for_state("held");
     assert!(
         status["held"]["reason"].to_string().contains("16 of 42 objects would be deleted within an hour"),
@@ -69,8 +69,9 @@ fn lost_inventory_is_made_anew_by_a_person() {
         listed.split_whitespace().find(is_wanted).unwrap().to_owned()
     };
     let recover = || {
-        let shown = String::from_utf8(world.gitops(&["recover", PROJECT]).stdout).unwrap();
-        assert!(shown.contains("Recovers:") && shown.contains("/left"), "{shown}");
+        let output = world.gitops(&["recover", PROJECT]);
+        let shown = String::from_utf8_lossy(&output.stdout);
+        assert!(shown.contains("Recovers:") && shown.contains("/left"), "{output:?}");
         let code = world.status()["recovery"]["code"].as_str().unwrap().to_owned();
         assert!(!world.gitops(&["recover", PROJECT, "--code", "0123456789abcdef"]).status.success());
         assert!(world.gitops(&["recover", PROJECT, "--code", &code]).status.success());
