@@ -42,7 +42,7 @@ impl KubeCluster {
     }
 
     /// Reports the metadata of the objects of a kind in a namespace that have a label, and of those that change, until the API server
-    /// ends the watch.
+    /// ends the watch. The second argument says whether the object exists.
     ///
     /// # Errors
     ///
@@ -52,14 +52,14 @@ impl KubeCluster {
         kind: &Kind,
         namespace: &str,
         selector: &str,
-        mut report: impl FnMut(&ObjectMeta) + Send,
+        mut report: impl FnMut(&ObjectMeta, bool) + Send,
     ) -> Result<(), ApiError> {
         for object in self.list(kind, namespace, selector, true).await? {
             if let Ok(metadata) = serde_json::from_value(object["metadata"].clone()) {
-                report(&metadata);
+                report(&metadata, true);
             }
         }
-        self.watch(kind, namespace, selector, |metadata, _| report(metadata)).await
+        self.watch(kind, namespace, selector, report).await
     }
 
     async fn watch(

@@ -58,9 +58,14 @@ pub(super) async fn run(gitops: &Gitops) {
 async fn watch_commands(gitops: &Gitops) {
     let (kind, _) = inventory(gitops, AgentId(0), "");
     loop {
-        let report = |metadata: &ObjectMeta| {
+        let report = |metadata: &ObjectMeta, exists: bool| {
             let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
             let Some(project) = annotation(PROJECT).and_then(|id| gitops.find_project(&id)) else { return };
+            if !exists {
+                // The worker finds that the inventory was lost.
+                project.request();
+                return;
+            }
             if project.note_commands([SUSPENDED, APPROVED, RECOVER, REQUESTED, PRUNE].map(annotation)) {
                 gitops.sources.lock().want(&project.id);
             }
