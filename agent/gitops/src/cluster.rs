@@ -72,7 +72,7 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         patch: &Value,
     ) -> impl Future<Output = Result<Value, ApiError>> + Send;
 
-    /// Deletes an object, if it still has this UID, and this resource version if there is one.
+    /// Deletes an object, if it still has this UID, and this resource version if there is one. Returns whether it is certainly gone.
     fn delete(
         &self,
         kind: &Kind,
@@ -80,7 +80,7 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         uid: &str,
         resource_version: Option<&str>,
         propagation: PropagationPolicy,
-    ) -> impl Future<Output = Result<(), ApiError>> + Send;
+    ) -> impl Future<Output = Result<bool, ApiError>> + Send;
 }
 
 /// A kind as the cluster serves it.

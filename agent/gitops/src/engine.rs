@@ -31,6 +31,7 @@ pub use self::inventory::Recovery;
 pub(crate) use self::members::fingerprint;
 use self::{
     examine::Known,
+    gitlab::OldInventory,
     inventory::StoredInventory,
     members::Members,
     report::Report,
@@ -169,6 +170,28 @@ struct SyncContext<'a> {
     set: String,
 }
 
+/// What a sync has found and done so far.
+struct SyncState {
+    stored: StoredInventory,
+    members: Members,
+    /// The objects in Git.
+    desired: HashSet<ObjectId>,
+    /// The objects in Git that GitLab's agent has applied, and that this sync takes over.
+    claimed: Vec<ObjectId>,
+    /// The objects that belonged to the project at the beginning.
+    before: HashSet<ObjectId>,
+    applied: Vec<AppliedObject>,
+    /// The UIDs of the objects that were deleted.
+    gone: HashSet<String>,
+}
+
+impl SyncState {
+    fn add_applied(&mut self, objects: Vec<AppliedObject>) {
+        self.members.applied.extend(objects.iter().map(|(.., uid)| uid.clone()));
+        self.applied.extend(objects);
+    }
+}
+
 impl<C: Cluster> Engine<C> {
     /// Returns the engine of a project. `cluster` has the identity, the policy and the scope of the project, and `own` those of
     /// agentk. `namespace` is that of agentk.
@@ -277,63 +300,68 @@ impl<C: Cluster> Engine<C> {
 
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
         let sync = SyncContext { input, fence, set };
-        let mut stored = self.load(&sync, &manifests).await?;
+        let stored = self.load(&sync, &manifests).await?;
         for manifest in &mut manifests {
             manifest.set_label(PART_OF, &sync.set);
         }
-        let desired: HashSet<ObjectId> = manifests.iter().map(|manifest| manifest.id.clone()).collect();
-        let mut members = self.members(&stored, &sync).await?;
-        let old = self.old_inventory(&members, &desired, &sync).await?;
-        if let Some(old) = &old {
-            old.add_to(&mut members);
-        }
-        let claimed = old.as_ref().map(|old| old.in_git.clone()).unwrap_or_default();
-        let before: HashSet<ObjectId> = members.by_id.keys().chain(&claimed).cloned().collect();
-        let mut plan = self.plan_deletions(&mut stored, &members, &claimed, &desired, &sync).await?;
+        let (mut state, old) = self.look(stored, &manifests, &sync).await?;
+        let mut plan = self.plan_deletions(&mut state, &sync).await?;
         plan.report(report);
         if sync.writes() {
-            self.record_plan(&mut stored, &manifests, &sync).await?;
+            self.record_plan(&mut state.stored, &manifests, &sync).await?;
         }
 
-        let mut objects: Vec<AppliedObject> = Vec::with_capacity(manifests.len());
         let mut awaited = Vec::new();
         for stage in &stages {
-            let (applied, terminating) = self.apply_stage(stage, &manifests, &members, &sync, report).await?;
-            members.applied.extend(applied.iter().map(|(.., uid)| uid.clone()));
-            objects.extend(applied);
+            let (applied, terminating) =
+                self.apply_stage(stage, &manifests, &state.members, &sync, report).await?;
+            state.add_applied(applied);
             awaited.extend(terminating);
             if sync.writes() {
-                awaited.extend(self.unmet(stage, &manifests, &objects, &sync).await?);
+                awaited.extend(self.unmet(stage, &manifests, &state.applied, &sync).await?);
                 if !awaited.is_empty() {
                     break;
                 }
             }
         }
-        self.objects = objects.iter().map(|(id, kind, _)| (id.clone(), kind.clone())).collect();
-        self.known.retain(|id, _| desired.contains(id));
+        self.objects = state.applied.iter().map(|(id, kind, _)| (id.clone(), kind.clone())).collect();
+        self.known.retain(|id, _| state.desired.contains(id));
         if sync.writes() {
-            let is_applied = awaited.is_empty();
-            let mut gone = HashSet::new();
-            if is_applied {
-                let failed = self.take_over(old, &mut stored.set, &mut members, &sync, report).await?;
+            let mut is_complete = false;
+            if awaited.is_empty() {
+                let failed = self.take_over(old, &mut state, &sync, report).await?;
                 plan.leave_out(&failed);
                 let is_held = plan.is_held();
-                awaited.extend(
-                    self.delete_left(plan, &mut stored, &members, &desired, &mut gone, &sync, report).await?,
-                );
-                let is_complete = awaited.is_empty() && !is_held && report.objects.failed == 0;
-                self.record_members(&mut stored, &members, &objects, &before, &gone, is_complete, fence)
-                    .await?;
-                if is_complete && members.unknown.is_empty() {
-                    self.shrink_parent(stored, fence).await?;
-                }
-            } else {
-                self.record_members(&mut stored, &members, &objects, &before, &gone, false, fence).await?;
+                awaited = self.delete_left(plan, &mut state, &sync, report).await?;
+                is_complete = awaited.is_empty() && !is_held && report.objects.failed == 0;
+            }
+            self.record_members(&mut state, is_complete, fence).await?;
+            if is_complete && state.members.unknown.is_empty() {
+                self.shrink_parent(state.stored, fence).await?;
             }
         }
         report.wait_for(&awaited, &sync);
         self.awaited = awaited;
         if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(()) }
+    }
+
+    /// Finds out what belongs to the project, without a write.
+    async fn look(
+        &self,
+        stored: StoredInventory,
+        manifests: &[Manifest],
+        sync: &SyncContext<'_>,
+    ) -> Result<(SyncState, Option<OldInventory>), Failure> {
+        let desired: HashSet<ObjectId> = manifests.iter().map(|manifest| manifest.id.clone()).collect();
+        let mut members = self.members(&stored, sync).await?;
+        let old = self.old_inventory(&members, &desired, sync).await?;
+        if let Some(old) = &old {
+            old.add_to(&mut members);
+        }
+        let claimed = old.as_ref().map(|old| old.in_git.clone()).unwrap_or_default();
+        let before = members.by_id.keys().chain(&claimed).cloned().collect();
+        let (applied, gone) = (Vec::new(), HashSet::new());
+        Ok((SyncState { stored, members, desired, claimed, before, applied, gone }, old))
     }
 
     /// Returns whether nothing hinders the sync any more that has ended with objects to wait for.
@@ -366,19 +394,14 @@ impl<C: Cluster> Engine<C> {
         }
     }
 
-    /// Writes the members: those that were applied, and those that left Git and are still there. `before` are the members at the
-    /// beginning, and `gone` those that were deleted.
-    #[expect(clippy::too_many_arguments, reason = "they are the results of the steps of one sync")]
+    /// Writes the members: those that were applied, and those that left Git and are still there.
     async fn record_members(
         &mut self,
-        stored: &mut StoredInventory,
-        members: &Members,
-        applied: &[AppliedObject],
-        before: &HashSet<ObjectId>,
-        gone: &HashSet<String>,
+        state: &mut SyncState,
         is_complete: bool,
         fence: &dyn Fence,
     ) -> Result<(), Failure> {
+        let SyncState { stored, members, before, applied, gone, .. } = state;
         let replaced: HashSet<&ObjectId> = applied.iter().map(|(id, ..)| id).collect();
         let mut now: BTreeMap<String, ObjectId> = stored
             .inventory

@@ -383,7 +383,7 @@ impl Cluster for FakeCluster {
         uid: &str,
         resource_version: Option<&str>,
         propagation: PropagationPolicy,
-    ) -> Result<(), ApiError> {
+    ) -> Result<bool, ApiError> {
         let late = || -> Option<LateWrite> {
             let (id, uid, version) = (id.clone(), uid.to_owned(), resource_version.map(str::to_owned));
             Some(Box::new(move |world| {
@@ -391,7 +391,8 @@ impl Cluster for FakeCluster {
             }))
         };
         let work = |world: &mut World| world.delete_if(id, uid, resource_version, propagation);
-        self.call(kind, format!("delete {id}"), work, late).await
+        self.call(kind, format!("delete {id}"), work, late).await?;
+        Ok(self.object(id).is_none())
     }
 }
 

@@ -497,7 +497,7 @@ impl Cluster for KubeCluster {
         uid: &str,
         resource_version: Option<&str>,
         propagation: PropagationPolicy,
-    ) -> Result<(), ApiError> {
+    ) -> Result<bool, ApiError> {
         let params = match propagation {
             PropagationPolicy::Orphan => DeleteParams::orphan(),
             PropagationPolicy::Background => DeleteParams::background(),
@@ -508,7 +508,9 @@ impl Cluster for KubeCluster {
             resource_version: resource_version.map(str::to_owned),
         };
         let request = path(kind, &id.namespace).delete(&id.name, &params.preconditions(preconditions));
-        self.send(request).await.map(drop)
+        let (_, response) = self.json(request).await?;
+        // Otherwise it is the object, which may have finalizers.
+        Ok(response["kind"] == "Status")
     }
 }
 

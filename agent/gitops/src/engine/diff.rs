@@ -109,17 +109,17 @@ impl<C: Cluster> Engine<C> {
         let stages = order::stages(&manifests)?;
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
         let sync = SyncContext { input, fence, set };
-        let mut stored = self.load(&sync, &manifests).await?;
+        let stored = self.load(&sync, &manifests).await?;
         for manifest in &mut manifests {
             manifest.set_label(PART_OF, &sync.set);
         }
-        let mut members = self.members(&stored, &sync).await?;
+        let (mut state, _) = self.look(stored, &manifests, &sync).await?;
         let mut new_namespaces = HashSet::new();
         for stage in &stages {
             let of_stage = || stage.objects.iter().map(|index| &manifests[*index]);
             // Collected first: a closure inside of the stream would have to work for all lifetimes.
             let comparing: Vec<_> = of_stage()
-                .map(|manifest| self.compare_object(manifest, &members, &new_namespaces, &sync))
+                .map(|manifest| self.compare_object(manifest, &state.members, &new_namespaces, &sync))
                 .collect();
             let mut compared = stream::iter(comparing).buffered(CONCURRENCY);
             let (mut uids, mut created) = (Vec::new(), Vec::new());
@@ -138,21 +138,15 @@ impl<C: Cluster> Engine<C> {
                 lines.send(line).await?;
             }
             drop(compared);
-            members.applied.extend(uids);
+            state.members.applied.extend(uids);
             new_namespaces.extend(created);
         }
         // Errors stop a sync before it deletes anything.
         if part || lines.summary.errors > 0 {
             return Ok(());
         }
-        let desired = manifests.into_iter().map(|manifest| manifest.id).collect();
-        let old = self.old_inventory(&members, &desired, &sync).await?;
-        if let Some(old) = &old {
-            old.add_to(&mut members);
-        }
-        let claimed = old.as_ref().map_or(&[][..], |old| &old.in_git);
-        let planned = self.plan_deletions(&mut stored, &members, claimed, &desired, &sync).await?;
-        lines.deletions(planned, &members).await
+        let planned = self.plan_deletions(&mut state, &sync).await?;
+        lines.deletions(planned, &state.members).await
     }
 
     async fn compare_object(

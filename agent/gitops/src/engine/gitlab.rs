@@ -11,13 +11,13 @@ use proto::gitops::ObjectId;
 use serde_json::{Value, json};
 
 use super::{
-    CONCURRENCY, Engine, Failure, SyncContext, SyncInput,
+    CONCURRENCY, Engine, Failure, SyncContext, SyncInput, SyncState,
     members::{Members, fingerprint},
     report::Report,
 };
 use crate::{
     ApiError, Cluster, GroupKind, Kind, KindLookup,
-    applyset::{ApplySet, PART_OF},
+    applyset::PART_OF,
     deletion_plan::Member,
     ownership,
     parse::MAX_OBJECTS,
@@ -160,11 +160,11 @@ impl<C: Cluster> Engine<C> {
     pub(super) async fn take_over(
         &mut self,
         old: Option<OldInventory>,
-        set: &mut ApplySet,
-        members: &mut Members,
+        state: &mut SyncState,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
     ) -> Result<HashSet<ObjectId>, Failure> {
+        let (set, members) = (&mut state.stored.set, &mut state.members);
         let mut failed = HashSet::new();
         let Some(OldInventory { id, is_own, uid, version, left, unknown, .. }) = old else {
             self.taken_over = true;
@@ -210,7 +210,7 @@ impl<C: Cluster> Engine<C> {
             let policy = proto::agent_configuration::gitops::PropagationPolicy::Background;
             match with_retry(sync.fence, || cluster.delete(&kind, &id, &uid, Some(&version), policy)).await {
                 // The next sync looks for another one.
-                Ok(()) => {}
+                Ok(_) => {}
                 Err(CallError::Api(error)) if error.status == 404 => {}
                 Err(CallError::Api(error)) => failure = Some(error.to_string()),
                 Err(CallError::Stopped(stopped)) => return Err(stopped.into()),

@@ -5,13 +5,15 @@ use std::{
     time::Duration,
 };
 
-use proto::gitops::{EventKind, ObjectError, ObjectId};
+use proto::{
+    agent_configuration::gitops::PropagationPolicy,
+    gitops::{EventKind, ObjectError, ObjectId},
+};
 use serde_json::Value;
 use tokio::time::sleep;
 
 use super::{
-    Engine, Failure, SyncContext,
-    inventory::StoredInventory,
+    Engine, Failure, SyncContext, SyncState,
     members::{Members, id_of},
     report::Report,
     stage::{Awaited, run_all},
@@ -31,9 +33,27 @@ use crate::{
 
 /// The attempts to delete an object that changes meanwhile.
 const ATTEMPTS: u32 = 3;
-/// The pauses before deleted objects are looked at: most are gone after the first one. Others are looked at by the next pass.
+/// The pauses before a few deleted objects are looked at, of which most are gone after the first one. Others wait for the next pass.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
+/// The most objects that are looked at one by one. The next pass lists them.
+const MAX_LOOKS: usize = 20;
+/// Kinds whose objects own no others. The garbage collector of Kubernetes deletes some 15 objects a second with the policy `foreground`,
+/// which is of no use for them.
+const WITHOUT_DEPENDENTS: [(&str, &str); 12] = [
+    ("", "ConfigMap"),
+    ("", "Secret"),
+    ("", "ServiceAccount"),
+    ("", "LimitRange"),
+    ("", "ResourceQuota"),
+    ("rbac.authorization.k8s.io", "Role"),
+    ("rbac.authorization.k8s.io", "RoleBinding"),
+    ("rbac.authorization.k8s.io", "ClusterRole"),
+    ("rbac.authorization.k8s.io", "ClusterRoleBinding"),
+    ("networking.k8s.io", "NetworkPolicy"),
+    ("policy", "PodDisruptionBudget"),
+    ("scheduling.k8s.io", "PriorityClass"),
+];
 /// Kinds whose objects are records about other objects.
 const RECORDS: [(&str, &str); 6] = [
     ("", "Event"),
@@ -68,7 +88,9 @@ enum Inspection {
 
 /// The end of an attempt to delete an object.
 enum Deletion {
-    /// It is gone, or will be.
+    /// It is gone.
+    Gone,
+    /// It will be gone.
     Begun,
     /// A guard keeps it.
     Kept(String),
@@ -100,16 +122,14 @@ impl PlannedDeletions {
 }
 
 impl<C: Cluster> Engine<C> {
-    /// Plans the deletion of the members that left Git, without a write. `claimed` are objects of GitLab's agent that this sync takes over.
+    /// Plans the deletion of the members that left Git, without a write.
     pub(super) async fn plan_deletions(
         &self,
-        stored: &mut StoredInventory,
-        members: &Members,
-        claimed: &[ObjectId],
-        desired: &HashSet<ObjectId>,
+        state: &mut SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<PlannedDeletions, Failure> {
         let settings = &sync.input.settings;
+        let SyncState { stored, members, desired, claimed, .. } = &*state;
         let all = || members.by_id.values().map(|(member, _)| member);
         let LeftMembers { deletable, kept, deleting } = LeftMembers::new(all().cloned(), desired, settings);
 
@@ -132,7 +152,7 @@ impl<C: Cluster> Engine<C> {
                 "objects of the kind {kind} that left Git are not deleted, because it cannot be listed: {reason}"
             ));
         }
-        let candidates = self.inspect_all(deletable, &mut planned, stored, members, desired, sync).await?;
+        let candidates = self.inspect_all(deletable, &mut planned, state, sync).await?;
 
         let live: HashMap<&str, &Member> = all().map(|member| (&*member.uid, member)).collect();
         let counts = |uid: &&String| live.get(&***uid).is_some_and(|member| member.is_deletable(settings));
@@ -150,7 +170,7 @@ impl<C: Cluster> Engine<C> {
             out_of_git: &out_of_git,
             now: sync.input.now,
         };
-        planned.plan = stored.inventory.plan(candidates, &context);
+        planned.plan = state.stored.inventory.plan(candidates, &context);
         Ok(planned)
     }
 
@@ -159,12 +179,10 @@ impl<C: Cluster> Engine<C> {
         &self,
         deletable: Vec<Member>,
         planned: &mut PlannedDeletions,
-        stored: &StoredInventory,
-        members: &Members,
-        desired: &HashSet<ObjectId>,
+        state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Vec<Candidate>, Failure> {
-        let held = stored.inventory.held.as_ref();
+        let held = state.stored.inventory.held.as_ref();
         let held = held.filter(|held| {
             let is_known = |member: &Member| held.objects.contains_key(&member.uid);
             sync.input.approved.as_deref() != Some(&*held.code) && deletable.iter().all(is_known)
@@ -176,8 +194,8 @@ impl<C: Cluster> Engine<C> {
                 candidates.push(Candidate { member, takes });
                 continue;
             }
-            let Some(kind) = members.kinds.get(&GroupKind::of(&member.id)) else { continue };
-            match self.inspect(kind, &member, desired, &planned.kept, members, sync).await? {
+            let Some(kind) = state.members.kinds.get(&GroupKind::of(&member.id)) else { continue };
+            match self.inspect(kind, &member, &planned.kept, state, sync).await? {
                 Inspection::Takes(takes) => candidates.push(Candidate { member, takes }),
                 Inspection::Keep(reason) => planned.kept.push((member.id, reason)),
             }
@@ -191,11 +209,11 @@ impl<C: Cluster> Engine<C> {
         &self,
         kind: &Kind,
         member: &Member,
-        desired: &HashSet<ObjectId>,
         kept: &[(ObjectId, String)],
-        members: &Members,
+        state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Inspection, Failure> {
+        let SyncState { members, desired, .. } = state;
         if !member.has_mark && !may_take_others(&member.id) {
             return Ok(Inspection::Takes(String::new()));
         }
@@ -352,15 +370,11 @@ impl<C: Cluster> Engine<C> {
         }))
     }
 
-    /// Deletes what the plan says. Returns the objects that are not gone yet, and adds the UIDs of the others to `gone`.
-    #[expect(clippy::too_many_arguments, reason = "they are the results of the steps of one sync")]
+    /// Deletes what the plan says. Returns the objects that are not gone yet.
     pub(super) async fn delete_left(
         &mut self,
         planned: PlannedDeletions,
-        stored: &mut StoredInventory,
-        members: &Members,
-        desired: &HashSet<ObjectId>,
-        gone: &mut HashSet<String>,
+        state: &mut SyncState,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
     ) -> Result<Vec<Awaited>, Failure> {
@@ -368,29 +382,32 @@ impl<C: Cluster> Engine<C> {
         kept.extend(plan.waiting.into_iter().map(|id| (id, String::new())));
         // The same object can have two names, in two API groups.
         let delete: Vec<Member> =
-            plan.delete.into_iter().filter(|member| !members.applied.contains(&member.uid)).collect();
+            plan.delete.into_iter().filter(|member| !state.members.applied.contains(&member.uid)).collect();
         let unapproved = |member: &&Member| plan.unapproved.contains(&member.uid);
         let unapproved: BTreeSet<String> =
             delete.iter().filter(unapproved).map(|member| member.uid.clone()).collect();
         if !unapproved.is_empty() {
             // Deletions count from before the first one: a process that ends in the middle has used up the budget.
-            stored.inventory.spend(unapproved, sync.input.now);
-            self.store(stored, sync.fence).await?;
+            state.stored.inventory.spend(unapproved, sync.input.now);
+            self.store(&mut state.stored, sync.fence).await?;
         }
-        let mut begun = Vec::new();
+        let (mut begun, mut gone) = (Vec::new(), HashSet::new());
         for rank in delete.chunk_by(|a, b| order::deletion_rank(&a.id) == order::deletion_rank(&b.id)) {
             let deletions = rank
                 .iter()
-                .filter_map(|member| Some((member, members.kinds.get(&GroupKind::of(&member.id))?)));
+                .filter_map(|member| Some((member, state.members.kinds.get(&GroupKind::of(&member.id))?)));
             let deleting = deletions.map(async |(member, kind)| {
-                (member, kind, self.guard_and_delete(kind, member, desired, &kept, members, sync).await)
+                (member, kind, self.guard_and_delete(kind, member, &kept, state, sync).await)
             });
             let deleted = run_all(deleting).await;
             for (member, kind, result) in deleted {
                 match result? {
-                    Ok(Deletion::Begun) => {
+                    Ok(deletion @ (Deletion::Gone | Deletion::Begun)) => {
                         report.object(EventKind::Pruned, &member.id, "deleted, because it left Git");
-                        begun.push((member.clone(), kind.clone()));
+                        match deletion {
+                            Deletion::Gone => drop(gone.insert(member.uid.clone())),
+                            _ => begun.push((member.clone(), kind.clone())),
+                        }
                     }
                     Ok(Deletion::Kept(reason)) => {
                         report.object(EventKind::Kept, &member.id, reason.clone());
@@ -408,9 +425,10 @@ impl<C: Cluster> Engine<C> {
                 }
             }
         }
-        let mut awaited = self.look_at_deleted(begun, gone, sync).await?;
+        let mut awaited = self.look_at_deleted(begun, &mut gone, sync).await?;
+        state.gone = gone;
         for Member { id, uid, deleting, .. } in deleting {
-            let Some(kind) = members.kinds.get(&GroupKind::of(&id)) else { continue };
+            let Some(kind) = state.members.kinds.get(&GroupKind::of(&id)) else { continue };
             awaited.push(Awaited::until_gone(id, kind.clone(), uid, &deleting.unwrap_or_default()));
         }
         Ok(awaited)
@@ -423,14 +441,15 @@ impl<C: Cluster> Engine<C> {
         gone: &mut HashSet<String>,
         sync: &SyncContext<'_>,
     ) -> Result<Vec<Awaited>, Failure> {
-        let mut awaited = Vec::new();
-        for pause in [None].into_iter().chain(PAUSES.map(Some)) {
-            if begun.is_empty() {
+        let until_gone = |member: &Member, kind: &Kind, finalizers: &str| {
+            Awaited::until_gone(member.id.clone(), kind.clone(), member.uid.clone(), finalizers)
+        };
+        let mut awaited: Vec<_> = begun.iter().map(|(member, kind)| until_gone(member, kind, "")).collect();
+        for pause in PAUSES {
+            if begun.is_empty() || begun.len() > MAX_LOOKS {
                 break;
             }
-            if let Some(pause) = pause {
-                sleep(pause).await;
-            }
+            sleep(pause).await;
             let looks = run_all(begun.into_iter().map(async |(member, kind)| {
                 let live = with_retry(sync.fence, || self.cluster.get(&kind, &member.id)).await;
                 (member, kind, live)
@@ -446,13 +465,7 @@ impl<C: Cluster> Engine<C> {
                     continue;
                 };
                 let deleting = Member::new(member.id.clone(), String::new(), &live["metadata"]).deleting;
-                let finalizers = deleting.unwrap_or_default();
-                awaited.push(Awaited::until_gone(
-                    member.id.clone(),
-                    kind.clone(),
-                    member.uid.clone(),
-                    &finalizers,
-                ));
+                awaited.push(until_gone(&member, &kind, &deleting.unwrap_or_default()));
                 begun.push((member, kind));
             }
         }
@@ -464,13 +477,12 @@ impl<C: Cluster> Engine<C> {
         &self,
         kind: &Kind,
         member: &Member,
-        desired: &HashSet<ObjectId>,
         kept: &[(ObjectId, String)],
-        members: &Members,
+        state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Result<Deletion, String>, Failure> {
         if may_take_others(&member.id)
-            && let Inspection::Keep(reason) = self.inspect(kind, member, desired, kept, members, sync).await?
+            && let Inspection::Keep(reason) = self.inspect(kind, member, kept, state, sync).await?
         {
             return Ok(Ok(Deletion::Kept(reason)));
         }
@@ -484,12 +496,19 @@ impl<C: Cluster> Engine<C> {
         member: &Member,
         sync: &SyncContext<'_>,
     ) -> Result<Result<Deletion, String>, Failure> {
-        let propagation = sync.input.settings.prune_propagation_policy;
+        let propagation = match sync.input.settings.prune_propagation_policy {
+            PropagationPolicy::Foreground
+                if WITHOUT_DEPENDENTS.contains(&(&*kind.kind.group, &*kind.kind.kind)) =>
+            {
+                PropagationPolicy::Background
+            }
+            policy => policy,
+        };
         let Member { id, uid, version, .. } = member;
         for _ in 0..ATTEMPTS {
             let live = match with_retry(sync.fence, || self.cluster.get(kind, id)).await {
                 Ok(Some(live)) => live,
-                Ok(None) => return Ok(Ok(Deletion::Begun)),
+                Ok(None) => return Ok(Ok(Deletion::Gone)),
                 Err(CallError::Api(error)) => return Ok(Err(error.describe(id))),
                 Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
             };
@@ -507,8 +526,9 @@ impl<C: Cluster> Engine<C> {
             }
             let seen = metadata["resourceVersion"].as_str();
             match with_retry(sync.fence, || self.cluster.delete(kind, id, uid, seen, propagation)).await {
-                Ok(()) => return Ok(Ok(Deletion::Begun)),
-                Err(CallError::Api(error)) if error.status == 404 => return Ok(Ok(Deletion::Begun)),
+                Ok(true) => return Ok(Ok(Deletion::Gone)),
+                Ok(false) => return Ok(Ok(Deletion::Begun)),
+                Err(CallError::Api(error)) if error.status == 404 => return Ok(Ok(Deletion::Gone)),
                 // It has changed since it was read.
                 Err(CallError::Api(error)) if error.status == 409 => {}
                 Err(CallError::Api(error)) => return Ok(Err(error.describe(id))),

@@ -330,7 +330,9 @@ impl<C: Cluster> Engine<C> {
         sync: &SyncContext<'_>,
     ) -> Result<Option<String>, CallError> {
         let policy = PropagationPolicy::Background;
-        with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, policy)).await?;
+        if with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, policy)).await? {
+            return Ok(None);
+        }
         let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await?;
         let live = live.filter(|live| live["metadata"]["uid"] == uid);
         Ok(live.map(|live| {

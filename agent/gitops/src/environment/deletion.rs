@@ -205,7 +205,7 @@ impl<C: Cluster> Environments<C> {
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
         let propagation = PropagationPolicy::Background;
         match self.cluster.delete(kind, id, uid, Some(&deleted_version), propagation).await {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(error) if error.status == 404 => Ok(()),
             Err(error) if error.status == 409 => Err(CHANGED.to_owned()),
             Err(error) => Err(error.describe(id)),
