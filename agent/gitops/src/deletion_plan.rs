@@ -89,6 +89,18 @@ pub struct Candidate {
     pub member: Member,
     /// What its deletion takes with it, if Git cannot bring that back. Empty otherwise.
     pub takes: String,
+    /// The names of volume claims that may go with it. An approval is for these and no others.
+    pub claims: Vec<String>,
+}
+
+impl Candidate {
+    /// Returns what the code of a plan is made of.
+    fn identity(&self) -> String {
+        let Member { id, uid, .. } = &self.member;
+        let mut claims = self.claims.clone();
+        claims.sort_unstable();
+        format!("{id} {uid} {}", claims.join(","))
+    }
 }
 
 /// The circumstances of a plan.
@@ -226,12 +238,15 @@ impl Inventory {
         self.forget_old_deletions(context.now);
 
         let uids: BTreeSet<String> = others.iter().map(|other| other.member.uid.clone()).collect();
-        let reason = match (&self.held, others.is_empty()) {
-            (_, true) => None,
-            (Some(held), false) => {
-                Some(self.reason_to_hold(&others, &uids, context).unwrap_or_else(|| held.reason.clone()))
-            }
-            (None, false) => self.reason_to_hold(&others, &uids, context),
+        let reason = match others.is_empty() {
+            true => None,
+            false => self.reason_to_hold(&others, &uids, context).or_else(|| {
+                let commit = self.held.as_ref()?.commit.get(..12).unwrap_or("before");
+                Some(format!(
+                    "{} held since the commit {commit}: approve it with kas gitops approve, or restore the files",
+                    objects(others.len(), "is", "are")
+                ))
+            }),
         };
         let members = |candidates: Vec<Candidate>| candidates.into_iter().map(|candidate| candidate.member);
         let Some(reason) = reason else {
@@ -281,7 +296,9 @@ impl Inventory {
         let PlanContext { settings, baseline, .. } = context;
         let left = uids.len();
         if context.is_empty {
-            return Some(format!("the project has no object any more, and {left} would be deleted: {NEXT}"));
+            return Some(format!(
+                "the project has no object in Git any more, and {left} would be deleted: {NEXT}"
+            ));
         }
         if let Some(lost) = others.iter().find(|other| needs_approval(other, settings)) {
             let takes = if lost.takes.is_empty() { "an annotation asks for it" } else { &lost.takes };
@@ -298,8 +315,10 @@ impl Inventory {
             return None;
         }
         let within = if spent.is_empty() { "" } else { " within an hour" };
+        let total = spent.iter().chain(uids).chain(baseline.iter()).collect::<BTreeSet<_>>().len();
         Some(format!(
-            "{deleted} of {total} objects would be deleted{within}, which is more than {percent} % (max_prune_percent): {NEXT}"
+            "{deleted} of {total} objects would be deleted{within}, which is more than {percent} % (max_prune_percent) and than {} (max_prune): {NEXT}",
+            settings.max_prune
         ))
     }
 
@@ -312,10 +331,10 @@ impl Inventory {
                 ..HeldPlan::default()
             });
         let objects: BTreeMap<_, _> =
-            others.iter().map(|other| (other.member.uid.clone(), other.takes.clone())).collect();
+            others.iter().map(|other| (other.member.uid.clone(), other.identity())).collect();
         hindered.extend(before.into_keys());
         hindered.retain(|uid| !objects.contains_key(uid));
-        let code = code(since, others.iter().map(|other| (&other.member.id, &*other.member.uid)));
+        let code = code(since, others.iter().map(Candidate::identity));
         let shown = others.iter().take(MAX_SHOWN);
         let described = HeldDeletions {
             code: code.clone(),
@@ -337,19 +356,24 @@ impl HeldPlan {
     /// Another object that left Git meanwhile was not seen.
     fn is_approved(&self, others: &[Candidate], context: &PlanContext<'_>) -> bool {
         let Some(approved) = context.approved.filter(|_| !others.is_empty()) else { return false };
-        let is_seen = |other: &Candidate| self.objects.contains_key(&other.member.uid);
-        approved == code(self.since, others.iter().map(|other| (&other.member.id, &*other.member.uid)))
+        let is_seen = |other: &Candidate| self.objects.get(&other.member.uid) == Some(&other.identity());
+        approved == code(self.since, others.iter().map(Candidate::identity))
             || (approved == self.code && others.iter().all(is_seen))
     }
 }
 
 /// Returns the code of a set of objects. It differs if another object is in it, so that nobody approves what he has not seen, and if the
 /// same objects are held again later: an approval is for once.
-pub fn code<'a>(since: u64, objects: impl Iterator<Item = (&'a ObjectId, &'a str)>) -> String {
-    let mut lines: Vec<String> = objects.map(|(id, uid)| format!("{id} {uid}\n")).collect();
+pub fn code(since: u64, objects: impl Iterator<Item = String>) -> String {
+    let mut lines: Vec<String> = objects.collect();
     lines.sort_unstable();
-    let digest = Sha256::digest(format!("{since}\n{}", lines.concat()));
+    let digest = Sha256::digest(format!("{since}\n{}", lines.join("\n")));
     digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `1 object is`, `2 objects are`.
+fn objects(count: usize, one: &str, more: &str) -> String {
+    if count == 1 { format!("1 object {one}") } else { format!("{count} objects {more}") }
 }
 
 fn needs_approval(candidate: &Candidate, project: &ManifestProject) -> bool {
@@ -406,6 +430,7 @@ mod tests {
         /// Those when a commit was complete for the last time.
         complete: BTreeSet<usize>,
         takes: BTreeMap<usize, &'static str>,
+        claims: Vec<String>,
         now: u64,
     }
 
@@ -417,6 +442,7 @@ mod tests {
                 live: (0..count).collect(),
                 complete: (0..count).collect(),
                 takes: BTreeMap::new(),
+                claims: Vec::new(),
                 now: 1000 * MINUTE,
             }
         }
@@ -439,6 +465,7 @@ mod tests {
             let candidates = left.iter().map(|n| Candidate {
                 member: member("ConfigMap", &format!("c{n}")),
                 takes: self.takes.get(n).copied().unwrap_or_default().to_owned(),
+                claims: self.claims.clone(),
             });
             let plan = self.inventory.plan(candidates.collect(), &context);
             self.inventory.spend(plan.unapproved.clone(), self.now);
@@ -539,6 +566,19 @@ mod tests {
         world.now += MINUTE;
         let plan = world.sync(0..2, Some(&seen.code));
         assert!(plan.delete.is_empty() && plan.held.unwrap().code != seen.code, "they were back in Git");
+    }
+
+    /// A StatefulSet is scaled up after its deletion was shown.
+    #[test]
+    fn approval_is_for_the_volume_claims_that_were_seen() {
+        let mut world = World::new(10, "{}");
+        world.takes.insert(9, "its volume claims");
+        let seen = world.sync(0..9, None).held.unwrap().code;
+        world.claims = vec!["data-db-0".to_owned()];
+        let plan = world.sync(0..9, Some(&seen));
+        let code = plan.held.unwrap().code;
+        assert!(plan.delete.is_empty() && code != seen);
+        assert_eq!(world.sync(0..9, Some(&code)).delete.len(), 1);
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub struct HeldPlan {
     pub commit: String,
     /// The time since when it is held, in milliseconds since 1970.
     pub since: u64,
-    /// The UIDs of the objects that the code approves, with what their deletions take with them.
+    /// The UIDs of the objects that the code approves, with what it is made of.
     pub objects: BTreeMap<String, String>,
     /// The UIDs of objects that were in the plan, and that cannot be deleted now for another reason, too.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]

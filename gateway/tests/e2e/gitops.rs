@@ -205,7 +205,7 @@ fn broken_commit_changes_nothing_and_mass_deletion_waits() {
     eventually("other deletions wait", || world.status()["held"]["count"] == 7);
     let refused = world.gitops(&["approve", PROJECT, "--code", &seen]);
     let message = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && message.contains("other objects"), "{message}");
+    assert!(!refused.status.success() && message.contains("other objects: look at them"), "{message}");
     world.repository.commit_files(&[("manifests/app.yaml", Some(&config_maps(&ten[..2])))]);
     eventually("the first deletions wait again", || world.status()["held"]["code"] == *seen);
     assert!(world.gitops(&["approve", PROJECT, "--code", &seen]).status.success());

@@ -170,6 +170,12 @@ impl<C: Cluster> Engine<C> {
         }
         let step = match &tried {
             None if ours => {
+                match self.keeps_claims(&live, manifest, sync).await {
+                    Ok(None) => {}
+                    Ok(Some(what)) => return Err(ExamineError::Object(manifest.error(what))),
+                    Err(super::Failure::Stopped(stopped)) => return Err(ExamineError::Stopped(stopped)),
+                    Err(failure) => return Err(ExamineError::Object(manifest.error(failure.to_string()))),
+                }
                 // An object that the API server would not create must not be deleted.
                 let created =
                     with_retry(sync.fence, || self.cluster.try_create(kind, id, &manifest.object)).await;

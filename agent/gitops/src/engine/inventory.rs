@@ -349,7 +349,7 @@ impl<C: Cluster> Engine<C> {
             .filter(|(_, id)| !in_git.contains(id))
             .map(|(uid, id)| (uid.clone(), id.clone()))
             .collect();
-        let code = code(0, members.iter().map(|(uid, id)| (id, &**uid)));
+        let code = code(0, members.iter().map(|(uid, id)| format!("{id} {uid}")));
         let count = |objects: &BTreeMap<String, ObjectId>| u32::try_from(objects.len()).unwrap_or(u32::MAX);
         if approved != Some(&*code) {
             let (count, objects) = (count(&members), left.values().take(MAX_SHOWN).cloned().collect());

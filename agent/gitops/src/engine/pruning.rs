@@ -19,10 +19,10 @@ use super::{
     stage::{Awaited, run_all},
 };
 use crate::{
-    Cluster, GroupKind, Kind,
+    Cluster, GroupKind, Kind, Manifest,
     applyset::PART_OF,
     deletion_plan::{
-        Candidate, DeletionPlan, LeftMembers, Member, NAMESPACE, PlanContext, STATEFUL_SET, VOLUME,
+        Candidate, Consent, DeletionPlan, LeftMembers, Member, NAMESPACE, PlanContext, STATEFUL_SET, VOLUME,
         VOLUME_CLAIM, may_take_others,
     },
     order,
@@ -82,8 +82,8 @@ pub(super) struct PlannedDeletions {
 enum Inspection {
     /// It stays, for this reason.
     Keep(String),
-    /// Its deletion takes this with it, which may be nothing.
-    Takes(String),
+    /// Its deletion takes this with it, which may be nothing, and these volume claims.
+    Takes(String, Vec<String>),
 }
 
 /// The end of an attempt to delete an object.
@@ -118,6 +118,7 @@ impl PlannedDeletions {
             }
         }
         report.held.clone_from(&self.plan.held);
+        report.planned_deletions = self.plan.delete.len() + self.plan.waiting.len();
     }
 }
 
@@ -141,10 +142,12 @@ impl<C: Cluster> Engine<C> {
         // An object that cannot be looked at now is not back in Git.
         let is_unseen = |id: &ObjectId| members.is_unknown(&GroupKind::of(id)) && !desired.contains(id);
         let unseen = stored.inventory.members.iter().filter(|(_, id)| is_unseen(id));
-        out_of_git.extend(unseen.map(|(uid, _)| uid.clone()));
+        let unseen: Vec<_> = unseen.map(|(uid, id)| (uid.clone(), id.clone())).collect();
+        out_of_git.extend(unseen.iter().map(|(uid, _)| uid.clone()));
 
         let mut planned = PlannedDeletions { deleting, ..PlannedDeletions::default() };
         planned.kept = kept.into_iter().map(|(member, reason)| (member.id, reason)).collect();
+        planned.kept.extend(unseen.into_iter().map(|(_, id)| (id, "its kind cannot be listed".to_owned())));
         planned.kept.extend(members.foreign.iter().filter(|(id, _)| !desired.contains(id)).cloned());
         for (kind, reason) in &members.unknown {
             // The kind stays in the inventory, so that its objects are found once it can be listed.
@@ -174,7 +177,7 @@ impl<C: Cluster> Engine<C> {
         Ok(planned)
     }
 
-    /// Looks closely at the objects that may take others with them. A plan that waits was looked at when it was made.
+    /// Looks closely at the objects that may take others with them.
     async fn inspect_all(
         &self,
         deletable: Vec<Member>,
@@ -182,25 +185,89 @@ impl<C: Cluster> Engine<C> {
         state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Vec<Candidate>, Failure> {
-        let held = state.stored.inventory.held.as_ref();
-        let held = held.filter(|held| {
-            let is_known = |member: &Member| held.objects.contains_key(&member.uid);
-            sync.input.approved.as_deref() != Some(&*held.code) && deletable.iter().all(is_known)
-        });
+        let claims = self.claims_of(&deletable, sync).await?;
         let mut candidates = Vec::with_capacity(deletable.len());
         for member in deletable {
-            if let Some(takes) = held.and_then(|held| held.objects.get(&member.uid)) {
-                let takes = takes.clone();
-                candidates.push(Candidate { member, takes });
-                continue;
-            }
             let Some(kind) = state.members.kinds.get(&GroupKind::of(&member.id)) else { continue };
-            match self.inspect(kind, &member, &planned.kept, state, sync).await? {
-                Inspection::Takes(takes) => candidates.push(Candidate { member, takes }),
-                Inspection::Keep(reason) => planned.kept.push((member.id, reason)),
-            }
+            let (takes, mut names) = match self.inspect(kind, &member, &planned.kept, state, sync).await? {
+                Inspection::Takes(takes, names) => (takes, names),
+                Inspection::Keep(reason) => {
+                    planned.kept.push((member.id, reason));
+                    continue;
+                }
+            };
+            let owned = claims.get(&member.uid).cloned().unwrap_or_default();
+            let takes = match (&*takes, &owned[..]) {
+                ("", [name]) => format!("the volume claim {name}, which it owns"),
+                ("", [name, ..]) => format!("{} volume claims that it owns, such as {name}", owned.len()),
+                _ => takes,
+            };
+            names.extend(owned);
+            candidates.push(Candidate { member, takes, claims: names });
         }
         Ok(candidates)
+    }
+
+    /// Returns the names of the volume claims that these objects own, by the UIDs of the objects. Claims that cannot be listed are left out.
+    async fn claims_of(
+        &self,
+        members: &[Member],
+        sync: &SyncContext<'_>,
+    ) -> Result<HashMap<String, Vec<String>>, Failure> {
+        let mut owned: HashMap<String, Vec<String>> = HashMap::new();
+        let namespaces: BTreeSet<&str> =
+            members.iter().map(|member| &*member.id.namespace).filter(|name| !name.is_empty()).collect();
+        if namespaces.is_empty() {
+            return Ok(owned);
+        }
+        let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
+        let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else { return Ok(owned) };
+        for namespace in namespaces {
+            let listed = match with_retry(sync.fence, || self.cluster.list(&kind, namespace, "", true)).await
+            {
+                Ok(listed) => listed,
+                Err(CallError::Api(_)) => continue,
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            };
+            for claim in listed {
+                let name = claim["metadata"]["name"].as_str().unwrap_or_default();
+                for uid in owners(&claim["metadata"]) {
+                    owned.entry(uid).or_default().push(name.to_owned());
+                }
+            }
+        }
+        Ok(owned)
+    }
+
+    /// Returns the reason why an object is not deleted to be created again: volume claims would go with it.
+    pub(super) async fn keeps_claims(
+        &self,
+        live: &Value,
+        manifest: &Manifest,
+        sync: &SyncContext<'_>,
+    ) -> Result<Option<String>, Failure> {
+        let id = &manifest.id;
+        let in_git = Member::new(id.clone(), String::new(), &manifest.object["metadata"]);
+        if in_git.consent == Consent::Allowed || sync.input.settings.prune_irreplaceable {
+            return Ok(None);
+        }
+        let member = Member::new(id.clone(), String::new(), &live["metadata"]);
+        let mut claims = self
+            .claims_of(std::slice::from_ref(&member), sync)
+            .await?
+            .remove(&member.uid)
+            .unwrap_or_default();
+        if (&*id.group, &*id.kind) == STATEFUL_SET
+            && let Inspection::Takes(_, names) = self.inspect_stateful_set(live, id, sync).await?
+        {
+            claims.extend(names);
+        }
+        Ok(claims.first().map(|name| {
+            format!(
+                "a field cannot change, and a new object would cost the volume claim {name}: delete it with kubectl --cascade=orphan, or set \
+                 the annotation agentk/prune: allow"
+            )
+        }))
     }
 
     /// Looks closely at an object: what its deletion takes with it, and whether it stays because of that. `kept` are objects that left
@@ -215,7 +282,7 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<Inspection, Failure> {
         let SyncState { members, desired, .. } = state;
         if !member.has_mark && !may_take_others(&member.id) {
-            return Ok(Inspection::Takes(String::new()));
+            return Ok(Inspection::Takes(String::new(), Vec::new()));
         }
         let live = match with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await {
             Ok(live) => live.unwrap_or_default(),
@@ -254,10 +321,10 @@ impl<C: Cluster> Engine<C> {
             VOLUME_CLAIM => {
                 let volume = live["spec"]["volumeName"].as_str().unwrap_or_default();
                 let volume = if volume.is_empty() { String::new() } else { format!(" {volume}") };
-                Ok(Inspection::Takes(format!("the data of its volume{volume}")))
+                Ok(Inspection::Takes(format!("the data of its volume{volume}"), Vec::new()))
             }
-            VOLUME => Ok(Inspection::Takes("the data of the volume".to_owned())),
-            _ => Ok(Inspection::Takes(String::new())),
+            VOLUME => Ok(Inspection::Takes("the data of the volume".to_owned(), Vec::new())),
+            _ => Ok(Inspection::Takes(String::new(), Vec::new())),
         }
     }
 
@@ -316,7 +383,9 @@ impl<C: Cluster> Engine<C> {
                 let mut content = Content::default();
                 listed.iter().for_each(|object| content.add(&kind, object, members, sync));
                 Ok(match content.judge("its kind", "all objects of its kind") {
-                    Inspection::Takes(_) if listed.is_empty() => Inspection::Takes(String::new()),
+                    Inspection::Takes(..) if listed.is_empty() => {
+                        Inspection::Takes(String::new(), Vec::new())
+                    }
                     inspection => inspection,
                 })
             }
@@ -339,20 +408,19 @@ impl<C: Cluster> Engine<C> {
             .filter_map(|template| Some(format!("{}-{}-", template["metadata"]["name"].as_str()?, id.name)))
             .collect();
         if prefixes.is_empty() {
-            return Ok(Inspection::Takes(String::new()));
+            return Ok(Inspection::Takes(String::new(), Vec::new()));
         }
         let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
         let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else {
-            return Ok(Inspection::Takes("the use of its volume claims".to_owned()));
+            return Ok(Inspection::Takes("its volume claims".to_owned(), Vec::new()));
         };
         let listed = match with_retry(sync.fence, || self.cluster.list(&kind, &id.namespace, "", true)).await
         {
             Ok(listed) => listed,
             Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
             Err(CallError::Api(_)) => {
-                return Ok(Inspection::Takes(
-                    "the use of its volume claims, which agentk may not list".to_owned(),
-                ));
+                let takes = "its volume claims, which agentk may not list".to_owned();
+                return Ok(Inspection::Takes(takes, Vec::new()));
             }
         };
         let names = listed.iter().filter_map(|claim| claim["metadata"]["name"].as_str());
@@ -362,12 +430,14 @@ impl<C: Cluster> Engine<C> {
                 !ordinal.is_empty() && ordinal.bytes().all(|byte| byte.is_ascii_digit())
             })
         };
-        let names: Vec<&str> = names.filter(is_of_set).collect();
-        Ok(Inspection::Takes(match names[..] {
+        let names: Vec<String> = names.filter(is_of_set).map(str::to_owned).collect();
+        // Whether the claims stay is said by the set: `persistentVolumeClaimRetentionPolicy`.
+        let takes = match &names[..] {
             [] => "its volume claims, of which there are none now".to_owned(),
-            [name] => format!("the use of its volume claim {name}"),
-            [name, ..] => format!("the use of its {} volume claims, such as {name}", names.len()),
-        }))
+            [name] => format!("its volume claim {name}"),
+            [name, ..] => format!("its {} volume claims, such as {name}", names.len()),
+        };
+        Ok(Inspection::Takes(takes, names))
     }
 
     /// Deletes what the plan says. Returns the objects that are not gone yet.
@@ -521,6 +591,10 @@ impl<C: Cluster> Engine<C> {
                 return Ok(Ok(Deletion::Kept(format!("it belongs to {owner} now"))));
             }
             let now = Member::new(id.clone(), version.clone(), metadata);
+            if now.consent != member.consent && now.consent != Consent::Allowed {
+                let reason = "an annotation asks for an approval since the deletion was planned";
+                return Ok(Ok(Deletion::Kept(reason.to_owned())));
+            }
             if let Some(reason) = now.kept_by.or_else(|| ownership::foreign_owner(metadata)) {
                 return Ok(Ok(Deletion::Kept(reason)));
             }
@@ -546,6 +620,8 @@ struct Content {
     /// Objects of others, with the UIDs of their owners.
     foreign: Vec<(ObjectId, Vec<String>)>,
     count: usize,
+    /// The names of volume claims.
+    claims: Vec<String>,
 }
 
 impl Content {
@@ -556,6 +632,9 @@ impl Content {
             return;
         }
         self.count += 1;
+        if (&*id.group, &*id.kind) == VOLUME_CLAIM {
+            self.claims.push(id.name.clone());
+        }
         let is_recorded = members.recorded.contains(uid);
         if ownership::owner(metadata, &sync.set, is_recorded) != Owner::Project {
             self.foreign.push((id, owners(metadata)));
@@ -569,10 +648,14 @@ impl Content {
         let is_owned = |owners: &[String]| owners.iter().any(|owner| self.uids.contains(owner));
         let foreign: Vec<_> = self.foreign.iter().filter(|(_, owners)| !is_owned(owners)).collect();
         match foreign[..] {
-            [] => Inspection::Takes(match self.count {
-                0 => all.to_owned(),
-                count => format!("{all}, {count} objects now"),
-            }),
+            [] => {
+                let takes = match self.count {
+                    0 => format!("{all}, which is empty now"),
+                    1 => format!("{all}, 1 object now"),
+                    count => format!("{all}, {count} objects now"),
+                };
+                Inspection::Takes(takes, self.claims)
+            }
             [(id, _)] => Inspection::Keep(format!("{place} has an object of others: {id}")),
             [(id, _), ..] => {
                 Inspection::Keep(format!("{place} has {} objects of others, such as {id}", foreign.len()))

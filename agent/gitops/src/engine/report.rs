@@ -22,6 +22,8 @@ pub(super) struct Report<'a> {
     kept: Vec<ObjectError>,
     /// The deletions that wait for an approval.
     pub(super) held: Option<HeldDeletions>,
+    /// The objects that the plan deletes, now or after an approval.
+    pub(super) planned_deletions: usize,
     /// The objects that the sync waits for.
     waiting: Vec<AwaitedObject>,
     /// Objects that somebody else has changed, and that were not healed.
@@ -38,6 +40,7 @@ impl<'a> Report<'a> {
             errors: Vec::new(),
             kept: Vec::new(),
             held: None,
+            planned_deletions: 0,
             waiting: Vec::new(),
             drifted: 0,
             reverted: 0,
@@ -142,7 +145,8 @@ impl<'a> Report<'a> {
             }
             Err(Failure::Objects) => {
                 let failed = plural(self.objects.failed as usize, "object");
-                (ProjectState::Failed, format!("{failed} failed; {} deleted", self.objects.pruned))
+                let deleted = self.objects.pruned + input.earlier.pruned;
+                (ProjectState::Failed, format!("{failed} failed; {deleted} deleted"))
             }
             Err(Failure::InventoryLost(reason)) => (
                 ProjectState::InventoryLost,
@@ -178,8 +182,23 @@ impl<'a> Report<'a> {
         use proto::agent_configuration::gitops::DryRunStrategy;
 
         let ObjectCounts { total, mut applied, mut pruned, .. } = self.objects;
-        if input.settings.dry_run_strategy != DryRunStrategy::None {
-            return (ProjectState::Synced, format!("dry run: {applied} of {total} objects would be applied"));
+        match (input.settings.dry_run_strategy, applied, self.planned_deletions) {
+            (DryRunStrategy::None, ..) => {}
+            (DryRunStrategy::Client, ..) => {
+                let objects = plural(total as usize, "object");
+                let what = format!(
+                    "dry run (client): {objects} in Git, all valid; nothing was compared with the cluster"
+                );
+                return (ProjectState::Pending, what);
+            }
+            (DryRunStrategy::Server, 0, 0) => {
+                return (ProjectState::Synced, "dry run: the cluster is as in Git".to_owned());
+            }
+            (DryRunStrategy::Server, _, deleted) => {
+                let what =
+                    format!("dry run: {applied} of {total} objects would be applied, and {deleted} deleted");
+                return (ProjectState::OutOfSync, what);
+            }
         }
         if let Some(first) = self.waiting.first() {
             let more = match self.waiting.len() - 1 {

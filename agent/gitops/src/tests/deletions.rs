@@ -109,9 +109,72 @@ async fn volume_claim_needs_an_approval() {
     project.cluster.put(id("PersistentVolumeClaim", "default", "data-db-0"), "kubernetes", json!({}));
     project.cluster.put(id("PersistentVolumeClaim", "default", "data-db-other"), "kubernetes", json!({}));
     let outcome = project.sync(&config_maps(&["a", "b"])).await;
-    assert_eq!(takes(&outcome), "the use of its volume claim data-db-0");
+    assert_eq!(takes(&outcome), "its volume claim data-db-0");
     project = project.with("{prune_irreplaceable: true}");
     assert_eq!(project.sync(&config_maps(&["a", "b"])).await.state, ProjectState::Held, "it is held already");
+}
+
+/// A new object would cost the claims of the old one.
+#[tokio::test(start_paused = true)]
+async fn object_with_volume_claims_is_not_deleted_to_be_created_again() {
+    let set = |value: u8, allow: &str| {
+        format!(
+            "---\napiVersion: apps/v1\nkind: StatefulSet\nmetadata: {{name: db, annotations: {{agentk/recreate: 'true'{allow}}}}}\n\
+             spec: {{immutable: {value}, volumeClaimTemplates: [{{metadata: {{name: data}}}}]}}\n"
+        )
+    };
+    let map = |value: u8| {
+        format!(
+            "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: owner, annotations: {{agentk/recreate: 'true'}}}}\nspec: {{immutable: {value}}}\n"
+        )
+    };
+    let mut project = Project::new();
+    project.sync(&(set(1, "") + &map(1))).await;
+    let uid = |project: &Project, kind: &str| {
+        let objects = project.cluster.objects();
+        let found =
+            objects.iter().find(|(id, _)| id.kind == kind && id.namespace == "default").unwrap().1.clone();
+        found["metadata"]["uid"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(project.sync(&(set(2, "") + &map(1))).await.state, ProjectState::Synced, "it has no claim");
+    project.cluster.put(id("PersistentVolumeClaim", "default", "data-db-0"), "kubernetes", json!({}));
+    let owner = json!([{"kind": "ConfigMap", "name": "owner", "uid": uid(&project, "ConfigMap")}]);
+    let owned = json!({"metadata": {"ownerReferences": owner}});
+    project.cluster.put(id("PersistentVolumeClaim", "default", "owned"), "kubernetes", owned);
+    let before = uid(&project, "StatefulSet");
+    let outcome = project.sync(&(set(3, "") + &map(2))).await;
+    let messages: Vec<_> = outcome.errors.iter().map(|error| &*error.message).collect();
+    assert!(messages.iter().any(|message| message.contains("the volume claim data-db-0")), "{outcome:?}");
+    assert!(messages.iter().any(|message| message.contains("the volume claim owned")), "{outcome:?}");
+    assert_eq!(uid(&project, "StatefulSet"), before);
+    let outcome = project.sync(&(set(3, ", agentk/prune: allow") + &map(1))).await;
+    assert_eq!(outcome.state, ProjectState::Synced, "Git allows it: {outcome:?}");
+
+    // An ordinary object that owns a claim needs an approval, too.
+    let outcome = project.sync(&set(3, "")).await;
+    assert!(outcome.message.contains("the volume claim owned, which it owns"), "{outcome:?}");
+}
+
+/// The text that a person approves is that of the moment.
+#[tokio::test(start_paused = true)]
+async fn approval_of_an_outdated_text_is_none() {
+    let mut project = Project::new();
+    let rest = config_maps(&["a", "b"]);
+    project.sync(&(rest.clone() + &namespace("shop"))).await;
+    let held = project.sync(&rest).await.held.unwrap();
+    assert!(held.objects[0].takes.contains("which is empty now"), "{held:?}");
+    let inside =
+        "---\napiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data, namespace: shop}\n";
+    project.sync(&(rest.clone() + &namespace("shop") + inside)).await;
+    let first = project.sync(&rest).await.held.unwrap();
+    assert!(first.objects.iter().any(|held| held.takes.contains("1 object now")), "{first:?}");
+
+    // Somebody else uses the namespace after it was shown.
+    project.cluster.put(id("ConfigMap", "shop", "theirs"), "kubectl", json!({}));
+    project.approved = Some(first.code);
+    let outcome = project.sync(&rest).await;
+    assert!(project.cluster.object(&id("Namespace", "", "shop")).is_some(), "{outcome:?}");
+    assert!(outcome.kept.iter().any(|kept| kept.message.contains("has an object of others")), "{outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,6 +299,24 @@ async fn lost_inventory_is_not_an_empty_one() {
             assert_eq!(project.sync(&text).await.objects.pruned, 1, "{what}");
         }
     }
+}
+
+/// An older agentk has kept no record: its members are those with the label.
+#[tokio::test(start_paused = true)]
+async fn members_of_an_older_agentk_are_those_with_the_label() {
+    let mut project = Project::new();
+    project.sync(&numbered(0..10)).await;
+    let (parent, record) = inventories(&project.cluster);
+    project.cluster.remove(&record);
+    project.cluster.edit(&parent, "kubectl", |object| {
+        object["metadata"]["annotations"].as_object_mut().unwrap().remove("agentk/generation");
+    });
+    let mut next = Project::of(project.cluster.clone());
+    let outcome = next.sync(&(numbered(0..5) + &config_maps(&["p", "q", "r"]))).await;
+    assert_eq!(outcome.state, ProjectState::Held, "{outcome:?}");
+    assert!(outcome.message.contains("5 of 10 objects"), "{outcome:?}");
+    let outcome = next.sync(&numbered(0..10)).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Synced, 3), "{outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]

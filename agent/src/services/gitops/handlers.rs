@@ -13,6 +13,7 @@ use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
+    agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{
         DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
         ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder, SyncFrame, SyncHead,
@@ -348,6 +349,12 @@ async fn read_files(mut body: Body) -> Result<(SyncHead, Vec<SourceFile>), Servi
 /// Returns the code of the deletions that a caller approves, if they are those that wait.
 fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {
     let ProjectStatus { project, state, held, .. } = status;
+    let is_tried = |settings: &ManifestProject| settings.dry_run_strategy != DryRunStrategy::None;
+    if status.settings.as_deref().is_some_and(is_tried) {
+        return Err(bad_request(&format!(
+            "{project} is a dry run (dry_run_strategy), which deletes nothing"
+        )));
+    }
     let Some(held) = held else {
         let state = state.as_str();
         return Err(bad_request(&format!(
@@ -357,7 +364,7 @@ fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, Servi
     match query.and_then(|query| query.strip_prefix("code=")) {
         Some(code) if code == held.code => Ok(held.code.clone()),
         Some(_) => Err(bad_request(&format!(
-            "other objects of {project} would be deleted now: look at them with kas gitops show, and approve them again"
+            "this is not the code of the deletions of {project} that wait now, which may be other objects: look at them with kas gitops show"
         ))),
         None => Err(bad_request("an approval needs ?code=<code>, which kas gitops show prints")),
     }

@@ -358,11 +358,14 @@ impl Project {
             }
             let commit = || Some(wanted.head.commit.clone());
             match outcome.state {
-                Synced | Degraded | OutOfSync => (status.synced, status.working) = (commit(), None),
+                Synced | Degraded => (status.synced, status.working) = (commit(), None),
+                // Somebody else has changed objects of a complete commit, or it is a dry run.
+                OutOfSync => status.working = None,
                 Held => status.working = commit(),
                 _ if wrote => status.working = commit(),
                 _ => {}
             }
+            status.working.take_if(|working| Some(&*working) == status.synced.as_ref());
             answered.clone_into(&mut status.answered);
             status.attempted = commit();
         }

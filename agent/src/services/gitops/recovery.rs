@@ -60,9 +60,11 @@ pub(super) async fn recover(
         tracing::warn!(project = project.id, %error, "the command to make an inventory anew stays");
     }
     publish(gitops, agent, project, |status| {
-        if !done {
-            status.state = ProjectState::InventoryLost;
-        }
+        status.state = match done {
+            false => ProjectState::InventoryLost,
+            true if suspends => ProjectState::Suspended,
+            true => ProjectState::Syncing,
+        };
         (status.message, status.recovery) = (message, plan);
         requested.clone_into(&mut status.answered);
     })

@@ -368,11 +368,12 @@ async fn sync(
     let user_agent = origin.user_agent(env!("CARGO_PKG_VERSION"));
     engine.set_cluster(project_cluster(gitops, wanted).with_user_agent(&user_agent));
     let mut outcome = engine.sync(input, &fence, &events).await;
-    if let Some(held) = outcome.held.as_ref().filter(|_| wanted.prunes) {
-        outcome.message = format!(
+    if let Some(held) = outcome.held.as_mut().filter(|_| wanted.prunes) {
+        held.reason = format!(
             "the project left the configuration, and {} of its objects would be deleted: approve it with kas gitops approve",
             held.count
         );
+        outcome.message.clone_from(&held.reason);
     }
     if let Some(status) = project.record(wanted, &outcome, started.elapsed(), &commands.requested, heal) {
         write_status(gitops, agent, &status).await;

@@ -98,7 +98,9 @@ pub(super) fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> 
     status.errors.iter().for_each(|error| lines.add("Error", with_place(error)));
     status.kept.iter().for_each(|kept| lines.add("Kept", with_place(kept)));
     if !status.kept.is_empty() {
-        lines.add_rest("Kept", kept, status.kept.len());
+        // Those that wait for an approval are listed below.
+        let waiting = status.held.as_ref().map_or(0, |held| held.count);
+        lines.add_rest("Kept", kept.saturating_sub(waiting), status.kept.len());
     }
     if let Some(held) = &status.held {
         add_held(&mut lines, held, status, agent, now);

@@ -51,7 +51,7 @@ fn cluster_wide_state_is_synchronized() {
     world.configure("max_prune: 9", &[("manifests/app.yaml", Some(&text))]);
     let status = world.wait_for_state("held");
     let takes = status["held"]["objects"].to_string();
-    assert!(takes.contains("all that is in it, 1 objects now"), "{status}");
+    assert!(takes.contains("all that is in it, 1 object now"), "{status}");
     world.approve();
     eventually("they are deleted", || {
         kubectl.run(&["get", "clusterrole", name]).code != 0
