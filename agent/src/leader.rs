@@ -89,7 +89,12 @@ impl Leader {
 
     /// Returns whether this pod leads, or no pod can: without GitOps and events of projects, no kas names the agent, and there is no Lease.
     pub(crate) fn is_leading_or_unnamed(&self) -> bool {
-        self.is_leading() || (self.agent().is_none() && self.started.elapsed() >= AGENT_WAIT)
+        self.is_leading() || (self.agent().is_none() && Instant::now() >= self.agent_deadline())
+    }
+
+    /// Returns the time until which a pod without an agent waits for a kas that names it.
+    pub(crate) fn agent_deadline(&self) -> Instant {
+        self.started + AGENT_WAIT
     }
 
     /// Returns a receiver of changes of the leadership.

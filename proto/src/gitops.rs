@@ -13,6 +13,7 @@
 
 mod diff;
 mod frames;
+mod source;
 mod status;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ pub use self::{
         DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, ManifestFile, ObjectDiff, PreviewRequest,
     },
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
+    source::{InvalidSourceQuery, SourceQuery},
     status::{
         AwaitedObject, EventKind, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ObjectId,
         ProjectState, ProjectStatus, RecoveryPlan, SyncEvent, SyncRecord,
@@ -29,7 +31,7 @@ pub use self::{
 };
 use crate::agent_configuration::gitops::ManifestProject;
 
-/// The path of the subscription. Its method is GET, and its query is `agent=<id>`.
+/// The path of the subscription. Its method is GET, and its query is a [`SourceQuery`].
 pub const SOURCE_PATH: &str = "/v1/source";
 /// The path of the list of projects. Its method is PUT, and its body is a [`ProjectList`].
 pub const PROJECTS_PATH: &str = "/v1/projects";

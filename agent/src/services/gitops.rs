@@ -23,15 +23,23 @@ mod recovery;
 mod schedule;
 mod settled;
 mod sources;
+#[cfg(test)]
+mod tests;
 mod worker;
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use gitops_engine::{GroupKind, Kind, KubeCluster, applyset::ApplySet};
 use parking_lot::Mutex;
+use proto::AgentId;
 use tokio::{
     sync::{Semaphore, mpsc, watch},
     task::JoinSet,
+    time::{Instant, timeout_at},
 };
 
 pub(crate) use self::{
@@ -40,10 +48,12 @@ pub(crate) use self::{
     metrics::GitopsMetrics,
 };
 use self::{preview::Previews, project::Project, sources::Sources};
-use crate::{events::EventLog, leader::Leader};
+use crate::{events::EventLog, leader::Leader, services::ServiceError};
 
 /// The most diffs at the same time. Others wait.
 const MAX_DIFFS: usize = 2;
+/// The time for which a caller waits for the first subscription.
+const SUBSCRIPTION_WAIT: Duration = Duration::from_secs(5);
 
 /// The state that the services and the workers share.
 pub(crate) struct Gitops {
@@ -51,6 +61,8 @@ pub(crate) struct Gitops {
     cluster: KubeCluster,
     leader: Arc<Leader>,
     sources: Mutex<Sources>,
+    /// The result of the last subscription, if there was one. It is an error if the inventories could not be listed.
+    subscribed: watch::Sender<Option<Result<(), ServiceError>>>,
     previews: Previews,
     /// Limits the diffs at the same time, each of which holds the files of a project.
     diffs: Arc<Semaphore>,
@@ -83,6 +95,7 @@ impl Gitops {
             cluster,
             leader,
             sources: Mutex::default(),
+            subscribed: watch::Sender::default(),
             previews: Previews::default(),
             diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
             projects: Mutex::default(),
@@ -92,6 +105,26 @@ impl Gitops {
             new_projects: sender,
         });
         (Arc::clone(&gitops), GitopsTasks { gitops, new_projects })
+    }
+
+    /// Returns the agent, or `None` if it has no projects. Waits a moment for the first subscription, which names the agent.
+    ///
+    /// # Errors
+    ///
+    /// The inventories could not be listed.
+    async fn agent_with_projects(&self) -> Result<Option<AgentId>, ServiceError> {
+        let mut subscribed = self.subscribed.subscribe();
+        let is_known = |result: &Option<_>| result.is_some() || self.leader.agent().is_some();
+        // An older kas does not subscribe without projects.
+        let limit = self.leader.agent_deadline().min(Instant::now() + SUBSCRIPTION_WAIT);
+        let result = match timeout_at(limit, subscribed.wait_for(is_known)).await {
+            Ok(Ok(result)) => result.clone().unwrap_or(Ok(())),
+            _ => Ok(()),
+        };
+        match self.leader.agent() {
+            Some(agent) => Ok(Some(agent)),
+            None => result.map(|()| None),
+        }
     }
 
     /// Watches the objects of more kinds for changes.

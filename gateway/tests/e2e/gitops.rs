@@ -105,6 +105,12 @@ impl World {
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
+    fn restart_agentk(&mut self) {
+        self.installation.agent.process.terminate();
+        self.installation.agent.process.exit_code();
+        self.installation.restart_agent();
+    }
+
     /// Approves the deletions that `show` shows.
     fn approve(&self) {
         let code = self.status()["held"]["code"].as_str().unwrap().to_owned();
@@ -181,7 +187,7 @@ fn commits_become_objects_and_drift_is_healed() {
 
 #[test]
 fn broken_commit_changes_nothing_and_mass_deletion_waits() {
-    let Some(world) = World::or_skip("gitops-guards") else { return };
+    let Some(mut world) = World::or_skip("gitops-guards") else { return };
     let ten: Vec<String> = (0..10).map(|n| format!("c{n}")).collect();
     let ten: Vec<&str> = ten.iter().map(String::as_str).collect();
     world.configure("", &[("manifests/app.yaml", Some(&config_maps(&ten)))]);
@@ -255,6 +261,17 @@ fn broken_commit_changes_nothing_and_mass_deletion_waits() {
         "{status}"
     );
     annotate("-");
+
+    // The next process has no project in its configuration, and finds this one in the cluster.
+    world.restart_agentk();
+    let mut listed = None;
+    eventually("agentk is connected", || {
+        let output = world.gitops(&["list"]);
+        listed = output.status.success().then(|| String::from_utf8(output.stdout).unwrap());
+        listed.is_some()
+    });
+    let listed = listed.unwrap();
+    assert!(listed.contains(PROJECT) && listed.contains("orphaned"), "{listed}");
     assert!(world.gitops(&["prune", PROJECT]).status.success());
     world.approve();
     eventually("the project is gone", || world.config_maps().is_empty() && world.status() == Value::Null);
@@ -284,9 +301,7 @@ fn drift_that_is_only_reported_survives_a_restart() {
     world.namespace.kubectl.ok(&["patch", "configmap", "a", "--patch", r#"{"data": {"key": "by hand"}}"#]);
     world.wait_for_state("out-of-sync");
 
-    world.installation.agent.process.terminate();
-    world.installation.agent.process.exit_code();
-    world.installation.restart_agent();
+    world.restart_agentk();
     let holder =
         || world.namespace.kubectl.ok(&["get", "lease", "-o", "jsonpath={.items[0].spec.holderIdentity}"]);
     eventually("the new process leads", || !holder().is_empty());

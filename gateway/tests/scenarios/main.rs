@@ -31,6 +31,7 @@ mod limits;
 mod liveness;
 mod load_balancers;
 mod managed_environments;
+mod manifests;
 mod observability;
 mod oidc;
 mod panics;

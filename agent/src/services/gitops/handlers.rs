@@ -16,7 +16,8 @@ use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{
         DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
-        ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder, SyncFrame, SyncHead,
+        ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
+        SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
@@ -73,7 +74,7 @@ impl RequestHandler for ManifestsHandler {
     async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         let path = request.uri().path().to_owned();
         match (request.method(), &*path) {
-            (&Method::GET, SOURCE_PATH) => self.subscribe(&request),
+            (&Method::GET, SOURCE_PATH) => self.subscribe(request.uri().query()).await,
             (&Method::PUT, PROJECTS_PATH) => self.set_projects(request).await,
             (&Method::PUT, PROBLEM_PATH) => self.report_problem(request).await,
             (&Method::POST, SYNC_PATH) => self.sync(request).await,
@@ -87,14 +88,24 @@ impl RequestHandler for ManifestsHandler {
 }
 
 impl ManifestsHandler {
-    /// Answers with a line for each notice, for as long as kas reads them.
-    fn subscribe(&self, request: &Request<Body>) -> Result<Response<Body>, ServiceError> {
-        let query = request.uri().query().unwrap_or_default();
-        let agent = query.strip_prefix("agent=").and_then(|id| id.parse::<AgentId>().ok());
-        let agent = agent.ok_or_else(|| bad_request("the query must be agent=<id of the agent>"))?;
-        self.0.leader.set_agent(agent);
+    /// Answers with a line for each notice, for as long as kas reads them. Without projects, there are none, and no Lease.
+    async fn subscribe(&self, query: Option<&str>) -> Result<Response<Body>, ServiceError> {
+        let query = query.unwrap_or_default().parse::<SourceQuery>();
+        let query = query.map_err(|error| bad_request(&error.to_string()))?;
+        let SourceQuery { agent, has_projects } = query;
+        let needed = match has_projects {
+            true => Ok(true),
+            false => self.has_former_projects(agent).await,
+        };
+        if let Ok(true) = needed {
+            self.0.leader.set_agent(agent);
+        }
+        self.0.subscribed.send_replace(Some(needed.clone().map(drop)));
+        if !needed? {
+            return Ok(no_content());
+        }
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let number = self.0.sources.lock().add(sender);
+        let number = self.0.sources.lock().add(sender, has_projects);
         let subscription = Subscription { gitops: Arc::clone(&self.0), number };
         let lines = stream::unfold((receiver, subscription), async |(mut receiver, subscription)| {
             let notice = receiver.recv().await?;
@@ -103,12 +114,25 @@ impl ManifestsHandler {
         Ok(stream_response(JSON_LINES, lines))
     }
 
+    /// Returns whether there are projects from before, of this process or in the cluster.
+    async fn has_former_projects(&self, agent: AgentId) -> Result<bool, ServiceError> {
+        if !self.0.projects.lock().is_empty() {
+            return Ok(true);
+        }
+        match worker::statuses(&self.0, agent).await {
+            Ok(stored) => Ok(!stored.is_empty()),
+            // Without GitOps, agentk needs no right to list its inventories.
+            Err(error) if error.status == 403 => Ok(false),
+            Err(error) => Err(ServiceError::new(Reason::ClusterMisbehaved, error)),
+        }
+    }
+
     async fn set_projects(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         let list: ProjectList = read_json(request, MAX_PROJECT_LIST).await?;
         self.check_leading()?;
         let ids: Vec<&str> = list.projects.iter().filter_map(|project| project.id.as_deref()).collect();
         let agent = self.0.leader.agent().unwrap_or(AgentId(0));
-        let stored = worker::statuses(&self.0).await;
+        let stored = worker::statuses(&self.0, agent).await;
         let stored = stored.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         let mut pruned = HashSet::new();
         for (status, commands) in stored {
@@ -238,7 +262,8 @@ impl RequestHandler for GitopsHandler {
 
 impl GitopsHandler {
     async fn statuses(&self) -> Result<Vec<ProjectStatus>, ServiceError> {
-        let statuses = worker::statuses(&self.0).await;
+        let Some(agent) = self.0.agent_with_projects().await? else { return Ok(Vec::new()) };
+        let statuses = worker::statuses(&self.0, agent).await;
         let statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         let mut statuses: Vec<_> = statuses.into_iter().map(|(status, _)| status).collect();
         if self.0.leader.is_leading() {

@@ -12,18 +12,26 @@ pub(super) const QUEUE: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     next: u64,
-    subscribers: BTreeMap<u64, mpsc::Sender<SourceNotice>>,
+    subscribers: BTreeMap<u64, Subscriber>,
     active: Option<u64>,
     leading: bool,
 }
 
+/// The subscription of one replica.
+#[derive(Debug)]
+struct Subscriber {
+    notices: mpsc::Sender<SourceNotice>,
+    /// Whether the replica has projects for the agent.
+    has_projects: bool,
+}
+
 impl Sources {
-    /// Adds a subscription and returns its number.
-    pub(super) fn add(&mut self, subscriber: mpsc::Sender<SourceNotice>) -> u64 {
+    /// Adds a subscription and returns its number. `has_projects` says whether the replica has projects for the agent.
+    pub(super) fn add(&mut self, notices: mpsc::Sender<SourceNotice>, has_projects: bool) -> u64 {
         self.next += 1;
         // The queue is empty.
-        let _ = subscriber.try_send(SourceNotice::Standby);
-        self.subscribers.insert(self.next, subscriber);
+        let _ = notices.try_send(SourceNotice::Standby);
+        self.subscribers.insert(self.next, Subscriber { notices, has_projects });
         self.choose();
         self.next
     }
@@ -60,9 +68,7 @@ impl Sources {
 
     /// Asks any replica, the source first. Returns false if there is none.
     pub(super) fn ask(&mut self, notice: &SourceNotice) -> bool {
-        let others = self.subscribers.keys().copied().filter(|number| Some(*number) != self.active);
-        let numbers: Vec<u64> = self.active.into_iter().chain(others).collect();
-        for number in numbers {
+        while let Some(number) = self.active.or_else(|| self.best()) {
             if self.notify(number, notice.clone()) {
                 return true;
             }
@@ -72,17 +78,38 @@ impl Sources {
     }
 
     fn choose(&mut self) {
-        while self.leading && self.active.is_none() {
-            let Some(number) = self.subscribers.keys().next().copied() else { return };
-            match self.notify(number, SourceNotice::Active) {
-                true => self.active = Some(number),
-                false => drop(self.subscribers.remove(&number)),
+        while self.leading
+            && let Some(best) = self.best().filter(|best| self.is_better_than_active(*best))
+        {
+            if let Some(former) = self.active.take()
+                && !self.notify(former, SourceNotice::Standby)
+            {
+                // It would go on to send.
+                self.subscribers.remove(&former);
+            }
+            match self.notify(best, SourceNotice::Active) {
+                true => self.active = Some(best),
+                false => drop(self.subscribers.remove(&best)),
             }
         }
     }
 
+    /// Returns the first subscription of a replica that has projects, or else the first one.
+    fn best(&self) -> Option<u64> {
+        let with_projects = self.subscribers.iter().find(|(_, subscriber)| subscriber.has_projects);
+        with_projects.or_else(|| self.subscribers.first_key_value()).map(|(number, _)| *number)
+    }
+
+    /// Returns whether a subscription replaces the source. A replica that has not read the newest configuration may have no projects, and
+    /// must not orphan those of another replica.
+    fn is_better_than_active(&self, number: u64) -> bool {
+        let has_projects =
+            |number: &u64| self.subscribers.get(number).is_some_and(|subscriber| subscriber.has_projects);
+        self.active.is_none_or(|active| has_projects(&number) && !has_projects(&active))
+    }
+
     fn notify(&self, number: u64, notice: SourceNotice) -> bool {
-        self.subscribers.get(&number).is_some_and(|subscriber| subscriber.try_send(notice).is_ok())
+        self.subscribers.get(&number).is_some_and(|subscriber| subscriber.notices.try_send(notice).is_ok())
     }
 }
 
@@ -92,7 +119,7 @@ mod tests {
 
     fn subscribe(sources: &mut Sources) -> (u64, mpsc::Receiver<SourceNotice>) {
         let (sender, receiver) = mpsc::channel(4);
-        (sources.add(sender), receiver)
+        (sources.add(sender, true), receiver)
     }
 
     fn notices(receiver: &mut mpsc::Receiver<SourceNotice>) -> Vec<SourceNotice> {
@@ -114,6 +141,27 @@ mod tests {
         assert_eq!(notices(&mut of_second), [Active]);
         sources.set_leading(false);
         assert_eq!(notices(&mut of_second), [Standby]);
+    }
+
+    #[test]
+    fn replica_with_projects_replaces_a_source_that_has_none() {
+        use SourceNotice::{Active, Standby};
+
+        let mut sources = Sources::default();
+        sources.set_leading(true);
+        let (sender, mut of_empty) = mpsc::channel(8);
+        let empty = sources.add(sender, false);
+        assert_eq!(notices(&mut of_empty), [Standby, Active]);
+        let (first, mut of_first) = subscribe(&mut sources);
+        assert_eq!((notices(&mut of_empty), notices(&mut of_first)), (vec![Standby], vec![Standby, Active]));
+        let (second, mut of_second) = subscribe(&mut sources);
+        sources.remove(first);
+        assert_eq!((notices(&mut of_empty), notices(&mut of_second)), (vec![], vec![Standby, Active]));
+        assert!(sources.ask(&SourceNotice::Wanted("group/app".to_owned())));
+        sources.remove(second);
+        assert_eq!((notices(&mut of_empty), notices(&mut of_second).len()), (vec![Active], 1));
+        sources.remove(empty);
+        assert!(!sources.ask(&Active));
     }
 
     #[test]

@@ -587,9 +587,10 @@ async fn read_inventory(gitops: &Gitops, agent: AgentId, project: &str) -> Resul
 }
 
 /// Returns the statuses of all projects and the commands about them, as their inventories have them.
-pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<(ProjectStatus, Commands)>, ApiError> {
-    // Without an agent, kas has sent no project yet.
-    let Some(agent) = gitops.leader.agent() else { return Ok(Vec::new()) };
+pub(super) async fn statuses(
+    gitops: &Gitops,
+    agent: AgentId,
+) -> Result<Vec<(ProjectStatus, Commands)>, ApiError> {
     let (kind, _) = inventory(gitops, agent, "");
     let listed = gitops
         .leader

@@ -10,7 +10,7 @@ use futures_util::{
     stream::{self, FuturesUnordered},
 };
 use git::{Commit, CommitId, RepositoryError, RepositoryFile};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use proto::{
@@ -18,7 +18,7 @@ use proto::{
     agent_configuration::gitops::{Gitops, ManifestProject},
     gitops::{
         CommitInfo, PROBLEM_PATH, PROJECTS_PATH, ProjectList, SOURCE_PATH, SYNC_PATH, SourceNotice,
-        SourceProblem, SyncEncoder, SyncEvent, SyncHead,
+        SourceProblem, SourceQuery, SyncEncoder, SyncEvent, SyncHead,
     },
     header,
 };
@@ -46,6 +46,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// The pause before the next attempt after a request that failed.
 const PAUSE: Duration = Duration::from_secs(5);
+/// The longest such pause while kas has no projects. It doubles from [`PAUSE`] on.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The shortest time between two answers to requests of agentk for the files of a project.
 const WANTED_PERIOD: Duration = Duration::from_secs(1);
 /// The longest line of agentk, in bytes.
@@ -76,6 +78,14 @@ struct Sent {
     target: Option<StatusTarget>,
 }
 
+/// The end of a subscription that was no error.
+enum SubscriptionEnd {
+    /// Neither kas nor agentk has projects.
+    NotNeeded,
+    /// agentk has ended it.
+    Closed,
+}
+
 /// The reason why a project was not sent.
 pub(super) enum FeedError {
     /// There are no files. agentk has to know.
@@ -87,26 +97,52 @@ pub(super) enum FeedError {
 impl GitopsFeed {
     /// Serves the tunnel. The future never completes.
     pub(crate) async fn run(&self, tunnel: &Tunnel) {
-        // Until then, agentk needs no leader, and no rights for one.
         let mut configuration = self.configuration.clone();
-        while projects(&configuration.borrow_and_update()).1.is_none_or(|projects| projects.is_empty()) {
-            changed(&mut configuration).await;
+        tokio::select! {
+            biased;
+            () = projects_appear(&mut configuration) => {}
+            () = self.serve_former_projects(tunnel) => {}
         }
         loop {
             // Boxed: most agents have no projects, and their tunnels should not reserve memory for them.
-            if let Err(error) = Box::pin(self.subscribe(tunnel)).await {
+            if let Err(error) = Box::pin(self.subscribe(tunnel, true)).await {
                 tracing::debug!(agent.name = %self.agent.name, error, "agentk gives no subscription for manifests");
             }
             sleep(PAUSE).await;
         }
     }
 
-    /// Follows the notices of agentk until the subscription ends.
-    async fn subscribe(&self, tunnel: &Tunnel) -> Result<(), String> {
-        let path = format!("{SOURCE_PATH}?agent={}", self.agent.id);
+    /// Lets agentk show and prune the projects that it has from before, while kas has none for it. The future never completes.
+    async fn serve_former_projects(&self, tunnel: &Tunnel) {
+        let mut pause = PAUSE;
+        loop {
+            match Box::pin(self.subscribe(tunnel, false)).await {
+                // Former projects appear only after the configuration has had projects.
+                Ok(SubscriptionEnd::NotNeeded) => return pending().await,
+                Ok(SubscriptionEnd::Closed) => pause = PAUSE,
+                Err(error) => {
+                    tracing::debug!(agent.name = %self.agent.name, error, "the subscription without projects failed");
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Follows the notices of agentk until the subscription ends. Without projects, agentk needs none unless it has projects from before:
+    /// agents without GitOps have no leader, and no rights for one.
+    async fn subscribe(&self, tunnel: &Tunnel, has_projects: bool) -> Result<SubscriptionEnd, String> {
+        let query = SourceQuery { agent: self.agent.id, has_projects };
+        let path = format!("{SOURCE_PATH}?{query}");
         let request = Request::get(path).header(header::SERVICE, ServiceName::MANIFESTS).body(Body::empty());
-        let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-        let mut notices = Lines::new(response.map_err(|_| "no response in time")??.into_body(), MAX_LINE);
+        let response = timeout(REQUEST_TIMEOUT, tunnel.call(request.expect("a valid request"))).await;
+        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
+        let status = response.status();
+        // An agentk that does not know the parameter responds with an error of the client.
+        if !has_projects && (status == StatusCode::NO_CONTENT || status.is_client_error()) {
+            return Ok(SubscriptionEnd::NotNeeded);
+        }
+        let mut notices = Lines::new(check_status(response)?.into_body(), MAX_LINE);
         let wanted = broadcast::Sender::new(QUEUE);
         let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
         let mut previews = FuturesUnordered::new();
@@ -117,7 +153,7 @@ impl GitopsFeed {
                 never = async { feeding.as_mut().expect("checked below").await }, if feeding.is_some() => match never {},
             };
             match notice {
-                None => return Ok(()),
+                None => return Ok(SubscriptionEnd::Closed),
                 Some(SourceNotice::Standby) => feeding = None,
                 Some(SourceNotice::Active) => {
                     tracing::debug!(agent.name = %self.agent.name, "this replica is the source of manifests");
@@ -147,6 +183,10 @@ impl GitopsFeed {
             };
             let list = ProjectList { projects: projects.clone() };
             let follow = async {
+                if projects.is_empty() {
+                    // Another replica may have projects, and be about to replace this one.
+                    sleep(PAUSE).await;
+                }
                 while let Err(error) = put(tunnel, PROJECTS_PATH, &list).await {
                     tracing::debug!(agent.name = %self.agent.name, error, "the list of projects was not sent");
                     sleep(PAUSE).await;
@@ -403,6 +443,13 @@ pub(super) fn projects(state: &ConfigurationState) -> (String, Option<Vec<Manife
     (own, Some(projects))
 }
 
+/// Completes as soon as the configuration has projects.
+async fn projects_appear(configuration: &mut watch::Receiver<ConfigurationState>) {
+    while projects(&configuration.borrow_and_update()).1.is_none_or(|projects| projects.is_empty()) {
+        changed(configuration).await;
+    }
+}
+
 async fn changed(configuration: &mut watch::Receiver<ConfigurationState>) {
     if configuration.changed().await.is_err() {
         pending().await
@@ -423,7 +470,10 @@ pub(in crate::services) async fn call(
     tunnel: &Tunnel,
     request: Request<Body>,
 ) -> Result<Response<Body>, String> {
-    let response = tunnel.call(request).await.map_err(|error| error.to_string())?;
+    check_status(tunnel.call(request).await.map_err(|error| error.to_string())?)
+}
+
+fn check_status(response: Response<Body>) -> Result<Response<Body>, String> {
     if response.status().is_success() {
         return Ok(response);
     }
