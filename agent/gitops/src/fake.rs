@@ -12,7 +12,8 @@ use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
-use self::world::{LateWrite, Objects, World};
+pub(crate) use self::world::Objects;
+use self::world::{LateWrite, World};
 use crate::{
     ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, MetadataPage,
 };
@@ -153,19 +154,30 @@ impl FakeCluster {
         }
     }
 
-    /// Lets another process send requests. Nothing fails, and nobody is killed any more.
+    /// Lets another process send requests. Nothing fails, and nothing is killed or interrupted any more.
     pub(crate) fn revive(&self) {
         let mut world = self.world.lock();
-        (world.dead, world.death, world.failure) = (false, None, None);
+        (world.dead, world.death, world.failure, world.interruption) = (false, None, None, None);
     }
 
-    /// Lets the writes of dead processes arrive. Returns their number.
-    pub(crate) fn deliver_late(&self) -> usize {
+    /// Lets the oldest write of a dead process arrive. Returns whether there was one.
+    pub(crate) fn deliver_late(&self) -> bool {
         let mut world = self.world.lock();
-        let late = std::mem::take(&mut world.late);
-        let count = late.len();
+        let late = (!world.late.is_empty()).then(|| world.late.remove(0));
+        let arrives = late.is_some();
         late.into_iter().for_each(|write| write(&mut world));
-        count
+        arrives
+    }
+
+    /// Returns the number of writes of dead processes that did not arrive yet.
+    pub(crate) fn late_writes(&self) -> usize {
+        self.world.lock().late.len()
+    }
+
+    /// Sets what somebody else does just before a request, counted from the next one.
+    pub(crate) fn interrupt_at(&self, number: usize, work: impl FnOnce() + Send + 'static) {
+        let mut world = self.world.lock();
+        world.interruption = Some((world.count + number, Box::new(work)));
     }
 
     /// Sets the API group whose server does not respond.
@@ -179,7 +191,12 @@ impl FakeCluster {
 
     /// Returns all objects.
     pub(crate) fn objects(&self) -> Objects {
-        self.world.lock().objects.clone()
+        self.read(Objects::clone)
+    }
+
+    /// Reads all objects.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&Objects) -> T) -> T {
+        read(&self.world.lock().objects)
     }
 
     /// Replaces all objects by those of another moment, as a restored etcd would.
@@ -232,6 +249,12 @@ impl FakeCluster {
         let mut world = self.world.lock();
         if world.dead {
             return None;
+        }
+        let count = world.count;
+        if let Some((_, work)) = world.interruption.take_if(|(at, _)| *at == count) {
+            drop(world);
+            work();
+            world = self.world.lock();
         }
         match world.decide(kind, request) {
             Ok(Decision::Run) => Some(work(&mut world)),

@@ -134,6 +134,11 @@ impl Inventory {
         })
     }
 
+    /// Returns whether a ConfigMap has a record. It is created without one.
+    pub(crate) fn is_in(object: &Value) -> bool {
+        object["binaryData"].get(KEY).is_some()
+    }
+
     /// Reads the ConfigMap of the record. Whoever may write ConfigMaps in the namespace of agentk can change it.
     ///
     /// # Errors

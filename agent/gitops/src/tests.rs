@@ -3,6 +3,7 @@
 mod deletions;
 mod diff;
 mod gitlab;
+mod model;
 
 use std::sync::{
     Arc,

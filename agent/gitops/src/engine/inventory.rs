@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{ATTEMPTS, CONCURRENCY, Engine, Failure, SyncContext, SyncInput, cannot_write, members::id_of};
 use crate::{
-    ApplyOptions, Cluster, Fence, GroupKind, Kind, Manifest,
+    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, Manifest,
     applyset::{ApplySet, PART_OF},
     deletion_plan::code,
     inventory::{GENERATION, HeldPlan, Inventory, InventoryState, MANAGER, ParentState},
@@ -63,7 +63,7 @@ pub enum Recovery {
 struct Scan {
     members: BTreeMap<String, ObjectId>,
     /// The kinds that cannot be listed, with the reasons.
-    unknown: Vec<String>,
+    unknown: Vec<(GroupKind, ApiError)>,
 }
 
 impl<C: Cluster> Engine<C> {
@@ -105,17 +105,21 @@ impl<C: Cluster> Engine<C> {
             set.read(parent).map_err(|error| Failure::Project(error.to_string()))?;
         }
         let parent = parent.map(|parent| ParentState::new(&parent, &set));
-        let decoded = record.as_ref().map(Inventory::from_object);
+        let decoded = record.as_ref().filter(|record| Inventory::is_in(record)).map(Inventory::from_object);
         let state = InventoryState::new(parent.as_ref(), decoded.clone(), self.generation);
         let version = |object: &serde_json::Value| {
             object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned()
         };
-        let written =
-            record.zip(decoded).map(|(object, decoded)| (decoded.unwrap_or_default(), version(&object)));
+        let written = record.map(|object| {
+            let version = version(&object);
+            (decoded.and_then(Result::ok).unwrap_or_default(), version)
+        });
         let inventory = match &state {
             InventoryState::Known(inventory) => (**inventory).clone(),
             _ => Inventory {
                 parent: parent.as_ref().map(|parent| parent.uid.clone()).unwrap_or_default(),
+                // Copies of an empty inventory may have one.
+                generation: parent.as_ref().map_or(0, |parent| parent.generation),
                 ..Inventory::default()
             },
         };
@@ -126,25 +130,27 @@ impl<C: Cluster> Engine<C> {
         Ok((stored, state))
     }
 
-    /// Returns whether the cluster has objects that agentk has applied with the label of the project, of the kinds that Git has. Without
-    /// manifests, all kinds are looked at.
+    /// Returns whether the cluster has objects that agentk has applied with the label of the project.
+    ///
+    /// # Errors
+    ///
+    /// Objects of a kind that Git has cannot be listed: what cannot be seen is not absent. Of other kinds, the project may lack the right.
     async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, Failure> {
-        let kinds = match manifests.is_empty() {
-            true => self.listable_kinds(sync.fence).await?,
-            false => {
-                let mut kinds = Vec::new();
-                for kind in manifests.iter().map(Manifest::group_kind).collect::<BTreeSet<_>>() {
-                    kinds.extend(self.resolve(&kind, None, sync.fence).await?.found());
-                }
-                kinds
-            }
-        };
+        let kinds = self.listable_kinds(sync.fence).await?;
         let namespaces: BTreeSet<&str> = manifests
             .iter()
             .map(|manifest| &*manifest.id.namespace)
             .filter(|name| !name.is_empty())
             .collect();
-        Ok(!self.scan(kinds, &namespaces, &Inventory::default(), sync).await?.members.is_empty())
+        let Scan { members, unknown } = self.scan(kinds, &namespaces, &Inventory::default(), sync).await?;
+        let in_git: BTreeSet<GroupKind> = manifests.iter().map(Manifest::group_kind).collect();
+        let unseen = unknown.into_iter().find(|(kind, error)| error.status != 403 || in_git.contains(kind));
+        match unseen {
+            Some((kind, error)) if members.is_empty() => Err(Failure::Project(format!(
+                "agentk cannot see whether the cluster has objects of the project: {kind}: {error}"
+            ))),
+            _ => Ok(!members.is_empty()),
+        }
     }
 
     /// Looks for the objects of the project by their label.
@@ -191,7 +197,7 @@ impl<C: Cluster> Engine<C> {
                 // The kind has no lists, or has gone.
                 Err(CallError::Api(error)) if matches!(error.status, 404 | 405) => continue,
                 Err(CallError::Api(error)) => {
-                    scan.unknown.push(format!("{}: {error}", kind.kind));
+                    scan.unknown.push((kind.kind, error));
                     continue;
                 }
             };
@@ -225,6 +231,9 @@ impl<C: Cluster> Engine<C> {
                 // A process has ended between the two writes. The record must not be two generations ahead.
                 self.write_generation(stored, fence).await?;
             }
+            if stored.written.is_none() {
+                stored.written = Some((Inventory::default(), self.create_record(stored, fence).await?));
+            }
             stored.inventory.generation += 1;
             let (kind, id) = stored.set.record_id();
             let mut object = stored.inventory.to_object(&stored.set);
@@ -243,6 +252,49 @@ impl<C: Cluster> Engine<C> {
             true => self.write_generation(stored, fence).await,
             false => Ok(()),
         }
+    }
+
+    /// Creates the ConfigMap of the record without the record, and returns its version. Each record names the version that it replaces, so
+    /// that what a former leader has sent and that arrives late replaces nothing; only this write cannot, and it replaces nothing.
+    async fn create_record(&self, stored: &StoredInventory, fence: &dyn Fence) -> Result<String, Failure> {
+        let (kind, id) = stored.set.record_id();
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": id.name, "namespace": id.namespace},
+        });
+        let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: false };
+        let created = with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await;
+        let created = created.map_err(cannot_write)?.object;
+        Ok(created["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Writes the parent of a recovery. It has a generation, so that the inventory is still lost if the process ends before it has
+    /// written the record.
+    async fn write_recovered_parent(
+        &self,
+        set: &mut ApplySet,
+        generation: u64,
+        fence: &dyn Fence,
+    ) -> Result<String, Failure> {
+        for attempt in 1.. {
+            let (kind, id) = set.parent_id();
+            let mut object = set.parent();
+            object["metadata"]["annotations"][GENERATION] = generation.to_string().into();
+            let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: true };
+            match with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await {
+                Ok(written) => {
+                    let text = |key: &str| written.object["metadata"][key].as_str().map(str::to_owned);
+                    set.version = text("resourceVersion");
+                    return Ok(text("uid").unwrap_or_default());
+                }
+                Err(CallError::Api(error)) if error.is_stale() && attempt < ATTEMPTS => {
+                    self.read_parent(set, fence).await?;
+                }
+                Err(error) => return Err(cannot_write(error)),
+            }
+        }
+        unreachable!("the last attempt returns")
     }
 
     /// Writes the generation of the record to the parent, unless another leader has written a newer one.
@@ -354,13 +406,14 @@ impl<C: Cluster> Engine<C> {
         if approved != Some(&*code) {
             let (count, objects) = (count(&members), left.values().take(MAX_SHOWN).cloned().collect());
             let left = u32::try_from(left.len()).unwrap_or(u32::MAX);
+            let unknown = unknown.into_iter().map(|(kind, error)| format!("{kind}: {error}")).collect();
             return Ok(Recovery::Planned(RecoveryPlan { code, count, left, objects, unknown }));
         }
 
         stored.set.add_all(members.values());
-        let parent = self.write_parent(&mut stored.set, fence).await?;
+        let before = recorded.generation.max(stored.generation).max(self.generation.unwrap_or(0)).max(1);
+        let parent = self.write_recovered_parent(&mut stored.set, before, fence).await?;
         let suspended = old.as_ref().map(|old| old.suspended);
-        let before = recorded.generation.max(stored.generation).max(self.generation.unwrap_or(0));
         let mut held = recorded.held.unwrap_or_else(|| HeldPlan {
             reason:
                 "the inventory was lost: approve what left Git with kas gitops approve, or restore the files"
@@ -382,6 +435,10 @@ impl<C: Cluster> Engine<C> {
             ..Inventory::default()
         };
         stored.generation = before;
+        // The record is written even if it is the same: the parent has an older generation, or none.
+        if let Some((written, _)) = &mut stored.written {
+            *written = Inventory::default();
+        }
         self.store(&mut stored, fence).await?;
         Ok(Recovery::Done { suspended })
     }

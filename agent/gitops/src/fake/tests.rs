@@ -256,7 +256,7 @@ async fn process_dies_before_or_after_a_request_has_its_effect() {
         assert!(again.is_err(), "it stays dead");
         cluster.revive();
         assert_eq!(cluster.object(&b).is_some(), at_once);
-        assert_eq!(cluster.deliver_late(), usize::from(death == Death::Late));
+        assert_eq!(cluster.deliver_late(), death == Death::Late);
         assert_eq!(cluster.object(&b).is_some(), later);
     }
 }
@@ -276,4 +276,15 @@ async fn requests_fail_before_or_after_their_effects() {
     let error = cluster.list(&kind(&id("apps", "Deployment", "shop", "")), "", "", true).await.unwrap_err();
     assert_eq!(error.status, 503);
     assert_eq!(cluster.objects().len(), 3);
+}
+
+#[tokio::test]
+async fn somebody_else_acts_just_before_a_request() {
+    let cluster = cluster();
+    let (a, b) = (config_map("a"), config_map("b"));
+    let (other, taken) = (cluster.clone(), b.clone());
+    cluster.interrupt_at(1, move || other.put(taken, "kubectl", json!({"data": {"k": "theirs"}})));
+    apply(&cluster, &a, json!({})).await.unwrap();
+    let error = apply_as(&cluster, &b, json!({"data": {"k": "ours"}}), "agentk", false).await.unwrap_err();
+    assert_eq!(error.status, 409);
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{ApiError, Applied, ApplyOptions, Cause, GroupKind, Kind, validate::DEFINITIONS};
 
-pub(super) type Objects = BTreeMap<ObjectId, Value>;
+pub(crate) type Objects = BTreeMap<ObjectId, Value>;
 
 /// A write that arrives later, when its sender is dead.
 pub(super) type LateWrite = Box<dyn FnOnce(&mut World) + Send>;
@@ -40,6 +40,8 @@ pub(super) struct World {
     /// The process is dead: none of its requests has a response.
     pub(super) dead: bool,
     pub(super) late: Vec<LateWrite>,
+    /// What somebody else does before the request with this number.
+    pub(super) interruption: Option<(usize, Box<dyn FnOnce() + Send>)>,
     /// Controllers make each workload healthy at once.
     pub(super) controllers: bool,
     counter: u64,
