@@ -45,6 +45,11 @@ use crate::{
     fake::{FakeCluster, error},
 };
 
+/// What is there before and after a moment.
+type BothSnapshots = Arc<Mutex<Option<(Snapshot, Snapshot)>>>;
+/// A change of an object by somebody else.
+type Edit<'a> = dyn Fn(&ObjectId, &mut Value) + 'a;
+
 /// The seed of the sequences, unless `MODEL_SEED` says another one: the same commit has the same result.
 const SEED: u64 = 1;
 /// The sequences of each test, unless `MODEL_CASES` says another number.
@@ -392,7 +397,7 @@ impl World {
     }
 
     /// Prepares the cluster for a pass. Returns the fence, and the moments before and after what somebody else does.
-    fn prepare(&self, pass: &Pass, set: &str) -> (ClosesAfter, Arc<Mutex<Option<(Snapshot, Snapshot)>>>) {
+    fn prepare(&self, pass: &Pass, set: &str) -> (ClosesAfter, BothSnapshots) {
         let moments = Arc::new(Mutex::new(None));
         let mut checks = usize::MAX;
         match pass {
@@ -785,7 +790,7 @@ fn find(cluster: &FakeCluster, thing: Thing) -> Option<ObjectId> {
 
 /// Does what somebody else does.
 fn act(cluster: &FakeCluster, others: &Others, set: &str) {
-    let (thing, work): (_, &dyn Fn(&ObjectId, &mut Value)) = match others {
+    let (thing, work): (_, &Edit<'_>) = match others {
         Others::Create(foreign) => {
             let id = foreign.id();
             if may_create(cluster, &id) {
