@@ -105,13 +105,12 @@ impl Dispatcher {
         }
     }
 
-    /// Begins the trace of a request. Requests of kas itself are not traced.
+    /// Begins the trace of a request. Requests of kas itself are not traced: they have no id. Those of a kas of GitLab have none either,
+    /// and are all for the Kubernetes API.
     fn trace(&self, request: &Request<Body>, target: &DispatchTarget) -> RequestSpan {
         let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        let of_kas = matches!(
-            text(header::SERVICE),
-            Some(ServiceName::AGENT_EVENTS | ServiceName::CONTROL | ServiceName::CONFIGURATION)
-        );
+        let of_kas =
+            text(header::REQUEST_ID).is_none() && text(header::SERVICE) != Some(ServiceName::KUBERNETES);
         let mut trace = RequestSpan::start(self.tracer.as_ref().filter(|_| !of_kas), request, true);
         if let DispatchTarget::Service(_) = target {
             trace.set_service(text(header::SERVICE).unwrap_or_default(), request.method());

@@ -1,5 +1,7 @@
 //! Traces of the real programs, as a collector receives them.
 
+use std::collections::BTreeSet;
+
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{KeyValue, any_value::Value},
@@ -18,6 +20,14 @@ fn span_of(collector: &RecordingServer, program: &str) -> Option<(Vec<KeyValue>,
         let span = spans.scope_spans.into_iter().flat_map(|scope| scope.spans).next().unwrap();
         (text(&resource, "service.name")? == program).then_some((resource, span))
     })
+}
+
+/// Returns all spans that the collector has received.
+fn spans_of(collector: &RecordingServer) -> impl Iterator<Item = Span> + use<> {
+    let batches = collector.requests().into_iter();
+    let batches = batches.map(|sent| ExportTraceServiceRequest::decode(&*sent.body).unwrap());
+    let spans = batches.flat_map(|batch| batch.resource_spans).flat_map(|spans| spans.scope_spans);
+    spans.flat_map(|scope| scope.spans)
 }
 
 fn text(attributes: &[KeyValue], key: &str) -> Option<String> {
@@ -59,6 +69,8 @@ fn request_has_one_trace_from_kas_to_the_cluster() {
             text(resource, "service.version").is_some() && text(resource, "service.instance.id").is_some()
         );
     }
+    let names = spans_of(&collector).map(|span| span.name).collect::<BTreeSet<_>>();
+    assert_eq!(names, BTreeSet::from(["GET prometheus".to_owned()]), "requests of kas itself are not traced");
     let sent = collector.requests();
     assert!(sent.iter().all(|request| request.head[0] == "POST /v1/traces HTTP/1.1"));
     assert!(sent.iter().all(|request| request.header("authorization") == Some("Bearer collect")));
@@ -77,11 +89,7 @@ fn request_has_one_trace_from_kas_to_the_cluster() {
     world.kas.process.terminate();
     assert_eq!((world.agent.process.exit_code(), world.kas.process.exit_code()), (0, 0));
     let trace = refused.text().rsplit("Trace ID: ").next().unwrap()[..32].to_owned();
-    let batches = collector.requests();
-    let batches = batches.iter().map(|sent| ExportTraceServiceRequest::decode(&*sent.body).unwrap());
-    let spans = batches.flat_map(|batch| batch.resource_spans).flat_map(|spans| spans.scope_spans);
-    let last = spans.flat_map(|scope| scope.spans).filter(|span| hex(&span.trace_id) == trace);
-    assert_eq!(last.count(), 2);
+    assert_eq!(spans_of(&collector).filter(|span| hex(&span.trace_id) == trace).count(), 2);
 }
 
 #[test]
