@@ -71,9 +71,12 @@ fn lost_inventory_is_made_anew_by_a_person() {
         listed.split_whitespace().find(is_wanted).unwrap().to_owned()
     };
     let recover = || {
-        let output = world.gitops(&["recover", PROJECT]);
-        let shown = String::from_utf8_lossy(&output.stdout);
-        assert!(shown.contains("Recovers:") && shown.contains("/left"), "{output:?}");
+        eventually("agentk has the commit without the object, and the plan names it", || {
+            let output = world.gitops(&["recover", PROJECT]);
+            let shown = String::from_utf8_lossy(&output.stdout);
+            assert!(shown.contains("Recovers:"), "{output:?}");
+            shown.contains("/left")
+        });
         let code = world.status()["recovery"]["code"].as_str().unwrap().to_owned();
         assert!(!world.gitops(&["recover", PROJECT, "--code", "0123456789abcdef"]).status.success());
         assert!(world.gitops(&["recover", PROJECT, "--code", &code]).status.success());
