@@ -132,10 +132,15 @@ impl<C: Cluster> Engine<C> {
 
     /// Returns whether the cluster has objects that agentk has applied with the label of the project.
     ///
+    /// The project may lack the right to list kinds. Objects of such kinds that this sync would write are read one by one, as far as the
+    /// project may read them.
+    ///
     /// # Errors
     ///
-    /// Objects of a kind that Git has cannot be listed: what cannot be seen is not absent. Of other kinds, the project may lack the right.
+    /// The cluster does not answer: what cannot be seen is not absent.
     async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, Failure> {
+        use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
         let kinds = self.listable_kinds(sync.fence).await?;
         let namespaces: BTreeSet<&str> = manifests
             .iter()
@@ -143,13 +148,39 @@ impl<C: Cluster> Engine<C> {
             .filter(|name| !name.is_empty())
             .collect();
         let Scan { members, unknown } = self.scan(kinds, &namespaces, &Inventory::default(), sync).await?;
-        let in_git: BTreeSet<GroupKind> = manifests.iter().map(Manifest::group_kind).collect();
-        let unseen = unknown.into_iter().find(|(kind, error)| error.status != 403 || in_git.contains(kind));
-        match unseen {
-            Some((kind, error)) if members.is_empty() => Err(Failure::Project(format!(
-                "agentk cannot see whether the cluster has objects of the project: {kind}: {error}"
-            ))),
-            _ => Ok(!members.is_empty()),
+        if !members.is_empty() {
+            return Ok(true);
+        }
+        if let Some((kind, error)) = unknown.iter().find(|(_, error)| error.status != 403) {
+            return Err(cannot_see(kind, error));
+        }
+        let unlisted = |manifest: &&Manifest| unknown.iter().any(|(kind, _)| *kind == manifest.group_kind());
+        let reads: Vec<_> = manifests
+            .iter()
+            .filter(unlisted)
+            .map(|manifest| self.is_of_project(&manifest.id, sync))
+            .collect();
+        let mut found = stream::iter(reads).buffered(CONCURRENCY);
+        while let Some(is_of_project) = found.try_next().await? {
+            if is_of_project {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether there is an object, and agentk has applied it with the label of the project. An object that the project may not read
+    /// is none.
+    async fn is_of_project(&self, id: &ObjectId, sync: &SyncContext<'_>) -> Result<bool, Failure> {
+        let kind = GroupKind::of(id);
+        let Some(resolved) = self.resolve(&kind, None, sync.fence).await?.found() else { return Ok(false) };
+        match with_retry(sync.fence, || self.cluster.get(&resolved, id)).await {
+            Ok(found) => Ok(found.is_some_and(|object| {
+                ownership::owner(&object["metadata"], &sync.set, false) == Owner::Project
+            })),
+            Err(CallError::Api(error)) if error.status == 403 => Ok(false),
+            Err(CallError::Api(error)) => Err(cannot_see(&kind, &error)),
+            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
 
@@ -462,4 +493,10 @@ impl<C: Cluster> Engine<C> {
             Err(CallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
+}
+
+fn cannot_see(kind: &GroupKind, error: &ApiError) -> Failure {
+    Failure::Project(format!(
+        "agentk cannot see whether the cluster has objects of the project: {kind}: {error}"
+    ))
 }

@@ -301,6 +301,25 @@ async fn lost_inventory_is_not_an_empty_one() {
     }
 }
 
+/// A project that may read objects and not list them notices that its inventory is lost, and its first sync needs none.
+#[tokio::test(start_paused = true)]
+async fn inventory_that_is_lost_is_noticed_without_the_right_to_list() {
+    let mut project = Project::new();
+    let text = config_maps(&["a", "b"]);
+    project.cluster.set_fault(|request| {
+        request.starts_with("list ").then(|| error(403, "Forbidden", "no right to list"))
+    });
+    assert_eq!(project.sync(&text).await.objects.applied, 2);
+    let (parent, record) = inventories(&project.cluster);
+    project.cluster.remove(&parent);
+    project.cluster.remove(&record);
+    let mut project = Project::of(project.cluster.clone());
+    project.cluster.take_requests();
+    let outcome = project.sync(&text).await;
+    assert_eq!(outcome.state, ProjectState::InventoryLost, "{outcome:?}");
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+}
+
 /// An older agentk has kept no record: its members are those with the label.
 #[tokio::test(start_paused = true)]
 async fn members_of_an_older_agentk_are_those_with_the_label() {
