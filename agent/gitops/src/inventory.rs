@@ -20,6 +20,8 @@ use crate::applyset::{ApplySet, PROJECT};
 pub const GENERATION: &str = "agentk/generation";
 /// The field manager of the record and of its generation. An older agentk, which does not know them, leaves them alone.
 pub(crate) const MANAGER: &str = "agentk-inventory";
+/// The label `app.kubernetes.io/component` of the record.
+pub const COMPONENT: &str = "gitops-members";
 /// The key of the record in its ConfigMap.
 const KEY: &str = "inventory.json.gz";
 /// The largest record, in bytes. One of 20,000 objects has less than 4 MiB.
@@ -127,7 +129,7 @@ impl Inventory {
             "metadata": {
                 "name": id.name,
                 "namespace": id.namespace,
-                "labels": {"app.kubernetes.io/component": "gitops-members"},
+                "labels": {"app.kubernetes.io/component": COMPONENT, "app.kubernetes.io/managed-by": "agentk"},
                 "annotations": {PROJECT: set.project},
             },
             "binaryData": {KEY: STANDARD.encode(compressed)},

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use gitops_engine::{GroupKind, Kind, applyset::PROJECT};
+use gitops_engine::{GroupKind, Kind, applyset::PROJECT, inventory::COMPONENT};
 use kube::core::ObjectMeta;
 use proto::AgentId;
 use tokio::time::sleep;
@@ -64,6 +64,11 @@ async fn watch_commands(gitops: &Gitops) {
             if !exists {
                 // The worker finds that the inventory was lost.
                 project.request();
+                return;
+            }
+            let label = |key: &str| metadata.labels.as_ref()?.get(key);
+            if label("app.kubernetes.io/component").is_some_and(|name| name == COMPONENT) {
+                // The record of the members has no commands.
                 return;
             }
             if project.note_commands([SUSPENDED, APPROVED, RECOVER, REQUESTED, PRUNE].map(annotation)) {

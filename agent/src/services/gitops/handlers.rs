@@ -415,9 +415,12 @@ fn recovery(status: &ProjectStatus, query: Option<&str>) -> Result<String, Servi
 
 /// Only the objects of a project that nobody wants any more are deleted without a commit.
 fn check_orphaned(status: &ProjectStatus) -> Result<(), ServiceError> {
-    let ProjectStatus { project, state, .. } = status;
+    let ProjectStatus { project, state, message, .. } = status;
     match state {
         ProjectState::Orphaned => Ok(()),
+        ProjectState::InventoryLost => Err(bad_request(&format!(
+            "the inventory of {project} was lost, so that nothing can be pruned: {message}"
+        ))),
         state => Err(bad_request(&format!(
             "only a project that left the configuration can be pruned, and the state of {project} is {}: remove it from \
              gitops.manifest_projects first",

@@ -196,7 +196,8 @@ impl Project {
             .is_some_and(|[suspended, ..]| suspended.as_deref() == Some("true"))
     }
 
-    /// Forgets the commit, unless it is pruned: kas does not send this project any more. Returns the status if that changed anything.
+    /// Forgets the commit, unless it is pruned: kas does not send this project any more. A project whose settings were lost with its
+    /// inventory stays lost. Returns the status if that changed anything.
     pub(super) fn orphan(&self, message: &str) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
         if state.gone || state.wanted.as_ref().is_some_and(|wanted| wanted.prunes) {
@@ -204,6 +205,9 @@ impl Project {
         }
         let before = state.shown();
         state.forget_wanted();
+        if state.status.state == ProjectState::InventoryLost && state.status.settings.is_none() {
+            return None;
+        }
         state.status.state = ProjectState::Orphaned;
         message.clone_into(&mut state.status.message);
         let status = state.changed_since(&before);

@@ -88,10 +88,13 @@ impl ClusterState {
         }
         let query = uri.query().unwrap_or_default();
         assert!(query.contains("labelSelector=app.kubernetes.io%2Fmanaged-by%3Dagentk"), "{query}");
+        let of_members = query.contains("component%3Dgitops-members");
+        let is_listed =
+            |path: &str| path.starts_with(CONFIG_MAPS) && path.ends_with("-members") == of_members;
         match self.list_status {
             _ if query.contains("watch=") => failure(405),
             0 => {
-                let items = self.objects.iter().filter(|(path, _)| path.starts_with(CONFIG_MAPS));
+                let items = self.objects.iter().filter(|(path, _)| is_listed(path));
                 let items: Vec<&Value> = items.map(|(_, object)| object).collect();
                 (200, json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {}, "items": items}))
             }
@@ -160,7 +163,7 @@ async fn agent_without_projects_is_not_named_and_has_no_lease() {
     assert_eq!(pod.subscribe(WITHOUT_PROJECTS).await.status(), 204);
     assert_eq!((pod.list().await, pod.gitops.leader.agent()), (projects(&[]), None));
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(cluster.requests(), [format!("GET {CONFIG_MAPS}")]);
+    assert_eq!(cluster.requests(), [format!("GET {CONFIG_MAPS}"), format!("GET {CONFIG_MAPS}")]);
 
     assert_eq!(pod.subscribe("/v1/source?agent=7").await.status(), 200);
     sleep(Duration::from_secs(60)).await;
@@ -185,6 +188,28 @@ async fn former_projects_are_listed_and_orphaned_after_a_restart() {
     // The inventory may be gone, and the process still works on the project.
     cluster.0.lock().objects.clear();
     assert_eq!(pod.subscribe(WITHOUT_PROJECTS).await.status(), 200);
+}
+
+/// Somebody has deleted the parent of the inventory of an orphaned project. The record of its members remains.
+#[tokio::test(start_paused = true)]
+async fn orphaned_project_without_the_parent_of_its_inventory_is_listed() {
+    let cluster = TestCluster::default();
+    let name = ApplySet::new(AgentId(7), "group/shop", "agentk").record_id().1.name;
+    cluster.add(&name, "group/shop", "synced");
+    let pod = Pod::start(&cluster);
+    let mut subscription = pod.subscribe(WITHOUT_PROJECTS).await;
+    assert_eq!(notice(&mut subscription).await, "\"standby\"\n");
+    assert_eq!(notice(&mut subscription).await, "\"active\"\n");
+    let list = Request::put("/v1/projects").body(Body::from(Bytes::from(r#"{"projects": []}"#))).unwrap();
+    assert_eq!(pod.manifests(list).await.status(), 204);
+    assert_eq!(pod.list().await, projects(&[("group/shop", "inventory-lost")]));
+    let prune = Request::post("/v1/projects/group%2Fshop/prune").body(Body::empty()).unwrap();
+    let refused = GitopsHandler(Arc::clone(&pod.gitops)).handle(prune).await.unwrap_err();
+    assert!(
+        refused.message.contains("list the project in gitops.manifest_projects again"),
+        "{}",
+        refused.message
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use gitops_engine::{
     ApiError, ApplyOptions, Cluster as _, Engine, Fence, Kind, KubeCluster, Outcome, Stopped, SyncInput,
     applyset::{ApplySet, PROJECT},
+    inventory::COMPONENT,
 };
 use parking_lot::Mutex;
 use proto::{
@@ -45,6 +46,10 @@ pub(super) const REQUESTED: &str = "agentk/requested";
 pub(super) const RECOVER: &str = "agentk/recover";
 /// The annotation of an orphaned project whose objects shall go.
 pub(super) const PRUNE: &str = "agentk/prune";
+/// The message of a project of whose inventory only the record of the members is left. Without its settings, agentk does not know as whom it
+/// may delete.
+const LOST: &str = "a part of the inventory is gone, and the settings of the project with it; its objects stay: list the project in \
+                    gitops.manifest_projects again, and then kas gitops recover";
 /// The most errors of objects without health that a status has.
 const MAX_UNHEALTHY: usize = 10;
 
@@ -592,16 +597,34 @@ pub(super) async fn statuses(
     agent: AgentId,
 ) -> Result<Vec<(ProjectStatus, Commands)>, ApiError> {
     let (kind, _) = inventory(gitops, agent, "");
-    let listed = gitops
-        .leader
-        .own_cluster()
-        .list(&kind, gitops.leader.namespace(), "app.kubernetes.io/managed-by=agentk", false)
-        .await?;
+    let (cluster, namespace) = (gitops.leader.own_cluster(), gitops.leader.namespace());
+    let of_members = |operator: &str| {
+        format!("app.kubernetes.io/managed-by=agentk,app.kubernetes.io/component{operator}{COMPONENT}")
+    };
+    let (parents, records) = (of_members("!="), of_members("="));
+    let (parents, records) = tokio::try_join!(
+        cluster.list(&kind, namespace, &parents, false),
+        cluster.list(&kind, namespace, &records, true),
+    )?;
     let prefix = format!("gitops-{agent}-");
-    let ours = listed
-        .iter()
-        .filter(|found| found["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(&prefix)));
-    Ok(ours.filter_map(|found| Some((stored_status(found)?, Commands::read(found)))).collect())
+    let is_ours =
+        |found: &&Value| found["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(&prefix));
+    let ours = parents.iter().filter(is_ours);
+    let mut statuses: Vec<_> =
+        ours.filter_map(|found| Some((stored_status(found)?, Commands::read(found)))).collect();
+    for record in records.iter().filter(is_ours) {
+        let Some(project) = record["metadata"]["annotations"][PROJECT].as_str() else { continue };
+        if !statuses.iter().any(|(status, _)| status.project == project) {
+            let status = ProjectStatus {
+                project: project.to_owned(),
+                state: ProjectState::InventoryLost,
+                message: LOST.to_owned(),
+                ..ProjectStatus::default()
+            };
+            statuses.push((status, Commands::default()));
+        }
+    }
+    Ok(statuses)
 }
 
 /// Returns the status that an inventory has. agentk may have ended before it wrote one, or another version has written it: the project
