@@ -68,6 +68,11 @@ impl GitLabAgents {
         self.0.cache.info(agent).await
     }
 
+    /// Returns whether an agent is that of the identity file. All others are agents of GitLab.
+    pub(crate) fn is_of_identity_file(&self, agent: AgentId) -> bool {
+        self.0.identities.load().name(agent).is_some()
+    }
+
     async fn lookup(&self, token: &SecretString) -> Arc<CachedAgent> {
         let hash = TokenHash::of(token);
         let inner = &self.0;

@@ -32,7 +32,15 @@ impl ConfigurationSource for GitLabSource {
         known: Option<&'a FileKey>,
     ) -> BoxFuture<'a, Result<Option<Reading>, ReadError>> {
         Box::pin(async move {
-            let Some(info) = self.agents.info(agent.id).await else { return Ok(None) };
+            let info = match self.agents.info(agent.id).await {
+                Some(info) => info,
+                // What GitLab has said about the agent is forgotten after an hour. That is no agent without a configuration.
+                None if !self.agents.is_of_identity_file(agent.id) => {
+                    let what = "GitLab has not said for an hour where the project of the agent is";
+                    return Err(ReadError::Unavailable(what.to_owned()));
+                }
+                None => return Ok(None),
+            };
             if info.gitaly.address.is_empty() {
                 return Ok(None);
             }
@@ -45,5 +53,35 @@ impl ConfigurationSource for GitLabSource {
             let place = (&*name, AGENTS_DIRECTORY, Some(&*project));
             read_repository(&repository, place, &agent.name, known, self.max_bytes).await.map(Some)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, path::Path, time::Duration};
+
+    use access::{Identities, Identity};
+    use proto::AgentId;
+    use settings::Secret;
+
+    use super::*;
+    use crate::{ApiRateLimit, GitLabClient, Transport, gitaly::GitalyConfig};
+
+    /// What GitLab said about an agent is forgotten while GitLab is away.
+    #[tokio::test]
+    async fn agent_of_which_gitlab_has_said_nothing_has_no_empty_configuration() {
+        let address = "http://gitlab.example.com".parse().unwrap();
+        let secret = Secret::parse("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=").unwrap();
+        let away =
+            Transport::from_fn(|| Err::<tokio::io::DuplexStream, _>(io::ErrorKind::ConnectionRefused.into()));
+        let client = GitLabClient::new(address, secret, away, &ApiRateLimit::default());
+        let text = format!("agents: [{{id: 8, name: prod, tokens: ['{}']}}]", access::token::TokenHash::of(&"agent".to_owned().into()));
+        let identities = Identities::new(Identity::parse(Path::new("id.yaml"), &text).unwrap());
+        let agents = GitLabAgents::new(client, identities, (Duration::ZERO, Duration::ZERO), 1, None);
+        let source = GitLabSource::new(agents, GitalyClient::new(&GitalyConfig::default(), None, None), 1);
+        let agent = |id| AgentIdentity { id: AgentId(id), name: "prod".parse().unwrap(), project: None };
+        let read = source.read(&agent(7), None).await;
+        assert!(matches!(read, Err(ReadError::Unavailable(_))), "{read:?}");
+        assert_eq!(source.read(&agent(8), None).await, Ok(None), "an agent of the identity file");
     }
 }
