@@ -342,19 +342,18 @@ async fn wait_for_recovery(
         sleep(WATCH_PERIOD).await;
         look += 1;
         let status = get().await?;
-        let is_answered = status.state != ProjectState::InventoryLost
-            || match (&status.recovery, code) {
-                // A plan of an earlier look may be there still.
-                (Some(_), None) => {
-                    status.answered != before.answered
-                        || status.recovery != before.recovery
-                        || look > LOOKS_AT_OLD_PLAN
-                }
-                // The objects have changed.
-                (Some(plan), Some(code)) => plan.code != code,
-                // It has failed.
-                (None, _) => status.answered != before.answered,
-            };
+        let has_new_answer = status.answered != before.answered;
+        let is_answered = match (status.state, &status.recovery, code) {
+            // A plan of an earlier look may be there still.
+            (ProjectState::InventoryLost, Some(plan), None) => {
+                has_new_answer || Some(plan) != before.recovery.as_ref() || look > LOOKS_AT_OLD_PLAN
+            }
+            // The objects have changed.
+            (ProjectState::InventoryLost, Some(plan), Some(code)) => plan.code != code,
+            // It has failed, or a commit that has arrived meanwhile is tried first.
+            (ProjectState::InventoryLost, None, _) | (ProjectState::Syncing, ..) => has_new_answer,
+            _ => true,
+        };
         if is_answered || look == LOOKS {
             return Ok(status);
         }
@@ -416,6 +415,10 @@ mod tests {
         assert_eq!(looks(None, &[old]).await, 6, "agentk does not say which command it has answered");
         assert_eq!(looks(None, &[old, old, (ProjectState::Synced, None, "1")]).await, 2, "by somebody else");
         assert_eq!(looks(None, &[none, (LOST, None, "2")]).await, 1, "it has failed");
+        let syncing = |answered| (ProjectState::Syncing, None, answered);
+        let seen = [none, syncing("1"), none, (LOST, Some("a"), "2")];
+        assert_eq!(looks(None, &seen).await, 3, "agentk tries a commit that arrived meanwhile");
+        assert_eq!(looks(Some("a"), &[none, syncing("1"), syncing("2")]).await, 2, "it goes on");
         assert_eq!(looks(None, &[none]).await, 30, "it still looks");
     }
 
