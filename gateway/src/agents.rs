@@ -188,11 +188,13 @@ impl AgentServer {
             return Box::pin(self.serve_http2(io, peer)).await;
         }
         // `map`, because an async block would have room for the future twice.
-        let service = service_fn(|request| self.handle::<Rewind<T>>(request, peer).map(Ok::<_, Infallible>));
+        let service = service_fn(|request| {
+            let response = self.handle::<Rewind<T>>(request, peer);
+            response.map(|response| Ok::<_, Infallible>(handshake::close_unless_upgraded(response)))
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.handshake_timeout)
-            .keep_alive(false)
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
         if let Err(error) = connection.await {

@@ -97,6 +97,17 @@ pub fn response_headers<B>(
     Ok((headers, protocol))
 }
 
+/// Makes a response that is no upgrade the last one of its connection.
+///
+/// Without persistent connections, hyper would add `close` to the header `Connection` of the 101, too. A reverse proxy in Go (Caddy, Traefik)
+/// and a client in Go (agentk of GitLab) take such a 101 for no upgrade.
+pub fn close_unless_upgraded<B>(mut response: Response<B>) -> Response<B> {
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
 /// Returns the headers of the request for a tunnel with one of these protocols, at agentk, and the key for [`verify_response`].
 pub fn request_headers(offered: &[TunnelProtocol]) -> (HeaderMap, String) {
     let key = generate_key();

@@ -214,7 +214,7 @@ impl Listener {
             }
         };
         let service = service_fn(async |request| {
-            Ok::<_, Infallible>(match self.handle(request).await {
+            Ok::<_, Infallible>(handshake::close_unless_upgraded(match self.handle(request).await {
                 Ok(response) => {
                     self.strangers.remove(stranger);
                     response
@@ -227,13 +227,12 @@ impl Listener {
                     );
                     refusal.into_response()
                 }
-            })
+            }))
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HANDSHAKE_TIMEOUT)
             .max_buf_size(MAX_HEAD)
-            .keep_alive(false)
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
         if let Err(error) = connection.await {
