@@ -61,11 +61,12 @@ pub struct IncomingRequest {
     pub(crate) stalls: StallCounter,
 }
 
-/// Starts HTTP/2 on a WebSocket that kas accepted.
-pub fn accept<T>(socket: WebSocket<T>, config: &TunnelConfig) -> (TunnelServer<WebSocket<T>>, DrainHandle)
+/// Starts HTTP/2 on a WebSocket with kas, whichever end has opened it.
+pub fn accept<T>(mut socket: WebSocket<T>, config: &TunnelConfig) -> (TunnelServer<WebSocket<T>>, DrainHandle)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
+    socket.expect_preface();
     let (keepalive_state, overhead) = (socket.keepalive_state(), socket.overhead());
     start(socket, keepalive_state, overhead, config)
 }

@@ -109,11 +109,7 @@ impl<T> WebSocket<T> {
             last_read: LastRead::default(),
             unparsed: 0,
             budget: ReadBudget::default(),
-            scanner: FrameScanner::new(match role {
-                // kas is the client of HTTP/2.
-                Role::Client => PREFACE,
-                Role::Server => 0,
-            }),
+            scanner: FrameScanner::new(0),
             overhead: OverheadLimit::new(Instant::now()),
         }
     }
@@ -122,12 +118,17 @@ impl<T> WebSocket<T> {
     /// [`Tunnel`](crate::Tunnel) and [`TunnelServer`](crate::TunnelServer) subtract what is useful.
     #[must_use]
     pub fn with_gitlab_roles(mut self) -> Self {
-        self.scanner = FrameScanner::new(match self.role {
-            Role::Client => 0,
-            Role::Server => PREFACE,
-        });
+        if self.role == Role::Server {
+            self.expect_preface();
+        }
         self.overhead = OverheadLimit::unlimited(Instant::now());
         self
+    }
+
+    /// Counts the frames of HTTP/2 after the preface of its client. Either end of the WebSocket may be that client, because kas and agentk
+    /// can both open the WebSocket.
+    pub(crate) fn expect_preface(&mut self) {
+        self.scanner = FrameScanner::new(PREFACE);
     }
 
     pub(crate) fn keepalive_state(&self) -> Arc<KeepaliveState> {

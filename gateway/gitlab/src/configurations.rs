@@ -75,7 +75,10 @@ mod tests {
         let away =
             Transport::from_fn(|| Err::<tokio::io::DuplexStream, _>(io::ErrorKind::ConnectionRefused.into()));
         let client = GitLabClient::new(address, secret, away, &ApiRateLimit::default());
-        let text = format!("agents: [{{id: 8, name: prod, tokens: ['{}']}}]", access::token::TokenHash::of(&"agent".to_owned().into()));
+        let text = format!(
+            "agents: [{{id: 8, name: prod, tokens: ['{}']}}]",
+            access::token::TokenHash::of(&"agent".to_owned().into())
+        );
         let identities = Identities::new(Identity::parse(Path::new("id.yaml"), &text).unwrap());
         let agents = GitLabAgents::new(client, identities, (Duration::ZERO, Duration::ZERO), 1, None);
         let source = GitLabSource::new(agents, GitalyClient::new(&GitalyConfig::default(), None, None), 1);

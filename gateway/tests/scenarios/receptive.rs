@@ -5,18 +5,23 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use access::token::{self, Holder, TokenHash};
 use agent::{AgentToken, ListenConfig, ListenKey, ListeningAgent, Observability, ServeConfig, Services};
+use bytes::Bytes;
 use cores::Cores;
 use gateway::config::Config;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use secrecy::SecretString;
+use proto::{
+    Hello, InstanceId, ReplicaId, TunnelId, TunnelLimits, Welcome,
+    header::{HELLO, WELCOME},
+};
+use secrecy::{ExposeSecret as _, SecretString};
 use testing::kas::{
     fleet::TestFleet,
     server::{listen, read_head, read_until},
     world::{World, endless, parse, text, uppercase_upgrade},
 };
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -25,6 +30,11 @@ use tunnel::Body;
 const PATH: &str = "/agents/prod/kubernetes/api";
 const KEY: &str = "0123456789abcdef0123456789abcdef";
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A connection to an end of a tunnel.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// An agentk that listens on this machine.
 struct Agentk {
@@ -181,6 +191,80 @@ async fn request_and_upgrade_reach_an_agent_that_kas_dials() {
     let mut output = String::new();
     caller.read_to_string(&mut output).await.unwrap();
     assert_eq!(output, "INPUT");
+}
+
+/// Either direction carries more than the limit of frames without effect (8 MiB): what is useful does not count.
+#[tokio::test]
+async fn large_bodies_in_both_directions_do_not_end_the_tunnel() {
+    const SIZE: usize = 12 << 20;
+    let world = world();
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let sent = request.into_body().collect().await.unwrap().to_bytes();
+        Response::new(Body::from(if sent.is_empty() { Bytes::from(vec![b'x'; SIZE]) } else { sent }))
+    });
+    let agentk = Agentk::start(&world.agent_token, services).await;
+    let _dialling = dial(&world, &agentk.url(), "tunnels: 1");
+    world.tunnels(1).await;
+    for sent in [0, 0, SIZE, SIZE] {
+        let request = world.request(PATH).map(|_| Body::from(Bytes::from(vec![b'x'; sent])));
+        let response = world.send(request).await;
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), SIZE);
+    }
+    assert_eq!(dials(&world, "connected"), 1.0, "it is the same tunnel");
+}
+
+/// Go removes a header `Connection` with `close`, so that its clients and reverse proxies see no upgrade.
+#[tokio::test]
+async fn upgrade_is_the_only_option_of_the_connection() {
+    let world = world();
+    let welcome = Welcome {
+        replica: ReplicaId::random(),
+        replicas: 1,
+        tunnel: TunnelId::random(),
+        limits: TunnelLimits { max_concurrent_streams: 100, max_header_bytes: 65_536 },
+    };
+    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let (kas, far) = tokio::io::duplex(64 << 10);
+    let agents = Arc::clone(&world.kas.agents);
+    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
+    let hello = Hello {
+        instance: InstanceId::random(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        pod_name: None,
+        pod_namespace: None,
+        kubernetes_version: None,
+        services: vec!["kubernetes".parse().unwrap()],
+        tunnel_index: 0,
+        cluster: None,
+        scope: None,
+    };
+    let hello = format!(
+        "{HELLO}: {}\r\nAuthorization: Bearer {}",
+        hello.encode().unwrap().to_str().unwrap(),
+        world.agent_token.expose_secret(),
+    );
+    let welcome = format!("{WELCOME}: {}", welcome.encode().unwrap().to_str().unwrap());
+    let tcp = tokio::net::TcpStream::connect(agentk.address).await.unwrap();
+    let upgrade_of = async |mut stream: Box<dyn Stream>, headers: String| {
+        let upgrade = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                       Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: kas-tunnel.v1";
+        let request = format!("GET / HTTP/1.1\r\nHost: kas\r\n{upgrade}\r\n{headers}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let head = read_head(&mut stream).await;
+        assert!(head.starts_with("http/1.1 101"), "{head}");
+        head.lines().filter(|line| line.starts_with("connection:")).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(upgrade_of(Box::new(kas), hello).await, "connection: upgrade");
+    assert_eq!(upgrade_of(Box::new(tcp), welcome).await, "connection: upgrade");
+
+    let mut refused = tokio::net::TcpStream::connect(agentk.address).await.unwrap();
+    refused.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut response = String::new();
+    timeout(PATIENCE, refused.read_to_string(&mut response)).await.unwrap().unwrap();
+    assert!(
+        response.contains("\r\nconnection: close\r\n"),
+        "it is the last one of its connection: {response}"
+    );
 }
 
 #[tokio::test]
