@@ -2,13 +2,54 @@
 
 use std::{future::poll_fn, task::Poll};
 
-use h2::Reason;
+use bytes::Bytes;
+use h2::{Reason, server::SendResponse};
 
 use crate::{
-    CallError, Delivery, Tunnel,
+    CallError, Delivery, StallCounter, Tunnel,
+    monitor::ReceiveStream,
     server::{IncomingRequest, send_response},
     upgrade::{self, UpgradedStream},
 };
+
+/// A request that got no response. Its sender waits: either [`retry`](Self::retry) or [`reset`](Self::reset) it.
+#[must_use]
+pub struct RelayError {
+    /// The reason.
+    pub error: CallError,
+    respond: SendResponse<Bytes>,
+    raw: Option<ReceiveStream>,
+    stalls: StallCounter,
+}
+
+impl RelayError {
+    /// Returns the request for another connection, if this one has neither processed it nor read its body.
+    ///
+    /// # Errors
+    ///
+    /// It may have been processed, or a part of its body is gone.
+    pub fn retry(mut self) -> Result<IncomingRequest, Self> {
+        match (self.error.delivery, self.error.request.take()) {
+            (Delivery::NotProcessed, Some(request)) => {
+                let Self { respond, raw, stalls, .. } = self;
+                Ok(IncomingRequest { request: *request, respond, raw, stalls })
+            }
+            (_, request) => {
+                self.error.request = request;
+                Err(self)
+            }
+        }
+    }
+
+    /// Resets the stream of the sender: with REFUSED_STREAM if the request was not processed (RFC 9113 section 8.7), and with
+    /// INTERNAL_ERROR otherwise.
+    pub fn reset(mut self) {
+        self.respond.send_reset(match self.error.delivery {
+            Delivery::NotProcessed => Reason::REFUSED_STREAM,
+            Delivery::Unknown => Reason::INTERNAL_ERROR,
+        });
+    }
+}
 
 impl IncomingRequest {
     /// Forwards the request into another connection, and the response back.
@@ -17,9 +58,8 @@ impl IncomingRequest {
     ///
     /// # Errors
     ///
-    /// If there is no response. The stream of the sender is then reset: with REFUSED_STREAM if the request was not
-    /// processed, and with INTERNAL_ERROR otherwise.
-    pub async fn relay(self, into: &Tunnel) -> Result<(), CallError> {
+    /// If there is no response.
+    pub async fn relay(self, into: &Tunnel) -> Result<(), RelayError> {
         let Self { request, mut respond, raw, stalls } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return Ok(());
@@ -31,14 +71,7 @@ impl IncomingRequest {
         };
         let mut response = match result {
             Ok(response) => response,
-            Err(error) => {
-                // RFC 9113 section 8.7.
-                respond.send_reset(match error.delivery {
-                    Delivery::NotProcessed => Reason::REFUSED_STREAM,
-                    Delivery::Unknown => Reason::INTERNAL_ERROR,
-                });
-                return Err(error);
-            }
+            Err(error) => return Err(RelayError { error, respond, raw, stalls }),
         };
 
         let Some(inner) = upgrade::take(&mut response) else {

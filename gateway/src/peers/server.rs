@@ -9,7 +9,7 @@ use cores::Cores;
 use cores::poll_on_wake;
 use http::Response;
 use process::LogLimiter;
-use proto::{Reason, ReplicaId, ServiceName, header};
+use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, Replica, RequestPermit, RouteStore, TunnelChoice};
 use settings::Secret;
 use tokio::{
@@ -158,7 +158,7 @@ impl PeerServer {
             PeerRequestKind::Forward => return self.forward(incoming, &request).await,
             PeerRequestKind::Recent => return self.answer_recent(incoming, &request.header).await,
             PeerRequestKind::Probe => {
-                self.choose(&request).map_or_else(|declined| declined, |_| ProbeResponse::Accepted)
+                self.choose(&request, &[]).map_or_else(|declined| declined, |_| ProbeResponse::Accepted)
             }
             PeerRequestKind::Ping => ProbeResponse::Accepted,
             PeerRequestKind::PingBack => self.ping_back(request.header.from).await,
@@ -205,21 +205,31 @@ impl PeerServer {
         incoming.respond(|_| std::future::ready(http_response)).await;
     }
 
-    /// Sends a request of another replica into a tunnel that ends here.
+    /// Sends a request of another replica into a tunnel that ends here. While an agentk stops, its tunnels refuse requests, and have the
+    /// fewest in flight: the tunnels of the other pods are tried, too. The other replica knows no tunnels, and retries a few times only.
     async fn forward(&self, mut incoming: IncomingRequest, request: &VerifiedRequest) {
-        let Ok(request_permit) = self.choose(request) else {
-            self.metrics.peers.record_served(ServedResult::NoTunnel);
-            return incoming.refuse();
-        };
-        self.metrics.peers.record_served(ServedResult::Forwarded);
         incoming.request_mut().headers_mut().remove(PEER_HEADER);
         let id = incoming.request().headers().get(header::REQUEST_ID).cloned();
-        if let (Some(recent), Some(id)) = (&self.recent, &id) {
-            let tunnel = (request_permit.tunnel(), Arc::clone(&request_permit.handle().hello));
-            recent.requests.push_relay(id.clone(), request.header.from, request.header.agent, tunnel);
-        }
-        if let Err(error) = incoming.relay(&request_permit.handle().tunnel).await {
-            tracing::debug!(request.id = id.as_ref().and_then(|id| id.to_str().ok()), %error, tunnel = %request_permit.tunnel(), "request of another replica got no response");
+        let mut tried = Vec::new();
+        loop {
+            let chosen = self.choose(request, &tried);
+            if tried.is_empty() {
+                let served = if chosen.is_ok() { ServedResult::Forwarded } else { ServedResult::NoTunnel };
+                self.metrics.peers.record_served(served);
+            }
+            let Ok(request_permit) = chosen else { return incoming.refuse() };
+            if let (Some(recent), Some(id)) = (&self.recent, &id) {
+                let tunnel = (request_permit.tunnel(), Arc::clone(&request_permit.handle().hello));
+                recent.requests.push_relay(id.clone(), request.header.from, request.header.agent, tunnel);
+            }
+            let Err(failed) = incoming.relay(&request_permit.handle().tunnel).await else { return };
+            tracing::debug!(request.id = id.as_ref().and_then(|id| id.to_str().ok()), error = %failed.error, tunnel = %request_permit.tunnel(), "request of another replica got no response");
+            incoming = match failed.retry() {
+                Ok(again) => again,
+                Err(failed) => return failed.reset(),
+            };
+            self.metrics.retries.inc();
+            tried.push(request_permit.tunnel());
         }
     }
 
@@ -261,8 +271,12 @@ impl PeerServer {
         }
     }
 
-    /// Returns a tunnel for the request, or the response if there is none.
-    fn choose(&self, request: &VerifiedRequest) -> Result<RequestPermit<TunnelEntry>, ProbeResponse> {
+    /// Returns a tunnel for the request, without those that were tried, or the response if there is none.
+    fn choose(
+        &self,
+        request: &VerifiedRequest,
+        tried: &[TunnelId],
+    ) -> Result<RequestPermit<TunnelEntry>, ProbeResponse> {
         let VerifiedRequest { header, service } = request;
         let declined =
             |reason, message: &str| Err(ProbeResponse::Declined { reason, message: message.to_owned() });
@@ -270,7 +284,7 @@ impl PeerServer {
         if !service.is_forwarded() {
             return declined(Reason::UnknownService, "it does not forward requests of kas itself");
         }
-        match self.tunnels.choose(header.agent, service, header.class, &[], cores::current()) {
+        match self.tunnels.choose(header.agent, service, header.class, tried, cores::current()) {
             TunnelChoice::Tunnel(request_permit) => Ok(request_permit),
             TunnelChoice::NoTunnel => {
                 declined(Reason::AgentNotConnected, "it does not hold the agent any more")

@@ -101,6 +101,45 @@ async fn killed_owner_causes_no_errors() {
     assert!(fleet.replicas[0].metric("kas_peer_outliers_total") >= 1.0);
 }
 
+/// The tunnels of the pod that stops have the fewest requests in flight, and refuse each new one.
+#[tokio::test(start_paused = true)]
+async fn pod_of_an_agent_that_stops_fails_no_request_at_another_replica() {
+    let fleet = TestFleet::new(2);
+    let _stays = fleet.agent(1, slow()).await;
+    for round in 0..20 {
+        let stops = fleet.agent(1, slow()).await;
+        fleet.replicas[1].tunnels(4).await;
+        let callers = (0..20).map(|caller| {
+            let world = fleet.replicas[0].clone();
+            async move {
+                for _ in 0..20 {
+                    let mut request = world.request(PATH).map(|_| Body::from("body"));
+                    *request.method_mut() = http::Method::POST;
+                    let answer = world.send(request).await;
+                    let status = answer.status();
+                    assert_eq!(status, StatusCode::OK, "{round}, {caller}: {}", text(answer).await);
+                    assert_eq!(text(answer).await, "slow");
+                }
+            }
+        });
+        let stopping = async {
+            sleep(Duration::from_millis(20)).await;
+            stops.stop().await;
+        };
+        tokio::join!(join_all(callers), stopping);
+        fleet.replicas[1].tunnels(2).await;
+    }
+}
+
+/// Returns a cluster that answers after a moment, so that requests are in flight when a pod stops.
+fn slow() -> Services {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let _ = request.into_body().collect().await;
+        sleep(Duration::from_millis(5)).await;
+        Response::new(Body::from("slow"))
+    })
+}
+
 #[tokio::test(start_paused = true)]
 async fn frozen_owner_delays_only_requests_in_flight() {
     let fleet = TestFleet::new(3);

@@ -194,7 +194,11 @@ async fn upgraded_connection_of_a_handler_passes_another_replica() {
     let (server, _drain) = direct::accept(far, &config);
     tokio::spawn(server.run(move |request| {
         let into = into.clone();
-        tokio::spawn(async move { request.relay(&into).await });
+        tokio::spawn(async move {
+            if let Err(failed) = request.relay(&into).await {
+                failed.reset();
+            }
+        });
     }));
     let (tunnel, driver) = direct::open(near, &config).await.unwrap();
     tokio::spawn(driver.run());

@@ -56,7 +56,9 @@ fn serve(far: DuplexStream, into: Tunnel) -> JoinHandle<()> {
                 if request.request().uri().path() == "/refuse" {
                     return request.refuse();
                 }
-                let _ = request.relay(&into).await;
+                if let Err(failed) = request.relay(&into).await {
+                    failed.reset();
+                }
             });
         });
         drop(served.await);
