@@ -17,6 +17,8 @@ use crate::{
 
 /// The most objects that are named while they wait for an approval.
 const MAX_SHOWN: usize = 20;
+/// The most of them if their deletion takes with it what Git cannot bring back: nobody should approve such a one unseen.
+const MAX_SHOWN_TAKING: usize = 200;
 /// The time in which deletions count together, in milliseconds.
 const HOUR: u64 = 60 * 60 * 1000;
 /// Annotations with which the owner of an object keeps it.
@@ -97,9 +99,14 @@ impl Candidate {
     /// Returns what the code of a plan is made of.
     fn identity(&self) -> String {
         let Member { id, uid, .. } = &self.member;
+        format!("{id} {uid} {}", self.claims_text())
+    }
+
+    /// Returns the names of the volume claims as the inventory has them.
+    fn claims_text(&self) -> String {
         let mut claims = self.claims.clone();
         claims.sort_unstable();
-        format!("{id} {uid} {}", claims.join(","))
+        claims.join(",")
     }
 }
 
@@ -118,6 +125,8 @@ pub struct PlanContext<'a> {
     pub baseline: &'a BTreeSet<String>,
     /// The UIDs of members that are out of Git and still there, or that cannot be looked at now.
     pub out_of_git: &'a BTreeSet<String>,
+    /// The UIDs of those of them that their owner or the settings keep. An approval from before is not for later.
+    pub kept: &'a BTreeSet<String>,
     /// The time in milliseconds since 1970.
     pub now: u64,
 }
@@ -219,19 +228,27 @@ impl Inventory {
     pub fn plan(&mut self, candidates: Vec<Candidate>, context: &PlanContext<'_>) -> DeletionPlan {
         // An object that is back in Git, or gone, leaves the plan, and loses its approval.
         let is_out = |uid: &String| context.out_of_git.contains(uid);
-        self.approved.retain(is_out);
-        let (approved, others): (Vec<_>, Vec<_>) =
-            candidates.into_iter().partition(|candidate| self.approved.contains(&candidate.member.uid));
+        self.approved.retain(|uid, _| is_out(uid) && !context.kept.contains(uid));
+        let is_approved = |candidate: &Candidate| {
+            self.approved.get(&candidate.member.uid) == Some(&candidate.claims_text())
+        };
+        let (approved, others): (Vec<_>, Vec<_>) = candidates.into_iter().partition(is_approved);
         let (approved, others) =
             match self.held.as_ref().is_some_and(|held| held.is_approved(&others, context)) {
                 true => {
-                    self.approved.extend(others.iter().map(|other| other.member.uid.clone()));
+                    let approvals =
+                        others.iter().map(|other| (other.member.uid.clone(), other.claims_text()));
+                    self.approved.extend(approvals);
                     ([approved, others].concat(), Vec::new())
                 }
                 false => (approved, others),
             };
+        // What is held again, because it takes other claims now, is not approved any more.
+        for other in &others {
+            self.approved.remove(&other.member.uid);
+        }
         if let Some(held) = &mut self.held {
-            held.objects.retain(|uid, _| is_out(uid) && !self.approved.contains(uid));
+            held.objects.retain(|uid, _| is_out(uid) && !self.approved.contains_key(uid));
             held.others.retain(is_out);
         }
         self.held.take_if(|held| held.objects.is_empty() && held.others.is_empty());
@@ -241,7 +258,8 @@ impl Inventory {
         let reason = match others.is_empty() {
             true => None,
             false => self.reason_to_hold(&others, &uids, context).or_else(|| {
-                let commit = self.held.as_ref()?.commit.get(..12).unwrap_or("before");
+                let held = self.held.as_ref().filter(|held| uids.iter().any(|uid| held.names(uid)))?;
+                let commit = held.commit.get(..12).unwrap_or("before");
                 Some(format!(
                     "{} held since the commit {commit}: approve it with kas gitops approve, or restore the files",
                     objects(others.len(), "is", "are")
@@ -300,9 +318,14 @@ impl Inventory {
                 "the project has no object in Git any more, and {left} would be deleted: {NEXT}"
             ));
         }
-        if let Some(lost) = others.iter().find(|other| needs_approval(other, settings)) {
-            let takes = if lost.takes.is_empty() { "an annotation asks for it" } else { &lost.takes };
-            return Some(format!("{} needs an approval ({takes}): {NEXT}", lost.member.id));
+        let mut lost = others.iter().filter(|other| needs_approval(other, settings));
+        if let Some(first) = lost.next() {
+            let takes = if first.takes.is_empty() { "an annotation asks for it" } else { &first.takes };
+            let id = &first.member.id;
+            return Some(match lost.count() {
+                0 => format!("{id} needs an approval ({takes}): {NEXT}"),
+                more => format!("{id} ({takes}) and {more} more need an approval: {NEXT}"),
+            });
         }
         let spent = self.spent();
         let deleted = spent.union(uids).count();
@@ -315,9 +338,15 @@ impl Inventory {
             return None;
         }
         let within = if spent.is_empty() { "" } else { " within an hour" };
-        let total = spent.iter().chain(uids).chain(baseline.iter()).collect::<BTreeSet<_>>().len();
+        // Objects of a commit that was never complete are not among those that count.
+        let of = match uids.iter().all(|uid| baseline.contains(uid)) {
+            true => format!("{deleted} of {total} objects would be deleted{within}"),
+            false => format!(
+                "{deleted} objects would be deleted{within}, and the last complete commit had {total}"
+            ),
+        };
         Some(format!(
-            "{deleted} of {total} objects would be deleted{within}, which is more than {percent} % (max_prune_percent) and than {} (max_prune): {NEXT}",
+            "{of}, which is more than {percent} % (max_prune_percent) and than {} (max_prune): {NEXT}",
             settings.max_prune
         ))
     }
@@ -331,11 +360,14 @@ impl Inventory {
                 ..HeldPlan::default()
             });
         let objects: BTreeMap<_, _> =
-            others.iter().map(|other| (other.member.uid.clone(), other.identity())).collect();
+            others.iter().map(|other| (other.member.uid.clone(), other.claims_text())).collect();
         hindered.extend(before.into_keys());
         hindered.retain(|uid| !objects.contains_key(uid));
         let code = code(since, others.iter().map(Candidate::identity));
-        let shown = others.iter().take(MAX_SHOWN);
+        // Those that take something with them come first, wherever they are in the order of the deletion.
+        let (taking, plain): (Vec<_>, Vec<_>) = others.iter().partition(|other| !other.takes.is_empty());
+        let plain = plain.into_iter().take(MAX_SHOWN.saturating_sub(taking.len()));
+        let shown = taking.into_iter().take(MAX_SHOWN_TAKING).chain(plain);
         let described = HeldDeletions {
             code: code.clone(),
             count: u32::try_from(others.len()).unwrap_or(u32::MAX),
@@ -352,11 +384,16 @@ impl Inventory {
 }
 
 impl HeldPlan {
+    /// Returns whether an object was in the plan when it was held.
+    fn names(&self, uid: &String) -> bool {
+        self.objects.contains_key(uid) || self.others.contains(uid)
+    }
+
     /// Returns whether the deletion of these objects was approved: of all objects that were shown, or of those of them that are left.
     /// Another object that left Git meanwhile was not seen.
     fn is_approved(&self, others: &[Candidate], context: &PlanContext<'_>) -> bool {
         let Some(approved) = context.approved.filter(|_| !others.is_empty()) else { return false };
-        let is_seen = |other: &Candidate| self.objects.get(&other.member.uid) == Some(&other.identity());
+        let is_seen = |other: &Candidate| self.objects.get(&other.member.uid) == Some(&other.claims_text());
         approved == code(self.since, others.iter().map(Candidate::identity))
             || (approved == self.code && others.iter().all(is_seen))
     }
@@ -454,6 +491,7 @@ mod tests {
             let left: Vec<usize> = self.live.difference(&git).copied().collect();
             let baseline = self.complete.intersection(&self.live).map(uid).collect();
             let context = PlanContext {
+                kept: &BTreeSet::new(),
                 settings: &self.settings,
                 commit: "abc",
                 approved,

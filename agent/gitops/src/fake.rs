@@ -86,6 +86,11 @@ impl FakeCluster {
         self.world.lock().kinds.push(kind);
     }
 
+    /// Forgets a kind, as an API server does that does not list it yet.
+    pub(crate) fn remove_kind(&self, group: &str, kind: &str) {
+        self.world.lock().kinds.retain(|known| (&*known.kind.group, &*known.kind.kind) != (group, kind));
+    }
+
     /// Puts an object there as another program would. One of the same name is replaced by one with another UID.
     pub(crate) fn put(&self, id: ObjectId, manager: &str, object: Value) {
         self.world.lock().put(id, manager, object);

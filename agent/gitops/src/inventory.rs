@@ -3,6 +3,8 @@
 //! It is a ConfigMap beside the parent of the ApplySet, because the parent has a status that is read often. The two name each other, so
 //! that the loss of one of them is no project without objects.
 
+mod record;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Read as _,
@@ -14,6 +16,7 @@ use proto::gitops::ObjectId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use self::record::Record;
 use crate::applyset::{ApplySet, PROJECT};
 
 /// The annotation of the parent with the generation of the record.
@@ -29,7 +32,7 @@ const MAX_BYTES: u64 = 32 << 20;
 
 /// The record of a project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(into = "Record", from = "Record")]
 pub struct Inventory {
     /// The UID of the parent. A copy of the parent has another one.
     pub parent: String,
@@ -38,24 +41,20 @@ pub struct Inventory {
     /// The objects by their UIDs.
     pub members: BTreeMap<String, ObjectId>,
     /// The UIDs of members that were applied since a commit was complete for the last time.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub added: BTreeSet<String>,
     /// The plan that waits for an approval.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub held: Option<HeldPlan>,
-    /// The UIDs of objects whose deletion was approved, and that are still there.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
-    pub approved: BTreeSet<String>,
+    /// The UIDs of objects whose deletion was approved, and that are still there, with the volume claims that may go with them, separated
+    /// by commas.
+    pub approved: BTreeMap<String, String>,
     /// The deletions without an approval of the last hour.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deletions: Vec<Deletions>,
     /// A command has suspended the project.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
 }
 
 /// Deletions that wait for an approval.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldPlan {
     /// The code that approves it.
     pub code: String,
@@ -65,15 +64,14 @@ pub struct HeldPlan {
     pub commit: String,
     /// The time since when it is held, in milliseconds since 1970.
     pub since: u64,
-    /// The UIDs of the objects that the code approves, with what it is made of.
+    /// The UIDs of the objects that the code approves, with the volume claims that may go with them, separated by commas.
     pub objects: BTreeMap<String, String>,
     /// The UIDs of objects that were in the plan, and that cannot be deleted now for another reason, too.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub others: BTreeSet<String>,
 }
 
 /// Deletions that were begun at the same time.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Deletions {
     /// The time in milliseconds since 1970.
     pub at: u64,
@@ -146,7 +144,7 @@ impl Inventory {
     /// # Errors
     ///
     /// It has no record, or one that is broken or too large.
-    pub(crate) fn from_object(object: &Value) -> Result<Self, String> {
+    pub fn from_object(object: &Value) -> Result<Self, String> {
         let text = object["binaryData"][KEY].as_str().ok_or("it has no record")?;
         let compressed = STANDARD.decode(text).map_err(|error| error.to_string())?;
         let mut decoded = Vec::new();
@@ -184,7 +182,11 @@ impl InventoryState {
         match (parent, record) {
             (_, Some(Err(_))) => Self::Lost("its record cannot be read"),
             // The project was pruned completely.
-            (None, Some(Ok(record))) if record.members.is_empty() && known.is_none() => Self::Absent,
+            (None, Some(Ok(record)))
+                if record.members.is_empty() && record.generation >= before && !record.suspended =>
+            {
+                Self::Absent
+            }
             (None, Some(Ok(_))) => Self::Lost("the inventory was deleted"),
             (None, None) if known.is_some() => Self::Lost("the inventory was deleted"),
             (None, None) => Self::Absent,
@@ -215,6 +217,7 @@ impl InventoryState {
 #[cfg(test)]
 mod tests {
     use proto::AgentId;
+    use sha2::{Digest as _, Sha256};
 
     use super::*;
 
@@ -248,18 +251,14 @@ mod tests {
         assert!(Inventory::from_object(&object).unwrap_err().contains("has over"));
     }
 
+    /// A plan to delete all of them, too, and its approval.
     #[test]
     fn twenty_thousand_members_fit_into_a_config_map() {
         let members = (0..20_000_u64).map(|n| {
-            let random = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let uid = format!(
-                "{:08x}-{:04x}-4{:03x}-a{:03x}-{:012x}",
-                random >> 32,
-                n,
-                n % 7,
-                n % 9,
-                random & 0xffff_ffff_ffff
-            );
+            let hex: String =
+                Sha256::digest(n.to_be_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+            let (a, b, c, d, e) = (&hex[..8], &hex[8..12], &hex[12..15], &hex[15..18], &hex[18..30]);
+            let uid = format!("{a}-{b}-4{c}-a{d}-{e}");
             let name = format!("settings-of-the-service-{n}");
             (
                 uid,
@@ -271,10 +270,25 @@ mod tests {
                 },
             )
         });
-        let inventory = Inventory { members: members.collect(), ..Inventory::default() };
+        let members: BTreeMap<_, _> = members.collect();
+        let uids = || members.keys().cloned();
+        let inventory = Inventory {
+            added: uids().collect(),
+            held: Some(HeldPlan {
+                objects: uids().map(|uid| (uid, String::new())).collect(),
+                others: uids().step_by(2).collect(),
+                ..HeldPlan::default()
+            }),
+            approved: uids().map(|uid| (uid, String::new())).collect(),
+            deletions: vec![Deletions { at: 1, uids: uids().collect() }],
+            members: members.clone(),
+            ..Inventory::default()
+        };
         let set = ApplySet::new(AgentId(7), "group/app", "agentk");
-        let size = inventory.to_object(&set)["binaryData"][KEY].as_str().unwrap().len() / 4 * 3;
-        assert!(size < 1 << 20, "{size} bytes");
+        let object = inventory.to_object(&set);
+        let size = object["binaryData"][KEY].as_str().unwrap().len() / 4 * 3;
+        assert!(size < 7 << 17, "{size} bytes");
+        assert_eq!(Inventory::from_object(&object).unwrap(), inventory);
     }
 
     #[test]
@@ -318,6 +332,10 @@ mod tests {
 
         let pruned = Inventory { members: BTreeMap::new(), ..record(3) };
         assert_eq!(state(None, Some(pruned.clone()), None), "absent", "the project was pruned before");
+        assert_eq!(state(None, Some(pruned.clone()), Some(3)), "absent", "by this process");
+        assert_eq!(state(None, Some(pruned.clone()), Some(4)), "lost", "it had members since then");
+        let suspended = Inventory { suspended: true, ..pruned.clone() };
+        assert_eq!(state(None, Some(suspended), None), "lost");
         assert_eq!(state(Some(copy), Some(pruned), None), "absent");
     }
 }

@@ -13,15 +13,20 @@ use agent::Services;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use hyper_util::rt::TokioIo;
+use proto::{Hello, InstanceId, header::HELLO};
+use secrecy::ExposeSecret as _;
 use testing::kas::{
     fleet::{PeerBehaviour, ServeConnection, TestFleet, secret},
-    world::text,
+    handshake::handshake,
+    world::{CALLER, World, text},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
-use tunnel::Body;
+use tokio_util::task::AbortOnDropHandle;
+use tunnel::{Body, Role, TunnelConfig, WebSocket};
 
 use crate::peers::{PATH, cluster};
 
@@ -101,43 +106,56 @@ async fn killed_owner_causes_no_errors() {
     assert!(fleet.replicas[0].metric("kas_peer_outliers_total") >= 1.0);
 }
 
-/// The tunnels of the pod that stops have the fewest requests in flight, and refuse each new one.
+/// While a pod of an agent stops, its tunnels refuse each request, and have the fewest in flight.
 #[tokio::test(start_paused = true)]
-async fn pod_of_an_agent_that_stops_fails_no_request_at_another_replica() {
+async fn tunnel_that_refuses_requests_fails_none_of_another_replica() {
     let fleet = TestFleet::new(2);
-    let _stays = fleet.agent(1, slow()).await;
-    for round in 0..20 {
-        let stops = fleet.agent(1, slow()).await;
-        fleet.replicas[1].tunnels(4).await;
-        let callers = (0..20).map(|caller| {
-            let world = fleet.replicas[0].clone();
-            async move {
-                for _ in 0..20 {
-                    let mut request = world.request(PATH).map(|_| Body::from("body"));
-                    *request.method_mut() = http::Method::POST;
-                    let answer = world.send(request).await;
-                    let status = answer.status();
-                    assert_eq!(status, StatusCode::OK, "{round}, {caller}: {}", text(answer).await);
-                    assert_eq!(text(answer).await, "slow");
-                }
-            }
-        });
-        let stopping = async {
-            sleep(Duration::from_millis(20)).await;
-            stops.stop().await;
-        };
-        tokio::join!(join_all(callers), stopping);
-        fleet.replicas[1].tunnels(2).await;
+    let _refusing = refusing_agent(&fleet.replicas[1]).await;
+    let post = async || {
+        let mut request = fleet.replicas[0].request(PATH).map(|_| Body::from("body"));
+        *request.method_mut() = http::Method::POST;
+        fleet.replicas[0].send(request).await
+    };
+    assert_eq!(post().await.status(), StatusCode::SERVICE_UNAVAILABLE, "there is no other tunnel");
+
+    let _agent = fleet.agent(1, cluster("here")).await;
+    fleet.replicas[1].tunnels(3).await;
+    // The tunnels of the other pod have requests in flight, so that the one that refuses is always the least loaded.
+    let watches =
+        join_all((0..4).map(|_| fleet.replicas[1].get("/agents/prod/kubernetes/watch?watch=1"))).await;
+    for _ in 0..20 {
+        let answer = post().await;
+        assert_eq!((answer.status(), text(answer).await), (StatusCode::OK, "here".to_owned()));
     }
+    assert!(fleet.replicas[1].metric("kas_retries_total") >= 20.0);
+    drop(watches);
 }
 
-/// Returns a cluster that answers after a moment, so that requests are in flight when a pod stops.
-fn slow() -> Services {
-    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
-        let _ = request.into_body().collect().await;
-        sleep(Duration::from_millis(5)).await;
-        Response::new(Body::from("slow"))
-    })
+/// Opens a tunnel that refuses each request.
+async fn refusing_agent(world: &World) -> AbortOnDropHandle<()> {
+    let hello = Hello {
+        instance: InstanceId::random(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        pod_name: None,
+        pod_namespace: None,
+        kubernetes_version: None,
+        services: vec!["kubernetes".parse().unwrap()],
+        tunnel_index: 0,
+        cluster: None,
+        scope: None,
+    };
+    let token = format!("Bearer {}", world.agent_token.expose_secret());
+    let hello = hello.encode().unwrap();
+    let headers = [("authorization", &*token), (HELLO.as_str(), hello.to_str().unwrap())];
+    let response = handshake(world, CALLER, &headers).await;
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    let socket = WebSocket::new(io, bytes::Bytes::new(), Role::Client);
+    let (server, drain) = tunnel::accept(socket, &TunnelConfig::default());
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let _drain = drain;
+        drop(server.run(|request| request.refuse()).await);
+    }))
 }
 
 #[tokio::test(start_paused = true)]

@@ -137,7 +137,7 @@ impl<C: Cluster> Engine<C> {
     ///
     /// # Errors
     ///
-    /// The cluster does not answer: what cannot be seen is not absent.
+    /// A kind in Git cannot be listed for another reason than a missing right: what cannot be seen is not absent.
     async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, Failure> {
         use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -151,7 +151,10 @@ impl<C: Cluster> Engine<C> {
         if !members.is_empty() {
             return Ok(true);
         }
-        if let Some((kind, error)) = unknown.iter().find(|(_, error)| error.status != 403) {
+        let in_git: BTreeSet<GroupKind> = manifests.iter().map(Manifest::group_kind).collect();
+        // A kind of somebody else that does not work must not block each new project.
+        let failed = |(kind, error): &&(GroupKind, ApiError)| error.status != 403 && in_git.contains(kind);
+        if let Some((kind, error)) = unknown.iter().find(failed) {
             return Err(cannot_see(kind, error));
         }
         let unlisted = |manifest: &&Manifest| unknown.iter().any(|(kind, _)| *kind == manifest.group_kind());

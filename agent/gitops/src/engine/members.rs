@@ -17,6 +17,7 @@ use crate::{
     inventory::Inventory,
     ownership::{self, Owner},
     retry::{CallError, with_retry},
+    validate::DEFINITIONS,
 };
 
 /// The members of a project.
@@ -61,6 +62,8 @@ impl<C: Cluster> Engine<C> {
         for group_kind in &set.kinds {
             let kind = match self.resolve(group_kind, None, sync.fence).await? {
                 KindLookup::Found(kind) => kind,
+                // Its objects went with its definition.
+                KindLookup::Missing if self.has_no_definition(group_kind, sync).await? => continue,
                 KindLookup::Missing => {
                     members.unknown.push((group_kind.clone(), "the cluster does not have it now".to_owned()));
                     continue;
@@ -89,6 +92,33 @@ impl<C: Cluster> Engine<C> {
         }
         self.add_without_label(&mut members, inventory, sync).await?;
         Ok(members)
+    }
+
+    /// Returns whether the definition of a kind that is missing was deleted. An API server that starts has kinds that it does not list yet.
+    async fn has_no_definition(&self, missing: &GroupKind, sync: &SyncContext<'_>) -> Result<bool, Failure> {
+        let (group, kind) = DEFINITIONS;
+        let definitions = GroupKind { group: group.to_owned(), kind: kind.to_owned() };
+        let Some(kind) = self.resolve(&definitions, None, sync.fence).await?.found() else {
+            return Ok(false);
+        };
+        let listed = match with_retry(sync.fence, || self.cluster.list(&kind, "", "", true)).await {
+            Ok(listed) => listed,
+            Err(CallError::Api(_)) => return Ok(false),
+            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+        };
+        let suffix = format!(".{}", missing.group);
+        let ids = listed.iter().map(|definition| id_of(&definitions, definition));
+        for id in ids.filter(|id| id.name.ends_with(&suffix)) {
+            match with_retry(sync.fence, || self.cluster.get(&kind, &id)).await {
+                Ok(Some(definition)) if definition["spec"]["names"]["kind"] == *missing.kind => {
+                    return Ok(false);
+                }
+                Ok(_) => {}
+                Err(CallError::Api(_)) => return Ok(false),
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            }
+        }
+        Ok(true)
     }
 
     /// Adds the members that have lost their label.

@@ -63,6 +63,8 @@ const RECORDS: [(&str, &str); 6] = [
     ("metrics.k8s.io", "PodMetrics"),
     ("coordination.k8s.io", "Lease"),
 ];
+/// What a StatefulSet takes with it whose claims cannot be listed.
+const UNSEEN_CLAIMS: &str = "its volume claims, which agentk may not list";
 /// The annotation with which Kubernetes before 1.24 marks the token of a service account.
 const TOKEN_OF: &str = "kubernetes.io/service-account.name";
 
@@ -76,6 +78,34 @@ pub(super) struct PlannedDeletions {
     deleting: Vec<Member>,
     /// Sentences about what is not known.
     pub(super) notes: Vec<String>,
+}
+
+/// The volume claims that objects own.
+#[derive(Debug, Default)]
+struct OwnedClaims {
+    /// Their names, by the UIDs of their owners.
+    names: HashMap<String, Vec<String>>,
+    /// The namespaces whose claims cannot be listed; an empty one is all of them.
+    unseen: BTreeSet<String>,
+}
+
+impl OwnedClaims {
+    fn add(&mut self, claim: &Value) {
+        let metadata = &claim["metadata"];
+        let name = metadata["name"].as_str().unwrap_or_default();
+        for uid in owners(metadata) {
+            self.names.entry(uid).or_default().push(name.to_owned());
+        }
+    }
+
+    /// Returns the names of the claims that an object owns, or `None` if that is not known.
+    fn of(&self, member: &Member) -> Option<&[String]> {
+        let is_unseen = ["", &*member.id.namespace].iter().any(|namespace| self.unseen.contains(*namespace));
+        match self.names.get(&member.uid) {
+            None if is_unseen && may_own_claims(&member.id) => None,
+            names => Some(names.map_or(&[], Vec::as_slice)),
+        }
+    }
 }
 
 /// The result of a close look at an object that left Git.
@@ -144,6 +174,7 @@ impl<C: Cluster> Engine<C> {
         let unseen = stored.inventory.members.iter().filter(|(_, id)| is_unseen(id));
         let unseen: Vec<_> = unseen.map(|(uid, id)| (uid.clone(), id.clone())).collect();
         out_of_git.extend(unseen.iter().map(|(uid, _)| uid.clone()));
+        let kept_by_choice: BTreeSet<String> = kept.iter().map(|(member, _)| member.uid.clone()).collect();
 
         let mut planned = PlannedDeletions { deleting, ..PlannedDeletions::default() };
         planned.kept = kept.into_iter().map(|(member, reason)| (member.id, reason)).collect();
@@ -171,6 +202,7 @@ impl<C: Cluster> Engine<C> {
             is_empty: desired.is_empty(),
             baseline: &baseline,
             out_of_git: &out_of_git,
+            kept: &kept_by_choice,
             now: sync.input.now,
         };
         planned.plan = state.stored.inventory.plan(candidates, &context);
@@ -185,7 +217,7 @@ impl<C: Cluster> Engine<C> {
         state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Vec<Candidate>, Failure> {
-        let claims = self.claims_of(&deletable, sync).await?;
+        let claims = self.owned_claims(&deletable, sync).await?;
         let mut candidates = Vec::with_capacity(deletable.len());
         for member in deletable {
             let Some(kind) = state.members.kinds.get(&GroupKind::of(&member.id)) else { continue };
@@ -196,47 +228,57 @@ impl<C: Cluster> Engine<C> {
                     continue;
                 }
             };
-            let owned = claims.get(&member.uid).cloned().unwrap_or_default();
-            let takes = match (&*takes, &owned[..]) {
-                ("", [name]) => format!("the volume claim {name}, which it owns"),
-                ("", [name, ..]) => format!("{} volume claims that it owns, such as {name}", owned.len()),
+            let owned = claims.of(&member);
+            let takes = match (&*takes, &owned) {
+                ("", None) => "volume claims that it may own, which agentk may not list".to_owned(),
+                ("", Some([name])) => format!("the volume claim {name}, which it owns"),
+                ("", Some([name, ..])) => {
+                    format!("{} volume claims that it owns, such as {name}", owned.unwrap_or_default().len())
+                }
                 _ => takes,
             };
+            let owned = owned.unwrap_or_default().iter().cloned();
             names.extend(owned);
             candidates.push(Candidate { member, takes, claims: names });
         }
         Ok(candidates)
     }
 
-    /// Returns the names of the volume claims that these objects own, by the UIDs of the objects. Claims that cannot be listed are left out.
-    async fn claims_of(
-        &self,
-        members: &[Member],
-        sync: &SyncContext<'_>,
-    ) -> Result<HashMap<String, Vec<String>>, Failure> {
-        let mut owned: HashMap<String, Vec<String>> = HashMap::new();
-        let namespaces: BTreeSet<&str> =
-            members.iter().map(|member| &*member.id.namespace).filter(|name| !name.is_empty()).collect();
-        if namespaces.is_empty() {
-            return Ok(owned);
-        }
-        let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
-        let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else { return Ok(owned) };
-        for namespace in namespaces {
-            let listed = match with_retry(sync.fence, || self.cluster.list(&kind, namespace, "", true)).await
-            {
-                Ok(listed) => listed,
-                Err(CallError::Api(_)) => continue,
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
-            };
-            for claim in listed {
-                let name = claim["metadata"]["name"].as_str().unwrap_or_default();
-                for uid in owners(&claim["metadata"]) {
-                    owned.entry(uid).or_default().push(name.to_owned());
-                }
+    /// Returns the volume claims that these objects own. Where the project may not list claims, agentk does so itself.
+    async fn owned_claims(&self, members: &[Member], sync: &SyncContext<'_>) -> Result<OwnedClaims, Failure> {
+        let mut claims = OwnedClaims::default();
+        let places: BTreeSet<&str> = members
+            .iter()
+            .filter(|member| !member.id.namespace.is_empty() || may_own_claims(&member.id))
+            .map(|member| &*member.id.namespace)
+            .collect();
+        // A cluster-scoped object may own claims in all namespaces.
+        let places = if places.contains("") { BTreeSet::from([""]) } else { places };
+        for namespace in places {
+            match self.list_claims(namespace, sync).await? {
+                Some(listed) => listed.iter().for_each(|claim| claims.add(claim)),
+                None => drop(claims.unseen.insert(namespace.to_owned())),
             }
         }
-        Ok(owned)
+        Ok(claims)
+    }
+
+    /// Lists the volume claims in a namespace, or in all if it is empty. Returns `None` if that is refused, or fails.
+    async fn list_claims(
+        &self,
+        namespace: &str,
+        sync: &SyncContext<'_>,
+    ) -> Result<Option<Vec<Value>>, Failure> {
+        let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
+        let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else { return Ok(None) };
+        for cluster in [&self.cluster, &self.own] {
+            match with_retry(sync.fence, || cluster.list(&kind, namespace, "", true)).await {
+                Ok(listed) => return Ok(Some(listed)),
+                Err(CallError::Api(_)) => {}
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the reason why an object is not deleted to be created again: volume claims would go with it.
@@ -252,20 +294,21 @@ impl<C: Cluster> Engine<C> {
             return Ok(None);
         }
         let member = Member::new(id.clone(), String::new(), &live["metadata"]);
-        let mut claims = self
-            .claims_of(std::slice::from_ref(&member), sync)
-            .await?
-            .remove(&member.uid)
-            .unwrap_or_default();
+        let owned = self.owned_claims(std::slice::from_ref(&member), sync).await?;
+        let mut lost = match owned.of(&member) {
+            Some(names) => names.first().map(|name| format!("the volume claim {name}")),
+            None => Some("volume claims that agentk may not list".to_owned()),
+        };
         if (&*id.group, &*id.kind) == STATEFUL_SET
-            && let Inspection::Takes(_, names) = self.inspect_stateful_set(live, id, sync).await?
+            && let Inspection::Takes(takes, names) = self.inspect_stateful_set(live, id, sync).await?
         {
-            claims.extend(names);
+            let has_claims = !names.is_empty() || takes == UNSEEN_CLAIMS;
+            lost = lost.or_else(|| has_claims.then_some(takes));
         }
-        Ok(claims.first().map(|name| {
+        Ok(lost.map(|lost| {
             format!(
-                "a field cannot change, and a new object would cost the volume claim {name}: delete it with kubectl --cascade=orphan, or set \
-                 the annotation agentk/prune: allow"
+                "a field cannot change, and a new object would cost {lost}: delete it with kubectl --cascade=orphan, or set the annotation \
+                 agentk/prune: allow"
             )
         }))
     }
@@ -410,18 +453,8 @@ impl<C: Cluster> Engine<C> {
         if prefixes.is_empty() {
             return Ok(Inspection::Takes(String::new(), Vec::new()));
         }
-        let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
-        let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else {
-            return Ok(Inspection::Takes("its volume claims".to_owned(), Vec::new()));
-        };
-        let listed = match with_retry(sync.fence, || self.cluster.list(&kind, &id.namespace, "", true)).await
-        {
-            Ok(listed) => listed,
-            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
-            Err(CallError::Api(_)) => {
-                let takes = "its volume claims, which agentk may not list".to_owned();
-                return Ok(Inspection::Takes(takes, Vec::new()));
-            }
+        let Some(listed) = self.list_claims(&id.namespace, sync).await? else {
+            return Ok(Inspection::Takes(UNSEEN_CLAIMS.to_owned(), Vec::new()));
         };
         let names = listed.iter().filter_map(|claim| claim["metadata"]["name"].as_str());
         let is_of_set = |name: &&str| {
@@ -551,10 +584,24 @@ impl<C: Cluster> Engine<C> {
         state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Result<Deletion, String>, Failure> {
-        if may_take_others(&member.id)
-            && let Inspection::Keep(reason) = self.inspect(kind, member, kept, state, sync).await?
-        {
-            return Ok(Ok(Deletion::Kept(reason)));
+        if may_take_others(&member.id) {
+            let reason = match self.inspect(kind, member, kept, state, sync).await? {
+                Inspection::Keep(reason) => Some(reason),
+                Inspection::Takes(_, names) => {
+                    let allowed =
+                        member.consent == Consent::Allowed || sync.input.settings.prune_irreplaceable;
+                    let approved = state.stored.inventory.approved.get(&member.uid);
+                    let is_approved =
+                        |name: &String| approved.is_some_and(|it| it.split(',').any(|it| it == name));
+                    let unasked = names.iter().find(|name| !allowed && !is_approved(name));
+                    unasked.map(|name| {
+                        format!("the volume claim {name}, which nobody has approved, would go with it")
+                    })
+                }
+            };
+            if let Some(reason) = reason {
+                return Ok(Ok(Deletion::Kept(reason)));
+            }
         }
         self.delete(kind, member, sync).await
     }
@@ -662,6 +709,13 @@ impl Content {
             }
         }
     }
+}
+
+/// Returns whether an object may be the owner of volume claims: a StatefulSet, or an object of an operator. The kinds of Kubernetes have groups
+/// without a dot, or below `k8s.io`.
+fn may_own_claims(id: &ObjectId) -> bool {
+    let is_of_kubernetes = !id.group.contains('.') || id.group.ends_with(".k8s.io");
+    !is_of_kubernetes || (&*id.group, &*id.kind) == STATEFUL_SET
 }
 
 /// Returns the UIDs of the owners of an object.

@@ -211,6 +211,11 @@ impl<'a> Report<'a> {
             return (ProjectState::Held, held.reason.clone());
         }
         (applied, pruned) = (applied + input.earlier.applied, pruned + input.earlier.pruned);
+        if !input.heal && self.planned_deletions > 0 {
+            let left = plural(self.planned_deletions, "object");
+            let message = format!("{left} that left Git would be deleted: kas gitops sync deletes them");
+            return (ProjectState::OutOfSync, message);
+        }
         match self.drifted {
             0 => (ProjectState::Synced, format!("{total} objects: {applied} applied, {pruned} deleted")),
             drifted => (

@@ -144,7 +144,7 @@ async fn object_with_volume_claims_is_not_deleted_to_be_created_again() {
     let before = uid(&project, "StatefulSet");
     let outcome = project.sync(&(set(3, "") + &map(2))).await;
     let messages: Vec<_> = outcome.errors.iter().map(|error| &*error.message).collect();
-    assert!(messages.iter().any(|message| message.contains("the volume claim data-db-0")), "{outcome:?}");
+    assert!(messages.iter().any(|message| message.contains("its volume claim data-db-0")), "{outcome:?}");
     assert!(messages.iter().any(|message| message.contains("the volume claim owned")), "{outcome:?}");
     assert_eq!(uid(&project, "StatefulSet"), before);
     let outcome = project.sync(&(set(3, ", agentk/prune: allow") + &map(1))).await;
@@ -153,6 +153,161 @@ async fn object_with_volume_claims_is_not_deleted_to_be_created_again() {
     // An ordinary object that owns a claim needs an approval, too.
     let outcome = project.sync(&set(3, "")).await;
     assert!(outcome.message.contains("the volume claim owned, which it owns"), "{outcome:?}");
+}
+
+fn queue(name: &str) -> String {
+    format!("---\napiVersion: example.com/v1\nkind: Queue\nmetadata: {{name: {name}}}\n")
+}
+
+/// The object of an operator may own volume claims that nobody lets agentk list.
+#[tokio::test(start_paused = true)]
+async fn object_whose_volume_claims_cannot_be_listed_needs_an_approval() {
+    for namespaced in [true, false] {
+        let mut project = Project::new();
+        project.cluster.add_kind("example.com", "v1", "Queue", "queues", namespaced);
+        let rest = config_maps(&["a", "b", "c"]);
+        project.sync(&(rest.clone() + &queue("orders") + &config_map("d", "a: b"))).await;
+        project.cluster.set_fault(|request| {
+            let is_of_claims = request.starts_with("list PersistentVolumeClaim");
+            is_of_claims.then(|| error(403, "Forbidden", "no right to list"))
+        });
+        let outcome = project.sync(&(rest.clone() + &queue("orders"))).await;
+        assert_eq!(
+            (outcome.state, outcome.objects.pruned),
+            (ProjectState::Synced, 1),
+            "a ConfigMap owns none"
+        );
+        let outcome = project.sync(&rest).await;
+        assert_eq!(outcome.state, ProjectState::Held, "{outcome:?}");
+        assert!(outcome.message.contains("volume claims that it may own"), "{outcome:?}");
+
+        project.cluster.clear_fault();
+        let owner = project.cluster.objects().into_iter().find(|(id, _)| id.kind == "Queue").unwrap().1;
+        let owner = json!([{"kind": "Queue", "name": "orders", "uid": owner["metadata"]["uid"]}]);
+        let owned = json!({"metadata": {"ownerReferences": owner}});
+        project.cluster.put(id("PersistentVolumeClaim", "elsewhere", "data"), "operator", owned);
+        let outcome = project.sync(&rest).await;
+        let is_seen = outcome.message.contains("the volume claim data, which it owns");
+        assert_eq!(is_seen, !namespaced, "only a cluster-scoped object owns a claim in another namespace");
+    }
+}
+
+/// An approval is for the volume claims that were shown, also if the deletion waits for days.
+#[tokio::test(start_paused = true)]
+async fn approval_ends_when_the_deletion_would_take_more() {
+    let set = "---\napiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: db}\nspec: {volumeClaimTemplates: [{metadata: {name: data}}]}\n";
+    let mut project = Project::new();
+    let rest = config_maps(&["a", "b", "c"]);
+    project.sync(&(rest.clone() + set)).await;
+    let volume = |project: &Project, name: &str| {
+        project.cluster.put(id("PersistentVolumeClaim", "default", name), "kubernetes", json!({}));
+    };
+    volume(&project, "data-db-0");
+    let held = project.sync(&rest).await.held.unwrap();
+    assert_eq!(held.objects[0].takes, "its volume claim data-db-0");
+    // The approval is recorded, and the deletion fails.
+    project.approved = Some(held.code);
+    project.cluster.set_fault(|request| {
+        request.starts_with("delete StatefulSet").then(|| error(403, "Forbidden", "no right to delete"))
+    });
+    assert_eq!(project.sync(&rest).await.state, ProjectState::Failed);
+    project.cluster.clear_fault();
+    project.approved = None;
+    volume(&project, "data-db-1");
+    let outcome = project.sync(&rest).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Held, 0), "{outcome:?}");
+    assert!(outcome.held.unwrap().objects[0].takes.contains("its 2 volume claims"));
+}
+
+/// An object whose owner keeps it after the approval is not deleted when the annotation goes, perhaps months later.
+#[tokio::test(start_paused = true)]
+async fn approval_ends_when_the_owner_keeps_the_object() {
+    let mut project = Project::new();
+    project.sync(&numbered(0..10)).await;
+    let held = project.sync(&numbered(0..5)).await.held.unwrap();
+    project.approved = Some(held.code);
+    project.cluster.set_fault(|request| {
+        request.starts_with("delete ConfigMap").then(|| error(403, "Forbidden", "no right to delete"))
+    });
+    project.sync(&numbered(0..5)).await;
+    project.cluster.clear_fault();
+    project.approved = None;
+    let keep = |project: &Project, value: serde_json::Value| {
+        for n in 5..10 {
+            let object = id("ConfigMap", "default", &format!("c{n}"));
+            project.cluster.edit(&object, "kubectl", |object| {
+                object["metadata"]["annotations"]["helm.sh/resource-policy"] = value.clone();
+            });
+        }
+    };
+    keep(&project, json!("keep"));
+    assert_eq!(project.sync(&numbered(0..5)).await.state, ProjectState::Synced);
+    keep(&project, json!("none"));
+    let outcome = project.sync(&numbered(0..5)).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Held, 0), "{outcome:?}");
+}
+
+/// A person sees first what is lost for good, wherever it is in the order of the deletion.
+#[tokio::test(start_paused = true)]
+async fn plan_shows_first_what_git_cannot_bring_back() {
+    let mut project = Project::new();
+    let claims: String = (0..30).map(|n| claim(&format!("data-{n}"))).collect();
+    project.sync(&(numbered(0..50) + &claims)).await;
+    let held = project.sync(&numbered(0..1)).await.held.unwrap();
+    assert_eq!(held.count, 79);
+    assert_eq!(held.objects.iter().filter(|held| held.object.kind == "PersistentVolumeClaim").count(), 30);
+    assert!(held.reason.contains("and 29 more need an approval"), "{}", held.reason);
+}
+
+/// An object that its owner keeps was once in a plan. It does not hold what leaves Git months later.
+#[tokio::test(start_paused = true)]
+async fn kept_object_holds_no_others() {
+    let mut project = Project::new();
+    project.sync(&numbered(0..20)).await;
+    project.sync(&numbered(10..20)).await.held.unwrap();
+    let kept = id("ConfigMap", "default", "c0");
+    project.cluster.edit(&kept, "kubectl", |object| {
+        object["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep".into();
+    });
+    project.approved = project.sync(&numbered(10..20)).await.held.map(|held| held.code);
+    assert_eq!(project.sync(&numbered(10..20)).await.objects.pruned, 9);
+    project.approved = None;
+    let outcome = project.sync(&numbered(11..20)).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Synced, 1), "{outcome:?}");
+}
+
+/// The objects of a definition go with it, also if it leaves Git together with them.
+#[tokio::test(start_paused = true)]
+async fn objects_of_a_deleted_definition_are_gone() {
+    let definition = "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: queues.example.com}\n\
+                      spec: {group: example.com, scope: Namespaced, names: {kind: Queue, plural: queues}, versions: [{name: v1}]}\n";
+    let mut project = Project::new().with("{prune_irreplaceable: true, max_prune: 9}");
+    let rest = config_maps(&["a", "b"]);
+    project.cluster.add_kind("example.com", "v1", "Queue", "queues", true);
+    project.sync(&(rest.clone() + definition + &queue("orders"))).await;
+    // The definition is deleted, and an API server that starts does not list its kinds yet.
+    project.cluster.remove_kind("example.com", "Queue");
+    let outcome = project.sync(&(rest.clone() + definition)).await;
+    assert_eq!(outcome.kept.len(), 1, "the definition is there: {outcome:?}");
+    for (group, object) in [
+        ("apiextensions.k8s.io", id("CustomResourceDefinition", "", "queues.example.com")),
+        ("example.com", id("Queue", "default", "orders")),
+    ] {
+        project.cluster.remove(&ObjectId { group: group.to_owned(), ..object });
+    }
+    let outcome = project.sync(&rest).await;
+    assert_eq!((outcome.state, outcome.kept, outcome.errors), (ProjectState::Synced, vec![], vec![]));
+}
+
+/// A sync that only reports does not say that the cluster is as in Git while it leaves an object that left Git.
+#[tokio::test(start_paused = true)]
+async fn report_names_what_would_be_deleted() {
+    let mut project = Project::new();
+    project.sync(&config_maps(&["a", "b", "c"])).await;
+    let input = SyncInput { heal: false, ..project.input(&config_maps(&["a", "b"])) };
+    let outcome = project.pass(&input, &Open).await;
+    assert_eq!(outcome.state, ProjectState::OutOfSync, "{outcome:?}");
+    assert!(outcome.message.contains("1 object that left Git would be deleted"), "{outcome:?}");
 }
 
 /// The text that a person approves is that of the moment.

@@ -265,9 +265,13 @@ impl Project {
     pub(super) fn finished(&self) -> Option<SyncEvent> {
         let state = self.state.lock();
         let wanted = state.wanted.as_ref().filter(|wanted| wanted.revision == state.status.revision)?;
-        let (ended, message) = match state.status.state {
-            ProjectState::Held => (ProjectState::Held, state.status.message.clone()),
-            _ => (ProjectState::Synced, format!("agentk has applied {} already", wanted.head.reference)),
+        let (ended, message) = match &state.status.held {
+            // It is held also while the project is suspended.
+            Some(held) => (ProjectState::Held, held.reason.clone()),
+            None if wanted.settings().dry_run_strategy != DryRunStrategy::None => {
+                (state.status.state, state.status.message.clone())
+            }
+            None => (ProjectState::Synced, format!("agentk has applied {} already", wanted.head.reference)),
         };
         let event = SyncEvent::new(EventKind::Finished, None, message);
         Some(SyncEvent { state: Some(ended), ..event })

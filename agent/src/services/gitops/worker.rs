@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use gitops_engine::{
     ApiError, ApplyOptions, Cluster as _, Engine, Fence, Kind, KubeCluster, Outcome, Stopped, SyncInput,
     applyset::{ApplySet, PROJECT},
-    inventory::COMPONENT,
+    inventory::{COMPONENT, Inventory},
 };
 use parking_lot::Mutex;
 use proto::{
@@ -50,6 +50,9 @@ pub(super) const PRUNE: &str = "agentk/prune";
 /// may delete.
 const LOST: &str = "a part of the inventory is gone, and the settings of the project with it; its objects stay: list the project in \
                     gitops.manifest_projects again, and then kas gitops recover";
+/// The message of a project whose status is not that of an agentk.
+const UNREADABLE: &str = "the status of the project cannot be read, and its settings are in it; its objects stay: list the project in \
+                          gitops.manifest_projects again";
 /// The most errors of objects without health that a status has.
 const MAX_UNHEALTHY: usize = 10;
 
@@ -614,7 +617,8 @@ pub(super) async fn statuses(
         ours.filter_map(|found| Some((stored_status(found)?, Commands::read(found)))).collect();
     for record in records.iter().filter(is_ours) {
         let Some(project) = record["metadata"]["annotations"][PROJECT].as_str() else { continue };
-        if !statuses.iter().any(|(status, _)| status.project == project) {
+        let is_listed = statuses.iter().any(|(status, _)| status.project == project);
+        if !is_listed && has_members(gitops, agent, project).await? {
             let status = ProjectStatus {
                 project: project.to_owned(),
                 state: ProjectState::InventoryLost,
@@ -627,13 +631,26 @@ pub(super) async fn statuses(
     Ok(statuses)
 }
 
+/// Returns whether the record of a project has members, or cannot be read. A process that has pruned a project may have ended before it
+/// deleted the empty record.
+async fn has_members(gitops: &Gitops, agent: AgentId, project: &str) -> Result<bool, ApiError> {
+    let (kind, id) = ApplySet::new(agent, project, gitops.leader.namespace()).record_id();
+    let Some(record) = gitops.leader.own_cluster().get(&kind, &id).await? else { return Ok(false) };
+    Ok(Inventory::from_object(&record).map_or(true, |inventory| !inventory.members.is_empty()))
+}
+
 /// Returns the status that an inventory has. agentk may have ended before it wrote one, or another version has written it: the project
 /// exists all the same.
 fn stored_status(inventory: &Value) -> Option<ProjectStatus> {
-    let stored = inventory["data"]["status"].as_str().and_then(|text| serde_json::from_str(text).ok());
+    let text = inventory["data"]["status"].as_str();
+    let stored = text.and_then(|text| serde_json::from_str(text).ok());
     stored.or_else(|| {
         let project = inventory["metadata"]["annotations"][PROJECT].as_str()?.to_owned();
-        Some(ProjectStatus { project, ..ProjectStatus::default() })
+        let (state, message) = match text {
+            Some(_) => (ProjectState::InventoryLost, UNREADABLE),
+            None => (ProjectState::default(), ""),
+        };
+        Some(ProjectStatus { project, state, message: message.to_owned(), ..ProjectStatus::default() })
     })
 }
 
@@ -684,11 +701,14 @@ mod tests {
     fn project_without_a_stored_status_is_a_project() {
         let inventory =
             |data: Value| json!({"metadata": {"annotations": {PROJECT: "group/shop"}}, "data": data});
-        for data in [Value::Null, json!({}), json!({"status": ""}), json!({"status": "{\"state\": \"new\"}"})]
-        {
+        let state = |data: Value| {
             let status = stored_status(&inventory(data)).unwrap();
-            assert_eq!((&*status.project, status.state), ("group/shop", ProjectState::Pending));
-        }
+            assert_eq!(status.project, "group/shop");
+            status.state
+        };
+        assert_eq!([Value::Null, json!({})].map(state), [ProjectState::Pending; 2]);
+        let unreadable = [json!({"status": ""}), json!({"status": "{\"state\": \"new\"}"})];
+        assert_eq!(unreadable.map(state), [ProjectState::InventoryLost; 2], "nobody knows as whom to delete");
         let stored = ProjectStatus { project: "group/shop".to_owned(), ..ProjectStatus::default() };
         let text = serde_json::to_string(&ProjectStatus { state: ProjectState::Held, ..stored }).unwrap();
         assert_eq!(stored_status(&inventory(json!({"status": text}))).unwrap().state, ProjectState::Held);

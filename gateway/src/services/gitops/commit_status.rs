@@ -229,9 +229,11 @@ fn replaces(status: &CommitStatus, current: Option<&CommitStatus>) -> bool {
 fn status_of(event: &SyncEvent) -> Option<CommitStatus> {
     let state = match (event.event, event.state?) {
         (EventKind::Planned, _) => CommitState::Pending,
-        (EventKind::Finished, ProjectState::Synced | ProjectState::Degraded | ProjectState::OutOfSync) => {
-            CommitState::Success
-        }
+        // A dry run ends with `Pending` or `OutOfSync`: it has found no error.
+        (
+            EventKind::Finished,
+            ProjectState::Synced | ProjectState::Degraded | ProjectState::OutOfSync | ProjectState::Pending,
+        ) => CommitState::Success,
         (EventKind::Finished, ProjectState::Failed | ProjectState::Held | ProjectState::InventoryLost) => {
             CommitState::Failed
         }

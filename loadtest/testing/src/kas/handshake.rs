@@ -17,7 +17,7 @@ pub async fn handshake(world: &World, peer: SocketAddr, headers: &[(&str, &str)]
     let agents = Arc::clone(&world.kas.agents);
     tokio::spawn(async move { agents.serve(far, peer).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     let mut request = Request::get("/")
         .header("host", "kas")
         .header("connection", "upgrade")
