@@ -26,7 +26,10 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::task::AbortOnDropHandle;
-use tunnel::{Body, Role, TunnelConfig, WebSocket};
+use tunnel::{
+    Body, TunnelConfig,
+    websocket::{Role, WebSocket},
+};
 
 use crate::peers::{PATH, cluster};
 
@@ -110,25 +113,26 @@ async fn killed_owner_causes_no_errors() {
 #[tokio::test(start_paused = true)]
 async fn tunnel_that_refuses_requests_fails_none_of_another_replica() {
     let fleet = TestFleet::new(2);
+    let agent = fleet.agent(1, cluster("here")).await;
+    // These tunnels have requests in flight, so that the one that refuses is always the least loaded.
+    let watches =
+        join_all((0..4).map(|_| fleet.replicas[1].get("/agents/prod/kubernetes/watch?watch=1"))).await;
     let _refusing = refusing_agent(&fleet.replicas[1]).await;
+    fleet.replicas[1].tunnels(3).await;
     let post = async || {
         let mut request = fleet.replicas[0].request(PATH).map(|_| Body::from("body"));
         *request.method_mut() = http::Method::POST;
         fleet.replicas[0].send(request).await
     };
-    assert_eq!(post().await.status(), StatusCode::SERVICE_UNAVAILABLE, "there is no other tunnel");
-
-    let _agent = fleet.agent(1, cluster("here")).await;
-    fleet.replicas[1].tunnels(3).await;
-    // The tunnels of the other pod have requests in flight, so that the one that refuses is always the least loaded.
-    let watches =
-        join_all((0..4).map(|_| fleet.replicas[1].get("/agents/prod/kubernetes/watch?watch=1"))).await;
     for _ in 0..20 {
         let answer = post().await;
         assert_eq!((answer.status(), text(answer).await), (StatusCode::OK, "here".to_owned()));
     }
     assert!(fleet.replicas[1].metric("kas_retries_total") >= 20.0);
+
     drop(watches);
+    agent.stop().await;
+    assert_eq!(post().await.status(), StatusCode::SERVICE_UNAVAILABLE, "there is no other tunnel");
 }
 
 /// Opens a tunnel that refuses each request.
@@ -146,7 +150,8 @@ async fn refusing_agent(world: &World) -> AbortOnDropHandle<()> {
     };
     let token = format!("Bearer {}", world.agent_token.expose_secret());
     let hello = hello.encode().unwrap();
-    let headers = [("authorization", &*token), (HELLO.as_str(), hello.to_str().unwrap())];
+    let name = HELLO;
+    let headers = [("authorization", &*token), (name.as_str(), hello.to_str().unwrap())];
     let response = handshake(world, CALLER, &headers).await;
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
     let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
@@ -275,7 +280,7 @@ async fn invalid_response_is_reported_and_another_owner_is_used() {
         }),
         ("it does not answer as a kas", |io| {
             tokio::spawn(async move {
-                let settings = tunnel::TunnelConfig::default();
+                let settings = TunnelConfig::default();
                 let (session, _leave) = tunnel::direct::accept(io, &settings);
                 session
                     .run(|exchange| {
@@ -286,7 +291,7 @@ async fn invalid_response_is_reported_and_another_owner_is_used() {
         }),
         ("it and this replica do not trust one another", |io| {
             tokio::spawn(async move {
-                let settings = tunnel::TunnelConfig::default();
+                let settings = TunnelConfig::default();
                 let (session, _leave) = tunnel::direct::accept(io, &settings);
                 let answer = async |_| {
                     let holds = Response::builder().header("kas-peer", "v1 holds -");
