@@ -108,6 +108,29 @@ async fn chart_of_helm_is_rendered_with_its_values() {
     assert!(error.contains("db") || error.contains("env.yaml"), "{error}");
 }
 
+/// `helm --values` is a list with commas: the second file would be one of kas' machine.
+#[tokio::test]
+async fn values_file_with_a_comma_is_one_file_of_the_commit() {
+    let Some(settings) = settings_or_skip(Tool::Helm) else { return };
+    let outside = TempDir::new().unwrap();
+    let secret = outside.path().join("kas.yaml");
+    fs::write(&secret, "stolen: secret").unwrap();
+    let name = format!("v.yaml,{}", secret.display());
+    let [chart, template] = chart("a: {{ .Values | toJson }}\n");
+    let files = [(chart.0, &*chart.1), (template.0, &*template.1), ("v.yaml", "one: 1"), (&*name, "two: 2")];
+    let rendered = |values_files: &[&str]| {
+        let values_files = values_files.iter().map(|&file| file.to_owned()).collect();
+        let helm = Helm { values_files, ..Helm::default() };
+        let project = ManifestProject { helm: Some(helm), ..ManifestProject::default() };
+        let settings = settings.clone();
+        async move { render(settings, Tool::Helm, &project, &files).await.unwrap() }
+    };
+    let both = rendered(&["v.yaml", &name]).await;
+    assert!(both.contains(r#"a: {"one":1,"two":2}"#), "{both}");
+    let one = rendered(&[&name]).await;
+    assert!(one.contains(r#"a: {"two":2}"#), "{one}");
+}
+
 /// The templates try to read the environment, files and the network of kas, and the cluster.
 #[tokio::test]
 async fn chart_sees_nothing_of_the_machine() {

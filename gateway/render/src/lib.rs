@@ -17,7 +17,7 @@ pub mod plan;
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -113,14 +113,13 @@ impl Renderer {
             ))
         })?;
         let directory = tempfile::Builder::new().prefix("kas-render-").tempdir().map_err(lost)?;
-        write_tree(directory.path(), tree).map_err(lost)?;
-        let mut command = command::of(job, project, directory.path()).map_err(lost)?;
+        let mut command = command::prepare(job, project, tree, directory.path()).map_err(lost)?;
         let limits = Limits::new(self.settings.timeout, self.settings.max_memory);
         let mut limited = limits.wrap(&self.limiter, &program, &mut command);
         let run = child::run(&mut limited, self.settings.timeout, max_bytes as u64).await;
         let output = run.map_err(|error| failed(format!("{name} {error}")))?;
         if !output.status.success() {
-            let said = command::error_text(&output.stderr, directory.path());
+            let said = command.error_text(&output.stderr, directory.path());
             if command::is_out_of_memory(&output.stderr) {
                 let mib = self.settings.max_memory >> 20;
                 return Err(failed(format!(
@@ -134,16 +133,21 @@ impl Renderer {
         Ok(rendered)
     }
 
+    /// Returns the absolute path of the program: its working directory has files of the commit.
     fn find(&self, job: &Job) -> Option<PathBuf> {
         let program = match job.tool {
             plan::Tool::Kustomize => &self.settings.kustomize,
             plan::Tool::Helm => &self.settings.helm,
         };
-        if program.components().count() > 1 {
-            return program.is_file().then(|| program.clone());
-        }
-        let paths = std::env::var_os("PATH")?;
-        std::env::split_paths(&paths).map(|directory| directory.join(program)).find(|path| path.is_file())
+        let found = if program.components().count() > 1 {
+            program.is_file().then(|| program.clone())?
+        } else {
+            let paths = std::env::var_os("PATH")?;
+            std::env::split_paths(&paths)
+                .map(|directory| directory.join(program))
+                .find(|path| path.is_file())?
+        };
+        std::path::absolute(found).ok()
     }
 }
 
@@ -184,21 +188,6 @@ fn digest(project: &ManifestProject, job: &Job, tree: &Tree) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Writes the files of a commit. Git's paths have no empty segments and no `..`, which is checked all the same.
-fn write_tree(root: &Path, tree: &Tree) -> io::Result<()> {
-    for (path, content) in tree {
-        if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-            return Err(io::Error::other(format!("{path:?} is not a path of a repository")));
-        }
-        let file = root.join(command::TREE).join(path);
-        if let Some(parent) = file.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        std::fs::write(file, content)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,14 +214,5 @@ mod tests {
         assert_eq!([0, 1, 2].map(|n| cache.get(&[n; 32]).is_some()), [false, true, true]);
         cache.insert([9; 32], Bytes::from(vec![0; MAX_CACHED + 1]));
         assert_eq!((cache.results.len(), cache.bytes), (0, 0), "a result that is too large is not kept");
-    }
-
-    #[test]
-    fn path_out_of_the_directory_is_not_written() {
-        let directory = tempfile::tempdir().unwrap();
-        for path in ["../x", "/x", "a//b", "a/../../x"] {
-            let tree = Tree::from([(path.to_owned(), Vec::new())]);
-            assert!(write_tree(directory.path(), &tree).is_err(), "{path}");
-        }
     }
 }

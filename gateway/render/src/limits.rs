@@ -55,7 +55,7 @@ impl Limits {
         command: &mut ProgramCommand,
     ) -> tokio::process::Command {
         let mut limited = tokio::process::Command::new(limiter);
-        limited.env_clear().envs(command.environment.drain(..));
+        limited.current_dir(&command.directory).env_clear().envs(command.environment.drain(..));
         // The collector of Go's memory works harder before the limit is met.
         limited.env("GOMEMLIMIT", (self.memory / 10 * 8).to_string());
         limited.args([
@@ -66,7 +66,7 @@ impl Limits {
             &self.memory.to_string(),
             "--",
         ]);
-        limited.arg(program).args(command.arguments.drain(..));
+        limited.arg(program).args(command.arguments.iter().map(ToString::to_string));
         limited
     }
 
