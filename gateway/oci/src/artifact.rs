@@ -7,7 +7,7 @@ use git::{Commit, CommitId, FileLimits, FileSelection, Repository, RepositoryErr
 use oci_client::{
     Client, Reference,
     client::{Certificate, CertificateEncoding, ClientConfig, ClientProtocol},
-    errors::OciDistributionError,
+    errors::{DigestError, OciDistributionError},
     manifest::{OciDescriptor, OciImageManifest},
     secrets::RegistryAuth,
 };
@@ -34,6 +34,8 @@ const MANIFESTS: [&str; 2] =
 const REVISION: &str = "org.opencontainers.image.revision";
 /// The annotation with the name of a file.
 const TITLE: &str = "org.opencontainers.image.title";
+/// The reason for which content is refused. It does not name the digest of the content: whoever reads errors could guess the content.
+const DIFFERS: &str = "its content differs from its digest";
 /// The longest annotation that is shown, in characters.
 const MAX_ANNOTATION: usize = 200;
 
@@ -154,6 +156,9 @@ impl OciRepository {
                     "{name} has a layer of the type {media_type}, which is neither an archive nor a file"
                 ))
             })?;
+            if sha256_digits(&descriptor.digest).is_none() {
+                return Err(invalid(format!("{name}: a layer has a digest that is not SHA-256")));
+            }
             let content = self.pull(&client, &reference, descriptor, left).await?;
             left -= content.len();
             layers.push(Layer { form, content: content.into() });
@@ -169,11 +174,16 @@ impl OciRepository {
         descriptor: &OciDescriptor,
         max_bytes: usize,
     ) -> Result<Vec<u8>, RepositoryError> {
-        let stream = client.pull_blob_stream(reference, descriptor).await;
+        // Without the descriptor's `urls`: kas requests nothing that an artifact names.
+        let stream = client.pull_blob_stream(reference, &*descriptor.digest).await;
         let mut stream = stream.map_err(|error| self.failed(&error))?.stream;
         let mut content = Vec::new();
         let name = self.settings.name();
-        let cut = |error: std::io::Error| invalid(format!("{name}: a layer was not received: {error}"));
+        let cut = |error: std::io::Error| {
+            let differs = error.get_ref().is_some_and(|error| error.is::<DigestError>());
+            let what = if differs { DIFFERS.to_owned() } else { error.to_string() };
+            invalid(format!("{name}: a layer was not received: {what}"))
+        };
         while let Some(bytes) = stream.try_next().await.map_err(cut)? {
             if content.len() + bytes.len() > max_bytes {
                 return Err(RepositoryError::TooLarge { path: name, max_bytes });
@@ -183,26 +193,37 @@ impl OciRepository {
         Ok(content)
     }
 
-    /// Describes an error. The library has no credentials in its errors.
+    /// Describes an error, without the content of a response: the users who read it may not know the server that has sent it.
     fn failed(&self, error: &OciDistributionError) -> RepositoryError {
         let name = self.settings.name();
-        let chain = || proto::ErrorChain(error).to_string().escape_debug().to_string();
+        let absent = || "the registry does not have it".to_owned();
         let what = match error {
             OciDistributionError::UnauthorizedError { .. }
             | OciDistributionError::AuthenticationFailure(_) => {
                 "the registry refuses the credential (username, password_file)".to_owned()
             }
-            OciDistributionError::ImageManifestNotFoundError(_) => "the registry does not have it".to_owned(),
-            OciDistributionError::ServerError { code: 404, .. } => "the registry does not have it".to_owned(),
-            OciDistributionError::RegistryError { envelope, .. } => {
-                let missing = envelope.errors.iter().any(|error| {
-                    use oci_client::errors::OciErrorCode::{ManifestUnknown, NameUnknown, NotFound};
-
-                    matches!(error.code, ManifestUnknown | NameUnknown | NotFound)
-                });
-                if missing { "the registry does not have it".to_owned() } else { chain() }
+            OciDistributionError::ImageManifestNotFoundError(_)
+            | OciDistributionError::ServerError { code: 404, .. } => absent(),
+            OciDistributionError::ServerError { code, .. } => {
+                format!("the registry responds with the status {code}")
             }
-            _ => chain(),
+            OciDistributionError::RegistryError { envelope, .. } => {
+                use oci_client::errors::OciErrorCode::{ManifestUnknown, NameUnknown, NotFound};
+
+                let mut codes = envelope.errors.iter().map(|error| &error.code);
+                match codes.clone().any(|code| matches!(code, ManifestUnknown | NameUnknown | NotFound)) {
+                    true => absent(),
+                    false => codes.next().map_or_else(
+                        || "the registry responds with an error".to_owned(),
+                        |code| format!("the registry responds with the error {code:?}"),
+                    ),
+                }
+            }
+            OciDistributionError::DigestError(DigestError::VerificationError { .. }) => DIFFERS.to_owned(),
+            OciDistributionError::RegistryTokenDecodeError(_) => {
+                "the response of the server of tokens is not valid".to_owned()
+            }
+            _ => proto::ErrorChain(error).to_string().escape_debug().to_string(),
         };
         invalid(format!("{name}: {}", what.chars().take(500).collect::<String>()))
     }

@@ -9,6 +9,8 @@ use serde_saphyr::Spanned;
 
 /// The scheme of artifacts.
 const SCHEME: &str = "oci://";
+/// The longest tag.
+const MAX_TAG: usize = 128;
 
 /// An artifact: its location, its version and its credentials. Equal settings share one cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,11 +82,17 @@ impl OciSettings {
     ///
     /// # Errors
     ///
-    /// The version is a branch, which artifacts do not have.
+    /// The version is a branch, which artifacts do not have, or not a tag of an artifact.
     pub fn at(&self, version: &Version) -> Result<Self, String> {
         let version = match version {
             Version::Default => self.version.clone(),
-            Version::Tag(tag) => ArtifactVersion::Tag(tag.clone()),
+            Version::Tag(tag) if is_tag(tag) => ArtifactVersion::Tag(tag.clone()),
+            Version::Tag(tag) => {
+                return Err(format!(
+                    "ref.tag: {tag:?} is not the tag of an artifact, which has up to {MAX_TAG} characters: a-z, A-Z, 0-9, _, and not at \
+                     the beginning . and -"
+                ));
+            }
             // The digest of an artifact has as many digits as the id of a commit with SHA-256.
             Version::Commit(id) if id.as_str().len() == 64 => ArtifactVersion::Digest(id.as_str().to_owned()),
             Version::Commit(_) => {
@@ -134,6 +142,14 @@ fn parse(url: &str) -> Result<Reference, &'static str> {
         return Err(FORM);
     }
     rest.parse().map_err(|_| FORM)
+}
+
+/// Returns whether a text is a tag (OCI Distribution Specification, `<reference>` as a tag). The tag is a part of the path of requests.
+fn is_tag(text: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.len() <= MAX_TAG
+        && text.bytes().next().is_some_and(word)
+        && text.bytes().all(|byte| word(byte) || matches!(byte, b'.' | b'-'))
 }
 
 /// Returns the digits of a SHA-256 digest.
@@ -192,6 +208,24 @@ mod tests {
         ] {
             let error = settings(&format!("{{url: 'oci://host.example.com/a', {keys}}}")).unwrap_err();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn reference_that_is_no_tag_leads_to_no_other_repository() {
+        let settings = settings("{url: 'oci://host.example.com/a:v1'}").unwrap();
+        let long = "a".repeat(MAX_TAG + 1);
+        for tag in
+            ["%2e%2e/%2e%2e/other/manifests/x", "a/b", "..", ".a", "-a", "a?b", "a#b", "a@b", "ä", "", &long]
+        {
+            let error = settings.at(&Version::Tag(tag.to_owned())).unwrap_err();
+            assert!(
+                error.starts_with("ref.tag: ") && error.contains("is not the tag of an artifact"),
+                "{error}"
+            );
+        }
+        for tag in ["v1.2.3-rc.1", "_x", "A", &long[1..]] {
+            assert!(settings.at(&Version::Tag(tag.to_owned())).is_ok(), "{tag}");
         }
     }
 

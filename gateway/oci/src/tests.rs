@@ -40,6 +40,8 @@ struct State {
     content: Mutex<HashMap<String, Bytes>>,
     /// The credential of a user and the token that it gives, if the registry has one.
     secret: Mutex<Option<String>>,
+    /// The body of its errors, if it fails.
+    failure: Mutex<Option<String>>,
     requests: Mutex<Vec<String>>,
     blobs: AtomicUsize,
 }
@@ -88,6 +90,9 @@ impl Registry {
                 return refused;
             }
         }
+        if let Some(body) = self.0.failure.lock().clone() {
+            return Response::builder().status(StatusCode::CONFLICT).body(Full::from(body)).unwrap();
+        }
         let Some(content) = self.0.content.lock().get(&path).cloned() else {
             return match &*path {
                 "/v2/" => status(StatusCode::OK),
@@ -104,18 +109,23 @@ impl Registry {
 
     /// Pushes an artifact with one layer, and returns its digest.
     fn push(&self, tag: &str, media_type: &str, layer: &Bytes) -> String {
-        let annotations = json!({"org.opencontainers.image.revision": "main@sha1:abc\u{1b}[2J"});
-        let descriptor = |media_type: &str, content: &[u8]| json!({"mediaType": media_type, "digest": digest(content), "size": content.len()});
+        let descriptor = json!({"mediaType": media_type, "digest": digest(layer), "size": layer.len()});
+        self.0.content.lock().insert(format!("/v2/org/app/blobs/{}", digest(layer)), layer.clone());
+        self.push_manifest(tag, &json!([descriptor]))
+    }
+
+    /// Pushes a manifest, and returns its digest.
+    fn push_manifest(&self, tag: &str, layers: &serde_json::Value) -> String {
+        let config = json!({"mediaType": "application/vnd.cncf.flux.config.v1+json", "digest": digest(b"{}"), "size": 2});
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": descriptor("application/vnd.cncf.flux.config.v1+json", b"{}"),
-            "layers": [descriptor(media_type, layer)],
-            "annotations": annotations,
+            "config": config,
+            "layers": layers,
+            "annotations": {"org.opencontainers.image.revision": "main@sha1:abc\u{1b}[2J"},
         });
         let manifest = Bytes::from(manifest.to_string());
         let mut content = self.0.content.lock();
-        content.insert(format!("/v2/org/app/blobs/{}", digest(layer)), layer.clone());
         for reference in [tag.to_owned(), digest(&manifest)] {
             content.insert(format!("/v2/org/app/manifests/{reference}"), manifest.clone());
         }
@@ -188,12 +198,53 @@ async fn content_that_differs_from_its_digest_is_refused() {
     };
     let before = replace("/blobs/", layer("two"));
     let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
-    assert!(error.contains("digest") || error.contains("Digest"), "{error}");
+    assert!(error.ends_with("a layer was not received: its content differs from its digest"), "{error}");
     replace("/blobs/", before.unwrap());
     assert!(read(&repository(&address, ":v1", "")).await.is_ok());
     replace(&manifest, Bytes::from_static(b"{}"));
     let error = read(&repository(&address, &format!("@{manifest}"), "")).await.unwrap_err().to_string();
-    assert!(error.contains("igest"), "{error}");
+    assert!(error.ends_with(": its content differs from its digest"), "{error}");
+}
+
+/// A user who can push an artifact must not make kas send requests, nor learn of their responses.
+#[tokio::test]
+async fn urls_of_a_layer_are_never_requested() {
+    let (registry, other) = (Registry::default(), Registry::default());
+    let (address, elsewhere) = (registry.start().await, other.start().await);
+    let secret = layer("secret");
+    other.0.content.lock().insert("/metadata".to_owned(), secret.clone());
+    let urls = json!([format!("http://{elsewhere}/metadata")]);
+    let descriptor =
+        json!({"mediaType": FLUX, "digest": digest(&secret), "size": secret.len(), "urls": urls});
+    registry.push_manifest("v1", &json!([descriptor]));
+    let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+    assert!(error.ends_with("the registry does not have it"), "{error}");
+    assert!(other.0.requests.lock().is_empty(), "{:?}", other.0.requests.lock());
+}
+
+/// A digest is a part of the path of a request that has the credential.
+#[tokio::test]
+async fn digest_of_a_layer_leads_to_no_other_repository() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    for digest in ["sha256:/../../../../other/blobs/x", "../../other/manifests/latest", "sha512:00", ""] {
+        registry.push_manifest("v1", &json!([{"mediaType": FLUX, "digest": digest, "size": 1}]));
+        let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+        assert!(error.ends_with("a layer has a digest that is not SHA-256"), "{error}");
+    }
+    assert!(registry.0.requests.lock().iter().all(|request| !request.contains("other")));
+}
+
+#[tokio::test]
+async fn error_has_no_content_of_a_response() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    registry.push("v1", FLUX, &layer("one"));
+    for body in ["secret", r#"{"errors": [{"code": "DENIED", "message": "secret", "detail": "secret"}]}"#] {
+        *registry.0.failure.lock() = Some(body.to_owned());
+        let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+        assert!(error.contains("the registry responds with the ") && !error.contains("secret"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -1,15 +1,25 @@
 //! The files of layers. Users who can push an artifact decide on their contents.
 
-use std::io::Read;
+use std::{
+    cell::Cell,
+    io::{self, Read},
+};
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
 use git::{FileSelection, RepositoryError, RepositoryFile};
 
-/// The largest size of an unpacked layer, as a factor of the largest selection of files.
+/// The largest size of all unpacked layers, as a factor of the largest selection of files.
 const MAX_RATIO: u64 = 16;
-/// The bytes that a layer may always have: an archive has 1.5 KiB without a file.
+/// The bytes that the layers may always have: an archive has 1.5 KiB without a file.
 const MIN_LIMIT: u64 = 64 << 10;
+/// The longest path, in bytes: that of Linux.
+const MAX_PATH: usize = 4096;
+/// The size of a block of an archive.
+const BLOCK: usize = 512;
+/// The most bytes in front of the content of an entry: the rest of the block before it, a long name or a PAX header, and the blocks of
+/// both heads.
+const MAX_HEAD: u64 = (BLOCK + BLOCK + MAX_PATH + BLOCK) as u64;
 
 /// A layer that was fetched.
 #[derive(Clone, Debug)]
@@ -48,7 +58,9 @@ pub(crate) fn unpack(
     layers: &[Layer],
     selection: &FileSelection,
 ) -> Result<Vec<RepositoryFile>, RepositoryError> {
-    let mut unpacker = Unpacker { selection, files: Vec::new(), bytes: 0 };
+    // Also what is skipped has to be decompressed.
+    let limit = MAX_RATIO.saturating_mul(selection.limits.bytes as u64).max(MIN_LIMIT);
+    let mut unpacker = Unpacker { selection, files: Vec::new(), bytes: 0, limit, unpacked: 0 };
     for layer in layers {
         match &layer.form {
             LayerForm::File(path) => {
@@ -71,36 +83,78 @@ struct Unpacker<'a> {
     selection: &'a FileSelection,
     files: Vec<RepositoryFile>,
     bytes: usize,
+    /// The most bytes of all unpacked layers.
+    limit: u64,
+    unpacked: u64,
+}
+
+/// The bytes that the library may read from an archive. It reads the head of an entry into memory, whatever length the head announces.
+#[derive(Debug, Default)]
+struct Budget {
+    /// The bytes that all layers may still have.
+    total: Cell<u64>,
+    /// The bytes that the head of the next entry may still have, while it is read.
+    head: Cell<Option<u64>>,
+}
+
+/// A reader that fails beyond its budget.
+struct BudgetReader<'a, R> {
+    inner: R,
+    budget: &'a Budget,
+}
+
+impl<R: Read> Read for BudgetReader<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Budget { total, head } = self.budget;
+        let read = self.inner.read(buffer)?;
+        let spend = |left: u64| left.checked_sub(read as u64);
+        total.set(spend(total.get()).ok_or_else(|| io::Error::other("it unpacks to too many bytes"))?);
+        if let Some(left) = head.get() {
+            let long =
+                || io::Error::other(format!("an entry has a name or a header of over {MAX_PATH} bytes"));
+            head.set(Some(spend(left).ok_or_else(long)?));
+        }
+        Ok(read)
+    }
 }
 
 impl Unpacker<'_> {
     fn archive(&mut self, reader: impl Read) -> Result<(), RepositoryError> {
-        // Also what is skipped has to be decompressed.
-        let limit = MAX_RATIO.saturating_mul(self.selection.limits.bytes as u64).max(MIN_LIMIT);
-        let mut archive = tar::Archive::new(reader.take(limit));
-        let broken = |error: std::io::Error| {
+        let limit = self.limit;
+        let budget = Budget { total: Cell::new(limit - self.unpacked), head: Cell::default() };
+        let mut archive = tar::Archive::new(BudgetReader { inner: reader, budget: &budget });
+        let broken = |error: io::Error| {
             invalid(format!(
                 "an archive of the artifact is broken, or unpacks to more than {limit} bytes: {error}"
             ))
         };
-        for entry in archive.entries().map_err(broken)? {
-            let mut entry = entry.map_err(broken)?;
+        let mut entries = archive.entries().map_err(broken)?;
+        loop {
+            budget.head.set(Some(MAX_HEAD));
+            let entry = entries.next().transpose().map_err(broken)?;
+            budget.head.set(None);
+            let Some(mut entry) = entry else { break };
             let path = String::from_utf8(entry.path_bytes().into_owned())
                 .map_err(|_| invalid("the artifact has a path that is not UTF-8".to_owned()))?;
             let kind = entry.header().entry_type();
-            if kind.is_dir() {
-                continue;
+            if kind.is_gnu_sparse() {
+                return Err(invalid(format!("the artifact has the sparse file {path:?}")));
             }
-            let path = clean(&path)?;
-            if !kind.is_file() && self.selection.selects(&path) {
-                let kind = if kind.is_symlink() { "a symbolic link" } else { "a special file" };
-                return Err(RepositoryError::NotAFile { path, kind });
+            if !kind.is_dir() {
+                let path = clean(&path)?;
+                if !kind.is_file() && self.selection.selects(&path) {
+                    let kind = if kind.is_symlink() { "a symbolic link" } else { "a special file" };
+                    return Err(RepositoryError::NotAFile { path, kind });
+                }
+                if kind.is_file() {
+                    let size = entry.size();
+                    self.add(path, &mut entry, size)?;
+                }
             }
-            if kind.is_file() {
-                let size = entry.size();
-                self.add(path, &mut entry, size)?;
-            }
+            // The rest of the content is no head of the next entry.
+            io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
         }
+        self.unpacked = limit - budget.total.get();
         Ok(())
     }
 
@@ -130,6 +184,9 @@ impl Unpacker<'_> {
 
 /// Returns a path without `./`.
 fn clean(path: &str) -> Result<String, RepositoryError> {
+    if path.len() > MAX_PATH {
+        return Err(invalid(format!("the artifact has a path of over {MAX_PATH} bytes")));
+    }
     let parts: Vec<&str> = path.split('/').filter(|part| *part != ".").collect();
     let outside = |part: &&str| part.is_empty() || *part == ".." || part.contains('\0');
     if parts.is_empty() || parts.iter().any(outside) {
@@ -254,6 +311,81 @@ pub(crate) mod tests {
         let cut = archive(&[("a.yaml", EntryType::Regular, b"1")]);
         let layer = Layer { form: LayerForm::TarGzip, content: gzip(&cut).slice(..20) };
         assert!(unpack(&[layer], &selection(LIMITS)).unwrap_err().to_string().contains("broken"));
+    }
+
+    /// Returns an archive that begins with an entry without content checks, and ends with `a.yaml`.
+    fn extended(kind: EntryType, content: &[u8]) -> Layer {
+        let mut tar = archive(&[("./@LongLink", kind, content)]);
+        tar.truncate(BLOCK + content.len().next_multiple_of(BLOCK));
+        tar.extend(archive(&[("a.yaml", EntryType::Regular, b"1")]));
+        Layer { form: LayerForm::TarGzip, content: gzip(&tar) }
+    }
+
+    /// The library would read them into memory. 300 MiB of them are 300 KiB in an artifact.
+    #[test]
+    fn long_name_or_header_is_refused_before_it_is_read() {
+        let unpacked = |kind: EntryType, content: &[u8]| {
+            let selection = selection(FileLimits { bytes: 64 << 20, ..LIMITS });
+            let files = unpack(&[extended(kind, content)], &selection).map_err(|error| error.to_string())?;
+            Ok::<_, String>(files.into_iter().map(|file| file.path).collect::<Vec<_>>())
+        };
+        let record = |path: &str| {
+            let length = path.len() + " path=\n".len();
+            let digits = (length + 4).to_string().len();
+            format!("{} path={path}\n", length + digits).into_bytes()
+        };
+        assert_eq!(unpacked(EntryType::GNULongName, b"long/b.yaml\0").unwrap(), ["long/b.yaml"]);
+        assert_eq!(unpacked(EntryType::XHeader, &record("pax/b.yaml")).unwrap(), ["pax/b.yaml"]);
+        let long = format!("{}b.yaml", "d/".repeat(2000));
+        assert_eq!(unpacked(EntryType::GNULongName, long.as_bytes()).unwrap(), [long.as_str()]);
+        assert_eq!(unpacked(EntryType::XHeader, &record(&long)).unwrap(), [long.as_str()]);
+        let bomb = vec![b'a'; 48 << 20];
+        for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
+            for content in [&bomb[..], &bomb[..2 * MAX_PATH]] {
+                let error = unpacked(kind, content).unwrap_err();
+                assert!(error.contains("a name or a header of over 4096 bytes"), "{kind:?}: {error}");
+            }
+        }
+        let path = "a".repeat(MAX_PATH + 1);
+        assert!(clean(&path).unwrap_err().to_string().contains("a path of over 4096 bytes"));
+    }
+
+    /// A size in a PAX header is that of the next entry, so that no head hides in the content of another entry.
+    #[test]
+    fn head_in_the_content_of_an_entry_is_refused_too() {
+        let hidden = archive(&[("./@LongLink", EntryType::GNULongName, &[b'a'; 2 * MAX_PATH])]);
+        let mut tar = archive(&[("./pax", EntryType::XHeader, b"10 size=0\n")]);
+        tar.truncate(2 * BLOCK);
+        tar.extend(archive(&[("a.yaml", EntryType::Regular, &hidden)]));
+        let layer = Layer { form: LayerForm::Tar, content: tar.into() };
+        let error = unpack(&[layer], &selection(LIMITS)).unwrap_err().to_string();
+        assert!(error.contains("a name or a header of over 4096 bytes"), "{error}");
+    }
+
+    #[test]
+    fn all_layers_together_have_one_limit() {
+        let zeros = vec![0; 40 << 10];
+        let layer = Layer {
+            form: LayerForm::TarGzip,
+            content: gzip(&archive(&[("skipped", EntryType::Regular, &zeros)])),
+        };
+        assert!(unpack(&[layer.clone()], &selection(LIMITS)).unwrap().is_empty());
+        let error = unpack(&[layer.clone(), layer], &selection(LIMITS)).unwrap_err().to_string();
+        assert!(error.contains("unpacks to more than 65536 bytes"), "{error}");
+    }
+
+    #[test]
+    fn sparse_file_is_refused() {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::GNUSparse);
+        header.set_path("skipped").unwrap();
+        header.set_size(0);
+        header.as_gnu_mut().unwrap().realsize = *b"00000000000\0";
+        header.set_cksum();
+        let mut builder = Builder::new(Vec::new());
+        builder.append(&header, &[][..]).unwrap();
+        let layer = Layer { form: LayerForm::Tar, content: builder.into_inner().unwrap().into() };
+        assert!(unpack(&[layer], &selection(LIMITS)).unwrap_err().to_string().contains("sparse file"));
     }
 
     #[test]
