@@ -8,7 +8,7 @@
 
 use std::{
     collections::HashMap,
-    fmt,
+    fmt::{self, Write as _},
     io::{self, IsTerminal as _, Write},
     panic::{self, PanicHookInfo},
     sync::{Arc, LazyLock},
@@ -203,7 +203,7 @@ impl LineLimiter {
 impl Write for LogWriter {
     /// Queues a whole line, as the formatter passes it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.lines.send(line.to_vec());
+        self.lines.send(without_hidden(line));
         Ok(line.len())
     }
 
@@ -227,6 +227,43 @@ impl MakeWriter<'_> for LogWriter {
         LOST.inc();
         OptionalWriter::none()
     }
+}
+
+/// Returns a line whose invisible characters, and those that change the direction of the text, are escaped as in JSON: a text of a
+/// stranger must not make a line look like another one. The formatter escapes control characters.
+fn without_hidden(line: &[u8]) -> Vec<u8> {
+    // All of them begin with these bytes, which few lines have.
+    let is_suspicious = line.iter().any(|byte| matches!(byte, 0xc2 | 0xd8 | 0xe1 | 0xe2 | 0xef | 0xf3));
+    let text = is_suspicious.then(|| str::from_utf8(line).ok()).flatten();
+    let Some(text) = text.filter(|text| text.contains(is_hidden)) else { return line.to_vec() };
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        match is_hidden(character) {
+            true => {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(shown, "\\u{unit:04x}");
+                }
+            }
+            false => shown.push(character),
+        }
+    }
+    shown.into_bytes()
+}
+
+/// Returns whether a character is invisible (the category Cf of Unicode) or separates lines.
+fn is_hidden(c: char) -> bool {
+    matches!(
+        c,
+        '\u{80}'..='\u{9f}'
+            | '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
 }
 
 impl Drop for LogGuard {
@@ -274,6 +311,30 @@ mod tests {
         assert_eq!((count("repeated"), count("another")), (MAX_LINES as usize, 1));
         assert_eq!(count("details"), 3 * MAX_LINES as usize, "on request of the operator");
         assert_eq!(LOST.get() - lost, u64::from(2 * MAX_LINES));
+    }
+
+    /// Names of branches, objects and callers reach the log.
+    #[test]
+    fn hidden_characters_are_escaped_in_both_formats() {
+        for json in [false, true] {
+            let (sender, lines) = mpsc::channel();
+            let writer = LogWriter::start(Sink(sender));
+            let builder = tracing_subscriber::fmt().with_ansi(false).with_writer(writer.clone());
+            let text = "a\u{202e}b\u{200b}c\u{2028}d\u{feff}e\u{9b}31mf\u{e0041}g";
+            let log = || tracing::warn!(branch = text, "ü “quoted” 名 {text}");
+            match json {
+                true => tracing::subscriber::with_default(builder.json().finish(), log),
+                false => tracing::subscriber::with_default(builder.finish(), log),
+            }
+            writer.lines.flush(Duration::from_secs(30));
+            let line = lines.try_recv().unwrap();
+            assert!(!line.contains(is_hidden), "{line}");
+            assert!(line.contains("ü “quoted” 名 a\\u202eb"), "{line}");
+            if json {
+                let parsed: serde_json::Value = serde_json::from_str(&line).unwrap();
+                assert_eq!(parsed["fields"]["branch"], text);
+            }
+        }
     }
 
     #[test]

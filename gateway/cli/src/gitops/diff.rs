@@ -133,8 +133,8 @@ impl Diff {
         }
     }
 
-    /// Returns one sentence about everything.
-    fn sentence(&self) -> String {
+    /// Returns one sentence about everything. `show` makes the names of the version harmless.
+    fn sentence(&self, show: impl Fn(&str) -> String) -> String {
         let DiffSummary { reference, commit, create, change, recreate, delete, keep, unchanged, .. } =
             &self.summary;
         let counts = [
@@ -152,7 +152,8 @@ impl Diff {
         }
         let mut sentence = parts.join(", ");
         if let Some(commit) = commit {
-            let _ = write!(sentence, " ({reference}, commit {})", short(&commit.id));
+            let version = format!("{reference}, commit {}", short(&commit.id));
+            let _ = write!(sentence, " ({})", show(&printable(&version)));
         }
         match self.errors.len() {
             0 => {}
@@ -161,7 +162,7 @@ impl Diff {
                 let _ = write!(sentence, "; {errors} errors, which stop a sync");
             }
         }
-        printable(&sentence)
+        sentence
     }
 
     /// Returns the blocks of lines of all errors and objects.
@@ -179,9 +180,8 @@ impl Diff {
                 false => left += 1,
             }
         }
-        let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or_default();
-        let fence = "`".repeat(longest.max(2) + 1);
-        let mut markdown = format!("**{}**\n", self.sentence());
+        let fence = "`".repeat(longest_fence(&text).max(2) + 1);
+        let mut markdown = format!("**{}**\n", self.sentence(code_span));
         if !text.is_empty() {
             let _ = write!(markdown, "\n{fence}diff\n{text}{fence}\n");
         }
@@ -189,17 +189,29 @@ impl Diff {
             let _ = write!(markdown, "\n{left} more are not shown, because the comment would be too long.\n");
         }
         for note in &self.summary.notes {
-            let _ = write!(markdown, "\n{}\n", printable(note).replace(['`', '<', '['], "'"));
+            let _ = write!(markdown, "\n{}\n", code_span(&printable(note)));
         }
         markdown
     }
+}
+
+/// Returns a text as code in a line of Markdown, where it mentions nobody and has no links.
+fn code_span(text: &str) -> String {
+    let fence = "`".repeat(longest_fence(text) + 1);
+    // A space at both ends is not shown, and separates the text from the fence.
+    format!("{fence} {text} {fence}")
+}
+
+/// Returns the length of the longest run of backticks.
+fn longest_fence(text: &str) -> usize {
+    text.split(|c| c != '`').map(str::len).max().unwrap_or_default()
 }
 
 impl std::fmt::Display for Diff {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.blocks().try_for_each(|block| f.write_str(&block))?;
         self.summary.notes.iter().try_for_each(|note| writeln!(f, "! {}", printable(note)))?;
-        writeln!(f, "{}", self.sentence())
+        writeln!(f, "{}", self.sentence(str::to_owned))
     }
 }
 
@@ -434,6 +446,21 @@ mod tests {
         let markdown = diff.to_markdown();
         assert!(markdown.len() < MAX_MARKDOWN + 1000 && markdown.contains("2 more are not shown"));
         assert!(markdown.starts_with("**3 to create, 4 unchanged"), "{}", &markdown[..80]);
+    }
+
+    #[test]
+    fn reference_and_notes_mention_nobody_in_a_comment() {
+        let hostile = "branch **a** ``[x](http://h) @all <img src=x> #1\n\u{202e}";
+        let notes = vec![format!("{hostile} is skipped")];
+        let commit = Some(CommitInfo { id: "c".repeat(40), ..CommitInfo::default() });
+        let summary = DiffSummary { reference: hostile.to_owned(), commit, notes, ..DiffSummary::default() };
+        let diff = Diff { summary, ..Diff::default() };
+        let shown = "branch **a** ``[x](http://h) @all <img src=x> #1??";
+        assert_eq!(
+            diff.to_markdown(),
+            format!("**no objects (``` {shown}, commit cccccccccccc ```)**\n\n``` {shown} is skipped ```\n")
+        );
+        assert!(diff.to_string().contains(&format!("({shown}, commit cccccccccccc)")), "{diff}");
     }
 
     #[test]
