@@ -74,7 +74,7 @@ pub enum ReadError {
 impl From<RepositoryError> for ReadError {
     fn from(error: RepositoryError) -> Self {
         match error {
-            RepositoryError::Unavailable(what) => Self::Unavailable(what),
+            RepositoryError::Unavailable(what) | RepositoryError::Refused(what) => Self::Unavailable(what),
             RepositoryError::ReferenceNotFound(_)
             | RepositoryError::TooManyFiles(_)
             | RepositoryError::NotAFile { .. }

@@ -129,6 +129,9 @@ pub enum RepositoryError {
     /// The repository does not respond, refuses the credentials, or sends something invalid. Another attempt may succeed.
     #[error("{0}")]
     Unavailable(String),
+    /// The commit has objects that Git would not create, or more of them than allowed: another attempt gives the same.
+    #[error("{0}")]
+    Refused(String),
     /// The repository has commits, but not this branch or tag.
     #[error("the repository has no {0}")]
     ReferenceNotFound(Reference),

@@ -83,7 +83,7 @@ impl Objects {
         let tree = self.read(&id, Kind::Tree, MAX_OBJECT)?;
         let mut agents: Vec<(AgentName, ObjectId)> = Vec::new();
         for entry in TreeRefIter::from_bytes(&tree, gix_hash::Kind::Sha1) {
-            let entry = entry.map_err(|error| invalid(format!("the tree {id} is invalid: {error}")))?;
+            let entry = entry.map_err(|error| refused(format!("the tree {id} is invalid: {error}")))?;
             let name = std::str::from_utf8(entry.filename).ok().and_then(|name| name.parse().ok());
             agents.extend(name.filter(|_| entry.mode.is_tree()).map(|name| (name, entry.oid.to_owned())));
         }
@@ -103,9 +103,9 @@ impl Objects {
             }
             let tag = self.read(&id, Kind::Tag, MAX_OBJECT)?;
             let target = TagRefIter::from_bytes(&tag, gix_hash::Kind::Sha1).target_id();
-            id = target.map_err(|error| invalid(format!("the tag {id} is invalid: {error}")))?;
+            id = target.map_err(|error| refused(format!("the tag {id} is invalid: {error}")))?;
         }
-        Err(invalid(format!("the tag {id} is a tag of a tag, and so on")))
+        Err(refused(format!("the tag {id} is a tag of a tag, and so on")))
     }
 
     /// Returns the paths and ids of the selected files of a commit, in the order of their paths.
@@ -119,10 +119,10 @@ impl Objects {
         while let Some((directory, id)) = directories.pop() {
             let tree = self.read(&id, Kind::Tree, MAX_OBJECT)?;
             for entry in TreeRefIter::from_bytes(&tree, gix_hash::Kind::Sha1) {
-                let entry = entry.map_err(|error| invalid(format!("the tree {id} is invalid: {error}")))?;
+                let entry = entry.map_err(|error| refused(format!("the tree {id} is invalid: {error}")))?;
                 entries += 1;
                 if entries > MAX_ENTRIES {
-                    return Err(invalid(format!(
+                    return Err(refused(format!(
                         "the repository has over {MAX_ENTRIES} files and directories"
                     )));
                 }
@@ -130,7 +130,7 @@ impl Objects {
                 let Ok(name) = str::from_utf8(entry.filename) else { continue };
                 let path = if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") };
                 if path.len() > MAX_PATH {
-                    return Err(invalid(format!("a path in the repository is longer than {MAX_PATH} bytes")));
+                    return Err(refused(format!("a path in the repository is longer than {MAX_PATH} bytes")));
                 }
                 match entry.mode.kind() {
                     EntryKind::Tree if selection.enters(&path) => {
@@ -206,7 +206,7 @@ impl Objects {
     fn child(&self, tree: &ObjectId, name: &str) -> Result<Option<TreeEntry>, RepositoryError> {
         let content = self.read(tree, Kind::Tree, MAX_OBJECT)?;
         for entry in TreeRefIter::from_bytes(&content, gix_hash::Kind::Sha1) {
-            let entry = entry.map_err(|error| invalid(format!("the tree {tree} is invalid: {error}")))?;
+            let entry = entry.map_err(|error| refused(format!("the tree {tree} is invalid: {error}")))?;
             if entry.filename == name.as_bytes() {
                 return Ok(Some(TreeEntry { kind: entry.mode.kind(), id: entry.oid.to_owned() }));
             }
@@ -231,7 +231,7 @@ impl Objects {
         let id = object_id(commit)?;
         let commit = self.read(&id, Kind::Commit, MAX_OBJECT)?;
         let tree = CommitRefIter::from_bytes(&commit, gix_hash::Kind::Sha1).tree_id();
-        tree.map_err(|error| invalid(format!("the commit {id} is invalid: {error}")))
+        tree.map_err(|error| refused(format!("the commit {id} is invalid: {error}")))
     }
 
     fn header(&self, id: &ObjectId) -> Result<Option<gix_object::Header>, RepositoryError> {
@@ -242,7 +242,7 @@ impl Objects {
         let missing = || invalid(format!("the object {id} is missing"));
         let header = self.header(id)?.ok_or_else(missing)?;
         if header.size > max || header.kind != kind {
-            return Err(invalid(format!("the object {id} is too large, or not a {kind}")));
+            return Err(refused(format!("the object {id} is too large, or not a {kind}")));
         }
         let mut content = Vec::new();
         let found = gix_object::Find::try_find(&self.0, id, &mut content);
@@ -262,7 +262,7 @@ impl TreeEntry {
 /// Returns the id of a commit as one of an object.
 pub(super) fn object_id(commit: &CommitId) -> Result<ObjectId, RepositoryError> {
     ObjectId::from_hex(commit.as_str().as_bytes())
-        .map_err(|_| invalid("repositories with SHA-256 are not supported".to_owned()))
+        .map_err(|_| refused("repositories with SHA-256 are not supported".to_owned()))
 }
 
 /// Returns a text of a commit for people: of a bounded length, and without control characters.
@@ -281,7 +281,12 @@ fn not_a_file(path: &str, kind: EntryKind) -> RepositoryError {
     RepositoryError::NotAFile { path: path.to_owned(), kind }
 }
 
-/// Returns the error of a repository that does not respond, or whose content Git would not create.
+/// Returns the error of a commit whose content Git would not create, or that has too much of it.
+pub(super) fn refused(what: String) -> RepositoryError {
+    RepositoryError::Refused(what)
+}
+
+/// Returns the error of a repository that does not respond, or whose objects cannot be read.
 pub(super) fn invalid(what: String) -> RepositoryError {
     RepositoryError::Unavailable(what)
 }

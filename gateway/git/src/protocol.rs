@@ -20,7 +20,7 @@ use proto::ErrorChain;
 
 use super::{
     HEADS,
-    objects::{MAX_ALLOCATION, invalid},
+    objects::{MAX_ALLOCATION, invalid, refused},
 };
 use crate::{Commit, Reference, RepositoryError};
 
@@ -146,7 +146,7 @@ impl Session {
             options,
         )
         .map(drop)
-        .map_err(|error| invalid(format!("the pack of the server is invalid: {error}")))
+        .map_err(|error| refused(format!("the pack of the server is invalid: {error}")))
     }
 
     fn invoke(&mut self, command: &str, arguments: Vec<String>) -> Result<Reader<'_>, RepositoryError> {

@@ -145,6 +145,10 @@ impl RemoteRepository {
                 ..error(format!("the response has over {max_bytes} bytes"))
             }),
             Ok(Err(RepositoryError::Unavailable(what))) => Err(error(what)),
+            Ok(Err(RepositoryError::Refused(what))) => {
+                let error = RepositoryError::Refused(format!("{}: {what}", self.settings.name()));
+                Err(ExchangeError { exceeded: false, error })
+            }
             Ok(Err(other)) => Err(ExchangeError { exceeded: false, error: other }),
             Err(_) => Err(error(format!("no response within {} s", TIMEOUT.as_secs()))),
         }

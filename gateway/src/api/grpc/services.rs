@@ -205,7 +205,8 @@ fn status(error: RepositoryError) -> Status {
     match error {
         RepositoryError::Unavailable(_) => Status::unavailable(message),
         RepositoryError::ReferenceNotFound(_) => Status::not_found(message),
-        RepositoryError::NotAFile { .. }
+        RepositoryError::Refused(_)
+        | RepositoryError::NotAFile { .. }
         | RepositoryError::TooLarge { .. }
         | RepositoryError::TooManyFiles(_) => Status::failed_precondition(message),
     }
