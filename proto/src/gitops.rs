@@ -6,6 +6,7 @@
 //!   kas ── PUT /v1/problem ───────────► agentk    why there are no files for a project
 //!   kas ── POST /v1/sync ─────────────► agentk    the files of one commit; the response is a stream of events
 //!   kas ── POST, PUT /v1/preview ─────► agentk    the files for a diff that a caller wants, or why there are none
+//!   kas ── GET /v1/cluster ───────────► agentk    the version and the API of the cluster, for which charts are rendered
 //! ```
 //!
 //! These requests are of the internal service `manifests`, which callers cannot reach. All streams are lines of JSON; in the
@@ -45,6 +46,12 @@ pub const PROBLEM_PATH: &str = "/v1/problem";
 /// [`SyncFrame`]s, and with PUT it is a [`SourceProblem`].
 pub const PREVIEW_PATH: &str = "/v1/preview";
 
+/// The path of the [`ClusterVersions`]. Its method is GET. An agentk that does not know it responds with 404.
+pub const CLUSTER_PATH: &str = "/v1/cluster";
+
+/// The largest body of the versions of a cluster, in bytes.
+pub const MAX_CLUSTER_VERSIONS: usize = 1 << 20;
+
 /// The largest body of a list of projects, in bytes.
 pub const MAX_PROJECT_LIST: usize = 4 << 20;
 
@@ -60,6 +67,18 @@ pub enum SourceNotice {
     Wanted(String),
     /// This replica reads the files of a project for a diff. It need not be the source.
     Preview(PreviewRequest),
+}
+
+/// The version and the API of a cluster, for which charts are rendered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterVersions {
+    /// The version of Kubernetes, such as `v1.37.0`. It is empty if agentk may not read it.
+    pub kubernetes: String,
+    /// All versions of API groups and their kinds: `group/version` and `group/version/Kind`.
+    pub api: Vec<String>,
+    /// API groups whose server does not respond. Some of their versions may be missing above.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unavailable: Vec<String>,
 }
 
 /// The projects of an agent. A project that was synced before and is not among them is orphaned.

@@ -26,7 +26,11 @@ use kube::{
     discovery::{self, Discovery},
 };
 use parking_lot::Mutex;
-use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId, impersonation};
+use proto::{
+    agent_configuration::gitops::PropagationPolicy,
+    gitops::{ClusterVersions, ObjectId},
+    impersonation,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use tokio::time::Instant;
@@ -58,6 +62,8 @@ const MAX_RESPONSE: usize = 256 << 20;
 const STALE: &str = "Stale";
 /// The shortest time between two looks for a group that does not respond.
 const UNAVAILABLE_PERIOD: Duration = Duration::from_secs(10);
+/// The age of a discovery with which charts are still rendered.
+const VERSIONS_AGE: Duration = Duration::from_secs(30);
 /// The header with the user that a request acts as.
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 
@@ -334,6 +340,33 @@ impl KubeCluster {
         }
         let seconds = parts.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         Err(api_error(parts.status, &body, seconds))
+    }
+
+    /// Returns the version and the API of the cluster.
+    ///
+    /// # Errors
+    ///
+    /// The kinds cannot be discovered.
+    pub async fn versions(&self) -> Result<ClusterVersions, ApiError> {
+        if self.kinds.lock().as_ref().is_some_and(|known| known.since.elapsed() >= VERSIONS_AGE) {
+            self.forget_kinds();
+        }
+        let known = self.kinds().await?;
+        let mut api = BTreeSet::new();
+        for Kind { kind: GroupKind { group, kind }, version, .. } in
+            known.kinds.iter().map(|known| &known.kind)
+        {
+            let version = if group.is_empty() { version.clone() } else { format!("{group}/{version}") };
+            api.insert(format!("{version}/{kind}"));
+            api.insert(version);
+        }
+        // A policy may refuse it. kas knows the version from the tunnel, too.
+        let version = self.json(Request::get("/version").body(Vec::new())).await;
+        let kubernetes =
+            version.ok().and_then(|(_, version)| Some(version["gitVersion"].as_str()?.to_owned()));
+        let kubernetes = kubernetes.unwrap_or_default();
+        let unavailable = known.unavailable.iter().cloned().collect();
+        Ok(ClusterVersions { kubernetes, api: api.into_iter().collect(), unavailable })
     }
 
     /// Returns the client. Requests through it do not act as a service account.
@@ -762,6 +795,9 @@ mod tests {
         assert_eq!(lookup("metrics.example.com", "Toy").await, KindLookup::Unavailable);
         let (kinds, unavailable) = cluster.listable_kinds().await.unwrap();
         assert_eq!((kinds.len(), unavailable), (2, vec!["metrics.example.com".to_owned()]));
+        let versions = cluster.versions().await.unwrap();
+        assert_eq!(versions.api, ["apps/v1", "apps/v1/Deployment", "v1", "v1/ConfigMap"]);
+        assert_eq!((&*versions.kubernetes, &*versions.unavailable[0]), ("v1.37.0", "metrics.example.com"));
     }
 
     #[tokio::test]
@@ -778,6 +814,7 @@ mod tests {
                     group("apps", "Current", resource("deployments", "Deployment")),
                     group("metrics.example.com", "Stale", json!([])),
                 ]}),
+                "/version" => json!({"major": "1", "gitVersion": "v1.37.0"}),
                 _ => Value::Null,
             }
         };
@@ -805,6 +842,7 @@ mod tests {
                     json!({"kind": "APIGroupList", "groups": [group("apps"), group("metrics.example.com")]})
                 }
                 "/apis/apps/v1" => list("apps/v1", "deployments", "Deployment"),
+                "/version" => json!({"major": "1", "gitVersion": "v1.37.0"}),
                 _ => Value::Null,
             }
         };

@@ -15,9 +15,9 @@ use proto::{
     AgentId, Reason,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{
-        DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
-        ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
-        SyncFrame, SyncHead,
+        CLUSTER_PATH, DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
+        ProjectList, ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery,
+        SyncDecoder, SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
@@ -79,7 +79,8 @@ impl RequestHandler for ManifestsHandler {
             (&Method::PUT, PROBLEM_PATH) => self.report_problem(request).await,
             (&Method::POST, SYNC_PATH) => self.sync(request).await,
             (&Method::POST | &Method::PUT, PREVIEW_PATH) => self.preview(request).await,
-            (_, SOURCE_PATH | PROJECTS_PATH | PROBLEM_PATH | SYNC_PATH | PREVIEW_PATH) => {
+            (&Method::GET, CLUSTER_PATH) => self.cluster_versions().await,
+            (_, SOURCE_PATH | PROJECTS_PATH | PROBLEM_PATH | SYNC_PATH | PREVIEW_PATH | CLUSTER_PATH) => {
                 Err(wrong_method(&path, "GET, PUT, POST"))
             }
             _ => Err(unknown_path(&path)),
@@ -227,6 +228,13 @@ impl ManifestsHandler {
             true => Ok(no_content()),
             false => Err(bad_request("the diff waits no longer")),
         }
+    }
+
+    /// Answers with the version and the API of the cluster, as each pod of agentk knows them.
+    async fn cluster_versions(&self) -> Result<Response<Body>, ServiceError> {
+        let versions = self.0.cluster.versions().await;
+        let versions = versions.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
+        Ok(json_response(&versions))
     }
 
     fn check_leading(&self) -> Result<(), ServiceError> {
