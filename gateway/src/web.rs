@@ -44,7 +44,7 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use oidc::Issuers;
 use prometheus_client::registry::Registry;
-use proto::{Reason, ReplicaId, ServiceName};
+use proto::{Reason, ReplicaId, ServiceName, percent};
 use router::RouteStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
@@ -487,7 +487,8 @@ impl WebServer {
     }
 
     fn agent(&self, grant: &Grant, name: &str) -> Response<Body> {
-        let id = self.logins.identities.load().find(name).filter(|id| grant.caller.may_use(*id));
+        let name = percent::decode_unreserved(name);
+        let id = self.logins.identities.load().find(&name).filter(|id| grant.caller.may_use(*id));
         match id {
             Some(id) => json(&self.inspector.inspect(id)),
             None => refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it"),

@@ -31,6 +31,7 @@ pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
 pub mod notify;
+pub mod percent;
 pub mod provision;
 mod reason;
 mod short_line;

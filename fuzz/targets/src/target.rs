@@ -4,7 +4,8 @@
 //! Input: path and query, then a line with `Host`, then a line with the name in the TLS handshake.
 //!
 //! * The service's path is the end of the request's path, unchanged, or `/` if the request's path ends with the service.
-//! * Prefix, agent, service and path together are the request's path: no byte is decoded, dropped or added.
+//! * Prefix, agent, service and path together are the request's path: no byte is dropped or added, and none but unreserved characters of
+//!   the agent's name are decoded.
 //! * The service is never `control`. The agent contains neither `/` nor `?`.
 //! * The dialect of errors is that of the service. The path is valid in a request.
 //! * A host names an agent only if it is one label before the domain, `Host` and the name in the handshake are equal, and the whole path is
@@ -13,7 +14,7 @@
 use access::{ErrorDialect, Target, UrlPathPrefix};
 use gateway::test_support::{AgentHosts, Route, TlsName, class, dialect};
 use http::{HeaderValue, Request, header::HOST, uri::PathAndQuery};
-use proto::{AgentName, Reason};
+use proto::{AgentName, Reason, percent};
 
 /// The domain of the hosts.
 const DOMAIN: &str = "k8s.test";
@@ -48,12 +49,13 @@ fn check(input: &PathAndQuery, prefix: &str) {
     let service = target.service.as_str();
     assert_ne!(service, "control");
     assert!(target.path.starts_with('/'), "{target:?}");
-    match target.agent {
+    match &target.agent {
         Some(agent) => {
             let reachable = agent.parse::<AgentName>().is_ok() || agent.parse::<u64>().is_ok();
             assert!(!agent.contains(['/', '?']), "{target:?}");
-            let front = format!("/agents/{agent}/{service}");
-            let rest = whole.strip_prefix(&front).expect("agent and service are what came");
+            let (sent, rest) = whole["/agents/".len()..].split_once('/').expect("a service follows");
+            assert_eq!(*agent, percent::decode_unreserved(sent), "{target:?}");
+            let rest = rest.strip_prefix(service).expect("the service is what came");
             assert!(rest == target.path || rest.is_empty() && target.path == "/", "{target:?}");
             if reachable {
                 let expected = if service == "kubernetes" {
@@ -98,7 +100,10 @@ fn check_route(input: &PathAndQuery, host: &HeaderValue, name: Option<&str>) {
             assert!(name.is_none_or(|name| name.eq_ignore_ascii_case(&expected)), "{name:?}");
             match route.target(input, &UrlPathPrefix::default()) {
                 Ok(target) => {
-                    assert_eq!((target.agent, target.service.as_str()), (Some(agent), "kubernetes"));
+                    assert_eq!(
+                        (target.agent.as_deref(), target.service.as_str()),
+                        (Some(agent), "kubernetes")
+                    );
                     assert_eq!(target.path, input.as_str());
                 }
                 Err(failure) => assert_eq!((failure.reason, input.as_str()), (Reason::UnknownPath, "*")),

@@ -62,7 +62,7 @@ fn authorize_caller(
         return Err(RequestError::address_not_allowed(credential.address, key));
     }
     let of_credential = credential.kind.agent();
-    let named = match target.agent {
+    let named = match &target.agent {
         Some(name) => identity.find(name).or_else(|| name.parse().ok().filter(|_| is_auditor(caller, target))),
         None => Some(of_credential.ok_or_else(|| {
             unauthorized("at this path the credential names the agent: use Bearer ci:<agent id>:<token> or pat:<agent id>:<token>")
@@ -106,7 +106,7 @@ fn unknown_agent(
     target: &Target<'_>,
     of_credential: Option<AgentId>,
 ) -> RequestError {
-    let named = match (target.agent, of_credential) {
+    let named = match (&target.agent, of_credential) {
         (Some(name), _) => format!("{name:?}"),
         (None, Some(id)) => id.to_string(),
         (None, None) => String::new(),

@@ -1,11 +1,12 @@
 //! The agent, the service and the path of a request, as its URL names them.
 //!
-//! Paths are split as raw bytes. Nothing is decoded, so that authorization, the agent and the cluster see the same bytes.
+//! Paths are split as raw bytes. Nothing is decoded but the name of the agent, so that authorization, the agent and the cluster see the
+//! same bytes.
 
 use std::{borrow::Cow, str::FromStr};
 
 use http::uri::PathAndQuery;
-use proto::{Reason, ServiceName};
+use proto::{Reason, ServiceName, percent};
 use serde::Deserialize;
 
 use crate::error::RequestError;
@@ -20,8 +21,8 @@ const API_SERVER: [&str; 9] =
 /// The parts of a request's path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// The id or name of the agent, if the path names it.
-    pub agent: Option<&'a str>,
+    /// The id or name of the agent, if the path names it. Its unreserved characters are decoded.
+    pub agent: Option<Cow<'a, str>>,
     /// The service of the agent.
     pub service: ServiceName,
     /// Path and query as the service receives them, with the leading `/`.
@@ -115,7 +116,7 @@ impl<'a> Target<'a> {
             None => "/",
         };
 
-        Ok(Self { agent: Some(agent), service, path })
+        Ok(Self { agent: Some(percent::decode_unreserved(agent)), service, path })
     }
 
     /// Returns the target of a request to the host of an agent: the Kubernetes API, with the whole path.
@@ -129,7 +130,7 @@ impl<'a> Target<'a> {
             return Err(RequestError::new(Reason::UnknownPath, "the target of the request is no path"));
         }
         let service = ServiceName::KUBERNETES.parse().expect("it is a service name");
-        Ok(Self { agent: Some(agent), service, path })
+        Ok(Self { agent: Some(agent.into()), service, path })
     }
 
     /// Returns the query, if there is one.
@@ -187,7 +188,7 @@ mod tests {
         let path: PathAndQuery = path.parse().unwrap();
         let prefix = UrlPathPrefix::default();
         let target = Target::parse(&path, &prefix).ok()?;
-        Some((target.agent.map(str::to_owned), target.service.to_string(), target.path.to_owned()))
+        Some((target.agent.map(Cow::into_owned), target.service.to_string(), target.path.to_owned()))
     }
 
     fn some(agent: Option<&str>, service: &str, path: &str) -> Option<(Option<String>, String, String)> {
@@ -206,6 +207,18 @@ mod tests {
         );
         assert_eq!(parse("/agents/7/kubernetes"), some(Some("7"), "kubernetes", "/"));
         assert_eq!(parse("/agents/7/kubernetes/../x"), some(Some("7"), "kubernetes", "/../x"));
+    }
+
+    #[test]
+    fn unreserved_characters_of_the_agent_are_decoded() {
+        for (name, expected) in [
+            ("edge-berlin", "edge-berlin"),
+            ("edge%2Dberlin", "edge-berlin"),
+            ("edge%2Fberlin", "edge%2Fberlin"),
+        ] {
+            let path = format!("/agents/{name}/kubernetes/api/v1/a%2Db");
+            assert_eq!(parse(&path), some(Some(expected), "kubernetes", "/api/v1/a%2Db"));
+        }
     }
 
     #[test]

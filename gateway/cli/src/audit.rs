@@ -12,8 +12,10 @@ use clap::{
     ValueEnum,
     builder::{NonEmptyStringValueParser, TypedValueParser as _},
 };
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::audit::{AuditLine, EVENTS_PATH, JoinedEvent, MAX_EVENTS};
+use proto::{
+    audit::{AuditLine, EVENTS_PATH, JoinedEvent, MAX_EVENTS},
+    percent,
+};
 use tokio::time::sleep;
 
 use crate::{CliError, caller::CallerOptions, parse_time, print, warn};
@@ -191,7 +193,6 @@ impl AuditCommand {
 
     /// Returns the path of the next request.
     fn path(&self, position: Option<&str>, since: Option<SystemTime>) -> String {
-        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let format = |time| humantime::format_rfc3339_micros(time).to_string();
         let limit = (!self.follow).then(|| MAX_EVENTS.to_string());
         let parameters = [
@@ -205,10 +206,11 @@ impl AuditCommand {
             ("limit", limit),
             ("follow", self.follow.then(|| "true".to_owned())),
         ];
-        let pairs =
-            parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", encode(value.as_deref()?))));
+        let pairs = parameters
+            .iter()
+            .filter_map(|(key, value)| Some(format!("{key}={}", percent::encode(value.as_deref()?))));
         let query = pairs.collect::<Vec<_>>().join("&");
-        format!("/agents/{}/audit{EVENTS_PATH}?{query}", encode(&self.agent))
+        format!("/agents/{}/audit{EVENTS_PATH}?{query}", percent::encode(&self.agent))
     }
 }
 
@@ -230,7 +232,7 @@ mod tests {
     }
 
     fn command(flags: &str) -> Result<AuditCommand, clap::Error> {
-        let line = format!("kas --server https://kas --token-file token --agent prod {flags}");
+        let line = format!("kas --server https://kas --token-file token --agent edge-berlin {flags}");
         Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
     }
 
@@ -241,17 +243,17 @@ mod tests {
 
     #[test]
     fn first_request_has_a_time_and_later_ones_a_position() {
-        let since = "since=1970%2D01%2D01T00%3A00%3A01%2E000000Z";
+        let since = "since=1970-01-01T00%3A00%3A01.000000Z";
         let flags = "--since 1970-01-01T00:00:01Z";
-        assert_eq!(path(flags, None), format!("/agents/prod/audit/v1/events?{since}&limit=10000"));
+        assert_eq!(path(flags, None), format!("/agents/edge-berlin/audit/v1/events?{since}&limit=10000"));
         assert_eq!(
             path(flags, Some("0a.7")),
-            format!("/agents/prod/audit/v1/events?position=0a%2E7&{since}&limit=10000")
+            format!("/agents/edge-berlin/audit/v1/events?position=0a.7&{since}&limit=10000")
         );
-        assert_eq!(path("--follow", None), "/agents/prod/audit/v1/events?follow=true");
+        assert_eq!(path("--follow", None), "/agents/edge-berlin/audit/v1/events?follow=true");
         assert_eq!(
             path("--user alice/b --verb delete --resource pods/exec -n shop -f", Some("0a.7")),
-            "/agents/prod/audit/v1/events?position=0a%2E7&user=alice%2Fb&verb=delete&resource=pods%2Fexec&namespace=shop&follow=true"
+            "/agents/edge-berlin/audit/v1/events?position=0a.7&user=alice%2Fb&verb=delete&resource=pods%2Fexec&namespace=shop&follow=true"
         );
         for (flags, expected) in [
             ("--since soon", "write a duration such as 2h"),

@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::provision::{Deletion, EnvironmentKey, EnvironmentObjects};
+use proto::{
+    percent,
+    provision::{Deletion, EnvironmentKey, EnvironmentObjects},
+};
 use serde::de::DeserializeOwned;
 
 use crate::{CliError, caller::CallerOptions, print, table::printable};
@@ -109,7 +111,7 @@ impl EnvironmentOptions {
     async fn send(&self, method: Method) -> Result<Bytes, CliError> {
         let key = EnvironmentKey::new(self.project, &self.environment);
         let key = key.map_err(|error| CliError::usage(error.to_string()))?;
-        let agent = utf8_percent_encode(&self.agent, NON_ALPHANUMERIC);
+        let agent = percent::encode(&self.agent);
         self.caller.send(method, &format!("/agents/{agent}/provision{}", key.path())).await
     }
 }

@@ -13,8 +13,10 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use http::Method;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::events::{EVENTS_PATH, Event, EventAgent, EventContent, EventKind, EventSubject};
+use proto::{
+    events::{EVENTS_PATH, Event, EventAgent, EventContent, EventKind, EventSubject},
+    percent,
+};
 use serde::Deserialize;
 use tokio::time::sleep;
 
@@ -140,7 +142,7 @@ impl EventsCommand {
                 (Server::Plain(address), "/events".to_owned())
             }
             (None, Some(caller), Some(agent)) => {
-                (Server::Caller(caller), format!("/agents/{}/events{EVENTS_PATH}", encode(agent)))
+                (Server::Caller(caller), format!("/agents/{}/events{EVENTS_PATH}", percent::encode(agent)))
             }
             (None, _, None) => {
                 let what = "--agent is needed: a caller reads the events of one agent; --config shows those of all agents";
@@ -151,7 +153,8 @@ impl EventsCommand {
                 return Err(CliError::usage(what));
             }
         };
-        let filter: String = filter.iter().map(|(key, value)| format!("&{key}={}", encode(value))).collect();
+        let filter: String =
+            filter.iter().map(|(key, value)| format!("&{key}={}", percent::encode(value))).collect();
         Ok(Source { server, path, filter })
     }
 
@@ -179,7 +182,7 @@ impl EventsCommand {
             if self.since.is_none() || list.events.len() < PAGE {
                 return Ok(list.next);
             }
-            from = format!("after={}&limit={PAGE}", encode(&list.next));
+            from = format!("after={}&limit={PAGE}", percent::encode(&list.next));
         }
     }
 
@@ -187,7 +190,7 @@ impl EventsCommand {
     async fn follow(&self, source: &Source<'_>, mut last: String) -> Result<(), CliError> {
         let mut was_open = false;
         loop {
-            let path = format!("{}?watch&after={}{}", source.path, encode(&last), source.filter);
+            let path = format!("{}?watch&after={}{}", source.path, percent::encode(&last), source.filter);
             match source.server.open(&path).await {
                 Ok(body) => {
                     was_open = true;
@@ -230,10 +233,6 @@ fn line(Event { time, agent, content }: &Event) -> String {
     let time = humantime::format_rfc3339_seconds(*time);
     let severity = severity.as_str();
     printable(&format!("{time}  {severity:7}  {kind:19}  {agent:20}  {subject}{message}")) + "\n"
-}
-
-fn encode(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 fn kinds() -> impl TypedValueParser<Value = EventKind> {

@@ -11,8 +11,10 @@ use std::{
 use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::gitops::{PROJECTS_PATH, ProjectState, ProjectStatus};
+use proto::{
+    gitops::{PROJECTS_PATH, ProjectState, ProjectStatus},
+    percent,
+};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::sleep;
@@ -234,20 +236,20 @@ impl AgentOptions {
     }
 
     fn path(&self, path: &str) -> String {
-        let agent = utf8_percent_encode(&self.agent, NON_ALPHANUMERIC);
+        let agent = percent::encode(&self.agent);
         format!("/agents/{agent}/gitops{PROJECTS_PATH}{path}")
     }
 }
 
 impl ProjectOptions {
     async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
-        let project = utf8_percent_encode(&self.project, NON_ALPHANUMERIC);
+        let project = percent::encode(&self.project);
         self.agent.send(method, &format!("/{project}{path}")).await
     }
 
     /// Posts a document, which takes up to `limit`.
     async fn post(&self, path: &str, body: Bytes, limit: Duration) -> Result<Bytes, CliError> {
-        let project = utf8_percent_encode(&self.project, NON_ALPHANUMERIC);
+        let project = percent::encode(&self.project);
         let path = self.agent.path(&format!("/{project}{path}"));
         self.agent.caller.post(&path, body, limit).await
     }
@@ -327,7 +329,7 @@ impl ProjectOptions {
 
 /// Returns the path of a command that approves a plan by its code.
 fn with_code(path: &str, code: &str) -> String {
-    format!("{path}?code={}", utf8_percent_encode(code, NON_ALPHANUMERIC))
+    format!("{path}?code={}", percent::encode(code))
 }
 
 /// Looks at a project until agentk has answered a command about its lost inventory, or for the time of all looks. Returns the last status.

@@ -11,8 +11,10 @@ use std::{
 use bytes::Bytes;
 use clap::ValueEnum;
 use http::Method;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::graph::{Branch, GROUPS_PATH, Group, GroupList, HealthState, Ready, TREE_PATH, Tree};
+use proto::{
+    graph::{Branch, GROUPS_PATH, Group, GroupList, HealthState, Ready, TREE_PATH, Tree},
+    percent,
+};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
@@ -150,10 +152,9 @@ async fn get(
     path: &str,
     parameters: &[(&str, String)],
 ) -> Result<Bytes, CliError> {
-    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
     let pairs: Vec<String> =
-        parameters.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect();
-    let path = format!("/agents/{}/graph{path}?{}", encode(agent), pairs.join("&"));
+        parameters.iter().map(|(key, value)| format!("{key}={}", percent::encode(value))).collect();
+    let path = format!("/agents/{}/graph{path}?{}", percent::encode(agent), pairs.join("&"));
     caller.send(Method::GET, path.trim_end_matches('?')).await
 }
 

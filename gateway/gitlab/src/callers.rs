@@ -211,7 +211,7 @@ impl GitLabAuthorizer {
             return Err(same_id(agent));
         }
         let name = self.names.of_gitlab(agent).await;
-        if let Some(text) = target.agent {
+        if let Some(text) = target.agent.as_deref() {
             check_path(text, agent, name.as_ref())?;
         }
         if target.service.as_str() == ServiceName::PROVISION {

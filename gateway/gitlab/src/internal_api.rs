@@ -78,7 +78,7 @@ impl InternalApiAuthorizer {
             let what = "a token of GitLab may be used for the service prometheus only";
             return Err(RequestError::new(Reason::Forbidden, what));
         }
-        let text = target.agent.ok_or_else(|| {
+        let text = target.agent.as_deref().ok_or_else(|| {
             unauthorized("at this path the credential names the agent, which a token of GitLab does not")
         })?;
         self.find(text, project).await.ok_or_else(|| {

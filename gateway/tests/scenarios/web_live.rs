@@ -206,6 +206,25 @@ async fn agent_that_stalls_delays_no_other_one() {
     live.data(1, "three\n").await;
 }
 
+/// The name of the agent is encoded in no way that kas does not decode, and the page may encode it as it likes.
+#[tokio::test(start_paused = true)]
+async fn agent_with_a_hyphen_in_its_name_is_followed() {
+    let (mut browser, graph) = (Browser::new(), Graph::new());
+    browser.world.rename_agent("edge-berlin");
+    let _agent = browser.world.agent(graph.services()).await;
+    browser.log_in().await;
+    let mut live = Live::open(&browser, &watches(&["edge-berlin"])).await;
+    live.state_of("edge-berlin", "connected").await;
+    live.data(0, "begin\n").await;
+    for (path, reason) in [
+        ("/agents/edge%2Dberlin/absent/v1", "unknown-service"),
+        ("/agents/edge%2Fberlin/absent/v1", "unknown-agent"),
+    ] {
+        assert_eq!(browser.get(path).await.headers()["kas-error"], reason, "{path}");
+    }
+    assert_eq!(browser.get("/web/v1/agents/edge%2dberlin").await.status(), 200);
+}
+
 #[tokio::test(start_paused = true)]
 async fn agent_that_disconnects_ends_its_watch_alone() {
     let (prod, test) = (Graph::new(), Graph::new());
@@ -329,7 +348,7 @@ async fn stream_continues_at_another_replica() {
     live.data(0, "begin\n").await;
     graph.events.send("delta\n").unwrap();
     live.data(0, "delta\n").await;
-    assert_eq!(*graph.asked.lock(), ["/v1/watch?", "/v1/watch?kind=Pod&since=1b2c%2E1%2E4711"]);
+    assert_eq!(*graph.asked.lock(), ["/v1/watch?", "/v1/watch?kind=Pod&since=1b2c.1.4711"]);
 }
 
 /// kas reads from an agent only what the browser takes.

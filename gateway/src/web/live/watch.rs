@@ -18,8 +18,10 @@ use http::{
 };
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::header::{ERROR, REQUEST_ID};
+use proto::{
+    header::{ERROR, REQUEST_ID},
+    percent,
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
@@ -144,13 +146,12 @@ impl WatchSource {
 
 /// Returns the path of a watch.
 fn uri(Watch { agent, query, since }: &Watch) -> Result<Uri, InvalidUri> {
-    let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
-    let since = since.as_deref().map(|token| format!("since={}", encode(token)));
+    let since = since.as_deref().map(|token| format!("since={}", percent::encode(token)));
     let query: Vec<&str> = [query.as_str(), since.as_deref().unwrap_or_default()]
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect();
-    format!("/agents/{}/graph/v1/watch?{}", encode(agent), query.join("&")).parse()
+    format!("/agents/{}/graph/v1/watch?{}", percent::encode(agent), query.join("&")).parse()
 }
 
 /// Returns the next frame of a watch.
@@ -194,10 +195,11 @@ mod tests {
     fn path_of_a_watch_is_that_of_its_agent() {
         for (agent, query, since, expected) in [
             ("prod", "", None, "/agents/prod/graph/v1/watch?"),
+            ("edge-berlin", "", None, "/agents/edge-berlin/graph/v1/watch?"),
             ("prod", "health=degraded", None, "/agents/prod/graph/v1/watch?health=degraded"),
-            ("prod", "", Some("1.2"), "/agents/prod/graph/v1/watch?since=1%2E2"),
+            ("prod", "", Some("1.2"), "/agents/prod/graph/v1/watch?since=1.2"),
             ("prod", "kind=Pod", Some("1&a"), "/agents/prod/graph/v1/watch?kind=Pod&since=1%26a"),
-            ("../a/b", "", None, "/agents/%2E%2E%2Fa%2Fb/graph/v1/watch?"),
+            ("../a/b", "", None, "/agents/..%2Fa%2Fb/graph/v1/watch?"),
         ] {
             let (query, since) = (query.to_owned(), since.map(str::to_owned));
             let watch = Watch { agent: agent.to_owned(), query, since };

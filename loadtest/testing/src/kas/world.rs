@@ -356,6 +356,12 @@ impl World {
         )
     }
 
+    /// Replaces the identity file by one in which the agent has another name.
+    pub fn rename_agent(&self, name: &str) {
+        let text = self.identity_file("services: ['*']").replace("prod", name);
+        self.kas.identities.replace(parse(&text));
+    }
+
     /// Replaces the identity file by one with a second agent, `test`, which the caller may use, too. Returns its token.
     pub fn add_second_agent(&self) -> SecretString {
         let token = token::new(Holder::Agent);

@@ -1,0 +1,55 @@
+//! Percent-encoding of the names and values in URLs (RFC 3986 section 2).
+
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// All characters but the unreserved ones (RFC 3986 section 2.3).
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Encodes a part of a path, or a value of a query: all characters but the unreserved ones.
+pub fn encode(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// Decodes a part of a path that consists of unreserved characters, and returns any other part as it is.
+///
+/// Paths that differ only in the encoding of unreserved characters are equivalent (RFC 3986 section 6.2.2.2). A character that divides
+/// a path, such as `%2F`, never appears in the result.
+pub fn decode_unreserved(part: &str) -> Cow<'_, str> {
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    match percent_decode_str(part).decode_utf8() {
+        Ok(text) if text.bytes().all(is_unreserved) => text,
+        _ => part.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreserved_characters_are_not_encoded() {
+        assert_eq!(encode("edge-berlin.a_b~1"), "edge-berlin.a_b~1");
+        assert_eq!(encode("../a b%/ü"), "..%2Fa%20b%25%2F%C3%BC");
+    }
+
+    #[test]
+    fn only_unreserved_characters_are_decoded() {
+        for (part, expected) in [
+            ("edge-berlin", "edge-berlin"),
+            ("edge%2Dberlin", "edge-berlin"),
+            ("%65dge%2db%7e", "edge-b~"),
+            ("a%2Fb%2Dc", "a%2Fb%2Dc"),
+            ("a%3Fb", "a%3Fb"),
+            ("a%252Db", "a%252Db"),
+            ("a%00", "a%00"),
+            ("a%ff", "a%ff"),
+            ("a%2", "a%2"),
+            ("%C3%BC", "%C3%BC"),
+            ("", ""),
+        ] {
+            assert_eq!(decode_unreserved(part), expected);
+        }
+    }
+}
