@@ -20,19 +20,25 @@ image: ## Write OCI archives of kas and agentk with their lists of components in
 	@command -v cargo-auditable >/dev/null || cargo install cargo-auditable --locked --debug
 	deploy/image
 
+# Where cargo build writes the programs.
+PROGRAMS = $(or $(CARGO_TARGET_DIR),target)/debug
+
 .PHONY: demo
 demo: ## Start everything, send a first request, print what to try next; Ctrl-C stops it
 	cargo build --workspace --bins
-	cargo run --quiet -p loadtest -- demo $(DEMO_FLAGS)
+	$(PROGRAMS)/loadtest demo $(DEMO_FLAGS)
 
 .PHONY: smoke
 smoke: ## The same without waiting: checks the answers and exits with the result
 	cargo build --workspace --bins
-	cargo run --quiet -p loadtest -- demo --smoke $(DEMO_FLAGS)
+	$(PROGRAMS)/loadtest demo --smoke $(DEMO_FLAGS)
 
 .PHONY: test
+# The tests write down what they skip.
+test: export SKIPPED_FILE := $(CURDIR)/target/skipped
 test: tools lint doc unit web e2e e2e-gitlab web-e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
 	$(MAKE) smoke DEMO_FLAGS=--simulate
+	@./.ci/skipped
 
 .PHONY: tools
 tools: ## Install what the tests need, where that is possible
@@ -186,15 +192,14 @@ audit: ## No open advisory against the lock file
 
 .PHONY: man
 man: ## Write man pages to target/man and shell completion to target/completion
-	cargo build -p gateway -p agent -p loadtest --bins
+	cargo build --workspace --bins
 	mkdir -p target/man target/completion
-	cargo run --quiet -p gateway -- man --directory target/man
-	cargo run --quiet -p agent -- man > target/man/agentk.1
-	cargo run --quiet -p loadtest -- man > target/man/loadtest.1
+	$(PROGRAMS)/kas man --directory target/man
+	for program in agentk loadtest; do $(PROGRAMS)/$$program man > target/man/$$program.1 || exit; done
 	for shell in bash elvish fish zsh; do \
-	  cargo run --quiet -p gateway -- completion $$shell > target/completion/kas.$$shell && \
-	  cargo run --quiet -p agent -- completion $$shell > target/completion/agentk.$$shell && \
-	  cargo run --quiet -p loadtest -- completion $$shell > target/completion/loadtest.$$shell || exit; \
+	  for program in kas agentk loadtest; do \
+	    $(PROGRAMS)/$$program completion $$shell > target/completion/$$program.$$shell || exit; \
+	  done; \
 	done
 
 .PHONY: clean

@@ -20,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::{CWD, Mode, mkfifoat},
+    process::{Pid, Signal, kill_process},
+};
 
 const KUBECONFIG: &str = "{current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], \
     clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}";
@@ -278,26 +281,23 @@ fn sighup_reloads_files_and_sigquit_ends_at_once() {
     let address = address.expect("agentk listens");
     // The rest is read, so that agentk does not block on its log.
     thread::spawn(move || lines.count());
-    let signal = |name| {
-        let id = agentk.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
-    };
+    let signal = |signal| kill_process(Pid::from_child(&agentk), signal).unwrap();
 
     let refused = "agentk_file_refused_since_timestamp_seconds{file=\"--token-file\"} ";
     assert!(get(&address, "/metrics").contains(&format!("{refused}0\n")));
     fs::remove_file(&token).unwrap();
     fs::create_dir(&token).unwrap();
-    signal("HUP");
+    signal(Signal::HUP);
     while get(&address, "/metrics").contains(&format!("{refused}0\n")) {
         // Each request has its own connection, so that this loop does not spin.
     }
     fs::remove_dir(&token).unwrap();
     fs::write(&token, "rotated\n").unwrap();
-    signal("HUP");
+    signal(Signal::HUP);
     while !get(&address, "/metrics").contains(&format!("{refused}0\n")) {
         // A connection per request, as above, keeps this loop from spinning.
     }
-    signal("QUIT");
+    signal(Signal::QUIT);
     assert_eq!(agentk.wait().unwrap().signal(), Some(3));
 }
 
@@ -306,7 +306,7 @@ fn sighup_reloads_files_and_sigquit_ends_at_once() {
 fn credential_plugin_ends_with_agentk() {
     let directory = tempfile::tempdir().unwrap();
     let fifo = directory.path().join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
     let config = KUBECONFIG.replace(
         "user: {}",
         "user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: sh, interactiveMode: Never, \

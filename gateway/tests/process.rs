@@ -15,6 +15,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 use tempfile::TempDir;
+use testing::process::{Signal, send_signal};
 
 /// Each listener has its own IP address. kas chooses the ports, and its log may be unreadable.
 const AGENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -128,9 +129,8 @@ impl Kas {
         }
     }
 
-    fn signal(&self, name: &str) {
-        let kill = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
+    fn signal(&self, signal: Signal) {
+        send_signal(self.child.id(), signal).unwrap();
     }
 
     /// Waits until kas exits, and returns its exit code, or the negative number of the signal that ended it.
@@ -165,7 +165,7 @@ fn assert_serves_and_stops(mut kas: Kas) {
     assert!(kas.get("/liveness").starts_with("HTTP/1.1 200"));
     eventually("lost lines are counted", || (kas.metric("kas_log_lines_lost_total") > 0).then_some(()));
     assert_eq!(kas.metric("kas_panics_total"), 0);
-    kas.signal("TERM");
+    kas.signal(Signal::TERM);
     assert_eq!(kas.exit_code(), 0);
 }
 
@@ -187,7 +187,7 @@ fn unread_log_does_not_disturb_kas() {
     let _unread = kas.log();
     kas.fill_log();
     assert!(kas.get("/liveness").starts_with("HTTP/1.1 200"));
-    kas.signal("TERM");
+    kas.signal(Signal::TERM);
     assert_eq!(kas.exit_code(), 0);
 }
 
@@ -197,7 +197,7 @@ fn last_lines_are_written_before_kas_ends() {
     let mut log = kas.log();
     kas.address(OBSERVABILITY);
     eventually("kas is ready", || kas.get("/readiness").starts_with("HTTP/1.1 200").then_some(()));
-    kas.signal("INT");
+    kas.signal(Signal::INT);
     let mut lines = String::new();
     log.read_to_string(&mut lines).unwrap();
     assert_eq!(kas.exit_code(), 0);
@@ -211,7 +211,7 @@ fn sighup_logs_each_reloaded_file() {
     let mut kas = Kas::start_with(Stdio::piped(), "0s", "", sections);
     let mut lines = BufReader::new(kas.log()).lines().map(Result::unwrap);
     eventually("kas is ready", || kas.get("/readiness").starts_with("HTTP/1.1 200").then_some(()));
-    kas.signal("HUP");
+    kas.signal(Signal::HUP);
     assert!(lines.any(|line| line.contains("SIGHUP: files are read again")));
     let mut reloaded: Vec<_> = lines.filter(|line| line.contains("file reloaded")).take(3).collect();
     assert!(reloaded.iter().all(|line| !line.contains("\"target\"")), "{reloaded:?}");
@@ -303,7 +303,7 @@ fn audit_log_is_written_to_a_file_or_to_standard_output() {
         // The shell redirects standard output, and becomes kas.
         let mut kas = Kas::start_audited(audit);
         refused(&kas);
-        kas.signal("TERM");
+        kas.signal(Signal::TERM);
         assert_eq!(kas.exit_code(), 0);
         let lines = fs::read_to_string(kas.directory.path().join("audit.log")).unwrap();
         assert_eq!(lines.lines().count(), 1, "{lines}");
@@ -313,13 +313,15 @@ fn audit_log_is_written_to_a_file_or_to_standard_output() {
 
 #[test]
 fn second_signal_ends_kas_at_once() {
-    for (first, second) in [("TERM", "TERM"), ("INT", "TERM"), ("TERM", "INT")] {
+    for (first, second) in
+        [(Signal::TERM, Signal::TERM), (Signal::INT, Signal::TERM), (Signal::TERM, Signal::INT)]
+    {
         let mut kas = Kas::start(Stdio::null(), "1h", "");
         eventually("kas is ready", || kas.get("/readiness").starts_with("HTTP/1.1 200").then_some(()));
         kas.signal(first);
         eventually("kas is stopping", || kas.get("/readiness").starts_with("HTTP/1.1 503").then_some(()));
         kas.signal(second);
-        assert_eq!(kas.exit_code(), 1, "{first}, {second}");
+        assert_eq!(kas.exit_code(), 1, "{first:?}, {second:?}");
     }
 }
 
@@ -336,7 +338,7 @@ fn idle_connections_leave_descriptors_for_probes_and_agents() {
     assert!(!metrics.contains("kas_limits_total{limit=\"unauthenticated-connections\"} 0"), "{metrics}");
     assert!(metrics.contains("kas_limits_total{limit=\"open-files\"} 0"), "{metrics}");
     drop(idle);
-    kas.signal("TERM");
+    kas.signal(Signal::TERM);
     assert_eq!(kas.exit_code(), 0);
     let mut lines = String::new();
     log.read_to_string(&mut lines).unwrap();
@@ -425,7 +427,7 @@ fn service_manager_is_told_of_start_watchdog_and_stop() {
     assert_eq!(messages, BTreeSet::from(["READY=1".to_owned(), "WATCHDOG=1".to_owned()]));
     assert!(kas.get("/readiness").ends_with("\r\n\r\nready\n"));
     assert!(kas.metric("process_threads") > 3);
-    kas.signal("TERM");
+    kas.signal(Signal::TERM);
     while received() != "STOPPING=1" {
         // The watchdog gets its messages until the end.
     }

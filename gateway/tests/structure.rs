@@ -25,11 +25,20 @@ fn crates() -> Vec<PathBuf> {
 
 /// Collects the Rust files below a folder, without those of tests.
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    collect(
+        folder,
+        &|path| !path.file_stem().is_some_and(|name| name == "tests" || name == "test_support"),
+        files,
+    );
+}
+
+/// Collects the Rust files below a folder, without paths that are not wanted.
+fn collect(folder: &Path, is_wanted: &impl Fn(&Path) -> bool, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.file_stem().is_some_and(|name| name == "tests" || name == "test_support") {
+        if !is_wanted(&path) {
         } else if path.is_dir() {
-            rust_files(&path, files);
+            collect(&path, is_wanted, files);
         } else if path.extension().is_some_and(|ending| ending == "rs") {
             files.push(path);
         }
@@ -175,4 +184,19 @@ fn crates_depend_only_on_crates_in_layers_below() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A small system does not have each of these programs.
+#[test]
+fn no_program_is_started_where_a_system_call_does_it() {
+    let mut files = Vec::new();
+    for folder in crates() {
+        // The folders of crates contain those of others, and of builds.
+        let is_wanted =
+            |path: &Path| path.file_name().is_some_and(|name| name != "target" && name != "node_modules");
+        collect(&folder, &is_wanted, &mut files);
+    }
+    let starts = ["kill", "mkfifo"].map(|program| format!("Command::new(\"{program}\")"));
+    files.retain(|file| starts.iter().any(|start| fs::read_to_string(file).unwrap().contains(start)));
+    assert!(files.is_empty(), "they start programs: {files:?}");
 }

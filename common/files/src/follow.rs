@@ -128,6 +128,7 @@ mod tests {
         },
     };
 
+    use rustix::fs::{CWD, Mode, mkfifoat};
     use tokio::time::timeout;
     use tokio_util::task::AbortOnDropHandle;
 
@@ -243,8 +244,7 @@ mod tests {
     async fn named_pipe_in_place_of_the_file_is_refused_until_it_is_replaced() {
         let fixture = Fixture::new();
         fs::remove_file(fixture.path().join("file")).unwrap();
-        let pipe = std::process::Command::new("mkfifo").arg(fixture.path().join("file")).status();
-        assert!(pipe.unwrap().success());
+        mkfifoat(CWD, fixture.path().join("file"), Mode::RUSR).unwrap();
         fixture.until(|fixture| !fixture.health.problems().is_empty()).await;
         let problem = fixture.health.problems().remove(0);
         assert!(problem.ends_with(": it is a named pipe, and only regular files are read"), "{problem}");

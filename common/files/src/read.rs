@@ -85,7 +85,9 @@ fn kind(file_type: FileType) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink, process::Command};
+    use std::{fs, os::unix::fs::symlink};
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::*;
 
@@ -106,7 +108,7 @@ mod tests {
     fn file_that_is_not_regular_is_refused_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let pipe = directory.path().join("pipe");
-        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        mkfifoat(CWD, &pipe, Mode::RUSR).unwrap();
         let link = directory.path().join("link");
         symlink(&pipe, &link).unwrap();
         for (path, kind) in [

@@ -30,7 +30,7 @@ pub fn reload_on_sighup(requests: watch::Sender<()>) -> io::Result<impl Future<O
 
 #[cfg(test)]
 mod tests {
-    use tokio::process::Command;
+    use rustix::process::{Signal, getpid, kill_process};
     use tokio_util::task::AbortOnDropHandle;
 
     use super::*;
@@ -41,8 +41,7 @@ mod tests {
         let mut seen = requests.subscribe();
         let _task = AbortOnDropHandle::new(tokio::spawn(reload_on_sighup(requests).unwrap()));
         for _ in 0..2 {
-            let id = std::process::id().to_string();
-            assert!(Command::new("kill").args(["-s", "HUP", &id]).status().await.unwrap().success());
+            kill_process(getpid(), Signal::HUP).unwrap();
             seen.changed().await.unwrap();
         }
     }

@@ -17,9 +17,13 @@ use agent::{
     Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
     upstream::ClientTlsConfig,
 };
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
-use testing::gitlab::{Project, StandIn, User};
-use testing::skip::skipped;
+use testing::{
+    gitlab::{Project, StandIn, User},
+    process::Signal,
+    skip::skipped,
+};
 use tokio::{
     process::Command,
     time::{sleep, timeout},
@@ -332,7 +336,7 @@ async fn identity_file_that_is_a_pipe_is_reported_without_delay() {
     assert_eq!(kas.get("/readiness").await, "ready\n");
     let (file, text) = (workspace.directory.path().join("identity.yaml"), workspace.read("identity.yaml"));
     fs::remove_file(&file).unwrap();
-    assert!(Command::new("mkfifo").arg(&file).status().await.unwrap().success());
+    mkfifoat(CWD, &file, Mode::RUSR).unwrap();
     let problem = "identity.yaml: cannot be read: it is a named pipe, and only regular files are read\n";
     kas.wait_until("/readiness", |body| body.starts_with("ready, degraded\n") && body.ends_with(problem))
         .await;
@@ -344,9 +348,9 @@ async fn identity_file_that_is_a_pipe_is_reported_without_delay() {
     workspace.write("identity.yaml", &text);
     kas.wait_until("/readiness", |body| body == "ready\n").await;
     fs::remove_file(&file).unwrap();
-    assert!(Command::new("mkfifo").arg(&file).status().await.unwrap().success());
+    mkfifoat(CWD, &file, Mode::RUSR).unwrap();
     kas.wait_until("/readiness", |body| body.starts_with("ready, degraded\n")).await;
-    kas.signal("TERM").await;
+    kas.signal(Signal::TERM);
     let status = timeout(SOON, kas.child.wait()).await.expect("kas stops").unwrap();
     assert_eq!(status.code(), Some(0));
 }
@@ -356,10 +360,10 @@ async fn sighup_keeps_kas_running_and_sigquit_ends_it_at_once() {
     let workspace = Workspace::new().await;
     let mut kas = workspace.serve().await;
     workspace.write("identity.yaml", "agents: 7");
-    kas.signal("HUP").await;
+    kas.signal(Signal::HUP);
     kas.wait_until("/readiness", |body| body.contains("identity.file since")).await;
     assert!(kas.child.try_wait().unwrap().is_none());
-    kas.signal("QUIT").await;
+    kas.signal(Signal::QUIT);
     let status = timeout(SOON, kas.child.wait()).await.expect("kas ends").unwrap();
     assert_eq!(status.signal(), Some(3));
 }

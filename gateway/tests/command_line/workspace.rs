@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::Value;
 use tempfile::TempDir;
+use testing::process::{Signal, send_signal};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
@@ -142,9 +143,8 @@ impl Workspace {
 }
 
 impl Kas {
-    pub(crate) async fn signal(&self, name: &str) {
-        let id = self.child.id().expect("kas runs").to_string();
-        assert!(Command::new("kill").args(["-s", name, &id]).status().await.unwrap().success());
+    pub(crate) fn signal(&self, signal: Signal) {
+        send_signal(self.child.id().expect("kas runs"), signal).unwrap();
     }
 
     /// Returns the body of a response of the observability listener.

@@ -1,5 +1,7 @@
 //! Several replicas with a real Redis. Callers reach the agent through any of them.
 
+use testing::process::Signal;
+
 use crate::support::{AGENT, Fleet, Kas, Redis, Simulator, eventually, run_under_load};
 
 /// Returns the fixtures, or skips the test if a program is missing.
@@ -67,11 +69,11 @@ fn frozen_owner_fails_no_request_and_rejoins() {
     let responses = run_under_load(
         || fleet.get_version(&entry),
         |wait_for_more| {
-            owner.process.signal("STOP");
+            owner.process.signal(Signal::STOP);
             wait_for_more();
             eventually("the other replicas remove the frozen one", || is_registered("0"));
             wait_for_more();
-            owner.process.signal("CONT");
+            owner.process.signal(Signal::CONT);
             eventually("the thawed replica publishes its routes again", || {
                 is_registered("1") && redis.run(&["HEXISTS", &routes(&owner), "7"]) == "1"
             });

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use testing::process::Signal;
+
 use crate::support::{
     Fleet, Kas, Redis, Sentinel, Simulator, eventually, run_under_load, socket_section, start_delayed_socket,
 };
@@ -76,7 +78,7 @@ fn frozen_redis_fails_no_request() {
     let responses = run_under_load(
         || fleet.get_version(&entry),
         |wait_for_more| {
-            redis.server.signal("STOP");
+            redis.server.signal(Signal::STOP);
             wait_until_degraded([&owner, &newcomer, &entry]);
             let _agent = fleet.start_agent_at(&newcomer);
             assert_eq!(
@@ -85,7 +87,7 @@ fn frozen_redis_fails_no_request() {
                 "a replica without Redis serves its own new agents"
             );
             wait_for_more();
-            redis.server.signal("CONT");
+            redis.server.signal(Signal::CONT);
             wait_until_recovered([&owner, &newcomer, &entry]);
             wait_for_more();
         },

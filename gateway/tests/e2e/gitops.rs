@@ -15,6 +15,7 @@ use std::{process::Output, time::SystemTime};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testing::process::Signal;
 
 use crate::support::{AGENT, Agent, Cluster, GitRepository, Installation, KasOptions, Namespace, eventually};
 
@@ -541,12 +542,12 @@ fn leader_that_was_frozen_writes_nothing_old() {
 
     commit(&world, "old");
     eventually("the sync has begun", || values(&world).contains("old"));
-    world.installation.agent.process.signal("STOP");
+    world.installation.agent.process.signal(Signal::STOP);
     eventually("the other pod has taken over", || second.process.printed().contains("this pod leads GitOps"));
     commit(&world, "new");
     eventually("it applies the newer commit", || values(&world).trim() == all("new"));
 
-    world.installation.agent.process.signal("CONT");
+    world.installation.agent.process.signal(Signal::CONT);
     eventually("the first pod knows that its time is over", || {
         world.installation.agent.process.printed().contains("this pod does not lead GitOps any more")
     });

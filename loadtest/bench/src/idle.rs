@@ -74,7 +74,7 @@ pub(super) async fn measure(work: &Path, tunnels: u32, tls: bool) -> anyhow::Res
     if tls {
         agents.arg("--cacert").arg(directory.join("kas.crt"));
     }
-    let output = agents.output().await?;
+    let output = agents.output().await.context("loadtest cannot be started")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
     let report: agents::AgentsReport = serde_json::from_str(&std::fs::read_to_string(report)?)?;
     kas.kill().await?;

@@ -108,7 +108,7 @@ impl DemoIssuer {
         kas.arg(format!("--login-arg={REDIRECT}"));
         kas.arg("--config").arg(directory.join("kas.yaml"));
         kas.arg("--certificate-authority").arg(directory.join("kas.crt"));
-        let output = kas.arg("--output").arg(file).output().await?;
+        let output = kas.arg("--output").arg(file).output().await.context("kas cannot be started")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Ok(())
     }
@@ -128,7 +128,7 @@ impl DemoIssuer {
         ]);
         kas.env("KUBERNETES_EXEC_INFO", EXEC_INFO).env("XDG_CACHE_HOME", directory.join("cache"));
         kas.env("BROWSER", "true").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut kas = kas.kill_on_drop(true).spawn()?;
+        let mut kas = kas.kill_on_drop(true).spawn().context("kas cannot be started")?;
         let mut lines = BufReader::new(kas.stderr.take().context("standard error is piped")?).lines();
         let login = async {
             let mut last = String::new();

@@ -156,7 +156,8 @@ impl Events {
         let author = ["-c", "user.name=loadtest", "-c", "user.email=loadtest@example.com"];
         let commit = [&author[..], &["commit", "--quiet", "--message", "Add the configurations"]].concat();
         for arguments in [&["init", "--quiet", "--initial-branch=main"][..], &["add", "--all"], &commit] {
-            let status = Command::new("git").arg("-C").arg(repository).args(arguments).status().await?;
+            let status = Command::new("git").arg("-C").arg(repository).args(arguments).status().await;
+            let status = status.context("git cannot be started")?;
             ensure!(status.success(), "git {} failed", arguments.join(" "));
         }
         Ok(())

@@ -18,7 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::{outcome::FaultOutcome, replicas::Replicas};
 use crate::{
-    installation::callers::{CallerConfig, SentRequest, send_requests},
+    installation::{
+        callers::{CallerConfig, SentRequest, send_requests},
+        stack::process::Signal,
+    },
     load::{
         self,
         options::write_json,
@@ -258,8 +261,8 @@ impl Failover {
     async fn begin_fault(&self, fault: Fault, fleet: &mut Replicas) -> anyhow::Result<()> {
         match fault {
             Fault::Sigterm => fleet.stop().await,
-            Fault::Sigkill => fleet.signal("KILL").await,
-            Fault::Sigstop => fleet.signal("STOP").await,
+            Fault::Sigkill => fleet.signal(Signal::KILL),
+            Fault::Sigstop => fleet.signal(Signal::STOP),
             Fault::BlackHole => {
                 fleet.network().cut();
                 Ok(())
@@ -276,7 +279,7 @@ impl Failover {
         sleep(if fault == Fault::RedisKill { self.redis_down } else { self.lasting }).await;
         match fault {
             Fault::Sigterm | Fault::Sigkill => {}
-            Fault::Sigstop => fleet.signal("CONT").await?,
+            Fault::Sigstop => fleet.signal(Signal::CONT)?,
             Fault::BlackHole => fleet.network().mend(),
             Fault::RedisKill => fleet.start_redis().await?,
         }

@@ -24,7 +24,7 @@ pub use self::config::kubeconfig;
 pub use self::config::{AGENT, IDENTITY, POLICY, StackConfig, Tls, hash, new_agents, new_token};
 use self::{
     config::{config, write_identity},
-    process::{ChildProcess, find},
+    process::{ChildProcess, Signal, find},
 };
 use crate::load::{
     LoadTarget,
@@ -99,9 +99,9 @@ impl KasProcess {
         self.child.pid()
     }
 
-    /// Sends a signal, by its name: TERM, STOP, CONT.
-    pub async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
-        self.child.signal(signal).await
+    /// Sends a signal.
+    pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
+        self.child.signal(signal)
     }
 
     /// Kills it with SIGKILL.

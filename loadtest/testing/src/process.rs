@@ -7,7 +7,7 @@
 )]
 
 use std::{
-    io::{BufRead as _, BufReader, Read, Write as _},
+    io::{self, BufRead as _, BufReader, Read, Write as _},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::Arc,
     thread::{self, JoinHandle},
@@ -15,6 +15,9 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
+use rustix::process::{Pid, kill_process};
+
+pub use rustix::process::Signal;
 
 /// The timeout of every wait, long enough for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(45);
@@ -89,7 +92,7 @@ impl Process {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        self.signal("TERM");
+        self.signal(Signal::TERM);
     }
 
     /// Sends SIGKILL and waits until it has exited.
@@ -111,10 +114,9 @@ impl Process {
         code(status.unwrap())
     }
 
-    /// Sends a signal, by its name.
-    pub fn signal(&self, signal: &str) {
-        let kill = format!("kill -{signal} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        send_signal(self.child.id(), signal).unwrap();
     }
 }
 
@@ -126,6 +128,16 @@ impl Drop for Process {
             println!("--- output of {}:\n{}\n---", self.name, self.printed());
         }
     }
+}
+
+/// Sends a signal to a process.
+///
+/// # Errors
+///
+/// There is no such process, or it is that of another user.
+pub fn send_signal(pid: u32, signal: Signal) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(kill_process(pid, signal)?)
 }
 
 /// Runs a program to its end with the given standard input.

@@ -12,7 +12,7 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
-    process::{Process, eventually},
+    process::{Process, Signal, eventually},
     skip::{installed, skipped},
 };
 
@@ -67,8 +67,8 @@ impl RedisServer {
         self.process.kill();
     }
 
-    /// Sends a signal, by its name.
-    pub fn signal(&self, signal: &str) {
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 

@@ -1,10 +1,15 @@
 //! Tests that are skipped because a program is missing.
 
 use std::{
-    io::Write as _,
+    ffi::OsString,
+    fs::OpenOptions,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     thread::{self, Thread},
 };
+
+/// The environment variable with the file that collects what is skipped, which `make test` prints at its end.
+const FILE: &str = "SKIPPED_FILE";
 
 /// Reports on standard error that the running test is skipped, past the capture of the test harness.
 ///
@@ -31,7 +36,20 @@ fn name(thread: &Thread) -> &str {
 }
 
 fn report(name: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+    let _ = writeln!(io::stderr(), "SKIPPED {name}: {why}");
+    record(name, why);
+}
+
+/// Adds something that is skipped to the file of [`FILE`], if there is one.
+pub fn record(name: &str, why: &str) {
+    let _ = std::env::var_os(FILE).map(|file| append(file, name, why));
+}
+
+/// Adds a line to the file with one write, because several tests run at a time.
+fn append(file: OsString, name: &str, why: &str) -> io::Result<()> {
+    let why = why.lines().next().unwrap_or_default();
+    let mut file = OpenOptions::new().create(true).append(true).open(file)?;
+    file.write_all(format!("{name}\t{why}\n").as_bytes())
 }
 
 /// Returns the path of helm, if it is installed or built in `target`.
@@ -51,4 +69,19 @@ pub fn go_program(name: &str) -> Option<PathBuf> {
 pub fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_test_is_a_line_of_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("skipped");
+        append(file.clone().into(), "gitops::render::helm", "there is no helm\nexit code 1").unwrap();
+        append(file.clone().into(), "charts", "there is no helm").unwrap();
+        let text = std::fs::read_to_string(file).unwrap();
+        assert_eq!(text, "gitops::render::helm\tthere is no helm\ncharts\tthere is no helm\n");
+    }
 }

@@ -1,9 +1,9 @@
 //! `loadtest failover`: faults, reports and Ctrl-C.
 
 use serde_json::Value;
+use testing::process::{Signal, send_signal};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
-    process::Command,
     time::timeout,
 };
 
@@ -43,7 +43,7 @@ async fn ctrl_c_stops_all_processes() {
     let mut line = String::new();
     timeout(TIMEOUT, out.read_line(&mut line)).await.unwrap().unwrap();
     assert!(line.starts_with("SIGSTOP: 2 replicas; "), "{line}");
-    Command::new("kill").args(["-INT", &child.id().unwrap().to_string()]).status().await.unwrap();
+    send_signal(child.id().unwrap(), Signal::INT).unwrap();
     let mut rest = String::new();
     timeout(TIMEOUT, out.read_to_string(&mut rest)).await.unwrap().unwrap();
     assert_eq!(timeout(TIMEOUT, child.wait()).await.unwrap().unwrap().code(), Some(0));

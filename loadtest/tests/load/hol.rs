@@ -1,7 +1,8 @@
 //! `loadtest hol`: stalled readers beside other requests.
 
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, process::Command, time::timeout};
+use testing::process::{Signal, send_signal};
+use tokio::{net::TcpListener, time::timeout};
 
 use crate::{
     program::{TIMEOUT, command, run, texts},
@@ -82,8 +83,7 @@ async fn ctrl_c_reports_measurements_so_far() {
     let flags = format!("-c 2 -d 1h --warm-up 0s --stalled-url http://{}/long", server.address);
     let child = command("hol", &server.url, &flags).spawn().unwrap();
     server.requests.wait_for(|requests| *requests > 20).await.unwrap();
-    let pid = child.id().unwrap().to_string();
-    Command::new("kill").args(["-INT", &pid]).status().await.unwrap();
+    send_signal(child.id().unwrap(), Signal::INT).unwrap();
     let output = timeout(TIMEOUT, child.wait_with_output()).await.unwrap().unwrap();
     let (code, out, err) = texts(&output);
     assert_eq!(code, Some(0), "{err}");

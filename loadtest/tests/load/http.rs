@@ -1,6 +1,7 @@
 //! `loadtest http`: reports and failures.
 
-use tokio::{net::TcpListener, process::Command, time::timeout};
+use testing::process::{Signal, send_signal};
+use tokio::{net::TcpListener, time::timeout};
 
 use crate::{
     program::{TIMEOUT, command, run, texts},
@@ -102,8 +103,7 @@ async fn ctrl_c_reports_measurements_so_far() {
     let mut server = Server::start(|_, _| ServerAction::Respond(OK)).await;
     let child = command("http", &server.url, "-c 2 --duration 1h --warm-up 0s").spawn().unwrap();
     server.requests.wait_for(|requests| *requests > 100).await.unwrap();
-    let pid = child.id().unwrap().to_string();
-    Command::new("kill").args(["-INT", &pid]).status().await.unwrap();
+    send_signal(child.id().unwrap(), Signal::INT).unwrap();
     let output = timeout(TIMEOUT, child.wait_with_output()).await.unwrap().unwrap();
     let (code, out, err) = texts(&output);
     assert_eq!(code, Some(0), "{err}");

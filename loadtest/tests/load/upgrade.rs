@@ -1,11 +1,13 @@
 //! `loadtest upgrade`: sessions of exec and port-forward.
 
 use serde_json::Value;
-use testing::simulator::Simulator;
+use testing::{
+    process::{Signal, send_signal},
+    simulator::Simulator,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    process::Command,
     time::timeout,
 };
 
@@ -118,8 +120,7 @@ async fn ctrl_c_reports_measurements_so_far() {
     let mut server = Server::start(|_, _| ServerAction::Respond(SWITCHED)).await;
     let child = command("upgrade", &server.url, "-c 2 -d 1h --warm-up 0s").spawn().unwrap();
     server.requests.wait_for(|requests| *requests > 20).await.unwrap();
-    let pid = child.id().unwrap().to_string();
-    Command::new("kill").args(["-INT", &pid]).status().await.unwrap();
+    send_signal(child.id().unwrap(), Signal::INT).unwrap();
     let output = timeout(TIMEOUT, child.wait_with_output()).await.unwrap().unwrap();
     let (code, out, err) = texts(&output);
     assert_eq!(code, Some(0), "{err}");

@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
 
 use super::{super::Cluster, *};
@@ -204,7 +205,7 @@ async fn invalid_output_is_an_error() {
 async fn hanging_plugin_is_killed_with_its_children() {
     let fixture = Fixture::new();
     let fifo = fixture.path("fifo");
-    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
     let script =
         format!("exec 3> {}; (sleep 60; echo survived >&3) & echo started >&3; wait", fifo.display());
     let plugin = fixture.plugin(&script);

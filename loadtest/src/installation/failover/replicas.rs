@@ -20,8 +20,12 @@ use crate::{
     installation::{
         callers::{Backend, Endpoint},
         stack::{
-            KasProcess, POLL, START, StackConfig, get, kubeconfig, network::SimulatedNetwork,
-            prepare_directory, process::ChildProcess, redis::RedisProcess, wait_until_ready, write_file,
+            KasProcess, POLL, START, StackConfig, get, kubeconfig,
+            network::SimulatedNetwork,
+            prepare_directory,
+            process::{ChildProcess, Signal},
+            redis::RedisProcess,
+            wait_until_ready, write_file,
         },
     },
     load::target::TargetOptions,
@@ -135,8 +139,8 @@ impl Replicas {
     }
 
     /// Sends a signal to the affected replica.
-    pub(super) async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
-        self.kas[0].kas.as_mut().context("it was stopped")?.signal(signal).await
+    pub(super) fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
+        self.kas[0].kas.as_mut().context("it was stopped")?.signal(signal)
     }
 
     /// Sends SIGTERM to the affected replica and waits until it has stopped.

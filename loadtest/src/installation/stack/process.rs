@@ -9,6 +9,8 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
+pub use testing::process::Signal;
+use testing::process::send_signal;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, Command},
@@ -59,7 +61,9 @@ impl ChildProcess {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .process_group(0);
-        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("{} cannot be started", command.as_std().get_program().display()))?;
         let pid = child.id().context("it was just started")?;
         let mut lines = BufReader::new(child.stderr.take().context("standard error is piped")?).lines();
         let mut fields = Value::Null;
@@ -100,19 +104,18 @@ impl ChildProcess {
         self.pid
     }
 
-    /// Sends a signal, by its name: TERM, STOP, CONT.
-    pub async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
+    /// Sends a signal.
+    pub fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("{} had stopped by itself ({status}); its log says why", self.name);
         }
         // tokio can send SIGKILL only.
-        Command::new("kill").arg(format!("-{signal}")).arg(self.pid.to_string()).status().await?;
-        Ok(())
+        send_signal(self.pid, signal).with_context(|| format!("{} gets no signal", self.name))
     }
 
     /// Sends SIGTERM and waits until the process has exited. An exit code other than 0 is an error.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        self.signal("TERM").await?;
+        self.signal(Signal::TERM)?;
         let name = &self.name;
         let stopped = timeout(STOP, self.child.wait()).await;
         let status = stopped.with_context(|| format!("{name} did not stop within {STOP:?}"))??;
@@ -191,5 +194,33 @@ mod tests {
         assert!(peak(pid).unwrap() >= resident(pid).unwrap() / 2);
         assert!(descriptors(pid).unwrap() > 2);
         assert!(cpu(0).is_err());
+    }
+
+    async fn start(program: &str, argument: &str) -> anyhow::Result<ChildProcess> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new(program);
+        command.arg(argument);
+        Ok(ChildProcess::start(command, &directory.path().join("log"), None, STOP).await?.0)
+    }
+
+    #[tokio::test]
+    async fn error_of_a_start_names_the_program() {
+        let error = start("/nowhere/agentk", "").await.unwrap_err();
+        assert_eq!(
+            format!("{error:#}"),
+            "/nowhere/agentk cannot be started: No such file or directory (os error 2)"
+        );
+    }
+
+    #[tokio::test]
+    async fn signal_reaches_the_process_until_it_has_ended() {
+        use std::os::unix::process::ExitStatusExt as _;
+
+        let mut process = start("sleep", "60").await.unwrap();
+        process.signal(Signal::INT).unwrap();
+        assert_eq!(process.child.wait().await.unwrap().signal(), Some(2));
+        assert!(
+            process.signal(Signal::INT).unwrap_err().to_string().starts_with("sleep had stopped by itself")
+        );
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn git(directory: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
     for (name, value) in [("NAME", "Test"), ("EMAIL", "test@example.com"), ("DATE", "2026-01-01T00:00:00Z")] {
         command.env(format!("GIT_AUTHOR_{name}"), value).env(format!("GIT_COMMITTER_{name}"), value);
     }
-    let output = command.output().expect("git runs");
+    let output = command.output().expect("git cannot be started");
     output.status.success().then_some(output.stdout)
 }
 
