@@ -58,6 +58,8 @@ pub(crate) struct Facts {
     pub(crate) details: Box<[(&'static str, Text)]>,
     pub(crate) health: HealthState,
     pub(crate) message: Box<str>,
+    /// The time at which it is healthy if nothing changes until then, in seconds since 1970: the crashes of its containers are forgotten.
+    pub(crate) healthy_from: Option<i64>,
     pub(crate) groups: Box<[Text]>,
     pub(crate) references: Box<[EntryReference]>,
     pub(crate) selector: Option<Box<PodSelector>>,
@@ -87,11 +89,13 @@ pub(crate) struct EntryReference {
     pub(crate) name: Text,
 }
 
-/// Reads the facts of an object. Returns them with its UID, or `None` for an object without a UID or a name.
+/// Reads the facts of an object at a time in seconds since 1970. Returns them with its UID, or `None` for an object without a UID or a
+/// name.
 pub(crate) fn read(
     resource: &ResourceKind,
     object: &mut Value,
     interner: &mut Interner,
+    now: i64,
 ) -> Option<(Text, Facts)> {
     let api = &resource.api;
     let (group, kind) = (&*api.group, &*api.kind);
@@ -106,10 +110,11 @@ pub(crate) fn read(
         return None;
     }
     let time = |key: &str| metadata[key].as_str().and_then(time::seconds);
-    let Assessment { health, reason } = match &resource.rule {
-        Some(rule) => object_health::assess_by_rule(object, rule),
-        None => object_health::assess(object),
+    let (Assessment { health, reason }, healthy_from) = match &resource.rule {
+        Some(rule) => (object_health::assess_by_rule(object, rule), None),
+        None => (object_health::assess_at(object, time::at(now)), object_health::healthy_from(object)),
     };
+    let healthy_from = healthy_from.filter(|_| health == HealthState::Degraded).map(time::of);
     let Summary { status, ready, restarts, images, details } = summarize(group, kind, object);
     let mut intern = |text: &str| interner.get(text);
     let labels = metadata["labels"].as_object().into_iter().flatten();
@@ -170,6 +175,7 @@ pub(crate) fn read(
         details: details.into_iter().map(|(key, value)| (key, intern(&value))).collect(),
         health,
         message: cut(&reason, MAX_MESSAGE).into(),
+        healthy_from,
         groups: groups::groups(object).iter().map(|id| intern(id)).collect(),
         selector: references::pod_selector(group, kind, object).map(Box::new),
         templates: references::claim_templates(object).iter().map(|name| intern(name)).collect(),

@@ -9,10 +9,14 @@ use std::{
 };
 
 use kube::core::ApiResource;
-use proto::{agent_configuration::graph, graph::ResourceState};
+use proto::{
+    agent_configuration::graph,
+    graph::{HealthState, ResourceState},
+};
 use serde_json::Value;
 
 use crate::{
+    access::Access,
     entry::{self, Entry, Facts, Text},
     resources::ResourceKind,
     text::Interner,
@@ -95,6 +99,8 @@ pub struct Graph {
     pods: HashMap<Text, BTreeSet<u32>>,
     /// The number of the resource of Pods.
     pod_resource: Option<usize>,
+    /// The objects that become healthy by themselves, by the time.
+    recoveries: BTreeSet<(i64, u32)>,
     pub(crate) warnings: Warnings,
     interner: Interner,
     bytes: usize,
@@ -166,6 +172,7 @@ impl Graph {
             selectors: HashMap::new(),
             pods: HashMap::new(),
             pod_resource: None,
+            recoveries: BTreeSet::new(),
             warnings: Warnings::default(),
             interner: Interner::default(),
             bytes: 0,
@@ -242,7 +249,7 @@ impl Graph {
         now: i64,
     ) -> Result<(), LimitExceeded> {
         let kind = &self.resources[resource].kind;
-        let Some((uid, facts)) = entry::read(kind, object, &mut self.interner) else { return Ok(()) };
+        let Some((uid, facts)) = entry::read(kind, object, &mut self.interner, now) else { return Ok(()) };
         if let Some(&slot) = self.by_uid.get(&uid) {
             self.change(slot, resource, facts, now);
             return Ok(());
@@ -280,6 +287,59 @@ impl Graph {
             && self.slots[slot as usize].as_ref().is_some_and(|entry| entry.resource == resource)
         {
             self.remove(slot);
+        }
+    }
+
+    /// Adds or changes an event. The object whose reason it explains is marked as changed.
+    pub(crate) fn apply_event(&mut self, event: &Value) {
+        let changed = self.warnings.apply(event);
+        self.touch_explained(&changed);
+    }
+
+    /// Deletes an event. The object whose reason it has explained is marked as changed.
+    pub(crate) fn delete_event(&mut self, event: &Value) {
+        let changed = self.warnings.delete(event);
+        self.touch_explained(&changed);
+    }
+
+    fn touch_explained(&mut self, uids: &[String]) {
+        for uid in uids {
+            if let Some(&slot) = self.by_uid.get(&**uid)
+                && self.entry(slot).facts.health > HealthState::Healthy
+            {
+                self.touch(slot);
+            }
+        }
+    }
+
+    /// Makes the objects healthy whose crashes are forgotten now.
+    pub(crate) fn recover(&mut self, now: i64) {
+        while let Some(&(time, slot)) = self.recoveries.first().filter(|(time, _)| *time <= now) {
+            let entry = self.entry(slot);
+            let (resource, round) = (entry.resource, entry.round);
+            let facts = Facts {
+                health: HealthState::Healthy,
+                message: "".into(),
+                healthy_from: None,
+                ..entry.facts.clone()
+            };
+            self.change(slot, resource, facts, time);
+            // No list has shown it.
+            self.slots[slot as usize].as_mut().expect("a place in an index has an object").round = round;
+        }
+    }
+
+    /// Returns the reason for the health of an object: what its state says, and the newest event that explains it, if the caller may read
+    /// events.
+    pub(crate) fn reason(&self, entry: &Entry, access: &Access) -> String {
+        let Facts { message, namespace, health, .. } = &entry.facts;
+        let cause = self.warnings.cause(&entry.uid).filter(|_| *health > HealthState::Healthy);
+        let event_resource = || self.resources.iter().position(|resource| resource.kind.api.kind == "Event");
+        match cause {
+            Some(cause) if event_resource().is_some_and(|events| access.sees(events, namespace)) => {
+                explained(message, cause)
+            }
+            _ => message.to_string(),
         }
     }
 
@@ -459,6 +519,10 @@ impl Graph {
     fn index(&mut self, slot: u32) {
         let entry = self.entry(slot);
         let namespace = Arc::clone(&entry.facts.namespace);
+        if let Some(time) = entry.facts.healthy_from {
+            self.recoveries.insert((time, slot));
+        }
+        let entry = self.entry(slot);
         if entry.facts.selector.is_some() {
             self.selectors.entry(namespace).or_default().insert(slot);
         } else if Some(entry.resource) == self.pod_resource {
@@ -470,6 +534,10 @@ impl Graph {
     fn unindex(&mut self, slot: u32) {
         let entry = self.entry(slot);
         let namespace = Arc::clone(&entry.facts.namespace);
+        if let Some(time) = entry.facts.healthy_from {
+            self.recoveries.remove(&(time, slot));
+        }
+        let entry = self.entry(slot);
         if entry.facts.selector.is_some() {
             remove_from(&mut self.selectors, &namespace, slot);
         } else if Some(entry.resource) == self.pod_resource {
@@ -487,12 +555,29 @@ impl Graph {
         };
         let touched = self.selectors.get(namespace).into_iter().flatten().copied().filter(selects);
         for slot in touched.collect::<Vec<_>>() {
-            let sequence = self.next();
-            let entry = self.slots[slot as usize].as_mut().expect("a place in an index has an object");
-            self.changes.remove(&entry.sequence);
-            entry.sequence = sequence;
-            self.changes.insert(sequence, slot);
+            self.touch(slot);
         }
+    }
+
+    /// Marks an object as changed.
+    fn touch(&mut self, slot: u32) {
+        let sequence = self.next();
+        let entry = self.slots[slot as usize].as_mut().expect("a place in an index has an object");
+        self.changes.remove(&entry.sequence);
+        entry.sequence = sequence;
+        self.changes.insert(sequence, slot);
+    }
+}
+
+/// Adds the words of an event to a reason. An event of a probe that fails says so once.
+fn explained(message: &str, cause: &str) -> String {
+    match (cause.strip_prefix("Readiness probe failed: "), cause.strip_prefix("Startup probe failed: ")) {
+        (Some(words), _) if message.ends_with("its readiness probe fails") => format!("{message}: {words}"),
+        (_, Some(words)) if message.ends_with("its startup probe has not succeeded yet") => {
+            format!("{message}: {words}")
+        }
+        _ if message.is_empty() => cause.to_owned(),
+        _ => format!("{message}; {cause}"),
     }
 }
 

@@ -44,6 +44,8 @@ const LISTS: usize = 4;
 const PAGE: u32 = 250;
 /// The time between two looks at resources that cannot be listed, and at the kinds that exist.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
+/// The time between two looks at objects that become healthy by themselves.
+const RECOVERIES: Duration = Duration::from_secs(10);
 /// The first and the longest wait after an error.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The shortest and the longest time of one watch, in seconds. kube-rs allows less than 295.
@@ -120,6 +122,7 @@ pub async fn keep_loaded(cache: &Arc<Cache>) {
         loop {
             tokio::select! {
                 Some(()) = loads.next(), if !loads.is_empty() => {}
+                () = sleep(RECOVERIES) => cache.write(|graph| graph.recover(time::now())),
                 () = &mut look_again => break,
             }
         }
@@ -194,7 +197,7 @@ impl Load<'_> {
                 Ok(Event::InitApply(mut object) | Event::Apply(mut object)) => {
                     let applied = self.loader.cache.write(|graph| {
                         if is_event {
-                            graph.warnings.apply(&object);
+                            graph.apply_event(&object);
                             return Ok(());
                         }
                         graph.apply(self.resource, &mut object, now)
@@ -205,7 +208,7 @@ impl Load<'_> {
                 }
                 Ok(Event::Delete(object)) => self.loader.cache.write(|graph| {
                     if is_event {
-                        graph.warnings.delete(&object);
+                        graph.delete_event(&object);
                     } else {
                         graph.delete(self.resource, &object);
                     }

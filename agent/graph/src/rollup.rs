@@ -127,7 +127,7 @@ impl Graph {
             namespace: entry.facts.namespace.to_string(),
             name: entry.facts.name.to_string(),
             health,
-            message: entry.facts.message.to_string(),
+            message: self.reason(entry, access),
             since: time::text(entry.since),
         });
         GroupHealth { health: worst, counts, attention: attention.collect() }

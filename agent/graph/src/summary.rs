@@ -77,7 +77,11 @@ pub(crate) fn summarize(group: &str, kind: &str, object: &Value) -> Summary {
         }
         ("autoscaling", "HorizontalPodAutoscaler") => {
             let current = at(object, "/status/currentReplicas");
-            summary.set_ready(current, at(object, "/status/desiredReplicas"));
+            match at(object, "/status/desiredReplicas") {
+                // It has not been computed, such as without metrics.
+                0 => summary.status = format!("{current} replicas"),
+                desired => summary.set_ready(current, desired),
+            }
             let minimum = object.pointer("/spec/minReplicas").map_or(1, count);
             summary.detail("bounds", &*format!("{minimum}-{}", at(object, "/spec/maxReplicas")));
         }

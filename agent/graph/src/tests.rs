@@ -3,6 +3,7 @@
 mod configured;
 mod following;
 mod groups;
+mod reasons;
 
 use kube::core::{ApiResource, GroupVersionKind};
 use proto::graph::{Branch, Relation};

@@ -21,7 +21,17 @@ pub(crate) fn text(seconds: i64) -> String {
 
 /// Returns the time now.
 pub(crate) fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().try_into().unwrap_or(0))
+    of(SystemTime::now())
+}
+
+/// Returns a time as the system has it.
+pub(crate) fn at(seconds: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(MAX))
+}
+
+/// Returns a time, or 0 if it is before 1970.
+pub(crate) fn of(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().try_into().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ impl Graph {
             images: facts.images.iter().map(|image| own(image)).collect(),
             details: facts.details.iter().map(|(key, value)| (own(key), own(value))).collect(),
             health: facts.health,
-            message: own(&facts.message),
+            message: self.reason(entry, access),
             since: time::text(entry.since),
             groups: facts.groups.iter().map(|id| own(id)).collect(),
             edges: self.edges(entry, access),

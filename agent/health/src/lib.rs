@@ -3,7 +3,14 @@
 //! The rules are those of Argo CD 3.6 for the kinds of Kubernetes, without three of its defects: the status of a Job's conditions
 //! counts, a StatefulSet waits for its new revision, and init containers that fail are seen. Other kinds follow kstatus: deletion,
 //! `observedGeneration`, and the conditions `Reconciling`, `Stalled` and `Ready`. A rule of the user replaces those of a kind.
+//!
+//! A reason says what a person has to know at night: why no node runs a Pod, which probe fails, how often and with which exit code and
+//! last words a container crashes. A container that crashes again and again is not healthy between its crashes.
 #![warn(missing_docs)]
+
+mod pod;
+
+use std::time::SystemTime;
 
 use proto::{agent_configuration::graph::HealthRule, graph::HealthState};
 use serde_json::Value;
@@ -46,7 +53,20 @@ pub fn has_health(group: &str, kind: &str) -> bool {
 
 /// Assesses an object as the API server returns it.
 pub fn assess(object: &Value) -> Assessment {
-    without_rules(object).unwrap_or_else(|| of_kind(object))
+    assess_at(object, SystemTime::now())
+}
+
+/// Assesses an object at a time: a crash is forgotten when the container has run long enough.
+pub fn assess_at(object: &Value, now: SystemTime) -> Assessment {
+    without_rules(object).unwrap_or_else(|| of_kind(object, now))
+}
+
+/// Returns when a Pod is healthy that is only degraded because a container has crashed again and again, if nothing changes until then.
+pub fn healthy_from(object: &Value) -> Option<SystemTime> {
+    if object["kind"] != "Pod" || without_rules(object).is_some() {
+        return None;
+    }
+    pod::healthy_from(object)
 }
 
 /// Assesses an object by a rule of the user.
@@ -82,7 +102,7 @@ fn by_rule(object: &Value, rule: &HealthRule) -> Assessment {
     Assessment { health, reason }
 }
 
-fn of_kind(object: &Value) -> Assessment {
+fn of_kind(object: &Value, now: SystemTime) -> Assessment {
     let api = object["apiVersion"].as_str().unwrap_or_default();
     let group = api.split_once('/').map_or("", |(group, _)| group);
     match (group, object["kind"].as_str().unwrap_or_default()) {
@@ -90,7 +110,7 @@ fn of_kind(object: &Value) -> Assessment {
         ("apps", "StatefulSet") => stateful_set(object),
         ("apps" | "extensions", "DaemonSet") => daemon_set(object),
         ("apps" | "extensions", "ReplicaSet") => replica_set(object),
-        ("", "Pod") => pod(object),
+        ("", "Pod") => pod::assess(object, now),
         ("", "Service") => service(object),
         ("networking.k8s.io" | "extensions", "Ingress") => ingress(object),
         ("", "PersistentVolumeClaim") => claim(object),
@@ -160,19 +180,26 @@ fn deployment(object: &Value) -> Assessment {
     if !is_observed(object) {
         return progressing(NOT_OBSERVED);
     }
-    if let Some(condition) = condition(object, "Progressing")
-        && condition["reason"] == "ProgressDeadlineExceeded"
-    {
-        return degraded(message(condition));
-    }
     let (replicas, updated) = (number(object, "/status/replicas"), number(object, "/status/updatedReplicas"));
     let available = number(object, "/status/availableReplicas");
     let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64);
-    if let Some(wanted) = wanted.filter(|wanted| updated < *wanted) {
-        return progressing(format!("{updated} of {wanted} replicas are updated"));
+    // Such as an exceeded quota.
+    let refused = condition(object, "ReplicaFailure").filter(|condition| condition["status"] == "True");
+    let refused = refused.map(|condition| format!(": {}", message(condition))).unwrap_or_default();
+    if let Some(condition) = condition(object, "Progressing")
+        && condition["reason"] == "ProgressDeadlineExceeded"
+    {
+        let wanted = wanted.unwrap_or(updated);
+        let state = format!("{updated} of {wanted} replicas are updated, {available} are available");
+        return degraded(format!("its rollout takes longer than its deadline: {state}{refused}"));
     }
-    if replicas > updated {
-        return progressing(format!("{} old replicas are still there", replicas - updated));
+    if let Some(wanted) = wanted.filter(|wanted| updated < *wanted) {
+        return progressing(format!("{updated} of {wanted} replicas are updated{refused}"));
+    }
+    match replicas - updated {
+        ..=0 => {}
+        1 => return progressing("1 old replica is still there"),
+        old => return progressing(format!("{old} old replicas are still there")),
     }
     if available < updated {
         return progressing(format!("{available} of {updated} updated replicas are available"));
@@ -204,7 +231,7 @@ fn stateful_set(object: &Value) -> Assessment {
     let revision = |name: &str| object.pointer(&format!("/status/{name}")).and_then(Value::as_str);
     match revision("updateRevision") == revision("currentRevision") {
         true => healthy(),
-        false => progressing(format!("{updated} replicas have the new revision")),
+        false => progressing(format!("{updated} of {} replicas have the new revision", wanted.unwrap_or(1))),
     }
 }
 
@@ -231,8 +258,10 @@ fn replica_set(object: &Value) -> Assessment {
     if !is_observed(object) {
         return progressing(NOT_OBSERVED);
     }
-    if is_true(object, "ReplicaFailure") {
-        return degraded(condition(object, "ReplicaFailure").map(message).unwrap_or_default());
+    if let Some(failure) =
+        condition(object, "ReplicaFailure").filter(|condition| condition["status"] == "True")
+    {
+        return degraded(format!("its pods cannot be created: {}", message(failure)));
     }
     let available = number(object, "/status/availableReplicas");
     match object.pointer("/spec/replicas").and_then(Value::as_i64) {
@@ -241,62 +270,6 @@ fn replica_set(object: &Value) -> Assessment {
         }
         _ => healthy(),
     }
-}
-
-fn pod(object: &Value) -> Assessment {
-    let statuses =
-        |key: &str| object.pointer(&format!("/status/{key}")).and_then(Value::as_array).into_iter().flatten();
-    let containers = || statuses("initContainerStatuses").chain(statuses("containerStatuses"));
-    let policy = object.pointer("/spec/restartPolicy").and_then(Value::as_str).unwrap_or("Always");
-    let restarts = policy == "Always" || object["metadata"]["annotations"][IGNORE_RESTART_POLICY] == "true";
-    let failing: Vec<String> = containers()
-        .filter_map(|container| {
-            let waiting = &container["state"]["waiting"];
-            let reason = waiting["reason"].as_str()?;
-            let fails = reason.starts_with("Err") || reason.ends_with("Error") || reason.ends_with("BackOff");
-            let text = waiting["message"].as_str().unwrap_or(reason);
-            fails.then(|| format!("container {}: {text}", container["name"].as_str().unwrap_or_default()))
-        })
-        .collect();
-    if restarts && !failing.is_empty() {
-        return degraded(failing.join("; "));
-    }
-    match object.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default() {
-        "Succeeded" => healthy(),
-        "Failed" => degraded(pod_failure(object, containers())),
-        "Running" if restarts && is_true(object, "Ready") => healthy(),
-        "Running" if restarts => {
-            let crashed = containers().find(|container| container["lastState"].get("terminated").is_some());
-            match crashed {
-                Some(container) => degraded(format!(
-                    "container {} has crashed",
-                    container["name"].as_str().unwrap_or_default()
-                )),
-                None => progressing("it is not ready"),
-            }
-        }
-        phase => progressing(if phase.is_empty() { "it has no phase" } else { "it has not ended" }),
-    }
-}
-
-fn pod_failure<'a>(object: &'a Value, containers: impl Iterator<Item = &'a Value>) -> String {
-    if let Some(message) = object.pointer("/status/message").and_then(Value::as_str) {
-        return message.to_owned();
-    }
-    for container in containers {
-        let ended = &container["state"]["terminated"];
-        let name = container["name"].as_str().unwrap_or_default();
-        if let Some(message) = ended["message"].as_str().filter(|message| !message.is_empty()) {
-            return format!("container {name}: {message}");
-        }
-        if ended["reason"] == "OOMKilled" {
-            return format!("container {name} ran out of memory (OOMKilled)");
-        }
-        if let Some(code) = ended["exitCode"].as_i64().filter(|code| *code != 0) {
-            return format!("container {name} failed with exit code {code}");
-        }
-    }
-    "it has failed".to_owned()
 }
 
 fn service(object: &Value) -> Assessment {
@@ -322,7 +295,12 @@ fn claim(object: &Value) -> Assessment {
     match object.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default() {
         "Bound" => healthy(),
         "Lost" => degraded("its volume is lost"),
-        _ => progressing("it has no volume yet"),
+        _ => match object.pointer("/spec/storageClassName").and_then(Value::as_str) {
+            Some(class) if !class.is_empty() => {
+                progressing(format!("it has no volume of the class {class} yet"))
+            }
+            _ => progressing("it has no volume yet"),
+        },
     }
 }
 
@@ -333,7 +311,16 @@ fn job(object: &Value) -> Assessment {
     if is_true(object, "Suspended") {
         return suspended("it is suspended");
     }
-    if is_true(object, "Complete") { healthy() } else { progressing("it has not ended") }
+    if is_true(object, "Complete") {
+        return healthy();
+    }
+    let [active, succeeded, failed] =
+        ["active", "succeeded", "failed"].map(|name| number(object, &format!("/status/{name}")));
+    if active == 0 && succeeded == 0 && failed == 0 {
+        return progressing("none of its pods runs yet");
+    }
+    let wanted = object.pointer("/spec/completions").and_then(Value::as_i64).unwrap_or(1);
+    progressing(format!("pods: {succeeded} of {wanted} succeeded, {failed} failed, {active} active"))
 }
 
 fn cron_job(object: &Value) -> Assessment {
@@ -348,7 +335,11 @@ fn cron_job(object: &Value) -> Assessment {
     let running = status("active").and_then(Value::as_array).is_some_and(|active| !active.is_empty());
     // Times of the API have one form, in which the order of texts is that of times.
     match !running && succeeded.as_str() < scheduled.as_str() {
-        true => degraded("its last job did not succeed"),
+        true => degraded(format!(
+            "its job of {} did not succeed; the last one that did ended at {}",
+            scheduled.as_str().unwrap_or_default(),
+            succeeded.as_str().unwrap_or_default()
+        )),
         false => healthy(),
     }
 }
@@ -374,7 +365,7 @@ fn autoscaler(object: &Value) -> Assessment {
     let failed =
         |condition: &&&Value| condition["reason"].as_str().is_some_and(|reason| FAILURES.contains(&reason));
     if let Some(failed) = all.iter().find(failed) {
-        return degraded(message(failed));
+        return degraded(format!("it cannot scale: {}", message(failed)));
     }
     let works = |condition: &&Value| {
         (condition["type"] == "AbleToScale" || condition["type"] == "ScalingLimited")
@@ -505,7 +496,8 @@ mod tests {
         for case in cases {
             let name = case["metadata"]["name"].as_str().unwrap();
             let expected = case["metadata"]["annotations"]["expected"].as_str().unwrap();
-            let Assessment { health, reason } = assess(&case);
+            let now = humantime::parse_rfc3339("2026-01-01T01:00:00Z").unwrap();
+            let Assessment { health, reason } = assess_at(&case, now);
             let found =
                 if reason.is_empty() { format!("{health:?}") } else { format!("{health:?}: {reason}") };
             assert_eq!(found, expected, "{name} ({})", case["kind"]);
