@@ -149,7 +149,7 @@ fn expected_access(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static
         return None;
     }
 
-    let agent = match target.agent {
+    let agent = match target.agent.as_deref() {
         Some(agent) => AGENTS.iter().find(|(name, known)| *name == agent || Some(*known) == id(agent))?.1,
         None => named?,
     };
