@@ -1,6 +1,7 @@
 /** The service `graph` of an agent. The types are generated from its OpenAPI file. */
 
 import { getJson } from "./client";
+import type { ObjectKey } from "./kubernetes";
 import type { components } from "./graph-types";
 
 type Schemas = components["schemas"];
@@ -12,6 +13,7 @@ export type Attention = Schemas["Attention"];
 export type Warning = Schemas["Warning"];
 export type ComponentList = Schemas["ComponentList"];
 export type ResourceStatus = Schemas["ResourceStatus"];
+export type GroupList = Schemas["GroupList"];
 
 /** A part of a cluster: the objects of a namespace that have these labels. */
 export interface Scope {
@@ -35,6 +37,16 @@ function graphPath(agent: string, path: string, scope: Scope | null): string {
 
 export function getHealth(agent: string, scope: Scope | null, signal?: AbortSignal): Promise<HealthReport> {
   return getJson<HealthReport>(graphPath(agent, "health", scope), signal);
+}
+
+/** Returns the ids of the groups of an object. */
+export async function getGroups(agent: string, object: ObjectKey, signal: AbortSignal): Promise<string[]> {
+  const { group, kind, namespace, name } = object;
+  const query = new URLSearchParams({ kind: group === "" ? kind : `${kind}.${group}`, name });
+  if (namespace !== "") query.set("namespace", namespace);
+  const path = `/agents/${encodeURIComponent(agent)}/graph/v1/groups?${query.toString()}`;
+  const { groups } = await getJson<GroupList>(path, signal);
+  return groups.map(({ id }) => id);
 }
 
 export function getComponents(
