@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { age, decodeSecret, kubectlCommand, plain, safeLink, shellQuote } from "./text";
+import { age, decodeSecret, kubectlCommand, plain, safeLink, shellQuote, pieces } from "./text";
 
 describe("plain", () => {
   it("shows what would hide or reorder text", () => {
@@ -72,4 +72,25 @@ it("values of Secrets are text, or have a length", () => {
   expect(decodeSecret(btoa("pass"))).toBe("pass");
   expect(decodeSecret("/w==")).toBe("(1 bytes that are no text)");
   expect(decodeSecret("%")).toBe("(not base64)");
+});
+
+it.each<[string, string[]]>([
+  ["", []],
+  ["its rollout takes longer", ["its rollout takes longer"]],
+  ["image web:2 of web-7d9c5b-6x8kq", ["image web:2 of web-7d9c5b-6x8kq"]],
+  [
+    "pull registry.example.com/shop/checkout:2 fails",
+    ["pull ", "registry.|", "example.|", "com/|", "shop/|", "checkout:|", "2|", " fails"],
+  ],
+  [`sha256:${"a".repeat(64)}`, ["sha256:|", `(${"a".repeat(64)})|`]],
+])("the pieces of %j", (text, expected) => {
+  const shown = pieces(text).map(
+    ({ text: piece, isWhole, breaks }) => `${isWhole ? piece : `(${piece})`}${breaks ? "|" : ""}`,
+  );
+  expect(shown).toEqual(expected);
+  expect(
+    pieces(text)
+      .map((piece) => piece.text)
+      .join(""),
+  ).toBe(text);
 });

@@ -13,6 +13,36 @@ export function plain(text: string, limit = 4096): string {
   });
 }
 
+/** The longest piece of a text that never breaks, in characters. */
+const MAX_PIECE = 28;
+
+/** A part of a text that is in one line, if it is whole. A line may end after it if it `breaks`. */
+export interface Piece {
+  text: string;
+  isWhole: boolean;
+  breaks: boolean;
+}
+
+/** Returns the pieces of a text: words and the spaces between them, and the parts of a longer word, which end with punctuation. */
+export function pieces(text: string): Piece[] {
+  const found: Piece[] = [];
+  // Words that are short enough are one piece with the spaces around them.
+  let whole = "";
+  for (const word of text.split(/(\s+)/)) {
+    if (word.length <= MAX_PIECE) {
+      whole += word;
+      continue;
+    }
+    if (whole !== "") found.push({ text: whole, isWhole: true, breaks: false });
+    whole = "";
+    for (const part of word.split(/(?<=[-./:@_,=?&])/)) {
+      found.push({ text: part, isWhole: part.length <= MAX_PIECE, breaks: true });
+    }
+  }
+  if (whole !== "") found.push({ text: whole, isWhole: true, breaks: false });
+  return found;
+}
+
 /** Returns the age of a time, as kubectl prints it: `5s`, `3m10s`, `2h`, `4d`. */
 export function age(time: string | undefined, now: number): string {
   const then = time === undefined ? Number.NaN : Date.parse(time);

@@ -33,20 +33,20 @@ function tree(list: Row[]): string[] {
 
 describe("rows", () => {
   it("are a tree in which the unhealthy is open, and history and configuration are folded away", () => {
-    expect(tree(rows(all, NONE, new Map()))).toEqual(["o", "d*", "-rs2*", "--p"]);
+    expect(tree(rows(all, NONE, new Map()))).toEqual(["d*", "-rs2*", "--p", "o"]);
     expect(tree(rows(all, { ...NONE, all: true }, new Map()))).toEqual([
-      "o",
-      "c",
       "d*",
-      "-rs1",
       "-rs2*",
       "--p",
+      "-rs1",
+      "o",
+      "c",
     ]);
   });
 
   it("are opened and closed by the reader", () => {
-    expect(tree(rows(all, NONE, new Map([["d", false]])))).toEqual(["o", "d"]);
-    const closed = rows(all, NONE, new Map([["d", false]])).at(-1);
+    expect(tree(rows(all, NONE, new Map([["d", false]])))).toEqual(["d", "o"]);
+    const closed = rows(all, NONE, new Map([["d", false]])).at(0);
     expect([closed?.worst, closed?.children]).toEqual(["degraded", 1]);
   });
 
@@ -58,6 +58,25 @@ describe("rows", () => {
     [{ text: "nothing" }, []],
   ])("are filtered by %j, with the owners of what is selected", (filter, expected) => {
     expect(tree(rows(all, { ...NONE, ...filter }, new Map()))).toEqual(expected);
+  });
+
+  it("begin with the worst, by the worst object below", () => {
+    const fine = node({ uid: "a", kind: "Deployment" });
+    const slow = node({ uid: "b", kind: "Deployment", health: "progressing" });
+    const crashed = node({ uid: "z", kind: "StatefulSet" });
+    const below = node({ uid: "p", health: "degraded", ...owner(crashed) });
+    expect(tree(rows([fine, slow, crashed, below], NONE, new Map()))).toEqual(["z*", "-p", "b", "a"]);
+  });
+
+  it("show the object that is opened, with the objects above it", () => {
+    const whole = node({ uid: "w", kind: "Deployment" });
+    const set = node({ uid: "s", kind: "ReplicaSet", ready: { ready: 1, desired: 1 }, ...owner(whole) });
+    const inside = node({ uid: "i", ...owner(set) });
+    expect(tree(rows([whole, set, inside, config], NONE, new Map()))).toEqual(["w"]);
+    expect(tree(rows([whole, set, inside, config], NONE, new Map(), "i"))).toEqual(["w*", "-s*", "--i"]);
+    expect(tree(rows([whole, set, inside, config], NONE, new Map(), "c"))).toEqual(["c", "w"]);
+    const closed = new Map([["w", false]]);
+    expect(tree(rows([whole, set, inside], NONE, closed, "i"))).toEqual(["w"]);
   });
 
   it("end, whoever owns whom", () => {
@@ -79,7 +98,7 @@ describe("rows", () => {
 
   it("tell a screen reader their place", () => {
     const last = rows(all, { ...NONE, all: true }, new Map()).find((row) => row.node.uid === "rs2");
-    expect([last?.level, last?.position, last?.siblings]).toEqual([2, 2, 2]);
+    expect([last?.level, last?.position, last?.siblings]).toEqual([2, 1, 2]);
   });
 });
 

@@ -86,15 +86,24 @@ function matches(node: Node, filter: Filter): boolean {
 }
 
 /**
- * Returns the rows of the tree. An object that the filter does not select is shown if an object below it is selected.
- * `toggled` says which objects the reader has opened or closed. Of the others, those are open that are not healthy.
+ * Returns the rows of the tree, the worst ones first. An object that the filter does not select is shown if an object below it is
+ * selected. `toggled` says which objects the reader has opened or closed. Of the others, those are open that are not healthy, and those
+ * above `current`, the object that is shown beside the tree.
  */
-export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlyMap<string, boolean>): Row[] {
+export function rows(
+  nodes: Iterable<Node>,
+  filter: Filter,
+  toggled: ReadonlyMap<string, boolean>,
+  current: string | null = null,
+): Row[] {
   const shown = new Map<string, Node>();
   for (const node of nodes) {
-    if (isInNamespace(node, filter.namespace) && isShown(node, filter)) shown.set(node.uid, node);
+    const isWanted = isShown(node, filter) || node.uid === current;
+    if (isInNamespace(node, filter.namespace) && isWanted) shown.set(node.uid, node);
   }
-  const { roots, children } = forest(shown);
+  const { roots, children, parents } = forest(shown);
+  const above = new Set<string>();
+  for (let uid = parents.get(current ?? ""); uid !== undefined; uid = parents.get(uid)) above.add(uid);
   const selected = new Map<string, HealthState>();
   const select = (node: Node): HealthState | undefined => {
     let worst = matches(node, filter) ? node.health : undefined;
@@ -109,11 +118,14 @@ export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlyMap
   const isFiltered = filter.text !== "" || filter.health.size > 0;
   const result: Row[] = [];
   const add = (siblings: Node[], level: number): void => {
-    const visible = siblings.filter((node) => selected.has(node.uid)).sort(compare);
+    const badness = ({ uid }: Node) => HEALTH_ORDER.indexOf(selected.get(uid) ?? "healthy");
+    const visible = siblings
+      .filter((node) => selected.has(node.uid))
+      .sort((one, other) => badness(other) - badness(one) || compare(one, other));
     visible.forEach((node, index) => {
       const below = (children.get(node.uid) ?? []).filter((child) => selected.has(child.uid));
       const worst = selected.get(node.uid) ?? node.health;
-      const isOpen = isFiltered || worst !== "healthy";
+      const isOpen = isFiltered || worst !== "healthy" || above.has(node.uid);
       const expanded = below.length > 0 && (toggled.get(node.uid) ?? isOpen);
       const position = index + 1;
       result.push({
@@ -136,7 +148,11 @@ export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlyMap
 const MAX_DEPTH = 32;
 
 /** Returns the objects without an owner among `shown`, and the objects by their owners. An object of a circle, or too deep, is a root. */
-function forest(shown: ReadonlyMap<string, Node>): { roots: Node[]; children: Map<string, Node[]> } {
+function forest(shown: ReadonlyMap<string, Node>): {
+  roots: Node[];
+  children: Map<string, Node[]>;
+  parents: Map<string, string>;
+} {
   const parents = new Map<string, string>();
   for (const node of shown.values()) {
     const owner = (node.owners ?? []).find(({ uid }) => shown.has(uid) && uid !== node.uid);
@@ -170,7 +186,7 @@ function forest(shown: ReadonlyMap<string, Node>): { roots: Node[]; children: Ma
     if (siblings) siblings.push(node);
     else children.set(parent, [node]);
   }
-  return { roots, children };
+  return { roots, children, parents };
 }
 
 function compare(one: Node, other: Node): number {

@@ -26,6 +26,7 @@ export function VirtualGrid<T>({
   head,
   items,
   idOf,
+  current,
   onKey,
   children,
 }: {
@@ -35,6 +36,8 @@ export function VirtualGrid<T>({
   head: ComponentChildren;
   items: readonly T[];
   idOf: (item: T) => string;
+  /** The item that is shown beside the grid. It becomes the active row, and comes into sight, wherever it was opened. */
+  current: string | null;
   /** Returns the index of the row that a key selects, or whether the key has another effect. `page` is the number of rows in sight. */
   onKey: (index: number, key: string, page: number) => number | boolean;
   /** Returns the element of a row. */
@@ -70,12 +73,27 @@ export function VirtualGrid<T>({
     box.current?.querySelector<HTMLElement>('[role="row"][tabindex="0"]')?.focus({ preventScroll: true });
   });
 
+  // Its row may come later than the grid, and moves when others change: it is brought into sight once.
+  const revealed = useRef<string | null>(null);
+  useLayoutEffect(() => {
+    if (current === revealed.current) return;
+    const index = current === null ? -1 : items.findIndex((item) => idOf(item) === current);
+    if (current !== null && index < 0) return;
+    revealed.current = current;
+    if (index >= 0) show(index);
+  });
+
   const select = (index: number) => {
+    wantsFocus.current = true;
+    show(index);
+  };
+
+  /** Makes a row the active one, and brings it into sight. */
+  const show = (index: number) => {
     const chosen = items[index];
     const element = box.current;
     if (chosen === undefined || !element) return;
     setActive(idOf(chosen));
-    wantsFocus.current = true;
     const from = index * row;
     if (from < element.scrollTop) element.scrollTop = from;
     // The head of the table covers one row.

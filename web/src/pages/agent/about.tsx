@@ -8,6 +8,7 @@ import { Failure, Notice, Partial } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { Table } from "../../ui/table";
 import { AgentState } from "../agents/agents";
+import { Words } from "../../ui/words";
 
 /** The pods and the configuration of agentk, and the objects that the caller and agentk may read. */
 export function About({ agent, graph }: { agent: string; graph: GraphState }) {
@@ -139,14 +140,16 @@ function Resources({ resources }: { resources: ResourceStatus[] }) {
       {resources.map((resource) => (
         <tr key={`${resource.group ?? ""}/${resource.kind}`}>
           <td>
-            {plain(resource.kind, 128)}{" "}
+            <Words text={plain(resource.kind, 128)} />{" "}
             <span class="small muted">
-              {plain(resource.group ?? "", 256)}/{plain(resource.version, 64)}
+              <Words text={`${plain(resource.group ?? "", 256)}/${plain(resource.version, 64)}`} />
             </span>
           </td>
           <td class={resource.state === "synced" ? "" : "attention"}>{resource.state}</td>
           <td>{resource.objects}</td>
-          <td>{plain(resource.message ?? "")}</td>
+          <td>
+            <Words text={plain(resource.message ?? "")} />
+          </td>
         </tr>
       ))}
     </Table>

@@ -6,6 +6,7 @@ import { Failure, Notice } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import type { TabProps } from "./drawer";
+import { Words } from "../../ui/words";
 
 /** The conditions of an object, as its controller reports them. */
 export function Conditions({ agent, node }: TabProps) {
@@ -21,12 +22,18 @@ export function Conditions({ agent, node }: TabProps) {
           {value.map(({ type, status, reason, message, since }) => (
             <tr key={type}>
               <td>
-                <b>{plain(type, 317)}</b>
+                <b>
+                  <Words text={plain(type, 317)} />
+                </b>
               </td>
               <td>{plain(status, 64)}</td>
               <td>
-                {plain(reason, 1024)}
-                {message !== "" && <div class="small muted">{plain(message)}</div>}
+                <Words text={plain(reason, 1024)} />
+                {message !== "" && (
+                  <div class="small muted">
+                    <Words text={plain(message)} />
+                  </div>
+                )}
               </td>
               <td>
                 <Age time={since} />

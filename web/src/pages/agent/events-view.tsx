@@ -10,6 +10,7 @@ import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import type { ViewProps } from "./agent";
 import { NamespaceSelect } from "./namespaces";
+import { Words } from "../../ui/words";
 
 /** The most events that are shown. */
 const SHOWN = 500;
@@ -88,10 +89,14 @@ function EventTable({
             <EventObject event={event} known={known} />
           </td>
           <td>
-            <span class={event.type === "Warning" ? "attention" : ""}>{plain(event.reason ?? "", 128)}</span>
+            <span class={event.type === "Warning" ? "attention" : ""}>
+              <Words text={plain(event.reason ?? "", 128)} />
+            </span>
             {(event.count ?? 1) > 1 && ` ×${event.count ?? 1}`}
           </td>
-          <td>{plain(event.message ?? "")}</td>
+          <td>
+            <Words text={plain(event.message ?? "")} />
+          </td>
         </tr>
       ))}
     </Table>
@@ -106,14 +111,16 @@ function EventObject({
   known: ReadonlyMap<string, unknown>;
 }) {
   const { uid = "", kind = "", name = "", namespace = "" } = involvedObject ?? {};
-  const text = `${plain(kind, 128)}/${plain(name, 260)}`;
+  const text = <Words text={`${plain(kind, 128)}/${plain(name, 260)}`} />;
   const parameters = new URLSearchParams(query.value);
   parameters.set("o", uid);
   parameters.delete("tab");
   return (
     <>
       {known.has(uid) ? <a href={`?${parameters.toString()}`}>{text}</a> : text}{" "}
-      <span class="small muted">{plain(namespace, 64)}</span>
+      <span class="small muted">
+        <Words text={plain(namespace, 64)} />
+      </span>
     </>
   );
 }

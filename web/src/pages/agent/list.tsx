@@ -41,6 +41,7 @@ export function List({ nodes }: { nodes: ReadonlySignal<Node[]> }) {
         ))}
         items={all}
         idOf={({ uid }) => uid}
+        current={query.value.get("o")}
         onKey={onKey}
       >
         {(node, props) => <ListRow key={node.uid} node={node} row={props} />}

@@ -44,6 +44,7 @@ export function Tree({ rows }: { rows: ReadonlySignal<Row[]> }) {
       head={head}
       items={all}
       idOf={({ node }) => node.uid}
+      current={query.value.get("o")}
       onKey={onKey}
     >
       {(item, props) => <TreeRow key={item.node.uid} item={item} row={props} />}

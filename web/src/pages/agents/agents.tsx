@@ -4,6 +4,7 @@ import { useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { Table } from "../../ui/table";
+import { Words } from "../../ui/words";
 
 /** The agents that the caller may use. */
 export function AgentsPage() {
@@ -40,7 +41,9 @@ function AgentRow({ agent }: { agent: Agent }) {
   return (
     <tr>
       <td>
-        <a href={`/agents/${encodeURIComponent(agent.name)}`}>{agent.name}</a>
+        <a href={`/agents/${encodeURIComponent(agent.name)}`}>
+          <Words text={agent.name} />
+        </a>
       </td>
       <td>
         <AgentState agent={agent} />

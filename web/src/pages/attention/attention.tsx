@@ -12,6 +12,7 @@ import { AgentState } from "../agents/agents";
 import { EnvironmentTable } from "../environments/environments";
 import { loadEnvironments, unhealthy } from "../environments/health";
 import { type AgentHealth, useHealths } from "./healths";
+import { Words } from "../../ui/words";
 
 /** The objects that need attention, over all agents of the caller. */
 export function AttentionPage() {
@@ -125,14 +126,18 @@ function AttentionTable({ address, objects }: { address: string; objects: Attent
         <tr key={object.uid}>
           <td>
             <a href={`${address}?o=${encodeURIComponent(object.uid)}`}>
-              {plain(object.kind, 128)}/{plain(object.name, 260)}
+              <Words text={`${plain(object.kind, 128)}/${plain(object.name, 260)}`} />
             </a>{" "}
-            <span class="small muted">{plain(object.namespace ?? "", 64)}</span>
+            <span class="small muted">
+              <Words text={plain(object.namespace ?? "", 64)} />
+            </span>
           </td>
           <td>
             <Health state={object.health} />
           </td>
-          <td>{plain(object.message)}</td>
+          <td>
+            <Words text={plain(object.message)} />
+          </td>
           <td>
             <Age time={object.since} />
           </td>
@@ -154,14 +159,18 @@ function Warnings({ warnings }: { warnings: Warning[] }) {
               <Age time={warning.time} />
             </td>
             <td>
-              {plain(warning.kind, 128)}/{plain(warning.name, 260)}{" "}
-              <span class="small muted">{plain(warning.namespace ?? "", 64)}</span>
+              <Words text={`${plain(warning.kind, 128)}/${plain(warning.name, 260)}`} />{" "}
+              <span class="small muted">
+                <Words text={plain(warning.namespace ?? "", 64)} />
+              </span>
             </td>
             <td>
-              {plain(warning.reason, 128)}
+              <Words text={plain(warning.reason, 128)} />
               {warning.count > 1 && ` ×${warning.count}`}
             </td>
-            <td>{plain(warning.message)}</td>
+            <td>
+              <Words text={plain(warning.message)} />
+            </td>
           </tr>
         ))}
       </Table>

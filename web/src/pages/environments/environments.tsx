@@ -6,6 +6,7 @@ import { Failure, Notice } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import { addressOf, type EnvironmentHealth, grouped, loadEnvironments, summarize } from "./health";
+import { Words } from "../../ui/words";
 
 /** The environments with a place that the caller may use, by group and tier. */
 export function EnvironmentsPage() {
@@ -61,20 +62,26 @@ export function EnvironmentTable({ environments }: { environments: readonly Envi
           <tr key={`${environment.project}:${environment.slug}`}>
             <td>{plain(environment.tier, 64)}</td>
             <td>
-              <a href={addressOf(environment)}>{plain(environment.slug, 64)}</a>{" "}
-              <span class="small muted">{plain(environment.project, 255)}</span>
+              <a href={addressOf(environment)}>
+                <Words text={plain(environment.slug, 64)} />
+              </a>{" "}
+              <span class="small muted">
+                <Words text={plain(environment.project, 255)} />
+              </span>
             </td>
             <td>
               <Health state={health} />
             </td>
-            <td>{plain(reason, 600)}</td>
+            <td>
+              <Words text={plain(reason, 600)} />
+            </td>
             <td>
               <Age time={since} />
             </td>
             <td class="small">
               {places.map(({ place }) => (
                 <div key={`${place.agent}/${place.namespace}`}>
-                  {plain(place.agent, 100)}/{plain(place.namespace, 64)}
+                  <Words text={`${plain(place.agent, 100)}/${plain(place.namespace, 64)}`} />
                 </div>
               ))}
             </td>

@@ -6,6 +6,7 @@ import { Age } from "../../ui/time";
 import { Lazy } from "../../ui/lazy";
 import { AgentState } from "../agents/agents";
 import { Table } from "../../ui/table";
+import { Words } from "../../ui/words";
 
 /** The tunnels between the replicas of kas and the pods of agents: the ways that a request can take. */
 export function RoutingPage() {
@@ -67,10 +68,16 @@ function Replicas({ list }: { list: AgentList }) {
               {routes.map(({ agent, instance }) => (
                 <tr key={`${agent.id}/${instance.id}`}>
                   <td>
-                    <a href={`/agents/${encodeURIComponent(agent.name)}`}>{agent.name}</a>
+                    <a href={`/agents/${encodeURIComponent(agent.name)}`}>
+                      <Words text={agent.name} />
+                    </a>
                   </td>
-                  <td class="mono">{plain(nameOf(instance), 330)}</td>
-                  <td>{plain(instance.version, 64)}</td>
+                  <td class="mono">
+                    <Words text={plain(nameOf(instance), 330)} />
+                  </td>
+                  <td>
+                    <Words text={plain(instance.version, 64)} />
+                  </td>
                   <td>
                     {instance.tunnels}{" "}
                     <span class="muted small">{instance.tunnels === 1 ? "tunnel" : "tunnels"}</span>
@@ -90,7 +97,7 @@ function Replicas({ list }: { list: AgentList }) {
           <ul>
             {away.map((agent) => (
               <li key={agent.id}>
-                {agent.name}: <AgentState agent={agent} />
+                <Words text={agent.name} />: <AgentState agent={agent} />
               </li>
             ))}
           </ul>
