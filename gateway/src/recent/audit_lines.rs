@@ -35,9 +35,18 @@ pub(crate) struct AuditFilter {
     /// The first time and the last one, as lines have it.
     pub(crate) from: Option<String>,
     pub(crate) to: Option<String>,
+    /// Leaves out the successful questions of callers about their own rights, of which the page asks several for each object.
+    #[serde(default)]
+    pub(crate) without_reviews: bool,
     /// The most lines of the answer.
     pub(crate) limit: usize,
 }
+
+/// The ends of the paths at which callers ask about their own rights.
+const REVIEWS: [&str; 2] = [
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+    "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+];
 
 /// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +80,7 @@ pub(crate) struct LineFields<'a> {
     agent: Option<String>,
     agent_id: Option<u64>,
     verb: Option<String>,
+    path: Option<String>,
     decision: Option<String>,
     status: Option<u16>,
 }
@@ -129,6 +139,16 @@ impl AuditFilter {
             // Times of the same form are in the order of their texts.
             && self.from.as_deref().is_none_or(|from| line.time >= from)
             && self.to.as_deref().is_none_or(|to| line.time <= to)
+            && !(self.without_reviews && line.is_review())
+    }
+}
+
+impl LineFields<'_> {
+    /// Returns whether a caller has asked about its own rights and got an answer.
+    fn is_review(&self) -> bool {
+        let path = self.path.as_deref().unwrap_or_default();
+        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        REVIEWS.iter().any(|end| path.ends_with(end)) && self.status.is_some_and(|status| status < 400)
     }
 }
 
@@ -197,6 +217,33 @@ mod tests {
         assert_eq!((first.lines.len(), first.has_more), (8, false));
         assert_eq!(first.oldest.unwrap(), "2026-01-01T00:00:00.000Z");
         assert!(ring.lines(&dev, &AuditFilter { limit: 7, ..all() }).has_more);
+    }
+
+    #[test]
+    fn successful_questions_about_own_rights_are_left_out() {
+        let ring = AuditRing::default();
+        let review = "/agents/prod/kubernetes/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        for (second, path, status) in [
+            (0, review, 201),
+            (1, &*format!("{review}?pretty=true"), 201),
+            (2, review, 403),
+            (
+                3,
+                "/agents/prod/kubernetes/apis/apps/v1/namespaces/a/deployments/selfsubjectaccessreviews",
+                200,
+            ),
+            (4, "/agents/prod/kubernetes/apis/authorization.k8s.io/v1/subjectaccessreviews", 201),
+        ] {
+            let mut line = line(second, "dev");
+            line["path"] = path.into();
+            line["status"] = status.into();
+            ring.push(line.to_string().as_bytes());
+        }
+        let without_reviews = AuditFilter { without_reviews: true, ..AuditFilter::default() };
+        assert_eq!(found(&ring, &Reader::Auditor, without_reviews), ["04", "03", "02"]);
+        assert_eq!(found(&ring, &Reader::Auditor, AuditFilter::default()).len(), 5);
+        let of_before: AuditFilter = serde_json::from_value(json!({"limit": 7})).unwrap();
+        assert!(!of_before.without_reviews, "a replica of the version before asks for all lines");
     }
 
     #[test]

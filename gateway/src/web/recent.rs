@@ -202,6 +202,13 @@ fn filter(query: &str) -> Result<AuditFilter, String> {
                     _ => return Err("result is allow, deny or failed".to_owned()),
                 });
             }
+            "reviews" => {
+                filter.without_reviews = match &*value {
+                    "true" => false,
+                    "false" => true,
+                    _ => return Err("reviews is true or false".to_owned()),
+                };
+            }
             "from" => filter.from = Some(parse_time(&value)?),
             "to" => filter.to = Some(parse_time(&value)?),
             "limit" => {
@@ -209,7 +216,7 @@ fn filter(query: &str) -> Result<AuditFilter, String> {
                 filter.limit = limit.ok_or_else(|| format!("limit is a number from 1 to {MAX_LINES}"))?;
             }
             _ => {
-                let known = "agent, caller, verb, result, from, to and limit";
+                let known = "agent, caller, verb, result, reviews, from, to and limit";
                 return Err(format!("the parameters are {known}"));
             }
         }
@@ -230,8 +237,10 @@ mod tests {
 
     #[test]
     fn filter_is_parsed_or_refused() {
-        let parsed =
-            filter("agent=prod&caller=a+b%2Fc&verb=&result=deny&from=2026-01-31T12:00:00Z&limit=7").unwrap();
+        let parsed = filter(
+            "agent=prod&caller=a+b%2Fc&verb=&result=deny&reviews=false&from=2026-01-31T12:00:00Z&limit=7",
+        )
+        .unwrap();
         let text = |text: &str| Some(text.to_owned());
         let expected = AuditFilter {
             agent: text("prod"),
@@ -240,6 +249,7 @@ mod tests {
             outcome: Some(AuditOutcome::Deny),
             from: text("2026-01-31T12:00:00.000Z"),
             to: None,
+            without_reviews: true,
             limit: 7,
         };
         assert_eq!(parsed, expected);
@@ -248,6 +258,7 @@ mod tests {
             ("limit=0", "from 1 to 500"),
             ("limit=501", "from 1 to 500"),
             ("result=no", "allow, deny or failed"),
+            ("reviews=no", "true or false"),
             ("to=yesterday", "is no time"),
             ("who=me", "the parameters are"),
             (&format!("agent={}", "x".repeat(257)), "at most 256"),

@@ -8,6 +8,7 @@ import { Missing } from "../../ui/missing";
 import { Failure, Notice } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
+import { Words } from "../../ui/words";
 import "./audit.css";
 
 /** The pause between two loads, in milliseconds. */
@@ -54,7 +55,7 @@ export function AuditPage() {
   );
 }
 
-type Filter = Record<"agent" | "caller" | "verb" | "result" | "minutes", string>;
+type Filter = Record<"agent" | "caller" | "verb" | "result" | "minutes" | "reviews", string>;
 
 /** Returns the filter of the address. */
 function readFilter(): Filter {
@@ -65,6 +66,7 @@ function readFilter(): Filter {
     verb: of("verb"),
     result: of("result"),
     minutes: of("minutes"),
+    reviews: of("reviews") === "true" ? "true" : "false",
   };
 }
 
@@ -97,6 +99,16 @@ function FilterBar({ auditor }: { auditor: boolean }) {
       <Text name="verb" label="Verb" value={filter.verb} />
       <Choice name="result" label="Result" value={filter.result} options={RESULTS} />
       <Choice name="minutes" label="Time" value={filter.minutes} options={PERIODS} />
+      <button
+        type="button"
+        aria-pressed={filter.reviews === "true"}
+        title="The questions of callers about their own rights, of which this page asks several for each object"
+        onClick={() => {
+          setQuery({ reviews: filter.reviews === "true" ? "" : "true" });
+        }}
+      >
+        Access reviews
+      </button>
     </form>
   );
 }
@@ -185,7 +197,9 @@ function Line({ line }: { line: AuditLine }) {
         </td>
         <td class="muted">strangers</td>
         <td colSpan={2}>{line.left_out} further refusals without a line of their own</td>
-        <td class="mono">{plain(line.client ?? "", 64)}</td>
+        <td class="mono">
+          <Words text={plain(line.client ?? "", 64)} />
+        </td>
       </tr>
     );
   }
@@ -197,12 +211,20 @@ function Line({ line }: { line: AuditLine }) {
         <Age time={line.time} />
       </td>
       <td>
-        {line.caller === null ? <span class="muted">stranger</span> : plain(line.caller, 128)}
-        {line.user !== null && <div class="small muted">{plain(line.user, 200)}</div>}
+        {line.caller === null ? (
+          <span class="muted">stranger</span>
+        ) : (
+          <Words text={plain(line.caller, 128)} />
+        )}
+        {line.user !== null && (
+          <div class="small muted">
+            <Words text={plain(line.user, 200)} />
+          </div>
+        )}
       </td>
       <td>
         <b>{plain(line.verb ?? line.method ?? "", 32)}</b>{" "}
-        {plain(line.agent ?? String(line.agent_id ?? ""), 64)}
+        <Words text={plain(line.agent ?? String(line.agent_id ?? ""), 64)} />
         {line.service !== null && <span class="small muted"> {plain(line.service, 64)}</span>}
         <div class="mono path">{plain(line.path ?? "", 512)}</div>
         <div class="small muted">{line.events.map((event) => plain(event, 32)).join(", ")}</div>
@@ -211,15 +233,27 @@ function Line({ line }: { line: AuditLine }) {
         <span class={`health ${isRefused ? "degraded" : isFailed ? "unknown" : "healthy"}`}>
           {line.status ?? "–"} {isRefused ? "refused" : isFailed ? "failed" : "allowed"}
         </span>
-        {line.reason !== null && <div class="small">{plain(line.reason, 64)}</div>}
-        {line.message !== null && <div class="small muted">{plain(line.message, 512)}</div>}
+        {line.reason !== null && (
+          <div class="small">
+            <Words text={plain(line.reason, 64)} />
+          </div>
+        )}
+        {line.message !== null && (
+          <div class="small muted">
+            <Words text={plain(line.message, 512)} />
+          </div>
+        )}
       </td>
       <td>
-        <span class="mono">{plain(line.client ?? "", 64)}</span>
+        <span class="mono">
+          <Words text={plain(line.client ?? "", 64)} />
+        </span>
         {line.request_id !== null && (
           <div class="small">
             <a href={requestAddress(line.request_id)}>
-              <code>{plain(line.request_id, 64)}</code>
+              <code>
+                <Words text={plain(line.request_id, 64)} />
+              </code>
             </a>
           </div>
         )}
