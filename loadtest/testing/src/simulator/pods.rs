@@ -139,8 +139,10 @@ pub(crate) fn restart(pod: &mut Value) {
 fn crash(status: &mut Value, restarts: i64) {
     let now = clock::timestamp();
     status["restartCount"] = restarts.into();
-    status["lastState"] =
-        json!({ "terminated": { "exitCode": 1, "reason": "Error", "startedAt": now, "finishedAt": now } });
+    let words = "panic: the simulated database does not respond\n";
+    status["lastState"] = json!({ "terminated": {
+        "exitCode": 1, "reason": "Error", "message": words, "startedAt": now, "finishedAt": now,
+    } });
     let message = "back-off 5m0s restarting failed container";
     status["state"] = json!({ "waiting": { "reason": "CrashLoopBackOff", "message": message } });
 }

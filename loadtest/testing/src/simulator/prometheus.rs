@@ -1,11 +1,14 @@
-//! A simulated Prometheus: its HTTP API over a few generated series, without a PromQL engine.
+//! A simulated Prometheus: its HTTP API over a few generated series, with a part of PromQL.
 
 mod expression;
 
+use std::collections::BTreeMap;
+
 use http::{Method, StatusCode};
+use promql_parser::{label::Matchers, parser::Expr};
 use serde_json::{Value, json};
 
-use self::expression::{Expression, Selector, Series};
+use self::expression::{Evaluated, Labels, Series};
 use crate::simulator::{
     clock,
     request::{ApiRequest, Query},
@@ -84,15 +87,12 @@ fn refuse(code: StatusCode, refusal: &QueryError) -> ApiResponse {
 
 fn instant(query: &Query) -> Result<Value, QueryError> {
     let time = moment(query, "time")?.unwrap_or_else(clock::now);
-    Ok(match expression(query)? {
-        Expression::Scalar(value) => json!({ "resultType": "scalar", "result": sample(time, value) }),
-        Expression::Vector(value) => {
-            let element = json!({ "metric": {}, "value": sample(time, value) });
-            json!({ "resultType": "vector", "result": [element] })
-        }
-        Expression::Selector(selector) => {
-            let element = |series: &Series| json!({ "metric": series.metric(), "value": sample(time, series.at(time)) });
-            let result: Vec<Value> = selected(&selector).iter().map(element).collect();
+    Ok(match expression::evaluate(&expression(query)?, time)? {
+        Evaluated::Scalar(value) => json!({ "resultType": "scalar", "result": sample(time, value) }),
+        Evaluated::Vector(elements) => {
+            let element =
+                |(labels, value): &(Labels, f64)| json!({ "metric": labels, "value": sample(time, *value) });
+            let result: Vec<Value> = elements.iter().map(element).collect();
             json!({ "resultType": "vector", "result": result })
         }
     })
@@ -100,24 +100,23 @@ fn instant(query: &Query) -> Result<Value, QueryError> {
 
 fn range(query: &Query) -> Result<Value, QueryError> {
     let range = Range::from_query(query)?;
-    let constant = |value| {
-        let values: Vec<Value> = range.times().map(|time| sample(time, value)).collect();
-        vec![json!({ "metric": {}, "values": values })]
-    };
-    let result = match expression(query)? {
-        Expression::Scalar(value) | Expression::Vector(value) => constant(value),
-        Expression::Selector(selector) => {
-            let element = |series: &Series| {
-                let values: Vec<Value> = range.times().map(|time| sample(time, series.at(time))).collect();
-                json!({ "metric": series.metric(), "values": values })
-            };
-            selected(&selector).iter().map(element).collect()
+    let expression = expression(query)?;
+    let mut series = BTreeMap::<Labels, Vec<Value>>::new();
+    for time in range.times() {
+        let elements = match expression::evaluate(&expression, time)? {
+            Evaluated::Scalar(value) => vec![(Labels::new(), value)],
+            Evaluated::Vector(elements) => elements,
+        };
+        for (labels, value) in elements {
+            series.entry(labels).or_default().push(sample(time, value));
         }
-    };
+    }
+    let result: Vec<Value> =
+        series.into_iter().map(|(labels, values)| json!({ "metric": labels, "values": values })).collect();
     Ok(json!({ "resultType": "matrix", "result": result }))
 }
 
-fn expression(query: &Query) -> Result<Expression, QueryError> {
+fn expression(query: &Query) -> Result<Expr, QueryError> {
     let text = query.get("query").unwrap_or_default().trim();
     if text.is_empty() {
         return Err(QueryError::parameter(
@@ -128,11 +127,7 @@ fn expression(query: &Query) -> Result<Expression, QueryError> {
     if let Some(timeout) = query.get("timeout") {
         duration(timeout).ok_or_else(|| QueryError::parameter("timeout", "not a duration"))?;
     }
-    Expression::parse(text).ok_or_else(|| {
-        let why = "this is a simulator without a PromQL engine: it knows arithmetic on literals, vector(), \
-            and selectors with = and !=";
-        QueryError::Execution(why.to_owned())
-    })
+    expression::parse(text)
 }
 
 /// Returns the series that any `match[]` selects, or all series if there is no `match[]`.
@@ -141,24 +136,15 @@ fn expression(query: &Query) -> Result<Expression, QueryError> {
 fn matching(query: &Query, required: bool) -> Result<Vec<Series>, QueryError> {
     moment(query, "start")?;
     moment(query, "end")?;
-    let mut selectors = Vec::new();
-    for text in query.all("match[]") {
-        let selector = Selector::parse(text);
-        selectors.push(
-            selector.ok_or_else(|| QueryError::parameter("match[]", "not a selector the simulator knows"))?,
-        );
-    }
+    let selectors: Vec<Matchers> =
+        query.all("match[]").map(expression::selector).collect::<Result<_, _>>()?;
     if required && selectors.is_empty() {
         return Err(QueryError::bad_data("no match[] parameter provided"));
     }
     let all = expression::all_series().into_iter();
-    Ok(all
-        .filter(|series| selectors.is_empty() || selectors.iter().any(|selector| selector.matches(series)))
-        .collect())
-}
-
-fn selected(selector: &Selector) -> Vec<Series> {
-    expression::all_series().into_iter().filter(|series| selector.matches(series)).collect()
+    let is_selected =
+        |series: &Series| selectors.iter().any(|selector| expression::matches(selector, series));
+    Ok(all.filter(|series| selectors.is_empty() || is_selected(series)).collect())
 }
 
 fn names(found: &[Series]) -> Value {

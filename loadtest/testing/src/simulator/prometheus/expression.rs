@@ -1,191 +1,202 @@
-//! The supported expressions (arithmetic on literals, `vector(…)`, and selectors with `=` and `!=`), and the generated series.
+//! The expressions of PromQL that the web page and first queries of people need, over generated series.
 //!
 //! The values of a series are functions of time, so every range has values.
 
+use std::collections::BTreeMap;
+
+use promql_parser::{
+    label::Matchers,
+    parser::{self, AggregateExpr, BinaryExpr, Call, Expr, LabelModifier, VectorSelector},
+};
 use serde_json::{Map, Value, json};
 
+use super::QueryError;
+
+/// The longest expression. The parser has no limit of depth.
+const MAX_TEXT: usize = 2048;
+/// The labels of an element, by their names.
+pub(super) type Labels = BTreeMap<String, String>;
+
+/// The value of an expression at a time.
 #[derive(Debug, PartialEq)]
-pub(super) enum Expression {
+pub(super) enum Evaluated {
     Scalar(f64),
-    Vector(f64),
-    Selector(Selector),
+    Vector(Vec<(Labels, f64)>),
 }
 
-impl Expression {
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let text = text.trim();
-        if let Some(value) = arithmetic(text) {
-            return Some(Self::Scalar(value));
-        }
-        let argument = text.strip_prefix("vector").map(str::trim).and_then(|rest| rest.strip_prefix('('));
-        if let Some(value) = argument.and_then(|rest| rest.strip_suffix(')')).and_then(arithmetic) {
-            return Some(Self::Vector(value));
-        }
-        Selector::parse(text).map(Self::Selector)
+/// Parses an expression.
+pub(super) fn parse(text: &str) -> Result<Expr, QueryError> {
+    if text.len() > MAX_TEXT {
+        return Err(QueryError::bad_data(format!("an expression has at most {MAX_TEXT} bytes here")));
+    }
+    parser::parse(text).map_err(|error| QueryError::parameter("query", &format!("1:1: parse error: {error}")))
+}
+
+/// Parses a selector of series.
+pub(super) fn selector(text: &str) -> Result<Matchers, QueryError> {
+    match parse(text)? {
+        Expr::VectorSelector(selector) => matchers(&selector),
+        _ => Err(QueryError::parameter("match[]", "it is no selector")),
     }
 }
 
-/// A selector such as `name{label="value",other!="value"}`. Each part may be omitted.
-#[derive(Debug, PartialEq)]
-pub(super) struct Selector {
-    matchers: Vec<Matcher>,
-}
-
-#[derive(Debug, PartialEq)]
-struct Matcher {
-    label: String,
-    equal: bool,
-    value: String,
-}
-
-impl Selector {
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let text = text.trim();
-        let (name, braces) = text.split_at(text.find('{').unwrap_or(text.len()));
-        let name = name.trim();
-        let mut matchers = Vec::new();
-        if !name.is_empty() {
-            let matcher = Matcher { label: "__name__".to_owned(), equal: true, value: name.to_owned() };
-            matchers.push(Some(matcher).filter(|_| is_identifier(name, ":"))?);
+/// Evaluates an expression at a time in seconds.
+pub(super) fn evaluate(expression: &Expr, time: f64) -> Result<Evaluated, QueryError> {
+    match expression {
+        Expr::NumberLiteral(literal) => Ok(Evaluated::Scalar(literal.val)),
+        Expr::Paren(inner) => evaluate(&inner.expr, time),
+        Expr::Unary(inner) => Ok(match evaluate(&inner.expr, time)? {
+            Evaluated::Scalar(value) => Evaluated::Scalar(-value),
+            Evaluated::Vector(elements) => Evaluated::Vector(
+                elements.into_iter().map(|(labels, value)| (unnamed(labels), -value)).collect(),
+            ),
+        }),
+        Expr::VectorSelector(selector) => {
+            let matchers = matchers(selector)?;
+            let found = all_series().into_iter().filter(|series| matches(&matchers, series));
+            Ok(Evaluated::Vector(found.map(|series| (series.labels_by_name(), series.at(time))).collect()))
         }
-        if !braces.is_empty() {
-            let mut rest = braces.strip_prefix('{')?.strip_suffix('}')?.trim();
-            while !rest.is_empty() {
-                let (matcher, after) = matcher(rest)?;
-                matchers.push(matcher);
-                rest = match after.strip_prefix(',') {
-                    Some(after) => after.trim_start(),
-                    None => Some(after).filter(|after| after.is_empty())?,
-                };
-            }
+        Expr::Call(call) => function(call, time),
+        Expr::Aggregate(aggregate) => aggregated(aggregate, time),
+        Expr::Binary(binary) => operation(binary, time),
+        Expr::Subquery(_) | Expr::StringLiteral(_) | Expr::MatrixSelector(_) | Expr::Extension(_) => {
+            Err(unsupported())
         }
-        // Prometheus refuses a selector that matches every series.
-        let selective = matchers.iter().any(|matcher| matcher.equal && !matcher.value.is_empty());
-        selective.then_some(Self { matchers })
-    }
-
-    pub(super) fn matches(&self, series: &Series) -> bool {
-        self.matchers.iter().all(|matcher| {
-            let value = series.label(&matcher.label).unwrap_or_default();
-            (value == matcher.value) == matcher.equal
-        })
     }
 }
 
-/// Parses one matcher. Returns it with the rest of the text.
-fn matcher(text: &str) -> Option<(Matcher, &str)> {
-    let (label, rest) = text.split_at(text.find(['=', '!'])?);
-    let label = label.trim();
-    let (equal, rest) = match rest.strip_prefix("!=") {
-        Some(rest) => (false, rest),
-        None => (true, rest.strip_prefix('=')?),
+fn unsupported() -> QueryError {
+    let what = "this is a simulator: of PromQL it knows arithmetic, comparisons, vector(), rate(), increase(), and sum, \
+                avg, min, max and count with by";
+    QueryError::Execution(what.to_owned())
+}
+
+fn matchers(selector: &VectorSelector) -> Result<Matchers, QueryError> {
+    if selector.offset.is_some() || selector.at.is_some() || !selector.matchers.or_matchers.is_empty() {
+        return Err(unsupported());
+    }
+    let mut matchers = selector.matchers.clone();
+    if let Some(name) = &selector.name {
+        let equal = promql_parser::label::MatchOp::Equal;
+        matchers.matchers.push(promql_parser::label::Matcher::new(equal, "__name__", name));
+    }
+    Ok(matchers)
+}
+
+/// Returns whether matchers select a series.
+pub(super) fn matches(matchers: &Matchers, series: &Series) -> bool {
+    let value = |name: &str| series.label(name).unwrap_or_default();
+    matchers.matchers.iter().all(|matcher| matcher.is_match(value(&matcher.name)))
+}
+
+fn unnamed(mut labels: Labels) -> Labels {
+    labels.remove("__name__");
+    labels
+}
+
+fn function(call: &Call, time: f64) -> Result<Evaluated, QueryError> {
+    match (call.func.name, call.args.args.as_slice()) {
+        ("vector", [argument]) => match evaluate(argument, time)? {
+            Evaluated::Scalar(value) => Ok(Evaluated::Vector(vec![(Labels::new(), value)])),
+            Evaluated::Vector(_) => Err(unsupported()),
+        },
+        (name @ ("rate" | "increase"), [argument]) => {
+            let Expr::MatrixSelector(selector) = &**argument else { return Err(unsupported()) };
+            let (matchers, range) = (matchers(&selector.vs)?, selector.range.as_secs_f64());
+            let elements =
+                all_series().into_iter().filter(|series| matches(&matchers, series)).map(|series| {
+                    let (before, now) = (series.at(time - range), series.at(time));
+                    // A counter that is lower than before was reset.
+                    let increase = if now < before { now } else { now - before };
+                    (
+                        unnamed(series.labels_by_name()),
+                        if name == "rate" { increase / range } else { increase },
+                    )
+                });
+            Ok(Evaluated::Vector(elements.collect()))
+        }
+        _ => Err(unsupported()),
+    }
+}
+
+fn aggregated(aggregate: &AggregateExpr, time: f64) -> Result<Evaluated, QueryError> {
+    let Evaluated::Vector(elements) = evaluate(&aggregate.expr, time)? else { return Err(unsupported()) };
+    let by: &[String] = match &aggregate.modifier {
+        None => &[],
+        Some(LabelModifier::Include(labels)) => &labels.labels,
+        Some(LabelModifier::Exclude(_)) => return Err(unsupported()),
     };
-    let rest = rest.trim_start();
-    let quote = rest.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
-    let mut value = String::new();
-    let mut characters = rest[1..].chars();
-    loop {
-        match characters.next()? {
-            '\\' => value.push(match characters.next()? {
-                'n' => '\n',
-                't' => '\t',
-                escaped => escaped,
-            }),
-            character if character == quote => break,
-            character => value.push(character),
-        }
+    let mut groups = BTreeMap::<Labels, Vec<f64>>::new();
+    for (labels, value) in elements {
+        let labels = labels.into_iter().filter(|(name, _)| by.contains(name)).collect();
+        groups.entry(labels).or_default().push(value);
     }
-    let label = Some(label).filter(|label| is_identifier(label, ""))?.to_owned();
-    Some((Matcher { label, equal, value }, characters.as_str().trim_start()))
+    let operation: fn(&[f64]) -> f64 = match &*aggregate.op.to_string() {
+        "sum" => |values| values.iter().sum(),
+        "avg" => |values| values.iter().sum::<f64>() / values.len() as f64,
+        "min" => |values| values.iter().copied().fold(f64::INFINITY, f64::min),
+        "max" => |values| values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        "count" => |values| values.len() as f64,
+        _ => return Err(unsupported()),
+    };
+    Ok(Evaluated::Vector(groups.into_iter().map(|(labels, values)| (labels, operation(&values))).collect()))
 }
 
-fn is_identifier(text: &str, also: &str) -> bool {
-    let allowed =
-        |character: char| character.is_ascii_alphanumeric() || character == '_' || also.contains(character);
-    !text.is_empty() && text.chars().all(allowed) && !text.starts_with(|first: char| first.is_ascii_digit())
-}
-
-/// Evaluates arithmetic on literals.
-fn arithmetic(text: &str) -> Option<f64> {
-    let mut parser = Arithmetic { rest: text.trim(), depth: 0 };
-    let value = parser.sum()?;
-    parser.rest.is_empty().then_some(value)
-}
-
-struct Arithmetic<'text> {
-    rest: &'text str,
-    depth: usize,
-}
-
-/// The maximum depth of parentheses, so that recursion does not exhaust the stack.
-const MAX_DEPTH: usize = 100;
-
-impl Arithmetic<'_> {
-    fn sum(&mut self) -> Option<f64> {
-        let mut value = self.product()?;
-        loop {
-            if self.take('+') {
-                value += self.product()?;
-            } else if self.take('-') {
-                value -= self.product()?;
-            } else {
-                return Some(value);
-            }
+fn operation(binary: &BinaryExpr, time: f64) -> Result<Evaluated, QueryError> {
+    let modified = binary.modifier.as_ref();
+    if modified.is_some_and(|modifier| modifier.matching.is_some() || modifier.return_bool) {
+        return Err(unsupported());
+    }
+    let name = binary.op.to_string();
+    let apply = |left: f64, right: f64| -> Option<f64> {
+        // A comparison keeps the left side.
+        let kept = |keeps: bool| keeps.then_some(left);
+        match &*name {
+            "+" => Some(left + right),
+            "-" => Some(left - right),
+            "*" => Some(left * right),
+            "/" => Some(left / right),
+            "%" => Some(left % right),
+            "==" => kept(left == right),
+            "!=" => kept(left != right),
+            ">" => kept(left > right),
+            ">=" => kept(left >= right),
+            "<" => kept(left < right),
+            "<=" => kept(left <= right),
+            _ => None,
         }
+    };
+    if !["+", "-", "*", "/", "%"].contains(&&*name) && !binary.op.is_comparison_operator() {
+        return Err(unsupported());
     }
-
-    fn product(&mut self) -> Option<f64> {
-        let mut value = self.factor()?;
-        loop {
-            if self.take('*') {
-                value *= self.factor()?;
-            } else if self.take('/') {
-                value /= self.factor()?;
-            } else if self.take('%') {
-                value %= self.factor()?;
-            } else {
-                return Some(value);
-            }
+    // Only arithmetic drops the name of the metric.
+    let named = |labels: Labels| if binary.op.is_comparison_operator() { labels } else { unnamed(labels) };
+    Ok(match (evaluate(&binary.lhs, time)?, evaluate(&binary.rhs, time)?) {
+        (Evaluated::Scalar(left), Evaluated::Scalar(right)) => {
+            Evaluated::Scalar(apply(left, right).ok_or_else(unsupported)?)
         }
-    }
-
-    fn factor(&mut self) -> Option<f64> {
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return None;
+        (Evaluated::Vector(elements), Evaluated::Scalar(right)) => Evaluated::Vector(
+            elements
+                .into_iter()
+                .filter_map(|(labels, left)| Some((named(labels), apply(left, right)?)))
+                .collect(),
+        ),
+        (Evaluated::Scalar(left), Evaluated::Vector(elements)) => Evaluated::Vector(
+            elements
+                .into_iter()
+                .filter_map(|(labels, right)| Some((named(labels), apply(left, right)?)))
+                .collect(),
+        ),
+        (Evaluated::Vector(left), Evaluated::Vector(right)) => {
+            let right: BTreeMap<Labels, f64> =
+                right.into_iter().map(|(labels, value)| (unnamed(labels), value)).collect();
+            let pairs = left.into_iter().filter_map(|(labels, left)| {
+                let right = *right.get(&unnamed(labels.clone()))?;
+                Some((named(labels), apply(left, right)?))
+            });
+            Evaluated::Vector(pairs.collect())
         }
-        let value = if self.take('-') {
-            -self.factor()?
-        } else if self.take('+') {
-            self.factor()?
-        } else if self.take('(') {
-            let value = self.sum()?;
-            self.take(')').then_some(value)?
-        } else {
-            self.literal()?
-        };
-        self.depth -= 1;
-        Some(value)
-    }
-
-    fn literal(&mut self) -> Option<f64> {
-        let plain = |character: char| !character.is_ascii_digit() && character != '.';
-        let mut end = self.rest.find(plain).unwrap_or(self.rest.len());
-        let exponent = self.rest[end..].strip_prefix(['e', 'E']).filter(|_| end > 0);
-        if let Some(digits) = exponent.map(|rest| rest.strip_prefix(['+', '-']).unwrap_or(rest)) {
-            let length = digits.find(plain).unwrap_or(digits.len());
-            end = self.rest.len() - digits.len() + length;
-        }
-        let (literal, rest) = self.rest.split_at(end);
-        self.rest = rest.trim_start();
-        literal.parse().ok()
-    }
-
-    fn take(&mut self, operator: char) -> bool {
-        let rest = self.rest.strip_prefix(operator);
-        self.rest = rest.map_or(self.rest, str::trim_start);
-        rest.is_some()
-    }
+    })
 }
 
 /// One time series.
@@ -206,6 +217,10 @@ impl Series {
         self.labels().find(|(label, _)| *label == name).map(|(_, value)| value)
     }
 
+    pub(super) fn labels_by_name(&self) -> Labels {
+        self.labels().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
     pub(super) fn metric(&self) -> Value {
         let labels: Map<String, Value> =
             self.labels().map(|(name, value)| (name.to_owned(), value.into())).collect();
@@ -216,6 +231,10 @@ impl Series {
         (self.value)(time, self.index)
     }
 }
+
+/// The pods with metrics, and their containers. The second one restarts now and then.
+const PODS: [(&str, &str); 3] =
+    [("web-simulated-0", "web"), ("worker-simulated-0", "worker"), ("db-simulated-0", "db")];
 
 /// Returns all series.
 pub(super) fn all_series() -> Vec<Series> {
@@ -230,6 +249,28 @@ pub(super) fn all_series() -> Vec<Series> {
             };
             all.push(series("simulated_requests_total", job, index, &[("code", code)], value));
         }
+    }
+    for (index, (pod, container)) in PODS.into_iter().enumerate() {
+        let more = [("namespace", "demo"), ("pod", pod), ("container", container)];
+        let mut add = |name: &str, value: fn(f64, f64) -> f64| {
+            all.push(series(name, "simulated-node", index, &more, value))
+        };
+        // Each of the counters grows faster and slower in an hour.
+        add("container_cpu_usage_seconds_total", |time, index| {
+            (index + 1.0) * (0.05 * time + 12.0 * (time / 600.0).sin())
+        });
+        add("container_memory_working_set_bytes", |time, index| {
+            (index + 1.0) * (64e6 + 16e6 * (time / 900.0).sin()).round()
+        });
+        add("container_network_receive_bytes_total", |time, index| {
+            (index + 1.0) * (2000.0 * time + 300_000.0 * (time / 700.0).sin())
+        });
+        add("container_network_transmit_bytes_total", |time, index| {
+            (index + 1.0) * (900.0 * time + 200_000.0 * (time / 500.0).sin())
+        });
+        add("kube_pod_container_status_restarts_total", |time, index| {
+            if index == 1.0 { (time / 300.0).floor() } else { 0.0 }
+        });
     }
     all.push(series("node_load1", "simulated-node", 0, &[], |time, _| {
         ((time / 300.0).sin() * 50.0 + 100.0).round() / 100.0
@@ -262,44 +303,97 @@ fn series(
 mod tests {
     use super::*;
 
+    fn at(text: &str, time: f64) -> Evaluated {
+        evaluate(&parse(text).expect(text), time).expect(text)
+    }
+
+    /// Returns the elements as `name=value name=value: number`.
+    fn vector(text: &str) -> Vec<String> {
+        let Evaluated::Vector(elements) = at(text, 3600.0) else { panic!("{text} is no vector") };
+        let show = |(labels, value): (Labels, f64)| {
+            let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            format!("{}: {value:.1}", labels.join(" "))
+        };
+        elements.into_iter().map(show).collect()
+    }
+
     #[test]
     fn arithmetic_has_a_value() {
         for (text, value) in
             [("1+1", 2.0), ("2*(3 - 1) / 4", 1.0), ("-1.5e1 + 16", 1.0), ("7 % 4", 3.0), ("1--1", 2.0)]
         {
-            assert_eq!(Expression::parse(text), Some(Expression::Scalar(value)), "{text}");
+            assert_eq!(at(text, 0.0), Evaluated::Scalar(value), "{text}");
         }
-        assert_eq!(Expression::parse(" vector( 1 ) "), Some(Expression::Vector(1.0)));
+        assert_eq!(at(" vector( 1 ) ", 0.0), Evaluated::Vector(vec![(Labels::new(), 1.0)]));
     }
 
     #[test]
     fn selectors_match() {
         let count = |text: &str| {
-            let selector = Selector::parse(text).expect(text);
-            all_series().iter().filter(|series| selector.matches(series)).count()
+            let matchers = selector(text).expect(text);
+            all_series().iter().filter(|series| matches(&matchers, series)).count()
         };
         assert_eq!(count("up"), 3);
         assert_eq!(count(r#"simulated_requests_total{code="500", job!='simulated-web',}"#), 2);
-        assert_eq!(count(r#"{job="simulated-node"}"#), 4);
+        assert_eq!(count(r#"up{job=~"simulated-(api|web)"}"#), 2);
         assert_eq!(count("absent"), 0);
+        assert!(selector("1+1").is_err());
+    }
+
+    #[test]
+    fn rates_and_groups_are_evaluated() {
+        assert_eq!(vector("sum(up)"), [": 3.0"]);
+        assert_eq!(vector("count by (job) (simulated_requests_total) > 5"), [""; 0]);
+        assert_eq!(vector("max by (job) (up{job=\"simulated-api\"} + 1)"), ["job=simulated-api: 2.0"]);
+        assert_eq!(
+            vector("sum by (job) (rate(simulated_requests_total{code=\"200\"}[5m]))"),
+            ["job=simulated-api: 3.0", "job=simulated-node: 6.0", "job=simulated-web: 9.0"]
+        );
+    }
+
+    /// The queries of the view Metrics of the web page.
+    #[test]
+    fn queries_of_the_web_page_have_values() {
+        for (by, selector) in [("namespace", ""), ("pod", "namespace=\"demo\",")] {
+            for text in [
+                format!(
+                    "sum by ({by}) (rate(container_cpu_usage_seconds_total{{{selector}container!=\"\"}}[5m]))"
+                ),
+                format!("sum by ({by}) (container_memory_working_set_bytes{{{selector}container!=\"\"}})"),
+                format!(
+                    "sum by ({by}) (rate(container_network_receive_bytes_total{{{selector}pod!=\"\"}}[5m])) + \
+                     sum by ({by}) (rate(container_network_transmit_bytes_total{{{selector}pod!=\"\"}}[5m]))"
+                ),
+                format!(
+                    "sum by ({by}) (increase(kube_pod_container_status_restarts_total{{{selector}pod!=\"\"}}[1h])) > 0"
+                ),
+            ] {
+                let found = vector(&text);
+                let expected = if by == "pod" && !text.ends_with("> 0") { 3 } else { 1 };
+                assert_eq!(found.len(), expected, "{text}: {found:?}");
+                assert!(found.iter().all(|element| element.starts_with(by)), "{text}: {found:?}");
+            }
+        }
     }
 
     #[test]
     fn other_expressions_are_refused() {
         let deep = "(".repeat(100_000);
+        for text in ["1+", "{}", r#"up{job="a""#, "é", "1e", &deep] {
+            assert!(parse(text).is_err(), "{text}");
+        }
         for text in [
-            "rate(up[5m])",
-            "up + 1",
-            "sum(up)",
-            "1+",
-            "{}",
-            r#"up{job=~"a"}"#,
-            r#"up{job="a""#,
-            "é",
-            "1e",
-            &deep,
+            "histogram_quantile(0.9, up)",
+            "up offset 5m",
+            "sum without (job) (up)",
+            "up * on (job) up",
+            "1 > bool 2",
+            "up and up",
+            "up[5m]",
+            "max_over_time(up[5m:1m])",
         ] {
-            assert_eq!(Expression::parse(text), None, "{text}");
+            let parsed = parse(text).expect(text);
+            assert!(matches!(evaluate(&parsed, 0.0), Err(QueryError::Execution(_))), "{text}");
         }
     }
 }
