@@ -108,13 +108,13 @@ export class Demo {
     renameSync(`${file}.new`, file);
   }
 
-  /** Adds a caller with all rights to the identity file, and waits until kas knows it. Returns its token. */
-  async addCaller(name) {
+  /** Adds a caller of all agents to the identity file, and waits until kas knows it. Returns its token. */
+  async addCaller(name, services = ["*"]) {
     const [, token, hash] = /token: (\S+)\nhash: +(\S+)/.exec(
       execFileSync(KAS, ["token", "new", "caller"], { encoding: "utf8" }),
     );
     const file = join(this.directory, "identity.yaml");
-    const caller = `- {name: "${name}", tokens: ["${hash}"], agents: ["*"], services: ["*"]}\n`;
+    const caller = `- {name: "${name}", tokens: ["${hash}"], agents: ["*"], services: ${JSON.stringify(services)}}\n`;
     writeFileSync(`${file}.new`, readFileSync(file, "utf8") + caller);
     renameSync(`${file}.new`, file);
     const login = { method: "POST", headers: { "Kas-Web": "1" }, body: JSON.stringify({ token }) };

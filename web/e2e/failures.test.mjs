@@ -56,6 +56,22 @@ for (const [what, body, message] of [
   });
 }
 
+it("a view that is opened while kas is away comes when kas is back", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree());
+  await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+  let isAway = true;
+  await page.route(/\/(assets|web|agents)\//, (route) => (isAway ? route.abort() : route.continue()));
+  await page.getByRole("button", { name: "Events" }).click();
+  await page.getByText("kas does not respond, so that this part of the page cannot be loaded").waitFor();
+  assert.equal(await page.getByText("kas has other files now").count(), 0);
+  await page.screenshot({ path: `${SCREENSHOTS}view-while-away.png` });
+  isAway = false;
+  await page.getByRole("columnheader", { name: "Message" }).waitFor();
+  await close(/ERR_FAILED/);
+});
+
 it("a stream with a line that is not JSON is an error, and begins again", async () => {
   const front = await Front.start(demo.address);
   const { page, logIn, close } = await open({ address: front.address });

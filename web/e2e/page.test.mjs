@@ -6,7 +6,7 @@ import { createServer } from "node:http";
 import { after, before, describe, it } from "node:test";
 import { Demo } from "./demo.mjs";
 import { Replicas } from "./replicas.mjs";
-import { checkAccess, hasFocus, launch, openTab, SCREENSHOTS, showOnly } from "./tab.mjs";
+import { checkAccess, hasFocus, launch, openTab, SCREENSHOTS, showOnly, splitWords } from "./tab.mjs";
 
 /** @type {Demo} */
 let demo;
@@ -135,6 +135,101 @@ it("everything works with the keyboard alone", async () => {
   await page.getByRole("dialog", { name: "Keys" }).waitFor();
   await page.keyboard.press("Escape");
   await page.getByRole("dialog", { name: "Keys" }).waitFor({ state: "hidden" });
+  await close();
+});
+
+it("the worst objects come first, and an object that is opened elsewhere is in view", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const demoSection = page.getByRole("region", { name: "demo" });
+  const crashed = demoSection.getByRole("row", { name: /Pod\/crash/ });
+  await crashed.getByText(/crashed .*with exit code 1/).waitFor();
+  await crashed.getByRole("link").click();
+  const current = page.locator('[role="row"][aria-selected="true"]');
+  await current.filter({ hasText: /^Pod crash/ }).waitFor();
+  const { top, bottom } = await current.evaluate((row) => row.getBoundingClientRect().toJSON());
+  const box = await page.getByRole("treegrid").evaluate((tree) => tree.getBoundingClientRect().toJSON());
+  assert.ok(
+    top >= box.top && bottom <= box.bottom,
+    `${top} to ${bottom} is not in ${box.top} to ${box.bottom}`,
+  );
+  await page.keyboard.press("Escape");
+  await hasFocus(page, /^Pod crash/);
+  await page.goto(tree());
+  const first = page.locator('.tree-body [role="row"]').first();
+  await first.filter({ hasText: /^Deployment crash/ }).waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}worst-first.png` });
+  // An object that the tree folds away, within others.
+  const folded = uidOf("configmap/kube-root-ca.crt");
+  await page.goto(`${demo.address}/agents/demo?o=${folded}`);
+  await current.filter({ hasText: /^ConfigMap kube-root-ca/ }).waitFor();
+  await close();
+});
+
+it("words of tables stay whole", async () => {
+  for (const width of [1440, 1024, 760]) {
+    const { page, logIn, close } = await open({ width });
+    await logIn();
+    await page
+      .getByText(/crashed .*with exit code 1/)
+      .first()
+      .waitFor();
+    for (const path of [
+      "/",
+      "/agents/demo?view=events",
+      "/audit",
+      "/agents/demo?view=about",
+      "/environments",
+    ]) {
+      await page.goto(demo.address + path);
+      await page.locator("td").first().waitFor();
+      assert.deepEqual(await splitWords(page), [], `${path} with ${width} px`);
+      await checkAccess(page, `${path} with ${width} px`);
+    }
+    await page.goto(`${demo.address}/agents/demo?view=events`);
+    await page.locator("td").first().waitFor();
+    await page.screenshot({ path: `${SCREENSHOTS}events-${width}.png` });
+    await close();
+  }
+});
+
+it("a reader is offered what the services of the caller allow", async () => {
+  const token = await demo.addCaller("graph-only", ["graph"]);
+  const { page, logIn, close } = await open();
+  await logIn(token);
+  await page.goto(tree(`&o=${uidOf("deployment/web")}`));
+  await page
+    .getByRole("region", { name: "Object" })
+    .getByText("Reason")
+    .or(page.getByText("UID"))
+    .first()
+    .waitFor();
+  const views = page.getByRole("navigation", { name: "Views" }).getByRole("button");
+  assert.deepEqual(await views.allTextContents(), ["Tree", "List", "Map", "Components", "About"]);
+  assert.deepEqual(await page.getByRole("tab").allTextContents(), ["Summary"]);
+  assert.equal(await page.getByRole("alert").count(), 0);
+  await page.screenshot({ path: `${SCREENSHOTS}graph-only.png` });
+  await page.goto(tree("&view=metrics"));
+  await page.getByRole("alert").first().waitFor();
+  await close(/status of 403/);
+});
+
+it("a seventh tab without TLS loads, and says for what it waits", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const tabs = [page];
+  while (tabs.length < 7) {
+    const tab = await page.context().newPage();
+    await tab.goto(demo.address);
+    await tab.getByRole("heading", { name: "What needs attention" }).waitFor();
+    tabs.push(tab);
+  }
+  const seventh = tabs.at(-1);
+  await seventh.getByText("This tab waits until another one is closed").waitFor();
+  await seventh.screenshot({ path: `${SCREENSHOTS}seventh-tab.png` });
+  for (const tab of tabs.slice(0, -1)) await tab.close();
+  await seventh.getByRole("heading", { name: "demo" }).waitFor();
+  await seventh.getByText("This tab waits").waitFor({ state: "detached" });
   await close();
 });
 
@@ -409,8 +504,24 @@ it("a commit, a change of somebody else and a mass deletion are seen and answere
   await comparison.getByText("− changed").waitFor();
   await comparison.getByText("+ first").waitFor();
   const one = demo.kubectl(["get", "configmap/one", "--output=jsonpath={.metadata.uid}"]);
-  await page.goto(tree(`&all=1&o=${one}&tab=git`));
-  await page.getByRole("tabpanel", { name: "Git" }).getByText("− changed").waitFor();
+  const compared = [];
+  page.on("request", (request) => {
+    if (request.url().endsWith("/diff")) compared.push(request.url());
+  });
+  await page.goto(tree(`&o=${one}&tab=git`));
+  const git = page.getByRole("tabpanel", { name: "Git" });
+  await git.getByText("− changed").waitFor();
+  await git.getByText("Add five <b>maps</b>").waitFor();
+  assert.equal(compared.length, 1, "only the project of the object is compared");
+  await page.screenshot({ path: `${SCREENSHOTS}object-git.png` });
+  const failed = [{ error: { file: "b.yaml", message: "it is no YAML" } }, { end: { notes: [] } }];
+  await page.route("**/diff", (route) =>
+    route.fulfill({ body: failed.map((line) => JSON.stringify(line)).join("\n") }),
+  );
+  await page.reload();
+  await git.getByText("it is no YAML").waitFor();
+  assert.equal(await git.getByText("The object is as in Git").count(), 0);
+  await page.unroute("**/diff");
   await page.goto(`${demo.address}/agents/demo?view=changes`);
   await page.getByRole("button", { name: "Compare with Git" }).click();
   await comparison.getByText("− changed").waitFor();
@@ -523,6 +634,15 @@ it("a reader finds the path of a request that failed, and its line in the audit 
   await page.getByRole("link", { name: id }).waitFor();
   await page.getByLabel("Result").selectOption("allow");
   await page.getByRole("link", { name: id }).waitFor({ state: "detached" });
+  // The page has asked for the rights of its reader.
+  await page.goto(tree(`&o=${uidOf("deployment/web")}`));
+  await page.getByRole("button", { name: "Restart" }).waitFor();
+  await page.goto(`${demo.address}/audit`);
+  await page.locator("td").first().waitFor();
+  const reviews = page.getByRole("row", { name: /selfsubjectaccessreviews/ });
+  assert.equal(await reviews.count(), 0);
+  await page.getByRole("button", { name: "Access reviews" }).click();
+  await reviews.first().waitFor();
   await page.goto(`${demo.address}/routing`);
   await page.getByLabel("Id of a request").fill("unknown-1");
   await page.keyboard.press("Enter");

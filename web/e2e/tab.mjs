@@ -85,6 +85,28 @@ export async function checkAccess(page, name = "page") {
   assert.ok(overflow <= 0, `${name} is ${overflow} px too wide`);
 }
 
+/** Returns the words of tables that are in two lines: those without punctuation, and not longer than 28 characters. */
+export function splitWords(page) {
+  return page.evaluate(() => {
+    const split = [];
+    for (const cell of document.querySelectorAll("td")) {
+      const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+      while (texts.nextNode()) {
+        const node = texts.currentNode;
+        for (const { 0: word, index } of node.data.matchAll(/[\p{L}\p{N}]+/gu)) {
+          if (word.length > 28) continue;
+          const range = document.createRange();
+          range.setStart(node, index);
+          range.setEnd(node, index + word.length);
+          const lines = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+          if (lines.size > 1) split.push(word);
+        }
+      }
+    }
+    return split;
+  });
+}
+
 /** Waits until an element with this text has the focus. */
 export async function hasFocus(page, pattern) {
   let text = "";

@@ -10,6 +10,7 @@ import type { GraphEvent } from "./graph";
 import type { AgentList } from "./kas";
 import { lines } from "./lines";
 import { frames, FrameKind, type LiveFrame } from "./frames";
+import { acquire, isScarce } from "./permit";
 
 /** The most watches of a tab. */
 export const MAX_WATCHES = 64;
@@ -19,6 +20,10 @@ const MAX_PAUSE = 15_000;
 const REFUSED_PAUSE = 60_000;
 /** The time after which a stream without a frame is dead: kas sends one every 15 s. */
 const SILENCE = 40_000;
+/** The time after which a tab in the background gives its stream to others, where connections are scarce. */
+const BACKGROUND = 10_000;
+const WAITS =
+  "This tab waits until another one is closed or in the background: without HTTP/2, browsers open six connections to kas for all tabs. With TLS there is no such limit.";
 
 /** Receives the events of a watch, and the reasons for which it has no connection. */
 export interface WatchListener {
@@ -64,6 +69,24 @@ export class Live {
   #stop: AbortController | null = null;
   #timer: { id: ReturnType<typeof setTimeout>; at: number } | null = null;
   #failures = 0;
+  /** The tab is in the background, and has given its stream to others. */
+  #isPaused = false;
+
+  constructor() {
+    // Tests have no document.
+    if (typeof document === "undefined" || !isScarce()) return;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    document.addEventListener("visibilitychange", () => {
+      clearTimeout(timer);
+      const isPaused = document.hidden;
+      const change = () => {
+        if (this.#isPaused === isPaused) return;
+        this.#isPaused = isPaused;
+        this.#connectAt(0);
+      };
+      timer = setTimeout(change, isPaused ? BACKGROUND : 0);
+    });
+  }
 
   /** Follows the list of agents. Returns the function that ends it. */
   followAgents(listener: AgentsListener): () => void {
@@ -116,6 +139,23 @@ export class Live {
       this.#list = null;
       return;
     }
+    if (this.#isPaused) return;
+    let release: () => void = () => undefined;
+    if (isScarce()) {
+      try {
+        release = await acquire(stop.signal, () => {
+          this.#report(new RequestFailure(WAITS, 0, null, null));
+        });
+      } catch {
+        // Another stream has begun in its place.
+        return;
+      }
+      stop.signal.addEventListener("abort", release);
+      if (stop.signal.aborted) {
+        release();
+        return;
+      }
+    }
     const due = [...this.#watches].filter(({ due }) => due <= now);
     const watches = due.slice(0, MAX_WATCHES);
     for (const watch of watches) watch.due = 0;
@@ -152,7 +192,14 @@ export class Live {
       if (!isAbort(error)) this.#lost(watches, stop, asFailure(error));
     } finally {
       clearTimeout(timer);
+      release();
     }
+  }
+
+  /** Tells all listeners that they are not up to date. */
+  #report(failure: RequestFailure): void {
+    for (const { listener } of this.#watches) listener.onFailure(failure);
+    for (const listener of this.#agents) listener.onFailure(failure);
   }
 
   /** The stream has failed: everything begins again after a pause. */

@@ -22,3 +22,13 @@ export function useAgents(): Loaded<AgentList> {
   );
   return state;
 }
+
+/** Returns the services of an agent that the caller may use, or `null` while they are not known. */
+export function useServices(name: string): readonly string[] | null {
+  return useAgents().value?.agents.find((agent) => agent.name === name)?.services ?? null;
+}
+
+/** Returns whether something that needs a service is offered to the reader. */
+export function mayUse(services: readonly string[] | null, service: string | undefined): boolean {
+  return service === undefined || services === null || services.includes(service);
+}

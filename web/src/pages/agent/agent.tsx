@@ -12,10 +12,12 @@ import { Boundary } from "../../ui/boundary";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
 import { useLoaded } from "../../ui/loader";
+import { mayUse, useServices } from "../../ui/agents";
 import { Failure, Notice, Partial, RequestOf } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
 import { About } from "./about";
+import { Words } from "../../ui/words";
 import "./agent.css";
 import { Drawer } from "./drawer";
 import { List } from "./list";
@@ -25,6 +27,13 @@ import { Table } from "../../ui/table";
 
 const VIEWS = ["tree", "list", "map", "changes", "logs", "events", "metrics", "components", "about"] as const;
 type View = (typeof VIEWS)[number];
+/** The services without which a view has nothing. The others need the service `graph`. */
+const SERVICES: Partial<Record<View, string>> = {
+  changes: "gitops",
+  logs: "kubernetes",
+  events: "kubernetes",
+  metrics: "prometheus",
+};
 
 /** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
@@ -44,12 +53,15 @@ export function ClusterViews({
   const followed = useGraph(agent, scope);
   const view = VIEWS.find((name) => name === query.value.get("view")) ?? "tree";
   const uid = query.value.get("o");
+  const services = useServices(agent);
+  // A link to a view stays one, and the view says why it is empty.
+  const offered = VIEWS.filter((name) => name === view || mayUse(services, SERVICES[name]));
   return (
     <div class="stack">
       <div class="row spread">
         {heading}
         <nav class="row" aria-label="Views">
-          {VIEWS.map((name) => (
+          {offered.map((name) => (
             <button
               key={name}
               type="button"
@@ -140,7 +152,9 @@ function ObjectsView({
   followed: Followed;
   scope: Scope | null;
 }) {
-  const treeRows = useComputed(() => rows(graph.value.nodes.values(), readFilter(), toggled.value));
+  const treeRows = useComputed(() =>
+    rows(graph.value.nodes.values(), readFilter(), toggled.value, query.value.get("o")),
+  );
   const listed = useComputed(() =>
     list(graph.value.nodes.values(), readFilter(), parseSorting(query.value.get("sort"))),
   );
@@ -272,13 +286,21 @@ function ComponentsView({ agent, scope }: { agent: string; scope: Scope | null }
         <Table columns={["Component", "Version", "Health", "Namespaces", "Found by"]}>
           {value.components.map((component) => (
             <tr key={component.id}>
-              <td>{plain(component.name, 128)}</td>
-              <td>{plain(component.version ?? "–", 128)}</td>
+              <td>
+                <Words text={plain(component.name, 128)} />
+              </td>
+              <td>
+                <Words text={plain(component.version ?? "–", 128)} />
+              </td>
               <td>
                 <Health state={component.health} />
               </td>
-              <td>{plain((component.namespaces ?? []).join(", "), 512)}</td>
-              <td class="small muted">{plain(component.evidence.join(", "), 512)}</td>
+              <td>
+                <Words text={plain((component.namespaces ?? []).join(", "), 512)} />
+              </td>
+              <td class="small muted">
+                <Words text={plain(component.evidence.join(", "), 512)} />
+              </td>
             </tr>
           ))}
         </Table>

@@ -9,6 +9,7 @@ import { WITH_LOGS } from "../../graph/pods";
 import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
 import { capitalized, kubectlCommand, plain, safeLink } from "../../text";
+import { mayUse, useServices } from "../../ui/agents";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
 import { Notice } from "../../ui/notice";
@@ -20,6 +21,14 @@ import { Relations } from "./relations";
 
 const TABS = ["summary", "conditions", "yaml", "events", "logs", "git"] as const;
 type TabName = (typeof TABS)[number];
+/** The services from which the tabs are. */
+const SERVICES: Record<Exclude<TabName, "summary">, string> = {
+  conditions: "kubernetes",
+  yaml: "kubernetes",
+  events: "kubernetes",
+  logs: "kubernetes",
+  git: "gitops",
+};
 /** The label of objects that a project of manifests manages (KEP-3659). */
 const APPLYSET = "applyset.kubernetes.io/part-of";
 
@@ -54,7 +63,10 @@ export function Drawer({
   useEffect(() => {
     heading.current?.focus();
   }, []);
-  const tabs = node === undefined ? TABS : tabsOf(node);
+  const services = useServices(agent);
+  const tabs = (node === undefined ? TABS : tabsOf(node)).filter(
+    (name) => name === "summary" || mayUse(services, SERVICES[name]),
+  );
   const tab = tabs.find((name) => name === query.value.get("tab")) ?? "summary";
   return (
     <section class="drawer stack" aria-label="Object">
@@ -139,9 +151,12 @@ function Summary({
   isThere: boolean;
 }) {
   const command = kubectlCommand(keyOf(node));
+  const services = useServices(agent);
   return (
     <>
-      <ActionBar key={node.uid} agent={agent} node={node} graph={graph} isThere={isThere} />
+      {mayUse(services, "kubernetes") && (
+        <ActionBar key={node.uid} agent={agent} node={node} graph={graph} isThere={isThere} />
+      )}
       <dl class="facts">
         <dt>Health</dt>
         <dd>

@@ -6,7 +6,7 @@ import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice } from "../../../ui/notice";
 import type { TabProps } from "../drawer";
 import { LogLine } from "./log-line";
-import type { Line } from "./merge";
+import { blocksOf, type Line } from "./merge";
 import { MAX_LINES, useLogs } from "./streams";
 
 /** The most pods whose logs are read at the same time. Browsers open six connections to a server without TLS. */
@@ -30,15 +30,13 @@ export function Logs({ agent, node, graph }: TabProps) {
   const containers = names.current;
   const container = chosen || (containers[0] ?? "");
   const { log, errors, isOpen } = useLogs(agent, pods, { container, previous, follow: follow && !previous });
-  const shown = useMemo(() => {
-    const wanted = filter.toLowerCase();
-    return wanted === "" ? log : log.filter(({ text }) => text.toLowerCase().includes(wanted));
-  }, [log, filter]);
+  const wanted = filter.toLowerCase();
+  const shown = useMemo(() => log.lines.filter((line) => contains(line, wanted)).length, [log, wanted]);
   const box = useRef<HTMLPreElement>(null);
   const isAtEnd = useRef(true);
   useEffect(() => {
     if (box.current && isAtEnd.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [shown]);
+  }, [log, wanted]);
   return (
     <>
       {first.error !== null && <Failure what="The pod cannot be read" error={first.error} />}
@@ -92,7 +90,7 @@ export function Logs({ agent, node, graph }: TabProps) {
         <button
           type="button"
           onClick={() => {
-            download(`${node.name}.${container}.log`, log, pods.length > 1);
+            download(`${node.name}.${container}.log`, log.lines, pods.length > 1);
           }}
         >
           Download
@@ -101,7 +99,7 @@ export function Logs({ agent, node, graph }: TabProps) {
       {[...errors].map(([pod, error]) => (
         <Failure key={pod} what={`The log of ${plain(pod, 260)} cannot be read`} error={error} />
       ))}
-      {log.length === 0 && errors.size === 0 && !isOpen && newest !== undefined && container !== "" && (
+      {log.lines.length === 0 && errors.size === 0 && !isOpen && newest !== undefined && container !== "" && (
         <Notice>The container has written nothing.</Notice>
       )}
       <pre
@@ -114,17 +112,36 @@ export function Logs({ agent, node, graph }: TabProps) {
           isAtEnd.current = scrollTop + clientHeight > scrollHeight - 40;
         }}
       >
-        {shown.map((line) => (
-          <LogLine key={`${line.uid}/${line.number}`} line={line} withPod={pods.length > 1} />
+        {blocksOf(log).map(({ number, lines }) => (
+          <Block key={number} lines={lines} wanted={wanted} withPod={pods.length > 1} />
         ))}
       </pre>
       <p class="small muted">
-        {shown.length} of {log.length} lines
+        {shown} of {log.lines.length} lines
         {pods.length > 1 && ` of ${pods.length} pods`}
-        {log.length >= MAX_LINES && `; this page keeps the newest ${MAX_LINES}`}
+        {log.dropped > 0 && `; this page keeps the newest ${MAX_LINES}`}
       </p>
     </>
   );
+}
+
+function contains({ text }: Line, wanted: string): boolean {
+  return wanted === "" || text.toLowerCase().includes(wanted);
+}
+
+/** Some lines with the wanted text. They are compared again only if one of them has changed, and the browser skips them out of sight. */
+function Block({ lines, wanted, withPod }: { lines: readonly Line[]; wanted: string; withPod: boolean }) {
+  return useMemo(() => {
+    const shown = lines.filter((line) => contains(line, wanted));
+    if (shown.length === 0) return null;
+    return (
+      <span class="log-block" style={{ containIntrinsicBlockSize: `auto ${shown.length * 1.5}em` }}>
+        {shown.map((line) => (
+          <LogLine key={`${line.uid}/${line.number}`} line={line} withPod={withPod} />
+        ))}
+      </span>
+    );
+  }, [wanted, withPod, ...lines]);
 }
 
 function download(name: string, log: readonly Line[], withPods: boolean): void {

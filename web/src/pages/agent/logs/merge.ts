@@ -20,12 +20,34 @@ export function parse(uid: string, pod: string, number: number, line: string): L
   return { uid, pod, number, time, text: end < 0 ? "" : line.slice(end + 1) };
 }
 
-/** Adds lines to a log, of which the newest `limit` stay. Lines of one pod keep their order. */
-export function merge(log: readonly Line[], arrived: readonly Line[], limit: number): Line[] {
-  const all = [...log, ...arrived];
+/** The newest lines of a log. */
+export interface Log {
+  lines: readonly Line[];
+  /** The number of blocks of lines that were dropped before them. */
+  dropped: number;
+}
+
+export const EMPTY_LOG: Log = { lines: [], dropped: 0 };
+
+/** The lines that are shown, and dropped, together. */
+export const BLOCK = 100;
+
+/** Adds lines to a log, of which the newest `limit` stay, without parts of blocks. Lines of one pod keep their order. */
+export function merge(log: Log, arrived: readonly Line[], limit: number): Log {
+  const all = [...log.lines, ...arrived];
   const isSorted = all.every((line, index) => index === 0 || compare(all[index - 1], line) <= 0);
   if (!isSorted) all.sort(compare);
-  return all.slice(-limit);
+  const blocks = Math.ceil(Math.max(0, all.length - limit) / BLOCK);
+  return { lines: all.slice(blocks * BLOCK), dropped: log.dropped + blocks };
+}
+
+/** Returns the blocks of a log, with the number of each one from the beginning. */
+export function blocksOf({ lines, dropped }: Log): { number: number; lines: readonly Line[] }[] {
+  const count = Math.ceil(lines.length / BLOCK);
+  return Array.from({ length: count }, (_, index) => ({
+    number: dropped + index,
+    lines: lines.slice(index * BLOCK, (index + 1) * BLOCK),
+  }));
 }
 
 function compare(one: Line | undefined, other: Line | undefined): number {

@@ -5,7 +5,7 @@ import { isAbort } from "../../../api/client";
 import { getLog, keyOf } from "../../../api/kubernetes";
 import { lines } from "../../../api/lines";
 import type { Node } from "../../../api/graph";
-import { type Line, merge, parse } from "./merge";
+import { EMPTY_LOG, type Line, type Log, merge, parse } from "./merge";
 import { LogPosition } from "./resume";
 
 /** The most lines that the page keeps. */
@@ -24,7 +24,7 @@ export interface LogOptions {
 }
 
 export interface Logs {
-  log: Line[];
+  log: Log;
   /** The errors of pods, by their names. */
   errors: ReadonlyMap<string, unknown>;
   /** True while a log may have further lines. */
@@ -33,7 +33,7 @@ export interface Logs {
 
 /** Follows the logs of pods. Pods may come and go meanwhile; other options begin anew. */
 export function useLogs(agent: string, pods: readonly Node[], options: LogOptions): Logs {
-  const [log, setLog] = useState<Line[]>([]);
+  const [log, setLog] = useState<Log>(EMPTY_LOG);
   const [errors, setErrors] = useState<ReadonlyMap<string, unknown>>(new Map());
   const [open, setOpen] = useState<ReadonlySet<string>>(new Set());
   const streams = useRef(new Map<string, AbortController>());
@@ -57,7 +57,7 @@ export function useLogs(agent: string, pods: readonly Node[], options: LogOption
       streams.current.clear();
       readers.current.clear();
       waiting.current = [];
-      setLog([]);
+      setLog(EMPTY_LOG);
       setErrors(new Map());
       setOpen(new Set());
     };
