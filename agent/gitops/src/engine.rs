@@ -4,6 +4,7 @@ mod diff;
 mod examine;
 mod gitlab;
 mod inventory;
+mod jobs;
 mod members;
 mod pruning;
 mod report;
@@ -313,8 +314,11 @@ impl<C: Cluster> Engine<C> {
 
         let mut awaited = Vec::new();
         for stage in &stages {
-            let (applied, terminating) =
-                self.apply_stage(stage, &manifests, &state.members, &sync, report).await?;
+            let applied = self.apply_stage(stage, &manifests, &state.members, &sync, report).await;
+            if sync.writes() {
+                self.record_jobs(stage, &manifests, &mut state.stored, fence).await?;
+            }
+            let (applied, terminating) = applied?;
             state.add_applied(applied);
             awaited.extend(terminating);
             if sync.writes() {
@@ -401,7 +405,9 @@ impl<C: Cluster> Engine<C> {
         is_complete: bool,
         fence: &dyn Fence,
     ) -> Result<(), Failure> {
-        let SyncState { stored, members, before, applied, gone, .. } = state;
+        let SyncState { stored, members, desired, before, applied, gone, .. } = state;
+        let in_git: HashSet<String> = desired.iter().map(ToString::to_string).collect();
+        stored.inventory.jobs.retain(|job, _| in_git.contains(job));
         let replaced: HashSet<&ObjectId> = applied.iter().map(|(id, ..)| id).collect();
         let mut now: BTreeMap<String, ObjectId> = stored
             .inventory

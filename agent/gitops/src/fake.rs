@@ -70,6 +70,7 @@ impl FakeCluster {
             ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true),
             ("apps", "v1", "Deployment", "deployments", true),
             ("apps", "v1", "StatefulSet", "statefulsets", true),
+            ("batch", "v1", "Job", "jobs", true),
             ("coordination.k8s.io", "v1", "Lease", "leases", true),
             ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false),
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", false),

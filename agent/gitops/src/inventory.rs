@@ -49,6 +49,8 @@ pub struct Inventory {
     pub approved: BTreeMap<String, String>,
     /// The deletions without an approval of the last hour.
     pub deletions: Vec<Deletions>,
+    /// The digests of the manifests of jobs that were applied, by their objects.
+    pub jobs: BTreeMap<String, String>,
     /// A command has suspended the project.
     pub suspended: bool,
 }

@@ -18,6 +18,7 @@ mod engine;
 pub mod environment;
 #[cfg(test)]
 mod fake;
+mod folded;
 pub mod inventory;
 mod kube_cluster;
 mod lease;

@@ -46,6 +46,18 @@ pub struct Manifest {
     pub source: SourceLine,
 }
 
+/// Returns the place of the specification of pods in objects of Kubernetes that have one, as a JSON pointer.
+pub(crate) fn pod_spec(id: &ObjectId) -> Option<&'static str> {
+    match (&*id.group, &*id.kind) {
+        ("", "Pod") => Some("/spec"),
+        ("", "ReplicationController")
+        | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
+        | ("batch", "Job") => Some("/spec/template/spec"),
+        ("batch", "CronJob") => Some("/spec/jobTemplate/spec/template/spec"),
+        _ => None,
+    }
+}
+
 impl Manifest {
     /// Returns the kind.
     pub fn group_kind(&self) -> GroupKind {

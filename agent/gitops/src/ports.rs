@@ -6,17 +6,14 @@
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
+use crate::manifest::pod_spec;
+
 /// Sets the protocol of ports that have none to TCP, which is the default of Kubernetes.
 pub(crate) fn set_protocols(id: &ObjectId, object: &mut Value) {
-    let pod = match (&*id.group, &*id.kind) {
-        ("", "Service") => return object.pointer_mut("/spec/ports").into_iter().for_each(set),
-        ("", "Pod") => "/spec",
-        ("", "ReplicationController")
-        | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
-        | ("batch", "Job") => "/spec/template/spec",
-        ("batch", "CronJob") => "/spec/jobTemplate/spec/template/spec",
-        _ => return,
-    };
+    if (&*id.group, &*id.kind) == ("", "Service") {
+        return object.pointer_mut("/spec/ports").into_iter().for_each(set);
+    }
+    let Some(pod) = pod_spec(id) else { return };
     for containers in ["containers", "initContainers"] {
         let containers = object.pointer_mut(&format!("{pod}/{containers}")).and_then(Value::as_array_mut);
         containers.into_iter().flatten().filter_map(|container| container.get_mut("ports")).for_each(set);

@@ -3,6 +3,7 @@
 mod deletions;
 mod diff;
 mod gitlab;
+mod jobs;
 mod model;
 
 use std::sync::{
@@ -575,6 +576,20 @@ async fn immutable_field_needs_the_annotation() {
     let outcome = project.sync(&object(2, "agentk/recreate: 'true'")).await;
     assert_eq!(outcome.state, ProjectState::Synced, "{outcome:?}");
     assert_ne!(uid(&project), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_that_leaves_string_data_leaves_the_secret() {
+    let secret =
+        |data: &str| format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\nstringData: {{{data}}}\n");
+    let mut project = Project::new();
+    project.sync(&secret("a: one, b: two")).await;
+    assert_eq!(project.sync(&secret("a: changed")).await.state, ProjectState::Synced);
+    let live = project.cluster.object(&id("Secret", "default", "s")).unwrap();
+    assert_eq!(
+        (&live["data"], &live["stringData"]),
+        (&json!({"a": "Y2hhbmdlZA=="}), &serde_json::Value::Null)
+    );
 }
 
 /// Test 60 of the attack list.

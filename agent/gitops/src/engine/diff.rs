@@ -173,6 +173,7 @@ impl<C: Cluster> Engine<C> {
         let (live, tried) = (live.as_ref(), tried.as_ref());
         Ok(match step {
             Step::Unchanged(seen) | Step::Drifted(seen, _) => (None, Some(seen.uid)),
+            Step::Finished => (None, None),
             Step::Terminating { uid, .. } => {
                 let note = "it is being deleted, and is created again once it is gone";
                 (Some(line(DiffAction::Recreate, manifest, None, None, note)), Some(uid))

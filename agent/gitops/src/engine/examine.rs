@@ -15,6 +15,7 @@ use crate::{
     Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
     applyset::PART_OF,
     deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
+    folded,
     ownership::{self, Owner},
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
@@ -79,6 +80,8 @@ pub(super) enum Step {
         uid: String,
         finalizers: String,
     },
+    /// It is a job that was applied, and that the cluster has removed.
+    Finished,
 }
 
 /// An object as it is in the cluster.
@@ -128,7 +131,7 @@ impl<C: Cluster> Engine<C> {
         }
         let unseen = || Seen { uid: String::new(), fingerprint: 0 };
         Ok(match step {
-            Step::Unchanged(_) | Step::Drifted(..) | Step::Terminating { .. } => step,
+            Step::Unchanged(_) | Step::Drifted(..) | Step::Terminating { .. } | Step::Finished => step,
             Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
             Step::Update { .. } | Step::Adopt(..) | Step::Recreate { .. } => {
                 Step::Drifted(unseen(), "created again by somebody else".to_owned())
@@ -150,6 +153,9 @@ impl<C: Cluster> Engine<C> {
         {
             let seen = Seen { uid: member.uid.clone(), fingerprint: *live };
             return Ok(Examined { step: Step::Unchanged(seen), live: None, tried: None });
+        }
+        if members.has_finished(manifest) {
+            return Ok(Examined { step: Step::Finished, live: None, tried: None });
         }
         let id = &manifest.id;
         let failed = |error: CallError| match error {
@@ -188,7 +194,10 @@ impl<C: Cluster> Engine<C> {
                 return Err(ExamineError::Object(manifest.error(what)));
             }
             Some(_) if !ours => Step::Adopt(seen.uid, take_over(&live)),
-            Some(tried) if without_server_fields(&live) == without_server_fields(tried) => {
+            Some(tried)
+                if without_server_fields(&live) == without_server_fields(tried)
+                    && folded::has_same_owner(id, &live, tried) =>
+            {
                 Step::Unchanged(seen)
             }
             Some(_) if sync.input.heal => {

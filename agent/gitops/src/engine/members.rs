@@ -1,7 +1,7 @@
 //! The objects of the cluster that belong to a project.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Members {
     pub(super) foreign: Vec<(ObjectId, String)>,
     /// The UIDs of members in the inventory.
     pub(super) recorded: BTreeSet<String>,
+    /// The digests of the manifests of jobs that were applied, by their objects.
+    pub(super) jobs: BTreeMap<String, String>,
 }
 
 impl Members {
@@ -57,8 +59,11 @@ impl<C: Cluster> Engine<C> {
         sync: &SyncContext<'_>,
     ) -> Result<Members, Failure> {
         let StoredInventory { set, inventory, .. } = stored;
-        let mut members =
-            Members { recorded: inventory.members.keys().cloned().collect(), ..Members::default() };
+        let mut members = Members {
+            recorded: inventory.members.keys().cloned().collect(),
+            jobs: inventory.jobs.clone(),
+            ..Members::default()
+        };
         for group_kind in &set.kinds {
             let kind = match self.resolve(group_kind, None, sync.fence).await? {
                 KindLookup::Found(kind) => kind,

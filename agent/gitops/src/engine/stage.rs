@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{
     CONCURRENCY, Engine, Failure, Stopped, SyncContext,
     examine::{ExamineError, Known, Seen, Step, hash},
+    jobs::is_job,
     members::Members,
     report::Report,
 };
@@ -48,6 +49,8 @@ pub(super) enum Condition {
     Established,
     /// It does its work.
     Healthy,
+    /// A job has finished. It may be gone then.
+    Finished,
     /// The object with this UID is gone.
     Gone(String),
 }
@@ -55,6 +58,8 @@ pub(super) enum Condition {
 /// The end of the write of an object.
 enum Written {
     Applied(Seen),
+    /// A job has finished, and is gone.
+    Finished,
     /// It is created again once the old one is gone.
     Terminating {
         uid: String,
@@ -74,9 +79,7 @@ impl Awaited {
     pub(super) fn is_met_by(&self, object: Option<&Value>) -> bool {
         match &self.condition {
             Condition::Gone(uid) => object.is_none_or(|object| object["metadata"]["uid"] != **uid),
-            Condition::Established | Condition::Healthy => {
-                object.is_some_and(|object| health(Some(object)).is_ok())
-            }
+            condition => condition.health(object).is_ok(),
         }
     }
 
@@ -84,7 +87,7 @@ impl Awaited {
     pub(super) fn limit(&self, settings: &ManifestProject) -> Duration {
         match self.condition {
             Condition::Established => ESTABLISHED_TIMEOUT,
-            Condition::Healthy => settings.reconcile_timeout,
+            Condition::Healthy | Condition::Finished => settings.reconcile_timeout,
             Condition::Gone(_) => settings.prune_timeout,
         }
     }
@@ -101,12 +104,15 @@ impl Awaited {
     }
 }
 
-/// Returns the reason why an object does not do its work yet.
-fn health(object: Option<&Value>) -> Result<(), String> {
-    match object.map(object_health::assess) {
-        Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => Ok(()),
-        Some(found) => Err(found.reason),
-        None => Err("it does not exist any more".to_owned()),
+impl Condition {
+    /// Returns the reason why an object does not do its work yet.
+    fn health(&self, object: Option<&Value>) -> Result<(), String> {
+        match object.map(object_health::assess) {
+            Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => Ok(()),
+            Some(found) => Err(found.reason),
+            None if *self == Self::Finished => Ok(()),
+            None => Err("it does not exist any more".to_owned()),
+        }
     }
 }
 
@@ -150,6 +156,7 @@ impl<C: Cluster> Engine<C> {
                     (Step::Terminating { uid, finalizers }, _) => {
                         Ok(Written::Terminating { uid: uid.clone(), finalizers: finalizers.clone() })
                     }
+                    (Step::Finished, _) => Ok(Written::Finished),
                     (_, false) => Ok(Written::Applied(Seen { uid: String::new(), fingerprint: 0 })),
                     (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
                 };
@@ -165,6 +172,10 @@ impl<C: Cluster> Engine<C> {
                     self.known.remove(&manifest.id);
                     let id = manifest.id.clone();
                     terminating.push(Awaited::until_gone(id, kind.clone(), uid, &finalizers));
+                }
+                Ok(Written::Finished) => {
+                    self.known.remove(&manifest.id);
+                    report_step(report, &manifest.id, &step, false);
                 }
                 Ok(Written::Applied(seen)) => {
                     let (id, desired) = (manifest.id.clone(), hash(&manifest.object));
@@ -202,9 +213,12 @@ impl<C: Cluster> Engine<C> {
         let definitions = stage.objects.iter().filter(|index| stage.established && is_definition(index));
         let waits = !sync.input.settings.reconcile_timeout.is_zero();
         let healthy = stage.healthy.iter().filter(|_| waits);
-        let conditions = definitions
-            .map(|index| (index, Condition::Established))
-            .chain(healthy.map(|index| (index, Condition::Healthy)));
+        let conditions = definitions.map(|index| (index, Condition::Established)).chain(healthy.map(
+            |index| match is_job(&manifests[*index]) {
+                true => (index, Condition::Finished),
+                false => (index, Condition::Healthy),
+            },
+        ));
         let wanted: Vec<_> = conditions
             .filter_map(|(index, condition)| Some((kinds.get_key_value(&manifests[*index].id)?, condition)))
             .collect();
@@ -214,7 +228,8 @@ impl<C: Cluster> Engine<C> {
             let object =
                 object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
             let (id, kind) = ((*id).clone(), (*kind).clone());
-            Ok(health(object.as_ref()).err().map(|reason| Awaited { id, kind, reason, condition }))
+            let reason = condition.health(object.as_ref()).err();
+            Ok(reason.map(|reason| Awaited { id, kind, reason, condition }))
         });
         let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, Failure>>()?;
         if has_definitions {
@@ -366,6 +381,11 @@ fn key(manifest: &Manifest) -> (GroupKind, String) {
 fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step, again: bool) {
     match step {
         Step::Unchanged(_) => report.object(EventKind::Unchanged, id, "as in Git"),
+        Step::Finished => {
+            let what =
+                "it was applied, and the cluster has removed it; it runs again when its manifest changes";
+            report.object(EventKind::Unchanged, id, what);
+        }
         Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
         Step::Create if again => {
             report.reverted(id, "deleted by somebody else".to_owned());

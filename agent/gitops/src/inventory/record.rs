@@ -20,6 +20,9 @@ pub(super) struct Record {
     objects: BTreeMap<String, RecordedObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<RecordedPlan>,
+    /// The digests of the manifests of jobs that were applied, by their objects.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    jobs: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     suspended: bool,
 }
@@ -58,7 +61,7 @@ struct RecordedPlan {
 
 impl From<Inventory> for Record {
     fn from(inventory: Inventory) -> Self {
-        let Inventory { parent, generation, members, added, held, approved, deletions, suspended } =
+        let Inventory { parent, generation, members, added, held, approved, deletions, jobs, suspended } =
             inventory;
         let mut objects: BTreeMap<String, RecordedObject> = BTreeMap::new();
         for (uid, id) in members {
@@ -84,14 +87,14 @@ impl From<Inventory> for Record {
                 objects.entry(uid).or_default().deleted = Some(at);
             }
         }
-        Self { parent, generation, objects, held, suspended }
+        Self { parent, generation, objects, held, jobs, suspended }
     }
 }
 
 impl From<Record> for Inventory {
     fn from(record: Record) -> Self {
-        let Record { parent, generation, objects, held, suspended } = record;
-        let mut inventory = Self { parent, generation, suspended, ..Self::default() };
+        let Record { parent, generation, objects, held, jobs, suspended } = record;
+        let mut inventory = Self { parent, generation, jobs, suspended, ..Self::default() };
         let mut plan = held.map(|RecordedPlan { code, reason, commit, since }| HeldPlan {
             code,
             reason,

@@ -1,0 +1,67 @@
+//! Jobs: objects that the cluster removes by itself when they have finished.
+//!
+//! A job that was applied and is gone is no drift: a migration must not run again. It is created again when its manifest changes.
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::{Engine, Failure, examine::hash, inventory::StoredInventory, members::Members};
+use crate::{Cluster, Fence, Manifest, order::Stage};
+
+/// The fields with which an object says that it is removed some time after its end: of Jobs and of the jobs of KubeRay and Volcano, of
+/// those of Kubeflow, and of Workflows of Argo.
+const LIFETIMES: [&str; 3] =
+    ["/spec/ttlSecondsAfterFinished", "/spec/runPolicy/ttlSecondsAfterFinished", "/spec/ttlStrategy"];
+/// Kinds whose objects the control plane always removes: after an hour, for example.
+const SHORT_LIVED: [(&str, &str); 3] =
+    [("certificates.k8s.io", "CertificateSigningRequest"), ("", "Event"), ("events.k8s.io", "Event")];
+
+/// Returns whether the cluster removes an object by itself when it has finished.
+pub(super) fn is_job(manifest: &Manifest) -> bool {
+    let has = |pointer: &&str| manifest.object.pointer(pointer).is_some_and(|value| !value.is_null());
+    SHORT_LIVED.contains(&(&*manifest.id.group, &*manifest.id.kind)) || LIFETIMES.iter().any(has)
+}
+
+impl Members {
+    /// Returns whether a manifest is that of a job that was applied, and that is gone.
+    pub(super) fn has_finished(&self, manifest: &Manifest) -> bool {
+        is_job(manifest)
+            && !self.by_id.contains_key(&manifest.id)
+            && !self.is_unknown(&manifest.group_kind())
+            && self
+                .jobs
+                .get(&manifest.id.to_string())
+                .is_some_and(|applied| *applied == digest(&manifest.object))
+    }
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Writes which jobs of a stage were applied, also if other objects of it have failed.
+    pub(super) async fn record_jobs(
+        &mut self,
+        stage: &Stage,
+        manifests: &[Manifest],
+        stored: &mut StoredInventory,
+        fence: &dyn Fence,
+    ) -> Result<(), Failure> {
+        let is_applied = |manifest: &&Manifest| {
+            let known = self.known.get(&manifest.id);
+            known.is_some_and(|known| known.desired == hash(&manifest.object))
+        };
+        let jobs = stage.objects.iter().map(|index| &manifests[*index]).filter(|manifest| is_job(manifest));
+        let applied = jobs.filter(is_applied).map(|job| (job.id.to_string(), digest(&job.object)));
+        let is_new = applied.fold(false, |is_new, (id, digest)| {
+            let before = stored.inventory.jobs.insert(id, digest.clone());
+            is_new | (before != Some(digest))
+        });
+        match is_new {
+            true => self.store(stored, fence).await,
+            false => Ok(()),
+        }
+    }
+}
+
+/// Returns a digest of a manifest that is the same in each process.
+fn digest(object: &Value) -> String {
+    Sha256::digest(object.to_string()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
