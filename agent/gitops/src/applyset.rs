@@ -73,6 +73,17 @@ impl ApplySet {
         format!("applyset-{}-v1", URL_SAFE_NO_PAD.encode(digest))
     }
 
+    /// Names the project of a parent in words, if agentk has made it. `agent` needs no name.
+    pub(crate) fn describe(parent: &Value, agent: AgentId) -> Option<String> {
+        let metadata = &parent["metadata"];
+        let project = metadata["annotations"][PROJECT].as_str()?;
+        let (of, _) = metadata["name"].as_str()?.strip_prefix("gitops-")?.split_once('-')?;
+        Some(match of == agent.to_string() {
+            true => format!("the project {project}"),
+            false => format!("the project {project} of the agent {of}"),
+        })
+    }
+
     /// Adds the kinds and namespaces of a parent that exists.
     ///
     /// # Errors

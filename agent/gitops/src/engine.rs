@@ -3,11 +3,13 @@
 mod diff;
 mod examine;
 mod gitlab;
+mod ignored;
 mod inventory;
 mod jobs;
 mod members;
 mod pruning;
 mod report;
+mod reverts;
 mod stage;
 
 use std::{
@@ -17,6 +19,7 @@ use std::{
 };
 
 use object_health::Assessment;
+use parking_lot::Mutex;
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
@@ -36,6 +39,7 @@ use self::{
     inventory::StoredInventory,
     members::Members,
     report::Report,
+    reverts::Reverts,
     stage::{AppliedObject, Awaited},
 };
 use crate::{
@@ -71,6 +75,10 @@ pub struct Engine<C> {
     generation: Option<u64>,
     /// There is no inventory of GitLab's agent any more.
     taken_over: bool,
+    /// The objects that this engine has changed back.
+    reverts: HashMap<ObjectId, Reverts>,
+    /// The projects of ApplySets that own objects in Git, by the ids of the ApplySets.
+    owners: Mutex<HashMap<String, String>>,
 }
 
 /// The wanted objects of a project, and how they are applied.
@@ -169,6 +177,8 @@ struct SyncContext<'a> {
     fence: &'a dyn Fence,
     /// The id of the ApplySet.
     set: String,
+    /// The workloads that autoscalers in Git scale.
+    autoscaled: HashSet<ObjectId>,
 }
 
 /// What a sync has found and done so far.
@@ -207,6 +217,8 @@ impl<C: Cluster> Engine<C> {
             awaited: Vec::new(),
             generation: None,
             taken_over: false,
+            reverts: HashMap::new(),
+            owners: Mutex::default(),
         }
     }
 
@@ -300,7 +312,7 @@ impl<C: Cluster> Engine<C> {
         }
 
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
-        let sync = SyncContext { input, fence, set };
+        let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
         let stored = self.load(&sync, &manifests).await?;
         for manifest in &mut manifests {
             manifest.set_label(PART_OF, &sync.set);
@@ -332,7 +344,8 @@ impl<C: Cluster> Engine<C> {
         self.known.retain(|id, _| state.desired.contains(id));
         if sync.writes() {
             let mut is_complete = false;
-            if awaited.is_empty() {
+            // What is not as in Git now, because others change it again and again, may take the place of what left Git.
+            if awaited.is_empty() && report.postponed == 0 {
                 let failed = self.take_over(old, &mut state, &sync, report).await?;
                 plan.leave_out(&failed);
                 let is_held = plan.is_held();
@@ -344,6 +357,7 @@ impl<C: Cluster> Engine<C> {
                 self.shrink_parent(state.stored, fence).await?;
             }
         }
+        report.contested = self.contested(&manifests, input.now);
         report.wait_for(&awaited, &sync);
         self.awaited = awaited;
         if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(()) }

@@ -22,6 +22,7 @@ mod folded;
 pub mod inventory;
 mod kube_cluster;
 mod lease;
+mod left_out;
 mod manifest;
 pub mod order;
 pub mod ownership;

@@ -21,17 +21,28 @@ const MARKS: [(&str, &str, &str); 5] = [
 pub enum Owner {
     /// The project itself.
     Project,
-    /// Another project or program, in words.
+    /// The ApplySet with this id: another project, or a program such as kubectl.
+    Set(String),
+    /// Another program or object, in words.
     Other(String),
     /// Nobody. It may have a copy of the label.
     Nobody,
+}
+
+/// Describes the owner of an object if it is not the project.
+pub fn other(owner: Owner) -> Option<String> {
+    match owner {
+        Owner::Project | Owner::Nobody => None,
+        Owner::Set(set) => Some(format!("the ApplySet {set}")),
+        Owner::Other(owner) => Some(owner),
+    }
 }
 
 /// Returns the owner of an object with this metadata. `set` is the id of the ApplySet of the project, and `is_recorded` says that the UID
 /// is in the inventory.
 pub fn owner(metadata: &Value, set: &str, is_recorded: bool) -> Owner {
     match metadata["labels"][PART_OF].as_str() {
-        Some(other) if other != set => Owner::Other(format!("the ApplySet {other}")),
+        Some(other) if other != set => Owner::Set(other.to_owned()),
         _ if is_recorded => Owner::Project,
         Some(_) if is_applied_by_agentk(metadata) => Owner::Project,
         _ => foreign_owner(metadata).map_or(Owner::Nobody, Owner::Other),
@@ -103,7 +114,7 @@ mod tests {
         assert_eq!(owner(&bare, "set", false), Owner::Nobody);
         let mut moved = applied();
         moved["labels"][PART_OF] = "another".into();
-        assert_eq!(owner(&moved, "set", true), Owner::Other("the ApplySet another".to_owned()));
+        assert_eq!(owner(&moved, "set", true), Owner::Set("another".to_owned()));
     }
 
     #[test]

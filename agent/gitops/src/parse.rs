@@ -6,7 +6,7 @@ use proto::gitops::{ObjectError, ObjectId};
 use serde_json::{Map, Value};
 use settings::{Budget, Spanned};
 
-use crate::{Manifest, SourceFile, SourceLine, folded, ports};
+use crate::{Manifest, SourceFile, SourceLine, folded, left_out, ports};
 
 /// The most objects of a sync.
 pub const MAX_OBJECTS: usize = 20_000;
@@ -135,6 +135,7 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
         ObjectId { group: group.to_owned(), kind, namespace: namespace.to_owned(), name: name.to_owned() };
     let version = version.to_owned();
     let mut object = Value::Object(object);
+    left_out::leave_out(&id, &mut object);
     ports::set_protocols(&id, &mut object);
     folded::unfold(&id, &mut object)?;
     manifests.push(Manifest { id, version, object, source: source.clone() });

@@ -1,5 +1,6 @@
 //! Whole syncs against a cluster in memory.
 
+mod contested;
 mod deletions;
 mod diff;
 mod gitlab;

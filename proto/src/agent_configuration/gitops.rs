@@ -1,5 +1,7 @@
 //! Section `gitops`: the manifests in Git that agentk applies. The keys are those of GitLab's agent, and some of ours.
 
+mod field_path;
+
 use std::{collections::HashSet, fmt, time::Duration};
 
 use globset::{GlobBuilder, GlobMatcher};
@@ -7,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Map, Value};
 use settings::AnyDuration;
 
+pub use self::field_path::{FieldPath, PathSegment};
 use super::is_namespace;
 
 /// The most projects of an agent.
@@ -92,6 +95,19 @@ pub struct ManifestProject {
     pub helm: Option<Helm>,
     /// The reaction to a field that Git has and another manager has set.
     pub conflicts: Conflicts,
+    /// Fields that agentk writes when it creates an object, and leaves to others from then on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ignore_differences: Vec<IgnoredFields>,
+}
+
+/// Fields of objects that are left to others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IgnoredFields {
+    /// Kinds: `Deployment.apps`, `Deployment` in any API group, or `*` for all.
+    pub kinds: Vec<String>,
+    /// The paths of the fields.
+    pub paths: Vec<FieldPath>,
 }
 
 /// A version of a repository. Exactly one key is set.
@@ -252,6 +268,7 @@ impl Default for ManifestProject {
             render: Render::default(),
             helm: None,
             conflicts: Conflicts::default(),
+            ignore_differences: Vec::new(),
         }
     }
 }
@@ -294,6 +311,12 @@ impl ManifestProject {
         let matches = |filters: &[ResourceFilter]| filters.iter().any(|filter| filter.matches(group, kind));
         (self.resource_inclusions.is_empty() || matches(&self.resource_inclusions))
             && !matches(&self.resource_exclusions)
+    }
+
+    /// Returns the paths of the fields of a kind that are left to others.
+    pub fn ignored_fields(&self, group: &str, kind: &str) -> impl Iterator<Item = &FieldPath> {
+        let entries = self.ignore_differences.iter().filter(move |ignored| ignored.is_about(group, kind));
+        entries.flat_map(|ignored| &ignored.paths)
     }
 
     /// Returns the namespace and the name of the service account that the project acts as.
@@ -379,6 +402,15 @@ impl ManifestProject {
             }
             helm.validate()?;
         }
+        let ignored = &self.ignore_differences;
+        if ignored.len() > MAX_PATHS || ignored.iter().any(|ignored| ignored.paths.len() > MAX_PATHS) {
+            return Err(format!(
+                "ignore_differences must have at most {MAX_PATHS} entries with {MAX_PATHS} paths each"
+            ));
+        }
+        if ignored.iter().any(|ignored| ignored.kinds.is_empty() || ignored.paths.is_empty()) {
+            return Err("ignore_differences: each entry needs kinds and paths; '*' is all kinds".to_owned());
+        }
         let filters = self.resource_inclusions.iter().chain(&self.resource_exclusions);
         match filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
             true => Err(
@@ -446,6 +478,15 @@ impl ManifestPath {
         }
         let built = GlobBuilder::new(glob).literal_separator(true).empty_alternates(true).build();
         Ok(built.map_err(|error| format!("paths: {error}"))?.compile_matcher())
+    }
+}
+
+impl IgnoredFields {
+    fn is_about(&self, group: &str, kind: &str) -> bool {
+        self.kinds.iter().any(|entry| match entry.split_once('.') {
+            Some((only, of)) => (only, of) == (kind, group),
+            None => entry == "*" || entry == kind,
+        })
     }
 }
 
@@ -555,7 +596,8 @@ mod tests {
     #[test]
     fn every_key_is_parsed_and_survives_json() {
         let project = parse(
-            "{id: group/app, ref: {tag: v1}, default_namespace: shop, paths: [{glob: '/prod/**/*.yaml'}], \
+            "{ignore_differences: [{kinds: [Deployment.apps], paths: [spec.replicas, 'spec.a[*].b']}], \
+             id: group/app, ref: {tag: v1}, default_namespace: shop, paths: [{glob: '/prod/**/*.yaml'}], \
              reconcile_timeout: 600s, dry_run_strategy: server, prune: false, prune_timeout: 60s, \
              prune_propagation_policy: orphan, inventory_policy: adopt_all, \
              resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
@@ -597,6 +639,16 @@ mod tests {
             ("{self_heal: perhaps}", "true, report or false"),
             ("{run_as: {service_account: a/b/c}}", "service_account must be"),
             ("{resource_inclusions: [{api_groups: [], kinds: [a]}]}", "each entry needs"),
+            ("{ignore_differences: [{kinds: [a], paths: [/spec/a]}]}", "\"/spec/a\" is not a path such as"),
+            (
+                "{ignore_differences: [{kinds: [a], paths: [metadata.name]}]}",
+                "only single labels and annotations",
+            ),
+            (
+                "{ignore_differences: [{kinds: [], paths: [a]}]}",
+                "ignore_differences: each entry needs kinds and paths",
+            ),
+            ("{ignore_differences: [{paths: [a]}]}", "missing field `kinds`"),
             ("{id: a}, {id: a}", "a is listed twice"),
             ("{}, {}", "is listed twice"),
             ("{reconcile_timeout: 10}", "duration"),
@@ -609,6 +661,21 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text} gave {error}");
         }
+    }
+
+    #[test]
+    fn ignored_fields_are_those_of_a_kind() {
+        let project = parse(
+            "{ignore_differences: [{kinds: [Deployment], paths: [a]}, {kinds: [Job.batch, Role.example.com], paths: [b]}, \
+             {kinds: ['*'], paths: [c]}]}",
+        )
+        .unwrap();
+        let of = |group: &str, kind: &str| {
+            project.ignored_fields(group, kind).map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of("apps", "Deployment"), "a c");
+        assert_eq!(of("batch", "Job"), "b c");
+        assert_eq!((of("volcano.sh", "Job"), of("example.com", "Role")), ("c".to_owned(), "b c".to_owned()));
     }
 
     #[test]

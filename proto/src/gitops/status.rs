@@ -81,6 +81,8 @@ pub enum ProjectState {
     Synced,
     /// Somebody else has changed an object, which is not healed.
     OutOfSync,
+    /// Others change objects again as soon as they are as in Git. They are set back less and less often.
+    Contested,
     /// The cluster is as in Git, and an object does not do its work.
     Degraded,
     /// The configuration or a command has stopped the syncs.
@@ -275,7 +277,12 @@ impl SyncEvent {
     pub fn is_last(&self) -> bool {
         let done = matches!(
             self.state,
-            Some(ProjectState::Synced | ProjectState::Degraded | ProjectState::OutOfSync)
+            Some(
+                ProjectState::Synced
+                    | ProjectState::Degraded
+                    | ProjectState::OutOfSync
+                    | ProjectState::Contested
+            )
         );
         self.event == EventKind::Finished && done
     }
@@ -289,6 +296,7 @@ impl ProjectState {
             Self::Syncing => "syncing",
             Self::Synced => "synced",
             Self::OutOfSync => "out-of-sync",
+            Self::Contested => "contested",
             Self::Degraded => "degraded",
             Self::Suspended => "suspended",
             Self::Held => "held",

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::{
     CONCURRENCY, Engine, Failure, Stopped, SyncContext, SyncInput,
     examine::{ExamineError, Examined, Step},
+    ignored,
     members::Members,
     pruning::PlannedDeletions,
     without_server_fields,
@@ -108,7 +109,7 @@ impl<C: Cluster> Engine<C> {
         let mut manifests = self.read_manifests(input, fence).await?;
         let stages = order::stages(&manifests)?;
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
-        let sync = SyncContext { input, fence, set };
+        let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
         let stored = self.load(&sync, &manifests).await?;
         for manifest in &mut manifests {
             manifest.set_label(PART_OF, &sync.set);
@@ -173,7 +174,7 @@ impl<C: Cluster> Engine<C> {
         let (live, tried) = (live.as_ref(), tried.as_ref());
         Ok(match step {
             Step::Unchanged(seen) | Step::Drifted(seen, _) => (None, Some(seen.uid)),
-            Step::Finished => (None, None),
+            Step::Finished | Step::Contested(_) => (None, None),
             Step::Terminating { uid, .. } => {
                 let note = "it is being deleted, and is created again once it is gone";
                 (Some(line(DiffAction::Recreate, manifest, None, None, note)), Some(uid))
@@ -182,8 +183,8 @@ impl<C: Cluster> Engine<C> {
             Step::Update { uid, .. } => {
                 (Some(line(DiffAction::Change, manifest, live, tried, "")), Some(uid))
             }
-            Step::Adopt(uid, taken) => {
-                let note = match taken {
+            Step::Adopt { uid, patch, .. } => {
+                let note = match patch {
                     Some(_) => {
                         "taken over from another program; fields that only it has set are removed, too"
                     }

@@ -1,6 +1,10 @@
 //! Finds the next step for one object, with a dry run on the server.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::{
+    borrow::Cow,
+    fmt,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
 
 use proto::{agent_configuration::gitops::InventoryPolicy, gitops::ObjectError};
 use serde_json::{Map, Value, json};
@@ -8,14 +12,15 @@ use serde_json::{Map, Value, json};
 use super::{
     Engine, SyncContext,
     gitlab::{OWNING_INVENTORY, inventory_id},
+    ignored::with_live_values,
     members::{Members, fingerprint},
     without_server_fields,
 };
 use crate::{
     Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
-    applyset::PART_OF,
+    applyset::{ApplySet, ID, PART_OF},
     deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
-    folded,
+    diff, folded,
     ownership::{self, Owner},
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
@@ -41,6 +46,8 @@ const TAKEN_OVER: [&str; 6] = [
     "helm",
 ];
 
+/// The most fields that a change names.
+const MAX_FIELDS: usize = 3;
 /// The attempts to see an object that changes all the time.
 const ATTEMPTS: u32 = 3;
 
@@ -66,11 +73,17 @@ pub(super) enum Step {
         uid: String,
         /// The version of the object that was examined.
         version: String,
-        /// The change by another program since the last apply, in words, if the difference is not a change of Git.
-        drift: Option<String>,
+        /// The change by another program since the last apply, if the difference is not a change of Git.
+        drift: Option<Change>,
     },
-    /// It exists with this UID, and becomes a member. The patch hands the fields of other programs to agentk.
-    Adopt(String, Option<Value>),
+    /// It exists with this UID, and becomes a member.
+    Adopt {
+        uid: String,
+        /// Hands the fields of other programs to agentk.
+        patch: Option<Value>,
+        /// Its owner, who has taken it over since the last apply if this engine has applied it before.
+        owner: Option<String>,
+    },
     /// It has to be deleted first, because a field cannot change.
     Recreate {
         uid: String,
@@ -82,6 +95,53 @@ pub(super) enum Step {
     },
     /// It is a job that was applied, and that the cluster has removed.
     Finished,
+    /// Others have changed it again, and it is not changed back yet. It is there if it still belongs to the project.
+    Contested(Option<Seen>),
+}
+
+/// A change of an object by somebody else.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// In words.
+    what: String,
+    /// The manager of the fields, if that is known.
+    manager: String,
+    /// The first fields that differ.
+    fields: Vec<String>,
+}
+
+impl Change {
+    /// The object is not there.
+    pub(super) fn deletion() -> Self {
+        Self { what: "deleted by somebody else".to_owned(), ..Self::default() }
+    }
+
+    /// Another owner has taken the object over.
+    pub(super) fn take_over(owner: &str) -> Self {
+        Self { what: format!("taken over by {owner}"), ..Self::default() }
+    }
+
+    /// Describes it in words.
+    pub(super) fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// Describes how it ends.
+    pub(super) fn remedy(&self) -> &'static str {
+        match self.fields.is_empty() {
+            true => "remove it from Git, or there",
+            false => "remove the field from Git, or name it in ignore_differences",
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&*self.manager, &self.fields[..]) {
+            ("", _) | (_, []) => write!(f, "it is {}", self.what),
+            (manager, fields) => write!(f, "{manager} changes {}", fields.join(", ")),
+        }
+    }
 }
 
 /// An object as it is in the cluster.
@@ -127,13 +187,26 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<Step, ExamineError> {
         let step = self.try_apply(manifest, kind, members, sync).await?.step;
         if sync.input.heal {
-            return Ok(step);
+            let again =
+                self.known.get(&manifest.id).is_some_and(|known| known.desired == hash(&manifest.object));
+            let waits = again && self.waits(&manifest.id, sync.input.now);
+            return Ok(match step {
+                Step::Create | Step::Adopt { .. } if waits => Step::Contested(None),
+                Step::Update { uid, drift: Some(_), .. } if waits => {
+                    Step::Contested(Some(Seen { uid, fingerprint: 0 }))
+                }
+                step => step,
+            });
         }
         let unseen = || Seen { uid: String::new(), fingerprint: 0 };
         Ok(match step {
-            Step::Unchanged(_) | Step::Drifted(..) | Step::Terminating { .. } | Step::Finished => step,
+            Step::Unchanged(_)
+            | Step::Drifted(..)
+            | Step::Terminating { .. }
+            | Step::Finished
+            | Step::Contested(_) => step,
             Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
-            Step::Update { .. } | Step::Adopt(..) | Step::Recreate { .. } => {
+            Step::Update { .. } | Step::Adopt { .. } | Step::Recreate { .. } => {
                 Step::Drifted(unseen(), "created again by somebody else".to_owned())
             }
         })
@@ -167,8 +240,9 @@ impl<C: Cluster> Engine<C> {
             (tried, Some(live)) => (tried, live),
             (tried, None) => return Ok(Examined { step: Step::Create, live: None, tried }),
         };
-        let ours =
-            check_owner(&live, members, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
+        let owner = self.check_owner(&live, members, sync).await;
+        let owner = owner.map_err(|what| ExamineError::Object(manifest.error(what)))?;
+        let ours = matches!(owner, Membership::Member);
         let seen = Seen::of(&live);
         if let Some(finalizers) = Member::new(id.clone(), String::new(), &live["metadata"]).deleting {
             let step = Step::Terminating { uid: seen.uid, finalizers };
@@ -193,19 +267,22 @@ impl<C: Cluster> Engine<C> {
                     "a field cannot change, and only an object of this project is deleted and created again";
                 return Err(ExamineError::Object(manifest.error(what)));
             }
-            Some(_) if !ours => Step::Adopt(seen.uid, take_over(&live)),
+            Some(_) if let Membership::Adopted(owner) = owner => {
+                Step::Adopt { uid: seen.uid, patch: take_over(&live), owner }
+            }
             Some(tried)
                 if without_server_fields(&live) == without_server_fields(tried)
                     && folded::has_same_owner(id, &live, tried) =>
             {
                 Step::Unchanged(seen)
             }
-            Some(_) if sync.input.heal => {
+            Some(tried) if sync.input.heal => {
                 let known = self.known.get(id).is_some_and(|known| known.desired == hash(&manifest.object));
                 let version = version(&live).as_str().unwrap_or_default().to_owned();
-                Step::Update { uid: seen.uid, version, drift: known.then(|| changed_by(&live)) }
+                let drift = known.then(|| change_of(manifest, &live, tried));
+                Step::Update { uid: seen.uid, version, drift }
             }
-            Some(_) => Step::Drifted(seen, changed_by(&live)),
+            Some(tried) => Step::Drifted(seen, change_of(manifest, &live, tried).what),
         };
         Ok(Examined { step, live: Some(live), tried })
     }
@@ -222,8 +299,8 @@ impl<C: Cluster> Engine<C> {
         let recreate = |error: &CallError| matches!(error, CallError::Api(error) if error.is_immutable() && may_recreate(manifest));
         let mut left = ATTEMPTS;
         loop {
-            let applied =
-                with_retry(sync.fence, || self.cluster.apply(kind, id, &manifest.object, options)).await;
+            let (object, seen) = self.desired(manifest, kind, sync).await?;
+            let applied = with_retry(sync.fence, || self.cluster.apply(kind, id, &object, options)).await;
             let tried = match applied {
                 Ok(Applied { created: true, object }) => return Ok((Some(object), None)),
                 Ok(Applied { object, .. }) => Some(object),
@@ -232,14 +309,107 @@ impl<C: Cluster> Engine<C> {
             };
             let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await?;
             left -= 1;
-            let moved = tried
-                .as_ref()
-                .zip(live.as_ref())
-                .is_some_and(|(tried, live)| version(tried) != version(live));
+            let moved = tried.as_ref().zip(live.as_ref()).is_some_and(|(tried, live)| {
+                version(tried) != version(live) || seen.is_some_and(|seen| seen != *version(live))
+            });
             if !moved || left == 0 {
                 return Ok((tried, live));
             }
         }
+    }
+}
+
+/// Whether an object is a member of the project.
+enum Membership {
+    Member,
+    /// It becomes one, and belongs to this owner now.
+    Adopted(Option<String>),
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Returns what is applied for a manifest: with the values that ignored fields have in the cluster now, and then also the version of
+    /// the object that was read.
+    pub(super) async fn desired<'a>(
+        &self,
+        manifest: &'a Manifest,
+        kind: &Kind,
+        sync: &SyncContext<'_>,
+    ) -> Result<(Cow<'a, Value>, Option<Value>), CallError> {
+        let ignored = sync.ignored_fields(manifest);
+        if ignored.is_empty() {
+            return Ok((Cow::Borrowed(&manifest.object), None));
+        }
+        Ok(match with_retry(sync.fence, || self.cluster.get(kind, &manifest.id)).await? {
+            Some(live) => {
+                let object = with_live_values(&manifest.object, &live, &ignored);
+                (Cow::Owned(object), Some(version(&live).clone()))
+            }
+            None => (Cow::Borrowed(&manifest.object), None),
+        })
+    }
+
+    /// Returns whether an object that exists is a member already.
+    ///
+    /// # Errors
+    ///
+    /// It belongs to somebody else, and the policy does not allow to take it over.
+    async fn check_owner(
+        &self,
+        live: &Value,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Membership, String> {
+        let metadata = &live["metadata"];
+        let is_recorded = metadata["uid"].as_str().is_some_and(|uid| members.recorded.contains(uid));
+        let owner = match ownership::owner(metadata, &sync.set, is_recorded) {
+            Owner::Project => return Ok(Membership::Member),
+            Owner::Set(set) => Some(self.name_of_set(&set, sync).await),
+            Owner::Other(owner) => Some(owner),
+            Owner::Nobody => None,
+        };
+        let inventory =
+            metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());
+        if metadata["labels"][PART_OF].is_null()
+            && inventory.is_some()
+            && inventory == inventory_id(sync.input).as_deref()
+        {
+            return Ok(Membership::Adopted(owner));
+        }
+        let owner = owner.or_else(|| inventory.map(str::to_owned));
+        match (sync.input.settings.inventory_policy, owner) {
+            (InventoryPolicy::AdoptAll, owner) => Ok(Membership::Adopted(owner)),
+            (InventoryPolicy::AdoptIfNoInventory, None) => Ok(Membership::Adopted(None)),
+            (_, Some(owner)) => Err(format!(
+                "the object exists and belongs to another owner ({owner}): remove it there, or set inventory_policy: adopt_all"
+            )),
+            (InventoryPolicy::MustMatch, None) => Err(
+                "the object exists already, and does not belong to this project: set inventory_policy: adopt_if_no_inventory to take \
+                 it over"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Names the project of an ApplySet, as far as agentk may see its parent.
+    async fn name_of_set(&self, set: &str, sync: &SyncContext<'_>) -> String {
+        if let Some(known) = self.owners.lock().get(set).cloned() {
+            return known;
+        }
+        let (kind, _) = ApplySet::new(sync.input.agent, &sync.input.project, &self.namespace).parent_id();
+        let selector = format!("{ID}={set}");
+        let mut name = format!("the ApplySet {set}");
+        for namespace in [&*self.namespace, ""] {
+            // Without the right to list the ConfigMaps of all namespaces, the id is all that is known.
+            let listed = with_retry(sync.fence, || self.own.list(&kind, namespace, &selector, true)).await;
+            if let Some(found) =
+                listed.ok().and_then(|parents| ApplySet::describe(parents.first()?, sync.input.agent))
+            {
+                name = found;
+                break;
+            }
+        }
+        self.owners.lock().insert(set.to_owned(), name.clone());
+        name
     }
 }
 
@@ -253,40 +423,6 @@ pub(super) fn hash(object: &Value) -> u64 {
 /// Returns the version of an object. A dry run keeps it.
 fn version(object: &Value) -> &Value {
     &object["metadata"]["resourceVersion"]
-}
-
-/// Returns whether an object that exists is a member already.
-///
-/// # Errors
-///
-/// It belongs to somebody else, and the policy does not allow to take it over.
-fn check_owner(live: &Value, members: &Members, sync: &SyncContext<'_>) -> Result<bool, String> {
-    let metadata = &live["metadata"];
-    let is_recorded = metadata["uid"].as_str().is_some_and(|uid| members.recorded.contains(uid));
-    let owner = match ownership::owner(metadata, &sync.set, is_recorded) {
-        Owner::Project => return Ok(true),
-        Owner::Other(owner) => Some(owner),
-        Owner::Nobody => None,
-    };
-    let inventory =
-        metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());
-    if metadata["labels"][PART_OF].is_null()
-        && inventory.is_some()
-        && inventory == inventory_id(sync.input).as_deref()
-    {
-        return Ok(false);
-    }
-    match (sync.input.settings.inventory_policy, owner.as_deref().or(inventory)) {
-        (InventoryPolicy::AdoptAll, _) | (InventoryPolicy::AdoptIfNoInventory, None) => Ok(false),
-        (_, Some(owner)) => Err(format!(
-            "the object exists and belongs to another owner ({owner}): remove it there, or set inventory_policy: adopt_all"
-        )),
-        (InventoryPolicy::MustMatch, None) => Err(
-            "the object exists already, and does not belong to this project: set inventory_policy: adopt_if_no_inventory to take \
-             it over"
-                .to_owned(),
-        ),
-    }
 }
 
 /// Returns a patch that makes agentk the manager of what other programs have applied, so that fields that leave Git leave the
@@ -346,19 +482,20 @@ fn may_recreate(manifest: &Manifest) -> bool {
     !NEVER_RECREATED.contains(&(&*manifest.id.group, &*manifest.id.kind)) && RECREATE.iter().any(allows)
 }
 
-/// Says who has changed an object last, from its managed fields.
-fn changed_by(live: &Value) -> String {
+/// Returns who has changed an object last, from its managed fields, and the fields that differ from those of Git.
+fn change_of(manifest: &Manifest, live: &Value, tried: &Value) -> Change {
     let entries = live["metadata"]["managedFields"].as_array().into_iter().flatten();
     let others =
         entries.filter(|entry| entry["manager"] != FIELD_MANAGER && entry.get("subresource").is_none());
     // Times of the API have one form, in which the order of texts is that of times.
     let last = others.max_by_key(|entry| entry["time"].as_str().unwrap_or_default());
-    match last {
-        Some(entry) => format!(
-            "changed by {} at {}",
-            entry["manager"].as_str().unwrap_or("an unknown manager"),
-            entry["time"].as_str().unwrap_or("an unknown time"),
-        ),
-        None => "changed by an unknown manager".to_owned(),
-    }
+    let text = |key: &str| last.and_then(|entry| entry[key].as_str());
+    let manager = text("manager").unwrap_or("an unknown manager").to_owned();
+    let what = match last {
+        Some(_) => format!("changed by {manager} at {}", text("time").unwrap_or("an unknown time")),
+        None => format!("changed by {manager}"),
+    };
+    let (live, tried) = (without_server_fields(live), without_server_fields(tried));
+    let fields = diff::fields(&manifest.id, Some(&live), Some(&tried)).into_iter();
+    Change { what, manager, fields: fields.map(|field| field.path).take(MAX_FIELDS).collect() }
 }

@@ -1,6 +1,6 @@
 //! Reads and writes the inventory: the parent of the ApplySet, and the record of the members.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proto::gitops::{ObjectId, RecoveryPlan};
 use serde_json::json;
@@ -413,7 +413,7 @@ impl<C: Cluster> Engine<C> {
         let manifests = self.read_manifests(input, fence).await?;
         let (mut stored, _) = self.read_inventory(input, fence).await?;
         let old = stored.written.as_ref().map(|(old, _)| old.clone()).filter(|old| old.generation > 0);
-        let sync = SyncContext { input, fence, set: stored.set.id() };
+        let sync = SyncContext { input, fence, set: stored.set.id(), autoscaled: HashSet::new() };
         let kinds = self.listable_kinds(fence).await?;
         let namespaces: BTreeSet<&str> = manifests
             .iter()

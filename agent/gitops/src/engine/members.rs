@@ -204,6 +204,7 @@ impl Members {
             Owner::Project => {
                 self.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata))
             }
+            Owner::Set(set) => self.foreign.push((id, format!("it belongs to the ApplySet {set}"))),
             Owner::Other(owner) => self.foreign.push((id, format!("it belongs to {owner}"))),
             // An object of the name of a member that was deleted.
             Owner::Nobody if metadata["labels"][PART_OF].is_null() => {}

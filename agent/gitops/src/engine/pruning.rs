@@ -634,7 +634,7 @@ impl<C: Cluster> Engine<C> {
                 return Ok(Ok(Deletion::Kept("somebody has deleted it and created it again".to_owned())));
             }
             // It was a member when it was listed, so that its UID is known.
-            if let Owner::Other(owner) = ownership::owner(metadata, &sync.set, true) {
+            if let Some(owner) = ownership::other(ownership::owner(metadata, &sync.set, true)) {
                 return Ok(Ok(Deletion::Kept(format!("it belongs to {owner} now"))));
             }
             let now = Member::new(id.clone(), version.clone(), metadata);

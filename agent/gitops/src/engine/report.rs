@@ -28,6 +28,10 @@ pub(super) struct Report<'a> {
     waiting: Vec<AwaitedObject>,
     /// Objects that somebody else has changed, and that were not healed.
     pub(super) drifted: u32,
+    /// Objects that others have changed again, and that are not changed back yet.
+    pub(super) postponed: u32,
+    /// Objects that others change again and again, with what they do.
+    pub(super) contested: Vec<ObjectError>,
     /// Objects that somebody else has changed or deleted, and that were written again.
     reverted: u32,
 }
@@ -43,6 +47,8 @@ impl<'a> Report<'a> {
             planned_deletions: 0,
             waiting: Vec::new(),
             drifted: 0,
+            postponed: 0,
+            contested: Vec::new(),
             reverted: 0,
         }
     }
@@ -133,6 +139,8 @@ impl<'a> Report<'a> {
 
     pub(super) fn finish(mut self, result: Result<(), Failure>, input: &SyncInput) -> Outcome {
         let mut stopped = None;
+        let room = MAX_ERRORS.saturating_sub(self.errors.len());
+        self.errors.extend(self.contested.iter().take(room).cloned());
         let (state, message) = match result {
             Ok(()) => self.success(input),
             Err(Failure::Refused(errors)) => {
@@ -209,6 +217,16 @@ impl<'a> Report<'a> {
         }
         if let Some(held) = &self.held {
             return (ProjectState::Held, held.reason.clone());
+        }
+        if let Some(ObjectError { object: Some(object), .. }) = self.contested.first() {
+            let more = match self.contested.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {} more", plural(more, "object")),
+            };
+            let what = format!(
+                "{object}{more}: others change what is in Git again and again, and agentk sets it back"
+            );
+            return (ProjectState::Contested, what);
         }
         (applied, pruned) = (applied + input.earlier.applied, pruned + input.earlier.pruned);
         if !input.heal && self.planned_deletions > 0 {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     CONCURRENCY, Engine, Failure, Stopped, SyncContext,
-    examine::{ExamineError, Known, Seen, Step, hash},
+    examine::{Change, ExamineError, Known, Seen, Step, hash},
     jobs::is_job,
     members::Members,
     report::Report,
@@ -60,6 +60,8 @@ enum Written {
     Applied(Seen),
     /// A job has finished, and is gone.
     Finished,
+    /// It is not changed back yet.
+    Contested(Option<Seen>),
     /// It is created again once the old one is gone.
     Terminating {
         uid: String,
@@ -157,6 +159,7 @@ impl<C: Cluster> Engine<C> {
                         Ok(Written::Terminating { uid: uid.clone(), finalizers: finalizers.clone() })
                     }
                     (Step::Finished, _) => Ok(Written::Finished),
+                    (Step::Contested(seen), _) => Ok(Written::Contested(seen.clone())),
                     (_, false) => Ok(Written::Applied(Seen { uid: String::new(), fingerprint: 0 })),
                     (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
                 };
@@ -173,14 +176,22 @@ impl<C: Cluster> Engine<C> {
                     let id = manifest.id.clone();
                     terminating.push(Awaited::until_gone(id, kind.clone(), uid, &finalizers));
                 }
+                Ok(Written::Contested(seen)) => {
+                    report.postponed += 1;
+                    applied.extend(seen.map(|seen| (manifest.id.clone(), kind.clone(), seen.uid)));
+                }
                 Ok(Written::Finished) => {
                     self.known.remove(&manifest.id);
                     report_step(report, &manifest.id, &step, false);
                 }
                 Ok(Written::Applied(seen)) => {
                     let (id, desired) = (manifest.id.clone(), hash(&manifest.object));
-                    let known = self.known.get(&id);
-                    report_step(report, &id, &step, known.is_some_and(|known| known.desired == desired));
+                    let again = self.known.get(&id).is_some_and(|known| known.desired == desired);
+                    if let Some(change) = reverted_by(&step, again) {
+                        report.reverted(&id, change.what().to_owned());
+                        self.note_revert(&id, change, sync.input.now);
+                    }
+                    report_step(report, &id, &step, again);
                     if !matches!(step, Step::Drifted(..)) {
                         self.known.insert(id.clone(), Known { desired, live: seen.fingerprint });
                     }
@@ -311,8 +322,12 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<Written, CallError> {
         let id = &manifest.id;
         let (mut object, mut options) = (Cow::Borrowed(&manifest.object), sync.options(false));
+        if let Step::Update { .. } | Step::Adopt { .. } = step {
+            // The version of an update is that of the same values.
+            (object, _) = self.desired(manifest, kind, sync).await?;
+        }
         match step {
-            Step::Adopt(_, Some(patch)) => {
+            Step::Adopt { patch: Some(patch), .. } => {
                 drop(with_retry(sync.fence, || self.cluster.patch(kind, id, patch)).await?);
             }
             Step::Recreate { uid } => {
@@ -324,7 +339,7 @@ impl<C: Cluster> Engine<C> {
             Step::Create => options.force = false,
             _ => {}
         }
-        if let Step::Update { uid, .. } | Step::Adopt(uid, _) = step {
+        if let Step::Update { uid, .. } | Step::Adopt { uid, .. } = step {
             // The API server refuses another object of the same name.
             object.to_mut()["metadata"]["uid"] = uid.as_str().into();
         }
@@ -387,19 +402,26 @@ fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step, again: bool)
             report.object(EventKind::Unchanged, id, what);
         }
         Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
-        Step::Create if again => {
-            report.reverted(id, "deleted by somebody else".to_owned());
-            report.object(EventKind::Applied, id, "created again");
-        }
+        Step::Create if again => report.object(EventKind::Applied, id, "created again"),
         Step::Create => report.object(EventKind::Applied, id, "created"),
         Step::Update { drift: None, .. } => report.object(EventKind::Applied, id, "changed"),
-        Step::Update { drift: Some(by), .. } => {
-            report.reverted(id, by.clone());
-            report.object(EventKind::Applied, id, "changed back");
-        }
-        Step::Adopt(..) => report.object(EventKind::Applied, id, "taken over"),
+        Step::Update { drift: Some(_), .. } => report.object(EventKind::Applied, id, "changed back"),
+        Step::Adopt { .. } if again => report.object(EventKind::Applied, id, "taken back"),
+        Step::Adopt { .. } => report.object(EventKind::Applied, id, "taken over"),
         Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
-        Step::Terminating { .. } => {}
+        Step::Terminating { .. } | Step::Contested(_) => {}
+    }
+}
+
+/// Returns the change by somebody else that a step has reverted. `again` says that the same manifest was applied before.
+fn reverted_by(step: &Step, again: bool) -> Option<Change> {
+    match step {
+        Step::Create if again => Some(Change::deletion()),
+        Step::Update { drift, .. } => drift.clone(),
+        Step::Adopt { owner, .. } if again => {
+            Some(Change::take_over(owner.as_deref().unwrap_or("somebody without a label")))
+        }
+        _ => None,
     }
 }
 

@@ -743,6 +743,7 @@ impl World {
             match last {
                 Some(ProjectState::Synced) => return,
                 Some(ProjectState::Held) => self.approve(number, Approval::Current),
+                Some(ProjectState::Contested) => self.now += 5 * 60 * 1000,
                 Some(ProjectState::InventoryLost) => self.recover(number, &Pass::Clean).await,
                 _ => {}
             }

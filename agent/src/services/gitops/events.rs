@@ -91,6 +91,7 @@ pub(super) async fn write_for_project(gitops: &Gitops, agent: AgentId, status: &
     let (reason, is_warning) = match status.state {
         ProjectState::Synced => ("Synced", false),
         ProjectState::OutOfSync => ("OutOfSync", true),
+        ProjectState::Contested => ("Contested", true),
         ProjectState::Degraded => ("Degraded", true),
         ProjectState::Held => ("PruneHeld", true),
         ProjectState::Failed => ("SyncFailed", true),

@@ -356,7 +356,9 @@ impl Project {
         status.held.clone_from(&outcome.held);
         status.kept.clone_from(&outcome.kept);
         if finished {
-            use ProjectState::{Degraded, Failed, Held, InventoryLost, OutOfSync, Synced, Syncing};
+            use ProjectState::{
+                Contested, Degraded, Failed, Held, InventoryLost, OutOfSync, Synced, Syncing,
+            };
 
             match outcome.state {
                 Failed | InventoryLost | Syncing if wrote => status.revision.clear(),
@@ -366,7 +368,7 @@ impl Project {
             }
             let commit = || Some(wanted.head.commit.clone());
             match outcome.state {
-                Synced | Degraded => (status.synced, status.working) = (commit(), None),
+                Synced | Degraded | Contested => (status.synced, status.working) = (commit(), None),
                 // Somebody else has changed objects of a complete commit, or it is a dry run.
                 OutOfSync => status.working = None,
                 Held => status.working = commit(),

@@ -17,8 +17,8 @@ const HEALTH_PERIOD: Duration = Duration::from_secs(3);
 const WAITING_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 /// The waits after a sync that failed.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
-/// The shortest and the longest time between two syncs that revert changes.
-const REVERT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(300));
+/// The shortest time between two syncs that revert changes. An object that others change again and again waits longer.
+const REVERT: Duration = Duration::from_millis(500);
 
 /// The times at which a worker looks at the cluster again.
 pub(super) struct Schedule {
@@ -30,56 +30,37 @@ pub(super) struct Schedule {
     waiting: Option<(Instant, Duration)>,
     /// The wait after the next failure.
     backoff: Duration,
-    /// The earliest time to revert a change by others, and the wait after it.
-    revert: (Instant, Duration),
+    /// The earliest time to revert a change by others.
+    revert: Instant,
 }
 
 impl Schedule {
     pub(super) fn new(now: Instant) -> Self {
-        Self {
-            next: now,
-            health: now + CHECK_PERIOD,
-            waiting: None,
-            backoff: BACKOFF.0,
-            revert: (now, REVERT.0),
-        }
+        Self { next: now, health: now + CHECK_PERIOD, waiting: None, backoff: BACKOFF.0, revert: now }
     }
 
-    /// Somebody else has changed an object.
-    pub(super) fn note_drift(&mut self, now: Instant) {
-        self.next = self.next.min(self.revert.0.max(now));
+    /// Somebody else has changed an object, which may be changed back at a time.
+    pub(super) fn note_drift(&mut self, at: Instant) {
+        self.next = self.next.min(self.revert.max(at));
     }
 
-    /// A sync failed, or cannot be tried now. It may have reverted changes before.
-    pub(super) fn note_failure(&mut self, now: Instant, reverted: bool) {
-        if reverted {
-            self.note_revert(now, true);
-        }
+    /// A sync failed, or cannot be tried now.
+    pub(super) fn note_failure(&mut self, now: Instant) {
         self.next = now + self.backoff;
-        if reverted {
-            self.next = self.next.max(self.revert.0);
-        }
-        self.revert.0 = self.revert.0.max(self.next);
+        self.revert = self.next;
         self.backoff = (self.backoff * 2).min(BACKOFF.1);
     }
 
     /// A sync succeeded.
     pub(super) fn note_success(&mut self, now: Instant, reverted: bool) {
-        self.note_revert(now, reverted);
-        self.next = (now + CHECK_PERIOD).max(self.revert.0);
+        self.revert = if reverted { now + REVERT } else { now };
+        self.next = now + CHECK_PERIOD;
         self.backoff = BACKOFF.0;
     }
 
     /// The syncs are suspended.
     pub(super) fn note_suspension(&mut self, now: Instant) {
         self.next = now + CHECK_PERIOD;
-    }
-
-    /// A change that comes back again and again is reverted less and less often, until it is quiet.
-    fn note_revert(&mut self, now: Instant, reverted: bool) {
-        let (shortest, longest) = REVERT;
-        let wait = if reverted { self.revert.1 * 2 } else { self.revert.1 / 2 }.clamp(shortest, longest);
-        self.revert = (now + wait, wait);
     }
 
     /// The worker has looked at the health of the objects. Some may be starting.
@@ -205,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn change_by_others_is_reverted_at_once_and_then_less_and_less_often() {
+    fn change_by_others_is_reverted_at_once() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut schedule = Schedule::new(start);
@@ -215,43 +196,19 @@ mod tests {
         assert_eq!(schedule.next, at(5000), "at once");
         schedule.note_success(at(5000), true);
         schedule.note_drift(at(5001));
-        assert_eq!(schedule.next, at(6000), "a second later");
-        for _ in 0..20 {
-            schedule.note_success(at(6000), true);
-        }
-        schedule.note_drift(at(6000));
-        assert_eq!(schedule.next, at(6000) + REVERT.1, "neither the notice nor the periodic look is earlier");
-        for _ in 0..10 {
-            schedule.note_success(at(6000), false);
-        }
-        schedule.note_drift(at(7000));
-        assert_eq!(schedule.next, at(7000), "it was quiet for a long time");
-    }
-
-    /// Somebody who changes an object while it is written lets some syncs fail.
-    #[test]
-    fn failure_between_two_reverts_does_not_shorten_the_wait() {
-        let (mut schedule, mut now) = (Schedule::new(Instant::now()), Instant::now());
-        let waits: Vec<u64> = (0..14)
-            .map(|round| {
-                match round % 2 {
-                    0 => schedule.note_success(now, true),
-                    _ => schedule.note_failure(now, true),
-                }
-                schedule.note_drift(now);
-                let wait = schedule.next - now;
-                now = schedule.next;
-                wait.as_secs()
-            })
-            .collect();
-        assert_eq!(waits, [1, 10, 4, 10, 16, 32, 64, 128, 256, 300, 300, 300, 300, 300]);
+        assert_eq!(schedule.next, at(5500), "half a second later");
+        schedule.note_success(at(5500), true);
+        schedule.note_drift(at(15_500));
+        assert_eq!(schedule.next, at(15_500), "a contested object has a time");
+        schedule.note_drift(at(90_000));
+        assert_eq!(schedule.next, at(15_500), "the periodic look is earlier");
     }
 
     #[test]
     fn change_by_others_does_not_hasten_a_sync_that_fails() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start);
-        schedule.note_failure(start, false);
+        schedule.note_failure(start);
         schedule.note_drift(start + Duration::from_secs(1));
         assert_eq!(schedule.next, start + BACKOFF.0);
     }
@@ -313,27 +270,18 @@ mod tests {
     }
 
     #[test]
-    fn health_is_looked_at_while_reverts_wait() {
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start);
-        (0..20).for_each(|_| schedule.note_success(start, true));
-        schedule.note_health(start, false);
-        assert_eq!((schedule.wake(), schedule.next), (start + CHECK_PERIOD, start + REVERT.1));
-    }
-
-    #[test]
     fn failure_is_tried_again_with_longer_and_longer_waits() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start);
         let waits: Vec<u64> = (0..5)
             .map(|_| {
-                schedule.note_failure(start, false);
+                schedule.note_failure(start);
                 (schedule.next - start).as_secs()
             })
             .collect();
         assert_eq!(waits, [10, 20, 40, 60, 60]);
         schedule.note_success(start, false);
-        schedule.note_failure(start, false);
+        schedule.note_failure(start);
         assert_eq!((schedule.next - start).as_secs(), 10);
     }
 

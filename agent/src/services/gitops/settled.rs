@@ -33,7 +33,7 @@ impl Settled {
 
     /// Returns the settled state of a status that follows another one, or `None` while a sync runs or nothing was synced.
     pub(super) fn after(before: Option<&Self>, status: &ProjectStatus) -> Option<Self> {
-        use ProjectState::{Degraded, OutOfSync, Pending, Synced, Syncing};
+        use ProjectState::{Contested, Degraded, OutOfSync, Pending, Synced, Syncing};
 
         let state = status.state;
         let commit = status.attempted.as_ref().map(|commit| commit.id.clone()).unwrap_or_default();
@@ -44,7 +44,7 @@ impl Settled {
             Pending | Syncing => return None,
             Synced => (Some(commit.clone()), Some(false), Some(false)),
             Degraded => (Some(commit.clone()), Some(true), Some(false)),
-            OutOfSync => (applied, degraded, Some(true)),
+            OutOfSync | Contested => (applied, degraded, Some(true)),
             _ => (None, degraded, drifted),
         };
         Some(Self { state, commit, applied, degraded, drifted })
@@ -53,7 +53,9 @@ impl Settled {
 
 /// Returns the events about a project that was in the state `before`, and now has this status.
 pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<NewAgentEvent> {
-    use ProjectState::{Degraded, Failed, Held, InventoryLost, Orphaned, OutOfSync, Suspended, Synced};
+    use ProjectState::{
+        Contested, Degraded, Failed, Held, InventoryLost, Orphaned, OutOfSync, Suspended, Synced,
+    };
 
     let Some(now) = Settled::after(before, status).filter(|now| before != Some(now)) else {
         return Vec::new();
@@ -62,7 +64,7 @@ pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<Ne
         let event = NewAgentEvent::from(describe(status, EventContent::new(kind, severity, message)));
         match kind {
             EventKind::Health => event.with_state(if now.state == Degraded { "degraded" } else { "healthy" }),
-            EventKind::Drift if now.state != OutOfSync => event.with_state(CLEAN),
+            EventKind::Drift if ![OutOfSync, Contested].contains(&now.state) => event.with_state(CLEAN),
             _ => event.with_state(format!("{} {}", now.state.as_str(), now.commit)),
         }
     };
@@ -72,7 +74,7 @@ pub(super) fn events(before: Option<&Settled>, status: &ProjectStatus) -> Vec<Ne
         Failed | InventoryLost => events.push(event(EventKind::Sync, Severity::Error, message())),
         Held | Orphaned => events.push(event(EventKind::Sync, Severity::Warning, message())),
         Suspended => events.push(event(EventKind::Sync, Severity::Info, message())),
-        OutOfSync => events.push(event(EventKind::Drift, Severity::Warning, message())),
+        OutOfSync | Contested => events.push(event(EventKind::Drift, Severity::Warning, message())),
         // Only the health of the objects, or the drift, has changed.
         Synced | Degraded if before.is_some_and(|before| before.applied == now.applied) => {}
         _ => events.push(event(EventKind::Sync, Severity::Info, message())),
@@ -157,6 +159,8 @@ mod tests {
 
         let states = [(Synced, "a"), (OutOfSync, "a"), (Synced, "a")];
         assert_eq!(told(&states), ["sync synced a", "drift out-of-sync a", "drift clean"]);
+        let states = [(Synced, "a"), (ProjectState::Contested, "a"), (Synced, "a")];
+        assert_eq!(told(&states), ["sync synced a", "drift contested a", "drift clean"]);
         let states = [(Synced, "a"), (Degraded, "a"), (Synced, "a")];
         assert_eq!(told(&states), ["sync synced a", "health degraded", "health healthy"]);
         let states = [(Degraded, "a"), (Synced, "b")];

@@ -135,7 +135,10 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         let is_new = progress.is_new(wanted.number);
         let changes = project.take_changes();
         let drifted = syncer.as_ref().is_some_and(|Syncer { engine, .. }| {
-            changes.iter().any(|(id, fingerprint)| !engine.is_as_applied(id, *fingerprint))
+            let now = now_millis();
+            changes
+                .iter()
+                .any(|(id, fingerprint)| !engine.is_as_applied(id, *fingerprint) && !engine.waits(id, now))
         });
         if drifted {
             schedule.note_drift(Instant::now());
@@ -185,7 +188,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             Ok(commands) => commands,
             Err(error) => {
                 tracing::warn!(project = project.id, %error, "the inventory of a project cannot be read");
-                schedule.note_failure(Instant::now(), false);
+                schedule.note_failure(Instant::now());
                 continue;
             }
         };
@@ -196,7 +199,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             if recovery::recover(&gitops, agent, &project, engine, &input, command).await {
                 progress.note_command();
             } else {
-                schedule.note_failure(Instant::now(), false);
+                schedule.note_failure(Instant::now());
             }
             continue;
         }
@@ -245,15 +248,18 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             match outcome.stopped.is_some()
                 || [ProjectState::Failed, ProjectState::InventoryLost].contains(&outcome.state)
             {
-                true => schedule.note_failure(Instant::now(), reverted),
+                true => schedule.note_failure(Instant::now()),
                 false => schedule.note_success(Instant::now(), reverted),
+            }
+            if let Some(wait) = syncer.engine.next_revert(now_millis()) {
+                schedule.note_drift(Instant::now() + Duration::from_millis(wait));
             }
             schedule.note_waiting(Instant::now(), !outcome.waiting.is_empty());
             if wanted.prunes && outcome.state == ProjectState::Synced {
                 if let Err(error) = end_prune(&gitops, agent, &fence, &outcome).await {
                     tracing::warn!(project = project.id, error, "the inventory of a pruned project stays");
                     progress.note_command();
-                    schedule.note_failure(Instant::now(), false);
+                    schedule.note_failure(Instant::now());
                 }
                 continue;
             }

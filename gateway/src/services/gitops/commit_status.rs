@@ -232,7 +232,11 @@ fn status_of(event: &SyncEvent) -> Option<CommitStatus> {
         // A dry run ends with `Pending` or `OutOfSync`: it has found no error.
         (
             EventKind::Finished,
-            ProjectState::Synced | ProjectState::Degraded | ProjectState::OutOfSync | ProjectState::Pending,
+            ProjectState::Synced
+            | ProjectState::Degraded
+            | ProjectState::OutOfSync
+            | ProjectState::Contested
+            | ProjectState::Pending,
         ) => CommitState::Success,
         (EventKind::Finished, ProjectState::Failed | ProjectState::Held | ProjectState::InventoryLost) => {
             CommitState::Failed

@@ -456,6 +456,8 @@ impl Knowledge {
         broken: &mut Vec<Violation>,
     ) {
         let wrote = context.heal;
+        // Others change an object again and again, and it may be as they want it.
+        let is_contested = result.errors.iter().any(|error| error.starts_with("contested: "));
         match (self.lost, result.state) {
             (_, ProjectState::Failed) => {}
             _ if result.stopped => {}
@@ -482,7 +484,7 @@ impl Knowledge {
             return;
         }
         if wrote && result.state != ProjectState::Failed {
-            let is_applied = result.state != ProjectState::Syncing && !context.race;
+            let is_applied = result.state != ProjectState::Syncing && !is_contested && !context.race;
             for owned in self.owned.values_mut() {
                 owned.recorded = true;
                 owned.must_know |= is_applied && context.git.contains_key(&owned.id);
@@ -509,7 +511,7 @@ impl Knowledge {
                 }
             }
             ProjectState::Held => {
-                if let Some(id) = differs.filter(|_| !context.race && wrote) {
+                if let Some(id) = differs.filter(|_| !context.race && wrote && !is_contested) {
                     broken.push((Rule::ApplyFirst, format!("deletions are held, and {id} is not as in Git")));
                 }
                 if !context.race {
