@@ -1,6 +1,9 @@
 //! Plans the deletion of objects that left Git. Every guard keeps an object, and none deletes one.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    time::SystemTime,
+};
 
 use proto::{
     agent_configuration::gitops::ManifestProject,
@@ -60,6 +63,8 @@ pub struct Member {
     pub consent: Consent,
     /// Its finalizers, if it is being deleted.
     pub deleting: Option<String>,
+    /// The time since when it is being deleted, in milliseconds since 1970.
+    pub deleted_at: Option<u64>,
 }
 
 /// The wish of an object's owner for its deletion.
@@ -144,6 +149,12 @@ pub struct DeletionPlan {
     pub held: Option<HeldDeletions>,
 }
 
+/// Returns a time of the API in milliseconds since 1970.
+fn millis(time: &str) -> Option<u64> {
+    let since = humantime::parse_rfc3339(time).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_millis()).ok()
+}
+
 impl Member {
     /// Reads the metadata of an object.
     pub fn new(id: ObjectId, version: String, metadata: &Value) -> Self {
@@ -164,6 +175,7 @@ impl Member {
             has_mark: ownership::has_mark(metadata),
             consent,
             deleting: metadata.get("deletionTimestamp").map(|_| finalizers()),
+            deleted_at: metadata["deletionTimestamp"].as_str().and_then(millis),
         }
     }
 
@@ -452,6 +464,17 @@ mod tests {
 
     fn member(kind: &str, name: &str) -> Member {
         Member::new(id(kind, name), "v1".to_owned(), &json!({"uid": format!("uid-{name}")}))
+    }
+
+    #[test]
+    fn deletion_has_the_time_of_its_object() {
+        let metadata =
+            json!({"uid": "u", "deletionTimestamp": "2026-01-02T03:04:05Z", "finalizers": ["a/b", "c/d"]});
+        let member = Member::new(id("ConfigMap", "a"), "v1".to_owned(), &metadata);
+        assert_eq!(
+            (member.deleting.as_deref(), member.deleted_at),
+            (Some("a/b, c/d"), Some(1_767_323_045_000))
+        );
     }
 
     fn settings(text: &str) -> ManifestProject {

@@ -326,6 +326,10 @@ impl<C: Cluster> Engine<C> {
 
         let mut awaited = Vec::new();
         for stage in &stages {
+            // While an earlier stage waits, what was applied before is set back all the same.
+            let again = (sync.writes() && !awaited.is_empty()).then(|| self.applied_part(stage, &manifests));
+            let is_next = again.is_none();
+            let stage = again.as_ref().unwrap_or(stage);
             let applied = self.apply_stage(stage, &manifests, &state.members, &sync, report).await;
             if sync.writes() {
                 self.record_jobs(stage, &manifests, &mut state.stored, fence).await?;
@@ -333,11 +337,8 @@ impl<C: Cluster> Engine<C> {
             let (applied, terminating) = applied?;
             state.add_applied(applied);
             awaited.extend(terminating);
-            if sync.writes() {
+            if sync.writes() && is_next {
                 awaited.extend(self.unmet(stage, &manifests, &state.applied, &sync).await?);
-                if !awaited.is_empty() {
-                    break;
-                }
             }
         }
         self.objects = state.applied.iter().map(|(id, kind, _)| (id.clone(), kind.clone())).collect();
@@ -351,6 +352,8 @@ impl<C: Cluster> Engine<C> {
                 let is_held = plan.is_held();
                 awaited = self.delete_left(plan, &mut state, &sync, report).await?;
                 is_complete = awaited.is_empty() && !is_held && report.objects.failed == 0;
+            } else {
+                awaited.extend(plan.into_deleting(&state.members));
             }
             self.record_members(&mut state, is_complete, fence).await?;
             if is_complete && state.members.unknown.is_empty() {
@@ -570,10 +573,11 @@ impl SyncContext<'_> {
         self.input.settings.dry_run_strategy == DryRunStrategy::None && self.input.heal
     }
 
-    /// Returns the time since when the sync waits for an object.
-    fn waits_since(&self, id: &ObjectId) -> u64 {
-        let before = self.input.waiting.iter().find(|awaited| awaited.object == *id);
-        before.map_or(self.input.now, |awaited| awaited.since.min(self.input.now))
+    /// Returns the time since when the sync waits for an object. That of a deletion is in the object.
+    fn waits_since(&self, awaited: &Awaited) -> u64 {
+        let before = self.input.waiting.iter().find(|before| before.object == awaited.id);
+        let times = [before.map(|before| before.since), awaited.since, Some(self.input.now)];
+        times.into_iter().flatten().min().unwrap_or(self.input.now)
     }
 }
 

@@ -912,6 +912,41 @@ async fn wave_waits_for_an_object_that_is_unhealthy_again() {
     assert_eq!(project.sync(&text).await.state, ProjectState::Synced);
 }
 
+#[tokio::test(start_paused = true)]
+async fn waiting_wave_hinders_neither_healing_nor_the_report_of_deletions() {
+    let text = |replicas: u8, late: &str| {
+        format!(
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web}}\nspec: {{replicas: {replicas}}}\n---\n\
+             apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: late, annotations: {{argocd.argoproj.io/sync-wave: '1'}}}}\n\
+             data: {{k: {late}}}\n"
+        )
+    };
+    let mut project = Project::new();
+    project.cluster.set_controllers(true);
+    project.sync(&(text(1, "v") + &config_maps(&["left"]))).await;
+    let (late, left) = (id("ConfigMap", "default", "late"), id("ConfigMap", "default", "left"));
+    project
+        .cluster
+        .edit(&left, "someone", |object| object["metadata"]["finalizers"] = json!(["example.com/wait"]));
+    project.cluster.remove(&left);
+    let replicas = project.input(&text(2, "v"));
+    project.cluster.set_controllers(false);
+    project.pass(&replicas, &Open).await;
+
+    project.cluster.edit(&late, "kubectl-edit", |object| object["data"]["k"] = "drift".into());
+    let outcome = project.pass(&replicas, &Open).await;
+    assert_eq!((outcome.state, outcome.reverted), (ProjectState::Syncing, 1), "{outcome:?}");
+    assert_eq!(project.cluster.object(&late).unwrap()["data"]["k"], "v");
+    let waits: Vec<String> = outcome.waiting.iter().map(|awaited| awaited.object.to_string()).collect();
+    assert_eq!(waits, ["Deployment.apps default/web", "ConfigMap default/left"]);
+    assert!(outcome.waiting[1].reason.contains("finalizers: example.com/wait"), "{outcome:?}");
+
+    // What the commit changes waits for its wave.
+    let changed = project.input(&text(2, "w"));
+    assert_eq!(project.pass(&changed, &Open).await.state, ProjectState::Syncing);
+    assert_eq!(project.cluster.object(&late).unwrap()["data"]["k"], "v");
+}
+
 /// Test 55 of the attack list: the last write of a former leader arrives when the next one has created objects of another kind.
 #[tokio::test(start_paused = true)]
 async fn inventory_of_the_next_leader_is_not_replaced() {

@@ -131,6 +131,11 @@ impl PlannedDeletions {
         self.plan.held.is_some()
     }
 
+    /// Returns the objects that are being deleted, of a plan that is not carried out now.
+    pub(super) fn into_deleting(self, members: &Members) -> impl Iterator<Item = Awaited> {
+        deleting_objects(self.deleting, members)
+    }
+
     /// Leaves out objects that were not made members.
     pub(super) fn leave_out(&mut self, ids: &HashSet<ObjectId>) {
         self.plan.delete.retain(|member| !ids.contains(&member.id));
@@ -530,10 +535,7 @@ impl<C: Cluster> Engine<C> {
         }
         let mut awaited = self.look_at_deleted(begun, &mut gone, sync).await?;
         state.gone = gone;
-        for Member { id, uid, deleting, .. } in deleting {
-            let Some(kind) = state.members.kinds.get(&GroupKind::of(&id)) else { continue };
-            awaited.push(Awaited::until_gone(id, kind.clone(), uid, &deleting.unwrap_or_default()));
-        }
+        awaited.extend(deleting_objects(deleting, &state.members));
         Ok(awaited)
     }
 
@@ -658,6 +660,15 @@ impl<C: Cluster> Engine<C> {
         }
         Ok(Err("it changes all the time, and is deleted only as it was seen".to_owned()))
     }
+}
+
+/// Returns objects that are being deleted as those that the sync waits for.
+fn deleting_objects(deleting: Vec<Member>, members: &Members) -> impl Iterator<Item = Awaited> {
+    deleting.into_iter().filter_map(|Member { id, uid, deleting, deleted_at, .. }| {
+        let kind = members.kinds.get(&GroupKind::of(&id))?.clone();
+        let awaited = Awaited::until_gone(id, kind, uid, &deleting.unwrap_or_default());
+        Some(Awaited { since: deleted_at, ..awaited })
+    })
 }
 
 /// The objects that the deletion of another one takes with it.

@@ -92,8 +92,9 @@ impl<'a> Report<'a> {
 
     /// Reports the objects that the sync waits for, and those that take too long.
     pub(super) fn wait_for(&mut self, awaited: &[Awaited], sync: &SyncContext<'_>) {
-        for Awaited { id, reason, .. } in awaited {
-            let since = sync.waits_since(id);
+        for awaited in awaited {
+            let Awaited { id, reason, .. } = awaited;
+            let since = sync.waits_since(awaited);
             if !sync.input.waiting.iter().any(|before| before.object == *id) {
                 self.object(EventKind::Waiting, id, reason.clone());
             }
@@ -102,7 +103,7 @@ impl<'a> Report<'a> {
         self.objects.waiting = u32::try_from(awaited.len()).unwrap_or(u32::MAX);
         let late = awaited.iter().filter(|awaited| {
             let limit = awaited.limit(&sync.input.settings).as_millis();
-            u128::from(sync.input.now.saturating_sub(sync.waits_since(&awaited.id))) > limit
+            u128::from(sync.input.now.saturating_sub(sync.waits_since(awaited))) > limit
         });
         for awaited in late {
             self.error(ObjectError {

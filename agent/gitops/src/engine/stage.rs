@@ -40,6 +40,8 @@ pub(super) struct Awaited {
     /// The present state in words.
     pub(super) reason: String,
     pub(super) condition: Condition,
+    /// The time since when it is being deleted, if that is known, in milliseconds since 1970.
+    pub(super) since: Option<u64>,
 }
 
 /// The condition that an awaited object has to meet.
@@ -74,7 +76,7 @@ impl Awaited {
     pub(super) fn until_gone(id: ObjectId, kind: Kind, uid: String, finalizers: &str) -> Self {
         let finalizers = if finalizers.is_empty() { "none" } else { finalizers };
         let reason = format!("it is being deleted; finalizers: {finalizers}");
-        Self { id, kind, reason, condition: Condition::Gone(uid) }
+        Self { id, kind, reason, condition: Condition::Gone(uid), since: None }
     }
 
     /// Returns whether the object, if it exists, meets the condition.
@@ -119,6 +121,16 @@ impl Condition {
 }
 
 impl<C: Cluster> Engine<C> {
+    /// Returns the part of a stage whose manifests this engine has applied before. It does not wait for the stages before it.
+    pub(super) fn applied_part(&self, stage: &Stage, manifests: &[Manifest]) -> Stage {
+        let is_applied = |index: &usize| {
+            let manifest = &manifests[*index];
+            self.known.get(&manifest.id).is_some_and(|known| known.desired == hash(&manifest.object))
+        };
+        let objects = stage.objects.iter().copied().filter(is_applied).collect();
+        Stage { objects, healthy: Vec::new(), established: false }
+    }
+
     /// Applies the objects of a stage. Returns those that are now as in Git, and those that have to be gone before they are created again.
     pub(super) async fn apply_stage(
         &mut self,
@@ -240,7 +252,7 @@ impl<C: Cluster> Engine<C> {
                 object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
             let (id, kind) = ((*id).clone(), (*kind).clone());
             let reason = condition.health(object.as_ref()).err();
-            Ok(reason.map(|reason| Awaited { id, kind, reason, condition }))
+            Ok(reason.map(|reason| Awaited { id, kind, reason, condition, since: None }))
         });
         let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, Failure>>()?;
         if has_definitions {

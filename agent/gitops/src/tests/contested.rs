@@ -68,7 +68,7 @@ async fn object_that_somebody_deletes_again_and_again_is_contested() {
     assert!(message.contains("it is deleted by somebody else again and again"), "{message}");
     assert_eq!(
         project.cluster.ids(),
-        ["ConfigMap default/old"],
+        ["ConfigMap default/b", "ConfigMap default/old"],
         "what left Git stays until all is as in Git"
     );
     sleep(10 * SECOND).await;
