@@ -348,7 +348,7 @@ impl World {
             settings: Arc::new(project.settings.clone()),
             heal: project.heals(),
             now: self.now,
-            approved: knowledge.approved.clone(),
+            approved: knowledge.approved.union(&knowledge.perhaps_approved).cloned().collect(),
             is_late: false,
             race: matches!(pass, Pass::Race(..)),
             faulty: matches!(pass, Pass::Fail(..)),
@@ -468,7 +468,12 @@ impl World {
         if context.heal {
             // An object that comes back into Git loses its approval, and is not held any more.
             let knowledge = &mut self.knowledge[number];
-            knowledge.approved.retain(|uid| !in_git(uid));
+            let back = knowledge.approved.extract_if(.., in_git).collect::<Vec<_>>();
+            match pass {
+                Pass::Clean => knowledge.perhaps_approved.retain(|uid| !in_git(uid)),
+                // agentk may not have recorded that the approval has ended.
+                _ => knowledge.perhaps_approved.extend(back),
+            }
             knowledge.held.retain(|uid| !in_git(uid));
             knowledge.once_held.retain(|uid| !in_git(uid));
         }
@@ -716,6 +721,7 @@ impl World {
         let deleted = std::mem::take(&mut knowledge.deleted);
         knowledge.deleted_before.extend(deleted);
         knowledge.approved.clear();
+        knowledge.perhaps_approved.clear();
         knowledge.held.clear();
         knowledge.code = None;
         (knowledge.begun, knowledge.uncertain) = (false, true);

@@ -136,6 +136,8 @@ pub(super) struct Knowledge {
     pub(super) codes: Vec<(String, BTreeSet<String>)>,
     /// The objects whose deletion somebody has approved.
     pub(super) approved: BTreeSet<String>,
+    /// Those that came back into Git while something disturbed agentk: the approval may be recorded still.
+    pub(super) perhaps_approved: BTreeSet<String>,
     /// The objects that are held, as they were shown last.
     pub(super) held: BTreeSet<String>,
     /// The objects that were in a plan since they left Git, or may have been.
