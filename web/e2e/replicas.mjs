@@ -5,8 +5,9 @@ import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { PROGRAMS } from "./demo.mjs";
 
-const PROGRAMS = new URL("../../target/debug/", import.meta.url).pathname;
+const DIRECTORY = join(new URL("../..", import.meta.url).pathname, PROGRAMS);
 /** The time in which a program has to start, in milliseconds. */
 const START = 60_000;
 
@@ -44,7 +45,7 @@ export class Replicas {
         ...["--observability-listen-address", "127.0.0.1:0"],
       ];
       const environment = { ...process.env, POD_NAMESPACE: demo.namespace };
-      started.agentk = spawn(join(PROGRAMS, "agentk"), arguments_, { env: environment, stdio: "ignore" });
+      started.agentk = spawn(join(DIRECTORY, "agentk"), arguments_, { env: environment, stdio: "ignore" });
       return started;
     } catch (error) {
       await started.stop();
@@ -67,7 +68,7 @@ export class Replicas {
 
 class Replica {
   static async start(file) {
-    const child = spawn(join(PROGRAMS, "kas"), ["serve", "--config", file], {
+    const child = spawn(join(DIRECTORY, "kas"), ["serve", "--config", file], {
       stdio: ["ignore", "ignore", "pipe"],
     });
     const line = await lineOf(child, child.stderr, (text) => text.includes('"kas is listening"'));

@@ -9,7 +9,6 @@ import { Failure, Notice } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import { Words } from "../../ui/words";
-import "./audit.css";
 
 /** The pause between two loads, in milliseconds. */
 const INTERVAL = 10_000;
@@ -226,7 +225,9 @@ function Line({ line }: { line: AuditLine }) {
         <b>{plain(line.verb ?? line.method ?? "", 32)}</b>{" "}
         <Words text={plain(line.agent ?? String(line.agent_id ?? ""), 64)} />
         {line.service !== null && <span class="small muted"> {plain(line.service, 64)}</span>}
-        <div class="mono path">{plain(line.path ?? "", 512)}</div>
+        <div class="mono">
+          <Words text={plain(line.path ?? "", 512)} />
+        </div>
         <div class="small muted">{line.events.map((event) => plain(event, 32)).join(", ")}</div>
       </td>
       <td>
