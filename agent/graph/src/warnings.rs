@@ -93,7 +93,7 @@ impl Warnings {
     /// Returns the words of the newest event that says why an object does not do its work.
     pub(crate) fn cause(&self, object: &str) -> Option<&str> {
         let event = self.events.get(self.causes.get(object)?)?;
-        Some(&event.warning.message)
+        Some(event.warning.message.trim())
     }
 
     /// Removes an event. Returns the UID of its object if the event was its cause.
@@ -167,7 +167,7 @@ mod tests {
             event
         };
         let mut warnings = Warnings::default();
-        let first = cause(1, "2026-02-01T00:00:01Z", "Unhealthy", "Readiness probe failed: 503");
+        let first = cause(1, "2026-02-01T00:00:01Z", "Unhealthy", "Readiness probe failed: 503\n");
         assert_eq!(warnings.apply(&first), ["p"]);
         assert!(warnings.apply(&first).is_empty(), "the same words are no change");
         assert!(
