@@ -33,6 +33,7 @@ mod retry;
 mod tests;
 pub mod validate;
 mod watch;
+mod yaml;
 
 pub use self::{
     cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup, MetadataPage},

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use proto::gitops::{ObjectError, ObjectId};
 use serde_json::{Map, Value};
-use settings::{Budget, Spanned};
 
-use crate::{Manifest, SourceFile, SourceLine, folded, left_out, ports};
+use crate::{
+    Manifest, SourceFile, SourceLine, folded, left_out, ports,
+    yaml::{self, Document},
+};
 
 /// The most objects of a sync.
 pub const MAX_OBJECTS: usize = 20_000;
@@ -14,6 +16,10 @@ pub const MAX_OBJECTS: usize = 20_000;
 const MAX_ERRORS: usize = 50;
 /// The first line of a file whose content is in LFS (Git LFS specification, "The Pointer").
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// The hint about a file with `{{`.
+const TEMPLATE: &str =
+    "{{ }} is of a template, which only helm fills in: use render: helm, or leave the file out with paths";
 
 /// Reads all objects of all files.
 ///
@@ -54,20 +60,13 @@ fn parse_file(
             file.content[..invalid.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
         (line, "the file is not UTF-8 text".to_owned())
     })?;
-    let text = text.trim_start_matches('\u{feff}');
-    // As kubectl: `0644` is octal. Without it, the mode of a volume would become 644 in decimal.
-    let options = serde_saphyr::options! { budget: Some(budget(text.len())), legacy_octal_numbers: true };
-    let documents: Vec<Spanned<Value>> =
-        serde_saphyr::from_multiple_with_options(text, options).map_err(|invalid| {
-            let invalid = invalid.without_snippet();
-            let line = invalid.location().map_or(1, |location| location.line());
-            let what = invalid.to_string();
-            let what = what.rsplit_once(" at line ").map_or(&*what, |(what, _)| what);
-            (line, format!("the file is not valid YAML: {what}"))
-        })?;
-    for document in documents {
-        let source = SourceLine { file: Arc::clone(path), line: document.referenced.line().max(1) };
-        add_object(document.value, &source, manifests).map_err(|what| (source.line, what))?;
+    let documents = yaml::documents(text).map_err(|(line, what)| match text.contains("{{") {
+        true => (line, format!("{what}; {TEMPLATE}")),
+        false => (line, what),
+    })?;
+    for Document { value, line } in documents {
+        let source = SourceLine { file: Arc::clone(path), line };
+        add_object(value, &source, manifests).map_err(|what| (source.line, what))?;
     }
     Ok(())
 }
@@ -84,11 +83,24 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
     let kind = text(&object, "kind")?;
     if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) {
         let Some(Value::Array(items)) = object.remove("items") else { return Ok(()) };
-        return items.into_iter().try_for_each(|item| add_object(item, source, manifests));
+        let of = kind.trim_end_matches("List");
+        return items.into_iter().try_for_each(|mut item| {
+            // The items of typed lists, such as ConfigMapList, need not repeat their kind.
+            if let Some(item) = item.as_object_mut().filter(|_| !of.is_empty()) {
+                item.entry("apiVersion").or_insert_with(|| api_version.clone().into());
+                item.entry("kind").or_insert_with(|| of.into());
+            }
+            add_object(item, source, manifests)
+        });
     }
     if api_version.starts_with("kustomize.config.k8s.io/") {
         let what = "a kustomization is no object: commit what `kustomize build` prints, and leave this file out with paths";
         return Err(what.to_owned());
+    }
+    if object.contains_key("sops") {
+        return Err(format!(
+            "the {kind} is encrypted with SOPS, and agentk does not decrypt: commit it in another form, or leave the file out with paths"
+        ));
     }
     let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
     if version.is_empty() || version.contains('/') {
@@ -125,7 +137,9 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
             Some(Value::Object(strings)) => strings,
             Some(_) => return Err(format!("metadata.{key} of the {kind} {name} is not a mapping")),
         };
-        if let Some((label, _)) = strings.iter().find(|(_, value)| !value.is_string()) {
+        // The API server reads null as an empty text.
+        let is_text = |value: &Value| value.is_string() || value.is_null();
+        if let Some((label, _)) = strings.iter().find(|(_, value)| !is_text(value)) {
             return Err(format!(
                 "metadata.{key}.{label} of the {kind} {name} is not a text: write it in quotes"
             ));
@@ -135,6 +149,11 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
         ObjectId { group: group.to_owned(), kind, namespace: namespace.to_owned(), name: name.to_owned() };
     let version = version.to_owned();
     let mut object = Value::Object(object);
+    for key in ["labels", "annotations"] {
+        let texts = object.pointer_mut(&format!("/metadata/{key}")).and_then(Value::as_object_mut);
+        let texts = texts.into_iter().flat_map(Map::values_mut);
+        texts.filter(|text| text.is_null()).for_each(|text| *text = "".into());
+    }
     left_out::leave_out(&id, &mut object);
     ports::set_protocols(&id, &mut object);
     folded::unfold(&id, &mut object)?;
@@ -158,17 +177,6 @@ fn is_path_segment(text: &str) -> bool {
 
 fn whole(message: &str) -> ObjectError {
     ObjectError { object: None, file: String::new(), message: message.to_owned() }
-}
-
-/// Returns the limits of the parser for a text of `bytes` bytes: what a text of this size has without aliases.
-fn budget(bytes: usize) -> Budget {
-    let mut budget = Budget::default();
-    budget.max_nodes = bytes + 1000;
-    budget.max_events = 2 * bytes + 1000;
-    budget.max_total_scalar_bytes = 2 * bytes + 1000;
-    budget.max_documents = MAX_OBJECTS;
-    budget.max_aliases = 1000;
-    budget
 }
 
 #[cfg(test)]
@@ -214,7 +222,7 @@ mod tests {
         ));
         let data = parsed.unwrap().remove(0).object["data"].take();
         let expected = serde_json::json!({
-            "a": true, "b": "yes", "c": 420, "d": 1.5, "e": null, "f": 1000.0, "g": true, "h": 16, "i": "0644", "j": true,
+            "a": true, "b": "yes", "c": 420, "d": 1.5, "e": null, "f": 1000, "g": true, "h": 16, "i": "0644", "j": true,
             "k": 15, "l": "12:30", "m": "2026-01-01", "o": 1000, "p": 3, "q": 5, "r": false, "s": "0o7", "t": 10.5,
         });
         assert_eq!(data, expected);
@@ -253,7 +261,18 @@ mod tests {
                 "apiVersion: v1\nkind: Pod\nmetadata: {name: a, labels: [b]}\n",
                 "metadata.labels of the Pod a is not a mapping",
             ),
-            ("apiVersion: v1\napiVersion: v1\n", "a.yaml:2: the file is not valid YAML: "),
+            (
+                "apiVersion: v1\napiVersion: v1\n",
+                "a.yaml:2: the key apiVersion is set twice: remove one of them",
+            ),
+            (
+                "a: b\nc: {{ .Values.d }}\n",
+                "a.yaml:2: a key is not a text but a mapping or a list: a text with { or [ needs quotes; {{ }} is of",
+            ),
+            (
+                "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nsops: {version: 3.9.0}\n",
+                "a.yaml:1: the Secret is encrypted with SOPS, and agentk does not decrypt",
+            ),
             ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "pointer to Git LFS"),
         ] {
             let error = one(text).unwrap_err();
@@ -263,6 +282,39 @@ mod tests {
         let errors = parse(&[invalid, file("c.yaml", "[")]).unwrap_err();
         assert_eq!(errors[0].file, "b.yaml:2");
         assert_eq!(errors.len(), 2, "the errors of all files");
+    }
+
+    #[test]
+    fn empty_labels_and_annotations_are_empty_texts() {
+        let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {team: }, annotations: {port: null, b: x}}\n";
+        let metadata = one(text).unwrap().remove(0).object["metadata"].take();
+        assert_eq!((&metadata["labels"]["team"], &metadata["annotations"]["port"]), (&"".into(), &"".into()));
+    }
+
+    #[test]
+    fn items_of_a_typed_list_have_its_kind() {
+        let parsed = one(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleList\nitems:\n- {metadata: {name: a}}\n",
+        )
+        .unwrap();
+        assert_eq!(parsed[0].id.to_string(), "Role.rbac.authorization.k8s.io a");
+        assert_eq!(parsed[0].object["kind"], "Role");
+    }
+
+    #[test]
+    fn file_may_have_several_values_of_json_or_byte_order_marks() {
+        let map = |name: &str| {
+            format!(r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}"}}}}"#)
+        };
+        let lines = |text: &str| -> Vec<String> {
+            one(text).unwrap().iter().map(|read| format!("{} {}", read.source, read.id)).collect()
+        };
+        assert_eq!(
+            lines(&format!("{}\n{}", map("a"), map("b"))),
+            ["a.yaml:1 ConfigMap a", "a.yaml:2 ConfigMap b"]
+        );
+        let marked = format!("{CONFIG_MAP}---\n\u{feff}{CONFIG_MAP}");
+        assert_eq!(lines(&marked).len(), 2);
     }
 
     /// Test 50 of the attack list.

@@ -415,6 +415,17 @@ async fn empty_source_and_mass_deletion_need_an_approval() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn commit_without_objects_is_empty() {
+    let mut project = Project::new().with("{paths: [{glob: ./deploy/*.yaml}]}");
+    let no_files = SyncInput { files: Vec::new().into(), ..project.input("") };
+    let outcome = project.pass(&no_files, &Open).await;
+    let told = (outcome.state, &*outcome.message);
+    assert_eq!(told, (ProjectState::Empty, "no file matches paths: ./deploy/*.yaml"));
+    let outcome = project.sync("# nothing\n").await;
+    assert_eq!((outcome.state, &*outcome.message), (ProjectState::Empty, "the files have no objects"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn namespace_with_objects_of_others_is_kept() {
     let mut project = Project::new().with("{prune_irreplaceable: true}");
     let text = namespace("shop") + &config_maps(&["a"]);

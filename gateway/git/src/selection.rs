@@ -86,7 +86,7 @@ impl FileSelection {
 
 /// Returns the directories of a pattern in front of its first wildcard, with a `/` at the end.
 pub fn literal_prefix(pattern: &str) -> String {
-    let pattern = pattern.trim_start_matches('/');
+    let pattern = pattern.strip_prefix("./").unwrap_or(pattern).trim_start_matches('/');
     let wildcard = pattern.find(['*', '?', '[', '{', '\\']).unwrap_or(pattern.len());
     let end = pattern[..wildcard].rfind('/').map_or(0, |slash| slash + 1);
     pattern[..end].to_owned()
@@ -117,6 +117,7 @@ mod tests {
             ("/prod/**/*.yaml", "prod/x/y", true),
             ("/prod/**/*.yaml", "staging", false),
             ("/prod/**/*.yaml", "production", false),
+            ("./prod/**/*.yaml", "prod", true),
             ("prod/app/*.yaml", "prod", true),
             ("prod/app/*.yaml", "prod/other", false),
             (".deploy/*.yaml", ".deploy", true),

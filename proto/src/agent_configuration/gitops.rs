@@ -130,6 +130,14 @@ pub struct ManifestPath {
     pub glob: String,
 }
 
+/// Matches the files of a glob.
+#[derive(Clone, Debug)]
+pub struct PathMatcher {
+    glob: GlobMatcher,
+    /// The glob names files that begin with `.`.
+    names_hidden: bool,
+}
+
 /// The kind of dry run, in which objects are not written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -363,7 +371,7 @@ impl ManifestProject {
     /// # Errors
     ///
     /// A glob is invalid.
-    pub fn matchers(&self) -> Result<Vec<GlobMatcher>, String> {
+    pub fn matchers(&self) -> Result<Vec<PathMatcher>, String> {
         self.paths.iter().map(ManifestPath::matcher).collect()
     }
 
@@ -471,14 +479,28 @@ impl fmt::Display for GitRef {
 
 impl ManifestPath {
     /// Returns a matcher. `*` matches no `/`, as in GitLab's kas.
-    fn matcher(&self) -> Result<GlobMatcher, String> {
-        let glob = self.glob.strip_prefix('/').unwrap_or(&self.glob);
+    fn matcher(&self) -> Result<PathMatcher, String> {
+        let glob = self.glob.strip_prefix("./").unwrap_or(&self.glob).trim_start_matches('/');
         if glob.is_empty() {
             return Err("paths: a glob must not be empty".to_owned());
         }
         let built = GlobBuilder::new(glob).literal_separator(true).empty_alternates(true).build();
-        Ok(built.map_err(|error| format!("paths: {error}"))?.compile_matcher())
+        let glob_matcher = built.map_err(|error| format!("paths: {error}"))?.compile_matcher();
+        let names_hidden = file_name(glob).starts_with('.');
+        Ok(PathMatcher { glob: glob_matcher, names_hidden })
     }
+}
+
+impl PathMatcher {
+    /// Returns whether a path is one of these files. Files that begin with `.`, such as `.gitlab-ci.yml`, are for programs, unless the glob
+    /// names them.
+    pub fn is_match(&self, path: &str) -> bool {
+        (self.names_hidden || !file_name(path).starts_with('.')) && self.glob.is_match(path)
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 impl IgnoredFields {
@@ -718,6 +740,12 @@ mod tests {
             ("/manifests/*.yaml", "manifests/sub/a.yaml", false),
             ("a/**/b.yaml", "a/b.yaml", true),
             ("file.yaml", "dir/file.yaml", false),
+            ("./deploy/**/*.yaml", "deploy/kube/a.yaml", true),
+            ("./a.yaml", "a.yaml", true),
+            ("**/*.{yaml,yml,json}", ".gitlab-ci.yml", false),
+            ("**/*.{yaml,yml,json}", "a/.b.yaml", false),
+            ("**/.*.yaml", "a/.b.yaml", true),
+            (".hidden/a.yaml", ".hidden/a.yaml", true),
         ] {
             let project = parse(&format!("{{paths: [{{glob: '{glob}'}}]}}")).unwrap();
             let matches = project.matchers().unwrap()[0].is_match(path);

@@ -79,6 +79,8 @@ pub enum ProjectState {
     Syncing,
     /// The cluster is as in Git, and healthy as far as known.
     Synced,
+    /// The commit has no objects, or no file matches.
+    Empty,
     /// Somebody else has changed an object, which is not healed.
     OutOfSync,
     /// Others change objects again as soon as they are as in Git. They are set back less and less often.
@@ -275,15 +277,9 @@ impl SyncEvent {
 
     /// Returns whether no further event of the commit follows. A sync that failed, or waits for an approval, is tried again.
     pub fn is_last(&self) -> bool {
-        let done = matches!(
-            self.state,
-            Some(
-                ProjectState::Synced
-                    | ProjectState::Degraded
-                    | ProjectState::OutOfSync
-                    | ProjectState::Contested
-            )
-        );
+        use ProjectState::{Contested, Degraded, Empty, OutOfSync, Synced};
+
+        let done = matches!(self.state, Some(Synced | Empty | Degraded | OutOfSync | Contested));
         self.event == EventKind::Finished && done
     }
 }
@@ -295,6 +291,7 @@ impl ProjectState {
             Self::Pending => "pending",
             Self::Syncing => "syncing",
             Self::Synced => "synced",
+            Self::Empty => "empty",
             Self::OutOfSync => "out-of-sync",
             Self::Contested => "contested",
             Self::Degraded => "degraded",

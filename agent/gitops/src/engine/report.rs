@@ -236,12 +236,25 @@ impl<'a> Report<'a> {
             return (ProjectState::OutOfSync, message);
         }
         match self.drifted {
+            0 if total == 0 => (ProjectState::Empty, empty(input, pruned)),
             0 => (ProjectState::Synced, format!("{total} objects: {applied} applied, {pruned} deleted")),
             drifted => (
                 ProjectState::OutOfSync,
                 format!("{} changed by somebody else", plural(drifted as usize, "object")),
             ),
         }
+    }
+}
+
+/// Describes a commit without objects.
+fn empty(input: &SyncInput, pruned: u32) -> String {
+    let deleted = if pruned == 0 { String::new() } else { format!("; {pruned} deleted") };
+    match input.files.is_empty() {
+        true => {
+            let globs = input.settings.paths.iter().map(|path| &*path.glob);
+            format!("no file matches paths: {}{deleted}", globs.collect::<Vec<_>>().join(", "))
+        }
+        false => format!("the files have no objects{deleted}"),
     }
 }
 

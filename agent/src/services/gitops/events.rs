@@ -90,6 +90,7 @@ pub(super) async fn write_for_objects(gitops: &Gitops, wanted: &Wanted, notices:
 pub(super) async fn write_for_project(gitops: &Gitops, agent: AgentId, status: &ProjectStatus) {
     let (reason, is_warning) = match status.state {
         ProjectState::Synced => ("Synced", false),
+        ProjectState::Empty => ("Empty", true),
         ProjectState::OutOfSync => ("OutOfSync", true),
         ProjectState::Contested => ("Contested", true),
         ProjectState::Degraded => ("Degraded", true),

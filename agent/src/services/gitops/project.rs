@@ -357,7 +357,7 @@ impl Project {
         status.kept.clone_from(&outcome.kept);
         if finished {
             use ProjectState::{
-                Contested, Degraded, Failed, Held, InventoryLost, OutOfSync, Synced, Syncing,
+                Contested, Degraded, Empty, Failed, Held, InventoryLost, OutOfSync, Synced, Syncing,
             };
 
             match outcome.state {
@@ -368,7 +368,7 @@ impl Project {
             }
             let commit = || Some(wanted.head.commit.clone());
             match outcome.state {
-                Synced | Degraded | Contested => (status.synced, status.working) = (commit(), None),
+                Synced | Empty | Degraded | Contested => (status.synced, status.working) = (commit(), None),
                 // Somebody else has changed objects of a complete commit, or it is a dry run.
                 OutOfSync => status.working = None,
                 Held => status.working = commit(),
@@ -395,7 +395,7 @@ impl State {
         let Some(problem) = &self.problem else { return status };
         let problem = problem.clone();
         match status.state {
-            ProjectState::Pending | ProjectState::Syncing | ProjectState::Synced => {
+            ProjectState::Pending | ProjectState::Syncing | ProjectState::Synced | ProjectState::Empty => {
                 ProjectStatus { state: ProjectState::Failed, message: problem.clone(), problem, ..status }
             }
             _ => ProjectStatus { problem, ..status },

@@ -33,7 +33,7 @@ impl Settled {
 
     /// Returns the settled state of a status that follows another one, or `None` while a sync runs or nothing was synced.
     pub(super) fn after(before: Option<&Self>, status: &ProjectStatus) -> Option<Self> {
-        use ProjectState::{Contested, Degraded, OutOfSync, Pending, Synced, Syncing};
+        use ProjectState::{Contested, Degraded, Empty, OutOfSync, Pending, Synced, Syncing};
 
         let state = status.state;
         let commit = status.attempted.as_ref().map(|commit| commit.id.clone()).unwrap_or_default();
@@ -42,7 +42,7 @@ impl Settled {
             before.map_or((Some(false), Some(false)), |before| (before.degraded, before.drifted));
         let (applied, degraded, drifted) = match state {
             Pending | Syncing => return None,
-            Synced => (Some(commit.clone()), Some(false), Some(false)),
+            Synced | Empty => (Some(commit.clone()), Some(false), Some(false)),
             Degraded => (Some(commit.clone()), Some(true), Some(false)),
             OutOfSync | Contested => (applied, degraded, Some(true)),
             _ => (None, degraded, drifted),

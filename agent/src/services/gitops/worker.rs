@@ -255,7 +255,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 schedule.note_drift(Instant::now() + Duration::from_millis(wait));
             }
             schedule.note_waiting(Instant::now(), !outcome.waiting.is_empty());
-            if wanted.prunes && outcome.state == ProjectState::Synced {
+            if wanted.prunes && [ProjectState::Synced, ProjectState::Empty].contains(&outcome.state) {
                 if let Err(error) = end_prune(&gitops, agent, &fence, &outcome).await {
                     tracing::warn!(project = project.id, error, "the inventory of a pruned project stays");
                     progress.note_command();

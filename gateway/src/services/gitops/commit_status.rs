@@ -227,17 +227,14 @@ fn replaces(status: &CommitStatus, current: Option<&CommitStatus>) -> bool {
 
 /// Returns the status that an event is a reason for. A sync that was stopped has no state.
 fn status_of(event: &SyncEvent) -> Option<CommitStatus> {
+    use ProjectState::{Contested, Degraded, Empty, OutOfSync, Pending, Synced};
+
     let state = match (event.event, event.state?) {
         (EventKind::Planned, _) => CommitState::Pending,
-        // A dry run ends with `Pending` or `OutOfSync`: it has found no error.
-        (
-            EventKind::Finished,
-            ProjectState::Synced
-            | ProjectState::Degraded
-            | ProjectState::OutOfSync
-            | ProjectState::Contested
-            | ProjectState::Pending,
-        ) => CommitState::Success,
+// A dry run ends with `Pending` or `OutOfSync`: it has found no error.
+        (EventKind::Finished, Synced | Empty | Degraded | OutOfSync | Contested | Pending) => {
+            CommitState::Success
+        }
         (EventKind::Finished, ProjectState::Failed | ProjectState::Held | ProjectState::InventoryLost) => {
             CommitState::Failed
         }

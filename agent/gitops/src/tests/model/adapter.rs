@@ -93,7 +93,8 @@ pub(super) async fn sync(
         None => error.message,
     });
     PassResult {
-        state,
+        // For the rules, a commit without objects is one like others.
+        state: if state == ProjectState::Empty { ProjectState::Synced } else { state },
         message,
         errors: errors.collect(),
         held,

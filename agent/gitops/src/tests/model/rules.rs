@@ -459,7 +459,7 @@ impl Knowledge {
     ) {
         let wrote = context.heal;
         // Others change an object again and again, and it may be as they want it.
-        let is_contested = result.errors.iter().any(|error| error.starts_with("contested: "));
+        let is_contested = result.errors.iter().any(|error| error.contains(": contested: "));
         match (self.lost, result.state) {
             (_, ProjectState::Failed) => {}
             _ if result.stopped => {}
