@@ -172,9 +172,13 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// Returns whether the same request may succeed later: too many requests, an error of the server, no response.
+    /// Returns whether the same request may succeed in a moment: too many requests, an error of the server, no response. What the API
+    /// server or a webhook refuses for good may have the status 500, too, and a webhook that has not answered in time will not do so at once.
     pub fn is_transient(&self) -> bool {
-        self.status == 0 || self.status == 429 || (self.status >= 500 && self.status != 501)
+        let has = |words: &[&str]| words.iter().any(|words| self.message.contains(words));
+        let is_final = has(&["failed to create typed patch object", "denied the request"])
+            || (has(&["failed calling webhook"]) && has(&["deadline exceeded", "imeout"]));
+        self.status == 0 || self.status == 429 || (self.status >= 500 && self.status != 501 && !is_final)
     }
 
     /// Returns whether the object has another version or another UID than the request says. A conflict with another field manager has
@@ -196,6 +200,20 @@ impl ApiError {
                 [] => immutable(&self.message),
                 causes => causes.iter().all(|cause| immutable(&cause.message)),
             }
+    }
+
+    /// Describes fields that cannot change, without their values, which may be longer than a status.
+    pub fn describe_immutable(&self) -> String {
+        let reason = |message: &str| match message.strip_prefix("Invalid value: ") {
+            Some(value) => value.rsplit_once(": ").map_or(value, |(_, reason)| reason).to_owned(),
+            None => message.to_owned(),
+        };
+        let causes: Vec<String> =
+            self.causes.iter().map(|cause| format!("{}: {}", cause.field, reason(&cause.message))).collect();
+        match causes.is_empty() {
+            true => self.to_string(),
+            false => causes.join("; "),
+        }
     }
 
     /// Describes the error. Nothing of a Secret is in it but the names of fields.
@@ -229,6 +247,53 @@ impl std::error::Error for ApiError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusal_for_good_is_not_repeated() {
+        let error = |status: u16, message: &str| ApiError {
+            status,
+            message: message.to_owned(),
+            ..ApiError::default()
+        };
+        for message in [
+            "failed to create typed patch object (shop/web; apps/v1, Kind=Deployment): .spec.replica: field not declared in schema",
+            "admission webhook \"policy.example.com\" denied the request: no",
+            "Internal error occurred: failed calling webhook \"a.b\": failed to call webhook: Post \"https://c\": context deadline exceeded",
+        ] {
+            assert!(!error(500, message).is_transient(), "{message}");
+        }
+        let restarts = "Internal error occurred: failed calling webhook \"a.b\": failed to call webhook: connection refused";
+        for transient in
+            [error(500, "etcdserver: leader changed"), error(500, restarts), error(503, ""), error(429, "")]
+        {
+            assert!(transient.is_transient(), "{transient}");
+        }
+    }
+
+    #[test]
+    fn reason_of_an_immutable_field_is_not_behind_its_value() {
+        let value = "x".repeat(2000);
+        let cause = |field: &str, message: String| Cause { field: field.to_owned(), message };
+        let causes = vec![
+            cause(
+                "spec.selector",
+                format!("Invalid value: {{\"matchLabels\":{{\"app\":\"{value}: a\"}}}}: field is immutable"),
+            ),
+            cause(
+                "spec",
+                "Forbidden: updates to statefulset spec for fields other than 'replicas' are forbidden"
+                    .to_owned(),
+            ),
+        ];
+        let error = ApiError { status: 422, causes, ..ApiError::default() };
+        let expected = "spec.selector: field is immutable; spec: Forbidden: updates to statefulset spec for fields other than 'replicas' are \
+                        forbidden";
+        assert_eq!(error.describe_immutable(), expected);
+        assert_eq!(
+            ApiError { causes: Vec::new(), ..error }.describe_immutable(),
+            "the API server answered 422"
+        );
+    }
 
     #[test]
     fn refusal_is_about_immutable_fields_if_all_causes_are() {

@@ -584,6 +584,10 @@ async fn immutable_field_needs_the_annotation() {
     let before = uid(&project);
     let outcome = project.sync(&object(2, "")).await;
     assert!(outcome.errors[0].message.contains("immutable"), "{outcome:?}");
+    assert!(
+        outcome.errors[0].message.contains("with the annotation agentk/recreate: \"true\""),
+        "{outcome:?}"
+    );
     assert_eq!(uid(&project), before);
     let outcome = project.sync(&object(2, "agentk/recreate: 'true'")).await;
     assert_eq!(outcome.state, ProjectState::Synced, "{outcome:?}");

@@ -17,7 +17,7 @@ use super::{
     without_server_fields,
 };
 use crate::{
-    Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
+    ApiError, Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
     applyset::{ApplySet, ID, PART_OF},
     deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
     diff, folded,
@@ -232,7 +232,7 @@ impl<C: Cluster> Engine<C> {
         }
         let id = &manifest.id;
         let failed = |error: CallError| match error {
-            CallError::Api(error) => ExamineError::Object(manifest.error(error.describe(id))),
+            CallError::Api(error) => ExamineError::Object(manifest.error(describe(&error, manifest))),
             CallError::Stopped(stopped) => ExamineError::Stopped(stopped),
         };
         let seen = self.try_and_read(manifest, kind, sync).await.map_err(failed)?;
@@ -471,6 +471,28 @@ fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
         let slot = into.entry(key.clone()).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(slot) = slot {
             merge(slot, children);
+        }
+    }
+}
+
+/// Describes why the API server refuses an object, and how an immutable field can change all the same.
+fn describe(error: &ApiError, manifest: &Manifest) -> String {
+    let id = &manifest.id;
+    if !error.is_immutable() {
+        return error.describe(id);
+    }
+    let what = match (&*id.group, &*id.kind) {
+        // Its words may contain values.
+        ("", "Secret") => error.describe(id),
+        _ => error.describe_immutable(),
+    };
+    match NEVER_RECREATED.contains(&(&*id.group, &*id.kind)) || may_recreate(manifest) {
+        true => what,
+        false => {
+            let (key, value) = RECREATE[0];
+            format!(
+                "{what}: with the annotation {key}: \"{value}\" agentk deletes the object and creates it again"
+            )
         }
     }
 }
