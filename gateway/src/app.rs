@@ -35,8 +35,9 @@ use self::{
     sources::{CallerSources, access_control},
     watched_files::CredentialFiles,
 };
+use outbound::AddressPolicy;
+
 use crate::{
-    address_policy::AddressPolicy,
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
     api::{ApiServer, HealthInquiry},

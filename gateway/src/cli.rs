@@ -13,7 +13,7 @@ use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 
 use access::token::{self, Holder, TokenHash};
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
-use render::limits::Limits;
+use render::limits::{LimitError, Limits, NETWORK_STAYS};
 use secrecy::ExposeSecret as _;
 
 use crate::config;
@@ -110,6 +110,9 @@ struct RunLimited {
     /// The bytes of memory
     #[arg(long)]
     memory: u64,
+    /// Run the program also if its network cannot be taken away
+    #[arg(long)]
+    allow_network: bool,
     /// The program
     program: PathBuf,
     /// The arguments of the program
@@ -203,11 +206,14 @@ impl Cli {
 
 impl RunLimited {
     fn run(self) -> CommandResult {
-        let Self { cpu, memory, program, arguments } = self;
+        let Self { cpu, memory, allow_network, program, arguments } = self;
         let name = program.display().to_string();
-        match Limits::of_arguments(cpu, memory).exec(program, arguments) {
-            Err(error) => Err(CliError::unavailable(format!("{name} cannot be started: {error}"))),
-        }
+        let Err(error) = Limits::of_arguments(cpu, memory, allow_network).exec(program, arguments);
+        let message = format!("{name} cannot be started: {error}");
+        Err(match error {
+            LimitError::Failed(_) => CliError::unavailable(message),
+            LimitError::NetworkStays => CliError { code: NETWORK_STAYS, message },
+        })
     }
 }
 

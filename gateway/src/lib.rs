@@ -30,7 +30,6 @@
 //! * [`app`] builds a replica from its [`config`] and its [identity file](access::Identities), runs it and stops it.
 #![warn(missing_docs)]
 
-mod address_policy;
 mod addresses;
 mod admin;
 mod agent_list;

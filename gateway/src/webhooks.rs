@@ -33,8 +33,9 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::metrics::WebhookMetrics;
 use self::target::WebhookUrl;
+use outbound::AddressPolicy;
+
 use crate::{
-    address_policy::AddressPolicy,
     config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
     events::{EventFilter, Events},
 };

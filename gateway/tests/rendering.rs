@@ -2,11 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use proto::agent_configuration::gitops::{Helm, ManifestProject};
+use proto::{
+    AgentId,
+    agent_configuration::gitops::{Helm, ManifestProject},
+};
 use render::{
-    RenderSettings, Renderer, Tree,
+    RenderErrorKind, RenderSettings, Renderer, Share, TargetCluster, Tree,
+    limits::{NETWORK_STAYS, can_take_network_away},
     plan::{Job, Tool},
 };
 use tempfile::TempDir;
@@ -21,7 +30,22 @@ fn settings() -> RenderSettings {
         helm: "helm".into(),
         timeout: Duration::from_secs(60),
         max_memory: 512 << 20,
+        allow_network: false,
     }
+}
+
+fn share() -> Share {
+    Share { agent: AgentId(1), project: "group/shop".to_owned() }
+}
+
+fn kas() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_kas"))
+}
+
+/// Writes a program.
+fn write_script(file: &Path, script: &str) {
+    fs::write(file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// Returns the settings with the real programs, or skips the test.
@@ -42,10 +66,20 @@ async fn render(
     project: &ManifestProject,
     files: &[(&str, &str)],
 ) -> Result<String, String> {
-    let renderer = Renderer::new(settings, PathBuf::from(env!("CARGO_BIN_EXE_kas")));
+    render_for(TargetCluster::unknown(), settings, tool, project, files).await
+}
+
+async fn render_for(
+    cluster: &TargetCluster,
+    settings: RenderSettings,
+    tool: Tool,
+    project: &ManifestProject,
+    files: &[(&str, &str)],
+) -> Result<String, String> {
+    let renderer = Renderer::new(settings, kas());
     let tree: Tree = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).into())).collect();
     let job = Job { tool, directory: "prod".to_owned() };
-    let rendered = renderer.render(project, &job, &tree, MAX_BYTES).await;
+    let rendered = renderer.render(share(), project, cluster, &job, &tree, MAX_BYTES).await;
     rendered.map(|bytes| String::from_utf8(bytes.to_vec()).unwrap()).map_err(|error| error.to_string())
 }
 
@@ -53,8 +87,7 @@ async fn render(
 async fn run_script(script: &str, settings: RenderSettings) -> Result<String, String> {
     let directory = TempDir::new().unwrap();
     let program = directory.path().join("kustomize");
-    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&program, script);
     let settings = RenderSettings { kustomize: program, ..settings };
     render(settings, Tool::Kustomize, &ManifestProject::default(), &[("prod/kustomization.yaml", "")]).await
 }
@@ -106,6 +139,28 @@ async fn chart_of_helm_is_rendered_with_its_values() {
     let broken = "apiVersion: v2\nname: shop\nversion: 1.0.0\ndependencies: [{name: db, version: 1.0.0, repository: 'https://example.com'}]\n";
     let error = render(settings, Tool::Helm, &project, &[("prod/Chart.yaml", broken)]).await.unwrap_err();
     assert!(error.contains("db") || error.contains("env.yaml"), "{error}");
+}
+
+/// helm itself assumes Kubernetes 1.20 with the API groups of its own.
+#[tokio::test]
+async fn chart_is_rendered_for_the_version_and_the_api_of_the_cluster() {
+    let Some(settings) = settings_or_skip(Tool::Helm) else { return };
+    let chart = "apiVersion: v2\nname: shop\nversion: 1.0.0\nkubeVersion: '>=1.30.0-0'\n";
+    let template = "version: {{ .Capabilities.KubeVersion }}\n\
+                    monitor: {{ .Capabilities.APIVersions.Has \"monitoring.coreos.com/v1/ServiceMonitor\" }}\n";
+    let files = [("prod/Chart.yaml", chart), ("prod/templates/a.yaml", template)];
+    let rendered = async |version: &str, api: &[&str]| {
+        let api = api.iter().map(|&version| version.to_owned()).collect();
+        let cluster = TargetCluster::new(Some(version.to_owned()), api, Vec::new());
+        render_for(&cluster, settings.clone(), Tool::Helm, &ManifestProject::default(), &files).await
+    };
+    let monitoring = ["monitoring.coreos.com/v1", "monitoring.coreos.com/v1/ServiceMonitor"];
+    let with = rendered("v1.37.0", &monitoring).await.unwrap();
+    assert!(with.contains("version: v1.37.0\nmonitor: true"), "{with}");
+    let without = rendered("v1.31.4-gke.100", &["v1"]).await.unwrap();
+    assert!(without.contains("version: v1.31.4\nmonitor: false"), "{without}");
+    let old = rendered("v1.29.3+k3s1", &[]).await.unwrap_err();
+    assert!(old.contains("which is incompatible with Kubernetes v1.29.3"), "{old}");
 }
 
 /// `helm --values` is a list with commas: the second file would be one of kas' machine.
@@ -176,6 +231,62 @@ async fn program_has_no_environment_and_no_network() {
         skipped("this machine allows no network namespace");
     }
     assert_eq!(limits.lines().collect::<Vec<_>>(), ["60", "256", "524288", &*niceness]);
+}
+
+/// Many containers allow no network namespace, but the filter of system calls.
+#[tokio::test]
+async fn program_has_a_filter_of_system_calls() {
+    let status =
+        run_script("/bin/grep -E '^(Seccomp|NoNewPrivs):' /proc/self/status", settings()).await.unwrap();
+    assert_eq!(status.split_whitespace().collect::<Vec<_>>(), ["NoNewPrivs:", "1", "Seccomp:", "2"]);
+    assert!(can_take_network_away(&kas()).unwrap());
+}
+
+#[tokio::test]
+async fn program_that_would_have_a_network_does_not_run() {
+    let directory = TempDir::new().unwrap();
+    let (limiter, program) = (directory.path().join("limiter"), directory.path().join("kustomize"));
+    write_script(
+        &limiter,
+        &format!("case \"$*\" in *--allow-network*) exec echo allowed;; esac; exit {NETWORK_STAYS}"),
+    );
+    write_script(&program, "");
+    assert!(!can_take_network_away(&limiter).unwrap());
+    let job = Job { tool: Tool::Kustomize, directory: "prod".to_owned() };
+    let tree = Tree::from([("prod/kustomization.yaml".to_owned(), Vec::new())]);
+    let rendered = async |allow_network: bool| {
+        let settings = RenderSettings { kustomize: program.clone(), allow_network, ..settings() };
+        let renderer = Renderer::new(settings, limiter.clone());
+        let project = ManifestProject::default();
+        renderer.render(share(), &project, TargetCluster::unknown(), &job, &tree, MAX_BYTES).await
+    };
+    let error = rendered(false).await.unwrap_err();
+    assert_eq!(error.kind, RenderErrorKind::NetworkStays);
+    let expected = "prod (kustomize build): kas does not run kustomize, because its kernel allows neither a network namespace nor a filter";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    assert!(error.to_string().contains("agent.gitops.render.allow_network: true"), "{error}");
+    assert_eq!(&*rendered(true).await.unwrap(), b"allowed\n");
+}
+
+/// Each agent, and each look at a commit, would run the program again.
+#[tokio::test]
+async fn failure_of_a_program_is_remembered() {
+    let directory = TempDir::new().unwrap();
+    let (program, runs) = (directory.path().join("kustomize"), directory.path().join("runs"));
+    write_script(&program, &format!("echo run >> {}; echo 'Error: no' >&2; exit 1", runs.display()));
+    let renderer = Renderer::new(RenderSettings { kustomize: program, ..settings() }, kas());
+    let job = Job { tool: Tool::Kustomize, directory: "prod".to_owned() };
+    let render = async |content: &str, agent: u64| {
+        let tree = Tree::from([("prod/kustomization.yaml".to_owned(), content.into())]);
+        let share = Share { agent: AgentId(agent), ..share() };
+        let project = ManifestProject::default();
+        renderer.render(share, &project, TargetCluster::unknown(), &job, &tree, MAX_BYTES).await.unwrap_err()
+    };
+    let first = render("a", 1).await;
+    assert_eq!((render("a", 1).await, render("a", 2).await), (first.clone(), first));
+    assert_eq!(fs::read_to_string(&runs).unwrap().lines().count(), 1);
+    render("b", 1).await;
+    assert_eq!(fs::read_to_string(&runs).unwrap().lines().count(), 2, "another commit is tried at once");
 }
 
 #[tokio::test]

@@ -2,40 +2,28 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
-use futures_util::TryStreamExt as _;
 use git::{Commit, CommitId, FileLimits, FileSelection, Repository, RepositoryError, SelectedFiles};
-use oci_client::{
-    Client, Reference,
-    client::{Certificate, CertificateEncoding, ClientConfig, ClientProtocol},
-    errors::{DigestError, OciDistributionError},
-    manifest::{OciDescriptor, OciImageManifest},
-    secrets::RegistryAuth,
-};
+use outbound::AddressPolicy;
 use proto::AgentName;
 use router::BoxFuture;
+use serde::Deserialize;
 use tokio::{task::spawn_blocking, time::timeout};
 
 use crate::{
     OciSettings,
+    registry::{RegistryClient, RegistryError},
     settings::{ArtifactVersion, sha256_digits},
-    unpack::{Layer, LayerForm, invalid, unpack},
+    unpack::{Layer, LayerForm, unpack},
 };
 
 /// The time for one call.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// The time until a registry accepts a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most layers of an artifact.
 const MAX_LAYERS: usize = 1000;
-/// The media types of manifests that kas reads.
-const MANIFESTS: [&str; 2] =
-    ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
 /// The annotation with the version of the sources.
 const REVISION: &str = "org.opencontainers.image.revision";
 /// The annotation with the name of a file.
 const TITLE: &str = "org.opencontainers.image.title";
-/// The reason for which content is refused. It does not name the digest of the content: whoever reads errors could guess the content.
-const DIFFERS: &str = "its content differs from its digest";
 /// The longest annotation that is shown, in characters.
 const MAX_ANNOTATION: usize = 200;
 
@@ -43,11 +31,28 @@ const MAX_ANNOTATION: usize = 200;
 #[derive(Debug)]
 pub struct OciRepository {
     settings: OciSettings,
+    /// The rules for servers that the registry names.
+    addresses: AddressPolicy,
     #[expect(
         clippy::disallowed_types,
         reason = "agents that read the same artifact wait for one exchange, which has a time limit"
     )]
     last: tokio::sync::Mutex<Option<(CommitId, Arc<Artifact>)>>,
+}
+
+/// The part of a manifest that kas reads. Descriptors may have `urls`, which kas does not follow.
+#[derive(Deserialize)]
+struct Manifest {
+    layers: Vec<Descriptor>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    media_type: String,
+    digest: String,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 /// An artifact that was fetched.
@@ -58,57 +63,50 @@ struct Artifact {
 }
 
 impl OciRepository {
-    /// Returns a repository that has no connection yet.
-    pub fn new(settings: OciSettings) -> Self {
-        Self { settings, last: Default::default() }
+    /// Returns a repository that has no connection yet. `addresses` are the rules for servers that the registry names.
+    pub fn new(settings: OciSettings, addresses: AddressPolicy) -> Self {
+        Self { settings, addresses, last: Default::default() }
     }
 
     /// Returns a client with the credentials as their files have them now.
-    async fn connect(&self) -> Result<(Client, RegistryAuth), RepositoryError> {
-        let protocol = match self.settings.is_local() {
-            true => ClientProtocol::HttpsExcept(vec![self.settings.registry.clone()]),
-            false => ClientProtocol::Https,
+    async fn client(&self) -> Result<RegistryClient, RepositoryError> {
+        let roots = match &self.settings.ca_certificate_file {
+            Some(file) => {
+                let roots = tls::pem_roots(&read(file).await?);
+                if roots.is_empty() {
+                    return Err(invalid(format!("{}: the file has no certificate", file.display())));
+                }
+                roots
+            }
+            None => spawn_blocking(tls::system_roots)
+                .await
+                .map_err(|_| invalid("the reader of certificates has panicked".to_owned()))?,
         };
-        let mut config = ClientConfig {
-            protocol,
-            connect_timeout: Some(CONNECT_TIMEOUT),
-            read_timeout: Some(TIMEOUT),
-            user_agent: concat!("kas/", env!("CARGO_PKG_VERSION")),
-            ..ClientConfig::default()
-        };
-        if let Some(file) = &self.settings.ca_certificate_file {
-            let data = read(file).await?;
-            config.tls_certs_only = vec![Certificate { encoding: CertificateEncoding::Pem, data }];
-        }
-        let auth = match &self.settings.credentials {
-            None => RegistryAuth::Anonymous,
+        let credentials = match &self.settings.credentials {
+            None => None,
             Some((user, file)) => {
                 let password = String::from_utf8(read(file).await?)
                     .map_err(|_| invalid(format!("{} is not text", file.display())))?;
-                RegistryAuth::Basic(user.clone(), password.trim().to_owned())
+                Some((user.clone(), password.trim().into()))
             }
         };
-        let client = Client::try_from(config).map_err(|error| self.failed(&error))?;
-        Ok((client, auth))
-    }
-
-    fn reference(&self) -> Reference {
-        let (registry, repository) = (self.settings.registry.clone(), self.settings.repository.clone());
-        match &self.settings.version {
-            ArtifactVersion::Tag(tag) => Reference::with_tag(registry, repository, tag.clone()),
-            ArtifactVersion::Digest(digest) => {
-                Reference::with_digest(registry, repository, format!("sha256:{digest}"))
-            }
-        }
+        let authority = self.settings.authority().parse();
+        Ok(RegistryClient {
+            registry: authority.map_err(|_| invalid(format!("{} is no host", self.settings.registry)))?,
+            repository: self.settings.repository.clone(),
+            is_local: self.settings.is_local(),
+            tls: Arc::new(tls::client_config(roots, &[b"http/1.1"])),
+            credentials,
+            addresses: self.addresses.clone(),
+            authorization: None,
+        })
     }
 
     async fn look_up(&self) -> Result<Option<Commit>, RepositoryError> {
         let digest = match &self.settings.version {
             ArtifactVersion::Digest(digest) => format!("sha256:{digest}"),
-            ArtifactVersion::Tag(_) => {
-                let (client, auth) = self.connect().await?;
-                let found = client.fetch_manifest_digest(&self.reference(), &auth).await;
-                found.map_err(|error| self.failed(&error))?
+            ArtifactVersion::Tag(tag) => {
+                self.client().await?.manifest_digest(tag).await.map_err(|error| self.failed(&error))?
             }
         };
         let digits = sha256_digits(&digest);
@@ -136,96 +134,42 @@ impl OciRepository {
     }
 
     async fn fetch(&self, id: &CommitId, limits: FileLimits) -> Result<Artifact, RepositoryError> {
-        let (client, auth) = self.connect().await?;
-        let reference = self.reference().clone_with_digest(format!("sha256:{id}"));
-        let pulled = client.pull_manifest_raw(&reference, &auth, &MANIFESTS).await;
-        let (manifest, _) = pulled.map_err(|error| self.failed(&error))?;
+        let mut client = self.client().await?;
+        let manifest = client.manifest(&format!("sha256:{id}")).await.map_err(|error| self.failed(&error))?;
         let name = self.settings.name();
-        let manifest: OciImageManifest = parse_manifest(&manifest).ok_or_else(|| {
-            invalid(format!("{name} is not an artifact with layers, but an index or an old form"))
+        let manifest: Manifest = serde_json::from_slice(&manifest).map_err(|_| {
+            refused(format!("{name} is not an artifact with layers, but an index or an old form"))
         })?;
         if manifest.layers.len() > MAX_LAYERS {
-            return Err(invalid(format!("{name} has more than {MAX_LAYERS} layers")));
+            return Err(refused(format!("{name} has more than {MAX_LAYERS} layers")));
         }
         let (mut layers, mut left) = (Vec::new(), limits.bytes);
         for descriptor in &manifest.layers {
             let title = descriptor.annotations.as_ref().and_then(|annotations| annotations.get(TITLE));
             let form = LayerForm::of(&descriptor.media_type, title.map(String::as_str)).ok_or_else(|| {
                 let media_type = descriptor.media_type.escape_debug();
-                invalid(format!(
+                refused(format!(
                     "{name} has a layer of the type {media_type}, which is neither an archive nor a file"
                 ))
             })?;
             if sha256_digits(&descriptor.digest).is_none() {
-                return Err(invalid(format!("{name}: a layer has a digest that is not SHA-256")));
+                return Err(refused(format!("{name}: a layer has a digest that is not SHA-256")));
             }
-            let content = self.pull(&client, &reference, descriptor, left).await?;
+            let content = client.blob(&descriptor.digest, left).await.map_err(|error| match error {
+                RegistryError::TooLarge(max_bytes) => {
+                    RepositoryError::TooLarge { path: name.clone(), max_bytes }
+                }
+                error => self.failed(&error),
+            })?;
             left -= content.len();
-            layers.push(Layer { form, content: content.into() });
+            layers.push(Layer { form, content });
         }
         Ok(Artifact { layers, revision: annotation(manifest.annotations.as_ref(), REVISION) })
     }
 
-    /// Fetches a blob, whose digest is checked.
-    async fn pull(
-        &self,
-        client: &Client,
-        reference: &Reference,
-        descriptor: &OciDescriptor,
-        max_bytes: usize,
-    ) -> Result<Vec<u8>, RepositoryError> {
-        // Without the descriptor's `urls`: kas requests nothing that an artifact names.
-        let stream = client.pull_blob_stream(reference, &*descriptor.digest).await;
-        let mut stream = stream.map_err(|error| self.failed(&error))?.stream;
-        let mut content = Vec::new();
-        let name = self.settings.name();
-        let cut = |error: std::io::Error| {
-            let differs = error.get_ref().is_some_and(|error| error.is::<DigestError>());
-            let what = if differs { DIFFERS.to_owned() } else { error.to_string() };
-            invalid(format!("{name}: a layer was not received: {what}"))
-        };
-        while let Some(bytes) = stream.try_next().await.map_err(cut)? {
-            if content.len() + bytes.len() > max_bytes {
-                return Err(RepositoryError::TooLarge { path: name, max_bytes });
-            }
-            content.extend_from_slice(&bytes);
-        }
-        Ok(content)
-    }
-
-    /// Describes an error, without the content of a response: the users who read it may not know the server that has sent it.
-    fn failed(&self, error: &OciDistributionError) -> RepositoryError {
-        let name = self.settings.name();
-        let absent = || "the registry does not have it".to_owned();
-        let what = match error {
-            OciDistributionError::UnauthorizedError { .. }
-            | OciDistributionError::AuthenticationFailure(_) => {
-                "the registry refuses the credential (username, password_file)".to_owned()
-            }
-            OciDistributionError::ImageManifestNotFoundError(_)
-            | OciDistributionError::ServerError { code: 404, .. } => absent(),
-            OciDistributionError::ServerError { code, .. } => {
-                format!("the registry responds with the status {code}")
-            }
-            OciDistributionError::RegistryError { envelope, .. } => {
-                use oci_client::errors::OciErrorCode::{ManifestUnknown, NameUnknown, NotFound};
-
-                let mut codes = envelope.errors.iter().map(|error| &error.code);
-                match codes.clone().any(|code| matches!(code, ManifestUnknown | NameUnknown | NotFound)) {
-                    true => absent(),
-                    false => codes.next().map_or_else(
-                        || "the registry responds with an error".to_owned(),
-                        |code| format!("the registry responds with the error {code:?}"),
-                    ),
-                }
-            }
-            OciDistributionError::DigestError(DigestError::VerificationError { .. }) => DIFFERS.to_owned(),
-            OciDistributionError::RegistryTokenDecodeError(_) => {
-                "the response of the server of tokens is not valid".to_owned()
-            }
-            _ => proto::ErrorChain(error).to_string().escape_debug().to_string(),
-        };
-        invalid(format!("{name}: {}", what.chars().take(500).collect::<String>()))
+    fn failed(&self, error: &RegistryError) -> RepositoryError {
+        let what: String = error.to_string().chars().take(500).collect();
+        invalid(format!("{}: {what}", self.settings.name()))
     }
 
     async fn limited<T>(
@@ -293,8 +237,12 @@ async fn read(file: &Path) -> Result<Vec<u8>, RepositoryError> {
     content.map_err(|error| unreadable(&error))?.map_err(|error| unreadable(&error))
 }
 
-fn parse_manifest(manifest: &[u8]) -> Option<OciImageManifest> {
-    serde_json::from_slice(manifest).ok()
+fn invalid(what: String) -> RepositoryError {
+    RepositoryError::Unavailable(what)
+}
+
+fn refused(what: String) -> RepositoryError {
+    RepositoryError::Refused(what)
 }
 
 /// Returns an annotation for people.

@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 mod artifact;
+mod registry;
 mod settings;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ::settings::ConfigError;
 use git::{Reference as Version, RepositoryConfig};
-use oci_client::Reference;
+use oci_spec::distribution::Reference;
 use serde_saphyr::Spanned;
 
 /// The scheme of artifacts.
@@ -110,6 +110,12 @@ impl OciSettings {
     /// Returns the host of the registry, with its port if the URL has one.
     pub fn server(&self) -> &str {
         &self.registry
+    }
+
+    /// Returns the host to which requests are sent.
+    pub(crate) fn authority(&self) -> &str {
+        // Docker Hub has the name in front of its artifacts only.
+        if self.registry == "docker.io" { "index.docker.io" } else { &self.registry }
     }
 
     /// Returns the artifact for messages. It has no credentials.

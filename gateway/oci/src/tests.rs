@@ -17,6 +17,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use outbound::AddressPolicy;
 use parking_lot::Mutex;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -40,6 +41,12 @@ struct State {
     content: Mutex<HashMap<String, Bytes>>,
     /// The credential of a user and the token that it gives, if the registry has one.
     secret: Mutex<Option<String>>,
+    /// The target of redirects of all requests.
+    redirect: Mutex<Option<String>>,
+    /// The server of tokens, for all requests.
+    realm: Mutex<Option<String>>,
+    /// A path that is elsewhere.
+    moved: Mutex<Option<(String, String)>>,
     /// The body of its errors, if it fails.
     failure: Mutex<Option<String>>,
     requests: Mutex<Vec<String>>,
@@ -90,6 +97,17 @@ impl Registry {
                 return refused;
             }
         }
+        let moved = self.0.moved.lock().clone().filter(|(from, _)| *from == path).map(|(_, to)| to);
+        if let Some(to) = moved.or_else(|| self.0.redirect.lock().clone()) {
+            let moved = Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header("location", to);
+            return moved.body(Full::default()).unwrap();
+        }
+        if let Some(realm) = &*self.0.realm.lock() {
+            let challenge = format!("Bearer realm=\"{realm}\"");
+            let asked =
+                Response::builder().status(StatusCode::UNAUTHORIZED).header("www-authenticate", challenge);
+            return asked.body(Full::default()).unwrap();
+        }
         if let Some(body) = self.0.failure.lock().clone() {
             return Response::builder().status(StatusCode::CONFLICT).body(Full::from(body)).unwrap();
         }
@@ -136,7 +154,8 @@ impl Registry {
 fn repository(address: &str, rest: &str, keys: &str) -> OciRepository {
     let text = format!("{{url: 'oci://{address}/org/app{rest}'{keys}}}");
     let section: RepositoryConfig = settings::parse(Path::new("kas.yaml"), &text).unwrap();
-    OciRepository::new(OciSettings::new(Path::new("kas.yaml"), "repository", &section).unwrap())
+    let settings = OciSettings::new(Path::new("kas.yaml"), "repository", &section).unwrap();
+    OciRepository::new(settings, AddressPolicy::new("agent.gitops.allowed_networks", &[]))
 }
 
 fn layer(value: &str) -> Bytes {
@@ -198,7 +217,7 @@ async fn content_that_differs_from_its_digest_is_refused() {
     };
     let before = replace("/blobs/", layer("two"));
     let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
-    assert!(error.ends_with("a layer was not received: its content differs from its digest"), "{error}");
+    assert!(error.ends_with(": its content differs from its digest"), "{error}");
     replace("/blobs/", before.unwrap());
     assert!(read(&repository(&address, ":v1", "")).await.is_ok());
     replace(&manifest, Bytes::from_static(b"{}"));
@@ -240,11 +259,67 @@ async fn error_has_no_content_of_a_response() {
     let registry = Registry::default();
     let address = registry.start().await;
     registry.push("v1", FLUX, &layer("one"));
-    for body in ["secret", r#"{"errors": [{"code": "DENIED", "message": "secret", "detail": "secret"}]}"#] {
-        *registry.0.failure.lock() = Some(body.to_owned());
-        let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
-        assert!(error.contains("the registry responds with the ") && !error.contains("secret"), "{error}");
+    *registry.0.failure.lock() = Some("secret".to_owned());
+    let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+    assert!(error.ends_with("the registry responds with the status 409 Conflict"), "{error}");
+}
+
+/// A registry may name any server: one for tokens, and one for the content.
+#[tokio::test]
+async fn registry_leads_to_no_other_server_without_tls_or_at_a_special_address() {
+    let (registry, other) = (Registry::default(), Registry::default());
+    let (address, elsewhere) = (registry.start().await, other.start().await);
+    registry.push("v1", FLUX, &layer("one"));
+    let port = elsewhere.rsplit_once(':').unwrap().1;
+    for (url, expected) in [
+        (
+            format!("http://{elsewhere}/x?secret=s"),
+            format!("names http://{elsewhere}/x, which kas does not follow"),
+        ),
+        (format!("https://127.0.0.2:{port}/x"), "127.0.0.2: 127.0.0.2 is a loopback address".to_owned()),
+        (format!("https://localhost:{port}/x"), "localhost: ".to_owned()),
+        ("https://169.254.169.254/latest".to_owned(), "169.254.169.254 is ".to_owned()),
+        (format!("http://me@{address}/x"), "which kas does not follow".to_owned()),
+        (format!("//{elsewhere}/x"), "which kas does not follow".to_owned()),
+        ("file:///etc/passwd".to_owned(), "which kas does not follow".to_owned()),
+        (String::new(), "which kas does not follow".to_owned()),
+    ] {
+        for leads in [&registry.0.redirect, &registry.0.realm] {
+            *leads.lock() = Some(url.clone());
+            let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+            assert!(error.contains(&expected), "{url}: {error}");
+            *leads.lock() = None;
+        }
     }
+    assert!(other.0.requests.lock().is_empty(), "{:?}", other.0.requests.lock());
+}
+
+#[tokio::test]
+async fn redirect_within_the_registry_is_followed_a_few_times() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    registry.push("v1", FLUX, &layer("one"));
+    let moved = layer("one");
+    let blob = format!("/v2/org/app/blobs/{}", digest(&moved));
+    registry.0.content.lock().insert("/moved".to_owned(), moved);
+    for to in ["/moved".to_owned(), format!("http://{address}/moved?signature=s")] {
+        *registry.0.moved.lock() = Some((blob.clone(), to));
+        assert!(read(&repository(&address, ":v1", "")).await.unwrap().ends_with("prod/a.yaml=one"));
+    }
+    *registry.0.moved.lock() = Some((blob.clone(), blob));
+    let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+    assert!(error.ends_with("the registry redirects more than 5 times"), "{error}");
+}
+
+#[tokio::test]
+async fn manifest_of_any_size_is_not_read() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    let pinned = registry.push("v1", FLUX, &layer("one"));
+    let path = format!("/v2/org/app/manifests/{pinned}");
+    registry.0.content.lock().insert(path, vec![b' '; 5 << 20].into());
+    let error = read(&repository(&address, &format!("@{pinned}"), "")).await.unwrap_err().to_string();
+    assert!(error.ends_with("it has over 4194304 bytes"), "{error}");
 }
 
 #[tokio::test]

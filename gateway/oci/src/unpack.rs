@@ -74,7 +74,7 @@ pub(crate) fn unpack(
     let mut files = unpacker.files;
     files.sort_by(|a, b| a.path.cmp(&b.path));
     match files.windows(2).find(|pair| pair[0].path == pair[1].path) {
-        Some(pair) => Err(invalid(format!("the artifact has {} twice", pair[0].path))),
+        Some(pair) => Err(refused(format!("the artifact has {} twice", pair[0].path))),
         None => Ok(files),
     }
 }
@@ -124,7 +124,7 @@ impl Unpacker<'_> {
         let budget = Budget { total: Cell::new(limit - self.unpacked), head: Cell::default() };
         let mut archive = tar::Archive::new(BudgetReader { inner: reader, budget: &budget });
         let broken = |error: io::Error| {
-            invalid(format!(
+            refused(format!(
                 "an archive of the artifact is broken, or unpacks to more than {limit} bytes: {error}"
             ))
         };
@@ -135,10 +135,10 @@ impl Unpacker<'_> {
             budget.head.set(None);
             let Some(mut entry) = entry else { break };
             let path = String::from_utf8(entry.path_bytes().into_owned())
-                .map_err(|_| invalid("the artifact has a path that is not UTF-8".to_owned()))?;
+                .map_err(|_| refused("the artifact has a path that is not UTF-8".to_owned()))?;
             let kind = entry.header().entry_type();
             if kind.is_gnu_sparse() {
-                return Err(invalid(format!("the artifact has the sparse file {path:?}")));
+                return Err(refused(format!("the artifact has the sparse file {path:?}")));
             }
             if !kind.is_dir() {
                 let path = clean(&path)?;
@@ -172,7 +172,7 @@ impl Unpacker<'_> {
         }
         let mut content = Vec::new();
         let read = reader.take(limits.file_bytes as u64 + 1).read_to_end(&mut content);
-        read.map_err(|error| invalid(format!("{path} cannot be unpacked: {error}")))?;
+        read.map_err(|error| refused(format!("{path} cannot be unpacked: {error}")))?;
         self.bytes += content.len();
         if self.bytes > limits.bytes {
             return Err(selection.too_many_bytes());
@@ -185,18 +185,19 @@ impl Unpacker<'_> {
 /// Returns a path without `./`.
 fn clean(path: &str) -> Result<String, RepositoryError> {
     if path.len() > MAX_PATH {
-        return Err(invalid(format!("the artifact has a path of over {MAX_PATH} bytes")));
+        return Err(refused(format!("the artifact has a path of over {MAX_PATH} bytes")));
     }
     let parts: Vec<&str> = path.split('/').filter(|part| *part != ".").collect();
     let outside = |part: &&str| part.is_empty() || *part == ".." || part.contains('\0');
     if parts.is_empty() || parts.iter().any(outside) {
-        return Err(invalid(format!("the artifact has the path {path:?}, which leads out of it")));
+        return Err(refused(format!("the artifact has the path {path:?}, which leads out of it")));
     }
     Ok(parts.join("/"))
 }
 
-pub(crate) fn invalid(what: String) -> RepositoryError {
-    RepositoryError::Unavailable(what)
+/// Returns the error of an artifact whose content is refused.
+fn refused(what: String) -> RepositoryError {
+    RepositoryError::Refused(what)
 }
 
 #[cfg(test)]
@@ -369,7 +370,7 @@ pub(crate) mod tests {
             form: LayerForm::TarGzip,
             content: gzip(&archive(&[("skipped", EntryType::Regular, &zeros)])),
         };
-        assert!(unpack(&[layer.clone()], &selection(LIMITS)).unwrap().is_empty());
+        assert!(unpack(std::slice::from_ref(&layer), &selection(LIMITS)).unwrap().is_empty());
         let error = unpack(&[layer.clone(), layer], &selection(LIMITS)).unwrap_err().to_string();
         assert!(error.contains("unpacks to more than 65536 bytes"), "{error}");
     }

@@ -9,7 +9,7 @@ use std::{
 use proto::agent_configuration::gitops::ManifestProject;
 
 use crate::{
-    Tree,
+    TargetCluster, Tree,
     plan::{Job, Tool},
 };
 
@@ -36,9 +36,11 @@ pub(crate) struct ProgramCommand {
 
 /// An argument of a program. It has no text of a commit or of a configuration: `helm --values a,b` reads two files, and kustomize takes
 /// some names of directories for URLs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Argument {
     Constant(&'static str),
+    /// A checked version of a [`TargetCluster`].
+    Cluster(String),
     /// The name that kas gives to the file with values of this number.
     ValuesFile(usize),
 }
@@ -47,6 +49,7 @@ pub(crate) enum Argument {
 pub(crate) fn prepare(
     job: &Job,
     project: &ManifestProject,
+    cluster: &TargetCluster,
     tree: &Tree,
     root: &Path,
 ) -> io::Result<ProgramCommand> {
@@ -63,7 +66,7 @@ pub(crate) fn prepare(
     let mut command = ProgramCommand { directory, arguments: Vec::new(), environment, values: Vec::new() };
     match job.tool {
         Tool::Kustomize => command.prepare_kustomize(job, tree)?,
-        Tool::Helm => command.prepare_helm(job, project, tree)?,
+        Tool::Helm => command.prepare_helm(job, project, cluster, tree)?,
     }
     Ok(command)
 }
@@ -80,7 +83,13 @@ impl ProgramCommand {
         Ok(())
     }
 
-    fn prepare_helm(&mut self, job: &Job, project: &ManifestProject, tree: &Tree) -> io::Result<()> {
+    fn prepare_helm(
+        &mut self,
+        job: &Job,
+        project: &ManifestProject,
+        cluster: &TargetCluster,
+        tree: &Tree,
+    ) -> io::Result<()> {
         let chart = self.directory.join(CHART_DIRECTORY);
         std::fs::create_dir(&chart)?;
         let prefix = if job.directory.is_empty() { String::new() } else { format!("{}/", job.directory) };
@@ -101,6 +110,12 @@ impl ProgramCommand {
         ]
         .map(Argument::Constant)
         .into();
+        if let Some(version) = &cluster.version {
+            self.arguments.extend([Argument::Constant("--kube-version"), Argument::Cluster(version.clone())]);
+        }
+        for version in &cluster.api_versions {
+            self.arguments.extend([Argument::Constant("--api-versions"), Argument::Cluster(version.clone())]);
+        }
         self.environment.extend([
             (RELEASE_NAME.0, project.release_name(job.name()).into()),
             ("HELM_NAMESPACE", project.default_namespace.clone().into()),
@@ -145,6 +160,7 @@ impl fmt::Display for Argument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Constant(text) => f.write_str(text),
+            Self::Cluster(text) => f.write_str(text),
             Self::ValuesFile(number) => write!(f, "kas-values-{number}.yaml"),
         }
     }
@@ -210,10 +226,16 @@ mod tests {
         let project = ManifestProject { helm: Some(helm), ..ManifestProject::default() };
         let job = Job { tool: Tool::Helm, directory: "charts/shop".to_owned() };
         let tree = tree(&[("charts/shop/Chart.yaml", "name: shop"), ("env/prod.yaml", "replicas: 2")]);
-        let command = prepare(&job, &project, &tree, root.path()).unwrap();
+        let cluster = TargetCluster::new(
+            Some("v1.37.0".to_owned()),
+            vec!["apps/v1".to_owned(), "v1".to_owned()],
+            Vec::new(),
+        );
+        let command = prepare(&job, &project, &cluster, &tree, root.path()).unwrap();
         assert_eq!(
             arguments(&command),
             "template chart --name-template {{ env \"KAS_RELEASE_NAME\" }} --include-crds --no-hooks --skip-schema-validation \
+             --kube-version v1.37.0 --api-versions apps/v1 --api-versions v1 \
              --values kas-values-0.yaml --values kas-values-1.yaml"
         );
         let written = |file: &str| std::fs::read_to_string(command.directory.join(file)).unwrap();
@@ -238,7 +260,9 @@ mod tests {
                 let helm = Helm { values_files: vec![values.clone()], ..Helm::default() };
                 let project = ManifestProject { helm: Some(helm), ..ManifestProject::default() };
                 let job = Job { tool, directory: name.to_owned() };
-                let command = prepare(&job, &project, &tree(&[(&values, "")]), root.path()).unwrap();
+                let command =
+                    prepare(&job, &project, &TargetCluster::default(), &tree(&[(&values, "")]), root.path())
+                        .unwrap();
                 assert!(!arguments(&command).contains(name), "{}", arguments(&command));
             }
         }

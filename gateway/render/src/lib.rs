@@ -6,13 +6,14 @@
 //!
 //! Users who can commit to a repository choose the input of the programs, so neither the repository nor the programs are trusted: they
 //! see a directory with files of the commit, an empty environment and no credential. [`kustomization`] refuses references that would
-//! make kustomize fetch something, and [`limits`] bounds memory, CPU and files, and takes the network away where the kernel allows it.
+//! make kustomize fetch something, and [`limits`] bounds memory, CPU and files, and takes the network away.
 #![warn(missing_docs)]
 
 mod command;
 pub mod kustomization;
 pub mod limits;
 pub mod plan;
+mod shares;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,18 +24,29 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use process::child;
+use process::child::{self, RunError};
 use proto::agent_configuration::gitops::ManifestProject;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
-use self::{limits::Limits, plan::Job};
+pub use self::shares::Share;
+use self::{
+    limits::{Limits, NETWORK_STAYS},
+    plan::{Job, Tool},
+    shares::Shares,
+};
 
 /// The files of a commit that a job may read, by their paths from the root of the repository.
 pub type Tree = BTreeMap<String, Vec<u8>>;
 
 /// The most bytes of rendered manifests that are kept for further agents.
 const MAX_CACHED: usize = 32 << 20;
+/// The most results that are kept.
+const MAX_RESULTS: usize = 1000;
+/// The longest version of Kubernetes.
+const MAX_VERSION: usize = 64;
+/// The time for which a failure is not tried again.
+const FAILURE_TIME: Duration = Duration::from_secs(600);
 
 /// The paths of the programs, and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +59,38 @@ pub struct RenderSettings {
     pub timeout: Duration,
     /// The most bytes of memory for one job.
     pub max_memory: u64,
+    /// The programs run also where the kernel lets kas not take their network away.
+    pub allow_network: bool,
+}
+
+/// The cluster for which charts are rendered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetCluster {
+    version: Option<String>,
+    api_versions: Vec<String>,
+    /// API groups whose versions are not known, because their server does not respond.
+    unavailable: Vec<String>,
 }
 
 /// The reason why there are no rendered manifests, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RenderError(pub(crate) String);
+#[error("{what}")]
+pub struct RenderError {
+    what: String,
+    /// The kind of the reason.
+    pub kind: RenderErrorKind,
+}
+
+/// The kind of a [`RenderError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenderErrorKind {
+    /// The commit or the settings of the project cannot be rendered: another attempt gives the same.
+    Refused,
+    /// The program is missing, or the machine of kas fails.
+    Unavailable,
+    /// The kernel lets kas not take the network away from the program.
+    NetworkStays,
+}
 
 /// Runs the programs. Agents that follow the same commit share the result.
 #[derive(Debug)]
@@ -60,25 +98,32 @@ pub struct Renderer {
     settings: RenderSettings,
     /// This program, which sets the limits.
     limiter: PathBuf,
-    running: Semaphore,
+    shares: Shares,
     cache: Mutex<Cache>,
 }
 
 /// The newest results, by the digests of what they were made from.
 #[derive(Debug, Default)]
 struct Cache {
-    results: VecDeque<([u8; 32], Bytes)>,
+    results: VecDeque<CachedResult>,
     bytes: usize,
+}
+
+#[derive(Debug)]
+struct CachedResult {
+    digest: [u8; 32],
+    at: Instant,
+    result: Result<Bytes, RenderError>,
 }
 
 impl Renderer {
     /// Returns a renderer. `limiter` is the path of kas, whose hidden subcommand [`limits::SUBCOMMAND`] sets the limits.
     pub fn new(settings: RenderSettings, limiter: PathBuf) -> Self {
-        let at_once = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { settings, limiter, running: Semaphore::new(at_once), cache: Mutex::default() }
+        let slots = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { settings, limiter, shares: Shares::new(slots), cache: Mutex::default() }
     }
 
-    /// Renders the manifests of a job, of at most `max_bytes` bytes.
+    /// Renders the manifests of a job, of at most `max_bytes` bytes. The program waits for a slot of the share.
     ///
     /// # Errors
     ///
@@ -89,55 +134,99 @@ impl Renderer {
     /// Dropping the future kills the program.
     pub async fn render(
         &self,
+        share: Share,
         project: &ManifestProject,
+        cluster: &TargetCluster,
         job: &Job,
         tree: &Tree,
         max_bytes: usize,
     ) -> Result<Bytes, RenderError> {
-        let digest = digest(project, job, tree);
-        if let Some(known) = self.cache.lock().get(&digest) {
-            return Ok(known);
+        let digest = digest(project, cluster, job, tree);
+        if let Some(known) = self.cache.lock().get(&digest, Instant::now()) {
+            return known;
         }
-        let _permit = self.running.acquire().await.expect("it is never closed");
+        let _permit = self.shares.acquire(share).await;
         // Another agent may have waited for the same.
-        if let Some(known) = self.cache.lock().get(&digest) {
-            return Ok(known);
+        if let Some(known) = self.cache.lock().get(&digest, Instant::now()) {
+            return known;
         }
+        let result = self.run(project, cluster, job, tree, max_bytes).await;
+        if !matches!(&result, Err(error) if error.kind != RenderErrorKind::Refused) {
+            self.cache.lock().insert(CachedResult { digest, at: Instant::now(), result: result.clone() });
+        }
+        result
+    }
+
+    async fn run(
+        &self,
+        project: &ManifestProject,
+        cluster: &TargetCluster,
+        job: &Job,
+        tree: &Tree,
+        max_bytes: usize,
+    ) -> Result<Bytes, RenderError> {
         let name = job.tool.name();
-        let failed = |what: String| RenderError(format!("{} ({}): {what}", job.place(), job.tool.command()));
-        let lost = |error: io::Error| failed(format!("kas cannot write its temporary directory: {error}"));
-        let program = self.find(job).ok_or_else(|| {
-            RenderError(format!(
+        let place = || format!("{} ({})", job.place(), job.tool.command());
+        let failed = |what: String| RenderError::refused(format!("{}: {what}", place()));
+        let unavailable = |what: String| RenderError { what, kind: RenderErrorKind::Unavailable };
+        let lost = |error: io::Error| {
+            unavailable(format!("{}: kas cannot write its temporary directory: {error}", place()))
+        };
+        let program = self.settings.find(job.tool).ok_or_else(|| {
+            unavailable(format!(
                 "kas has no {name}, which {} needs: install {name} beside kas, or set agent.gitops.render.{name} to its path",
                 job.place()
             ))
         })?;
-        let directory = tempfile::Builder::new().prefix("kas-render-").tempdir().map_err(lost)?;
-        let mut command = command::prepare(job, project, tree, directory.path()).map_err(lost)?;
-        let limits = Limits::new(self.settings.timeout, self.settings.max_memory);
-        let mut limited = limits.wrap(&self.limiter, &program, &mut command);
-        let run = child::run(&mut limited, self.settings.timeout, max_bytes as u64).await;
-        let output = run.map_err(|error| failed(format!("{name} {error}")))?;
-        if !output.status.success() {
-            let said = command.error_text(&output.stderr, directory.path());
-            if command::is_out_of_memory(&output.stderr) {
-                let mib = self.settings.max_memory >> 20;
-                return Err(failed(format!(
-                    "{name} needs more memory than {mib} MiB (agent.gitops.render.max_memory): {said}"
-                )));
-            }
-            return Err(failed(format!("{name} failed ({}): {said}", output.status)));
+        if let Some(group) = cluster.unavailable_group(job, tree) {
+            return Err(unavailable(format!(
+                "{}: the API group {group} of the cluster does not respond, and the chart names it, so that objects could be missing",
+                place()
+            )));
         }
-        let rendered = Bytes::from(output.stdout);
-        self.cache.lock().insert(digest, rendered.clone());
-        Ok(rendered)
+        let directory = tempfile::Builder::new().prefix("kas-render-").tempdir().map_err(lost)?;
+        let mut command = command::prepare(job, project, cluster, tree, directory.path()).map_err(lost)?;
+        let RenderSettings { timeout, max_memory, allow_network, .. } = self.settings;
+        let mut limited =
+            Limits::new(timeout, max_memory, allow_network).wrap(&self.limiter, &program, &mut command);
+        let run = child::run(&mut limited, timeout, max_bytes as u64).await;
+        let output = run.map_err(|error| match error {
+            RunError::Timeout(_) | RunError::TooLong(_) => failed(format!("{name} {error}")),
+            RunError::Start(_) | RunError::Lost(_) => unavailable(format!("{}: {name} {error}", place())),
+        })?;
+        if output.status.success() {
+            return Ok(Bytes::from(output.stdout));
+        }
+        if output.status.code() == Some(NETWORK_STAYS.into()) {
+            let what = format!(
+                "{}: kas does not run {name}, because its kernel allows neither a network namespace nor a filter of system calls, so that \
+                 {name} would have a network: allow one of them, or set agent.gitops.render.allow_network: true",
+                place()
+            );
+            return Err(RenderError { what, kind: RenderErrorKind::NetworkStays });
+        }
+        let said = command.error_text(&output.stderr, directory.path());
+        if command::is_out_of_memory(&output.stderr) {
+            let mib = max_memory >> 20;
+            return Err(failed(format!(
+                "{name} needs more memory than {mib} MiB (agent.gitops.render.max_memory): {said}"
+            )));
+        }
+        Err(failed(format!("{name} failed ({}): {said}", output.status)))
+    }
+}
+
+impl RenderSettings {
+    /// Returns whether one of the programs is installed.
+    pub fn has_program(&self) -> bool {
+        [Tool::Kustomize, Tool::Helm].into_iter().any(|tool| self.find(tool).is_some())
     }
 
-    /// Returns the absolute path of the program: its working directory has files of the commit.
-    fn find(&self, job: &Job) -> Option<PathBuf> {
-        let program = match job.tool {
-            plan::Tool::Kustomize => &self.settings.kustomize,
-            plan::Tool::Helm => &self.settings.helm,
+    /// Returns the absolute path of a program: its working directory has files of the commit.
+    fn find(&self, tool: Tool) -> Option<PathBuf> {
+        let program = match tool {
+            Tool::Kustomize => &self.kustomize,
+            Tool::Helm => &self.helm,
         };
         let found = if program.components().count() > 1 {
             program.is_file().then(|| program.clone())?
@@ -151,24 +240,78 @@ impl Renderer {
     }
 }
 
-impl Cache {
-    fn get(&self, digest: &[u8; 32]) -> Option<Bytes> {
-        self.results.iter().find(|(known, _)| known == digest).map(|(_, result)| result.clone())
+impl RenderError {
+    pub(crate) fn refused(what: String) -> Self {
+        Self { what, kind: RenderErrorKind::Refused }
+    }
+}
+
+impl TargetCluster {
+    /// Returns a cluster of which nothing is known.
+    pub fn unknown() -> &'static Self {
+        static UNKNOWN: TargetCluster =
+            TargetCluster { version: None, api_versions: Vec::new(), unavailable: Vec::new() };
+        &UNKNOWN
     }
 
-    fn insert(&mut self, digest: [u8; 32], result: Bytes) {
-        self.bytes += result.len();
-        self.results.push_back((digest, result));
-        while self.bytes > MAX_CACHED
-            && let Some((_, oldest)) = self.results.pop_front()
-        {
-            self.bytes -= oldest.len();
+    /// Returns a cluster with a version of Kubernetes, and with its API versions as `group/version` and `group/version/Kind`. Texts that
+    /// are not such are left out: they become arguments of helm.
+    pub fn new(version: Option<String>, api_versions: Vec<String>, unavailable: Vec<String>) -> Self {
+        let version = version.filter(|text| is_word(text, "+") && text.len() <= MAX_VERSION);
+        let mut api_versions: Vec<_> = api_versions.into_iter().filter(|text| is_word(text, "/")).collect();
+        api_versions.sort_unstable();
+        api_versions.dedup();
+        Self { version, api_versions, unavailable }
+    }
+}
+
+impl TargetCluster {
+    /// Returns an API group that a chart names, and whose versions are not known.
+    fn unavailable_group(&self, job: &Job, tree: &Tree) -> Option<&str> {
+        let names =
+            |group: &str| tree.values().any(|content| String::from_utf8_lossy(content).contains(group));
+        let groups = self.unavailable.iter().map(String::as_str).filter(|group| !group.is_empty());
+        groups.filter(|_| job.tool == Tool::Helm).find(|group| names(group))
+    }
+}
+
+/// Returns whether a text consists of letters, digits, `.`, `-` and further characters, and begins with a letter or a digit.
+fn is_word(text: &str, further: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-') || further.contains(c);
+    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(allowed)
+}
+
+impl Cache {
+    fn get(&self, digest: &[u8; 32], now: Instant) -> Option<Result<Bytes, RenderError>> {
+        let known = self.results.iter().find(|known| known.digest == *digest);
+        let is_fresh = |known: &&CachedResult| known.result.is_ok() || now < known.at + FAILURE_TIME;
+        known.filter(is_fresh).map(|known| known.result.clone())
+    }
+
+    fn insert(&mut self, new: CachedResult) {
+        self.remove(|known| known.digest == new.digest);
+        self.bytes += new.bytes();
+        self.results.push_back(new);
+        while self.bytes > MAX_CACHED || self.results.len() > MAX_RESULTS {
+            let Some(oldest) = self.results.pop_front() else { return };
+            self.bytes -= oldest.bytes();
         }
+    }
+
+    fn remove(&mut self, is_wrong: impl Fn(&CachedResult) -> bool) {
+        self.results.retain(|known| !is_wrong(known));
+        self.bytes = self.results.iter().map(CachedResult::bytes).sum();
+    }
+}
+
+impl CachedResult {
+    fn bytes(&self) -> usize {
+        self.result.as_ref().map_or(0, Bytes::len)
     }
 }
 
 /// Returns a digest of everything that the result depends on.
-fn digest(project: &ManifestProject, job: &Job, tree: &Tree) -> [u8; 32] {
+fn digest(project: &ManifestProject, cluster: &TargetCluster, job: &Job, tree: &Tree) -> [u8; 32] {
     let mut hasher = Sha256::new();
     let mut add = |bytes: &[u8]| {
         hasher.update((bytes.len() as u64).to_be_bytes());
@@ -181,6 +324,10 @@ fn digest(project: &ManifestProject, job: &Job, tree: &Tree) -> [u8; 32] {
         add(part.as_bytes());
     }
     add(&helm);
+    if job.tool == Tool::Helm {
+        add(cluster.version.as_deref().unwrap_or_default().as_bytes());
+        add(cluster.api_versions.join("\n").as_bytes());
+    }
     for (path, content) in tree {
         add(path.as_bytes());
         add(content);
@@ -195,24 +342,80 @@ mod tests {
     #[test]
     fn result_depends_on_everything_that_is_read() {
         let project = ManifestProject::default();
-        let job = Job { tool: plan::Tool::Helm, directory: "shop".to_owned() };
+        let job = Job { tool: Tool::Helm, directory: "shop".to_owned() };
         let tree = |content: &str| Tree::from([("shop/Chart.yaml".to_owned(), content.into())]);
-        let one = digest(&project, &job, &tree("a"));
-        assert_eq!(one, digest(&project, &job, &tree("a")));
-        assert_ne!(one, digest(&project, &job, &tree("b")));
+        let cluster = TargetCluster::default();
+        let one = digest(&project, &cluster, &job, &tree("a"));
+        assert_eq!(one, digest(&project, &cluster, &job, &tree("a")));
+        assert_ne!(one, digest(&project, &cluster, &job, &tree("b")));
         let other = ManifestProject { default_namespace: "x".to_owned(), ..ManifestProject::default() };
-        assert_ne!(one, digest(&other, &job, &tree("a")));
-        let other = Job { tool: plan::Tool::Kustomize, ..job };
-        assert_ne!(one, digest(&project, &other, &tree("a")));
+        assert_ne!(one, digest(&other, &cluster, &job, &tree("a")));
+        let newer = TargetCluster::new(Some("v1.37.0".to_owned()), Vec::new(), Vec::new());
+        assert_ne!(one, digest(&project, &newer, &job, &tree("a")));
+        let larger = TargetCluster::new(None, vec!["monitoring.coreos.com/v1".to_owned()], Vec::new());
+        assert_ne!(one, digest(&project, &larger, &job, &tree("a")));
+        let other = Job { tool: Tool::Kustomize, ..job };
+        let plain = digest(&project, &cluster, &other, &tree("a"));
+        assert_ne!(one, plain);
+        assert_eq!(plain, digest(&project, &newer, &other, &tree("a")), "kustomize knows no cluster");
+    }
+
+    #[test]
+    fn chart_that_names_a_group_without_a_server_is_not_rendered() {
+        let cluster = TargetCluster::new(None, Vec::new(), vec!["metrics.k8s.io".to_owned()]);
+        let tree = |text: &str| Tree::from([("shop/templates/a.yaml".to_owned(), text.into())]);
+        let job = |tool: Tool| Job { tool, directory: "shop".to_owned() };
+        let asks = tree("{{ if .Capabilities.APIVersions.Has \"metrics.k8s.io/v1beta1\" }}");
+        assert_eq!(cluster.unavailable_group(&job(Tool::Helm), &asks), Some("metrics.k8s.io"));
+        assert_eq!(cluster.unavailable_group(&job(Tool::Kustomize), &asks), None);
+        assert_eq!(cluster.unavailable_group(&job(Tool::Helm), &tree("a: b")), None);
+    }
+
+    fn cached(digest: u8, result: Result<Bytes, RenderError>) -> CachedResult {
+        CachedResult { digest: [digest; 32], at: Instant::now(), result }
     }
 
     #[test]
     fn oldest_results_leave_the_cache() {
         let mut cache = Cache::default();
+        let now = Instant::now();
         let result = Bytes::from(vec![0; MAX_CACHED / 2]);
-        (0..3).for_each(|n| cache.insert([n; 32], result.clone()));
-        assert_eq!([0, 1, 2].map(|n| cache.get(&[n; 32]).is_some()), [false, true, true]);
-        cache.insert([9; 32], Bytes::from(vec![0; MAX_CACHED + 1]));
+        (0..3).for_each(|n| cache.insert(cached(n, Ok(result.clone()))));
+        assert_eq!([0, 1, 2].map(|n| cache.get(&[n; 32], now).is_some()), [false, true, true]);
+        cache.insert(cached(9, Ok(Bytes::from(vec![0; MAX_CACHED + 1]))));
         assert_eq!((cache.results.len(), cache.bytes), (0, 0), "a result that is too large is not kept");
+        for n in 0..2 * MAX_RESULTS {
+            let mut digest = [0; 32];
+            digest[..8].copy_from_slice(&n.to_be_bytes());
+            cache.insert(CachedResult { digest, ..cached(0, Err(RenderError::refused(String::new()))) });
+        }
+        assert_eq!(cache.results.len(), MAX_RESULTS);
+    }
+
+    #[test]
+    fn failure_is_remembered_for_a_time() {
+        let mut cache = Cache::default();
+        let failure = RenderError::refused("helm failed".to_owned());
+        cache.insert(cached(1, Err(failure.clone())));
+        let at = cache.results[0].at;
+        assert_eq!(cache.get(&[1; 32], at), Some(Err(failure)));
+        assert_eq!(cache.get(&[1; 32], at + FAILURE_TIME), None);
+        cache.insert(cached(1, Ok(Bytes::from_static(b"a: b"))));
+        assert_eq!((cache.results.len(), cache.bytes), (1, 4));
+        assert!(cache.get(&[1; 32], at + FAILURE_TIME).is_some_and(|result| result.is_ok()));
+    }
+
+    #[test]
+    fn cluster_has_no_text_that_helm_could_misread() {
+        let version = |text: &str| TargetCluster::new(Some(text.to_owned()), Vec::new(), Vec::new()).version;
+        for text in ["v1.37.0", "v1.30.3-gke.100", "v1.31.2+k3s1", "1.29.0"] {
+            assert_eq!(version(text).as_deref(), Some(text));
+        }
+        for text in ["--set", "v1,v2", "v1 2", "", "v1\n"] {
+            assert_eq!(version(text), None, "{text}");
+        }
+        let known = ["v1", "apps/v1", "apps/v1", "apps/v1/Deployment", "a,b/v1", "--x", ""];
+        let cluster = TargetCluster::new(None, known.map(str::to_owned).into(), Vec::new());
+        assert_eq!(cluster.api_versions, ["apps/v1", "apps/v1/Deployment", "v1"]);
     }
 }

@@ -80,7 +80,7 @@ pub fn plan(project: &ManifestProject, exists: impl Fn(&str) -> bool) -> Result<
 }
 
 fn missing(setting: &str, directory: &str, name: &str) -> RenderError {
-    RenderError(format!(
+    RenderError::refused(format!(
         "{setting} needs the file {}, which the commit does not have: paths[].glob must begin with the directory, as in \
          prod/**/*.yaml",
         join(directory, name)

@@ -164,6 +164,11 @@ impl ValidatedConfig {
         self.config.ignored_keys()
     }
 
+    /// Returns the reason why kas at this machine does not render manifests, although it has the programs.
+    pub fn rendering_problem(&self) -> Option<String> {
+        self.config.agent.gitops.render.problem()
+    }
+
     /// Returns an error for each certificate that clients refuse now, because it is expired or not yet valid.
     pub fn invalid_certificates(&self) -> impl Iterator<Item = ConfigError> {
         let private = self.private.as_ref().and_then(PeerConfig::tls).map(MutualTls::certificate);

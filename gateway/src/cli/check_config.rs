@@ -10,7 +10,8 @@ use cli::{CliError, CommandResult, print, warn};
 /// Check a configuration and all files that it names
 ///
 /// No listener is bound. An error is one line with file, line, column, key and reason, and exit code 64. A certificate that
-/// is expired or not yet valid is a warning, and so are keys of GitLab's kas that have no meaning here.
+/// is expired or not yet valid is a warning, and so are keys of GitLab's kas that have no meaning here, and a kernel that lets
+/// kas not take the network away from kustomize and helm.
 ///
 /// With --live, which is for the machine or the pod where kas will run, Redis, the address of this replica and every live
 /// replica are checked as well: one line each, and exit code 69 if a check fails. These checks bind the private listener
@@ -55,6 +56,9 @@ impl CheckConfig {
                 "{}: keys of GitLab's kas without a meaning here are ignored, see docs/gitlab.md: {keys}",
                 file.display()
             ));
+        }
+        if let Some(problem) = checked.rendering_problem() {
+            warn(&format!("{}: {problem}", file.display()));
         }
         let (agents, tokens) = checked.counts();
         print(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", file.display()))?;

@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 22] = [
+const OURS: [&str; 23] = [
     "access",
     "backoff",
     "cli",
@@ -57,6 +57,7 @@ const OURS: [&str; 22] = [
     "gitlab_tunnel",
     "oci",
     "oidc",
+    "outbound",
     "process",
     "promql",
     "proto",

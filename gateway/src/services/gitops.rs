@@ -17,7 +17,9 @@ mod gitlab;
 mod looks;
 mod metrics;
 mod preview;
+mod refusals;
 mod sources;
+mod versions;
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,6 +40,7 @@ use self::{
     commit_status::CommitStatuses,
     gitlab::GitLabProjects,
     metrics::GitopsMetrics,
+    refusals::Refusals,
     sources::{LookContext, Sources},
 };
 pub(super) use self::{feed::call, gitlab::NO_ANSWER};
@@ -88,8 +91,9 @@ impl GitopsService {
         let statuses = context.gitlab.and_then(|(client, _)| CommitStatuses::new(client, metrics.clone()));
         let looks = LookContext {
             redis: context.redis.cloned(),
-            metrics,
+            metrics: metrics.clone(),
             polls_per_second: gitops.polls_per_server_per_second,
+            addresses: gitops.addresses(),
             paces: Mutex::default(),
         };
         let (identities, configured) = (context.identities.clone(), Arc::clone(&gitops.sources));
@@ -97,7 +101,12 @@ impl GitopsService {
             sources: Sources::new(identities, default, configured, gitlab, looks),
             poll_period: gitops.poll_period,
             min_interval: gitops.min_interval,
-            commits: CommitReader { limits: gitops.limits(), renderer: gitops.renderer() },
+            commits: CommitReader {
+                limits: gitops.limits(),
+                renderer: gitops.renderer(),
+                refusals: Refusals::default(),
+                metrics,
+            },
             kill_switch: Arc::clone(context.kill_switch),
             pushes: broadcast::Sender::new(64),
             statuses,
@@ -113,8 +122,8 @@ impl GitopsService {
         configuration: watch::Receiver<ConfigurationState>,
     ) -> Option<GitopsFeed> {
         hello.serves(ServiceName::MANIFESTS).then(|| {
-            let (agent, token) = (agent.clone(), token.clone());
-            GitopsFeed { service: self.clone(), agent, token, configuration }
+            let (agent, token, kubernetes) = (agent.clone(), token.clone(), hello.kubernetes_version.clone());
+            GitopsFeed { service: self.clone(), agent, token, configuration, kubernetes }
         })
     }
 

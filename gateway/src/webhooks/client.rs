@@ -20,7 +20,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::either::Either;
 
 use super::target::WebhookUrl;
-use crate::address_policy::{AddressError, AddressPolicy};
+use outbound::{AddressError, AddressPolicy};
 
 /// The time for DNS, and for a connection with its TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -30,7 +30,8 @@ use tunnel::{
 };
 
 use super::error::DialError;
-use crate::{address_policy::AddressPolicy, tls::Certificate};
+use crate::tls::Certificate;
+use outbound::AddressPolicy;
 
 /// The only protocol that kas offers.
 const OFFERED: &[TunnelProtocol] = &[TunnelProtocol::KasTunnel];

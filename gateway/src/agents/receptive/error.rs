@@ -6,7 +6,7 @@ use http::StatusCode;
 use proto::{AgentName, ErrorChain};
 
 use super::super::refusal::HandshakeError;
-use crate::address_policy::AddressError;
+use outbound::AddressError;
 
 /// The reason for which a dial has failed. The text is one line for operators, and names the remedy.
 #[derive(Debug, thiserror::Error)]

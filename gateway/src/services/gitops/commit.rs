@@ -5,12 +5,20 @@ use std::{
     sync::Arc,
 };
 
-use git::{CommitId, FileLimits, FileSelection, Repository, RepositoryFile, SelectedFiles};
+use git::{CommitId, FileLimits, FileSelection, RepositoryFile, SelectedFiles};
 use proto::agent_configuration::gitops::ManifestProject;
 use render::{
-    Renderer, Tree,
+    RenderErrorKind, Renderer, Share, TargetCluster, Tree,
     kustomization::{self, Checked},
     plan::{self, Job, Tool},
+};
+use tokio::time::Instant;
+
+use super::{
+    looks::FollowedReference,
+    metrics::GitopsMetrics,
+    refusals::{ReadKey, Refusals},
+    versions::ClusterReader,
 };
 
 /// The most times that a kustomization may lead to further directories.
@@ -21,19 +29,29 @@ const MAX_ROUNDS: usize = 20;
 pub(super) struct CommitReader {
     pub(super) limits: FileLimits,
     pub(super) renderer: Renderer,
+    pub(super) refusals: Refusals,
+    pub(super) metrics: GitopsMetrics,
+}
+
+/// A commit whose manifests are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommitSource<'a> {
+    pub(super) followed: &'a FollowedReference,
+    pub(super) id: &'a CommitId,
 }
 
 impl CommitReader {
-    /// Reads the manifests of a project.
+    /// Reads the manifests of a project, which are rendered for a cluster.
     ///
     /// # Errors
     ///
     /// A limit is exceeded, the repository cannot be reached, or a program fails. The error is a sentence.
     pub(super) async fn read(
         &self,
-        repository: &dyn Repository,
-        id: &CommitId,
+        commit: CommitSource<'_>,
         project: &ManifestProject,
+        share: &Share,
+        cluster: &ClusterReader<'_>,
     ) -> Result<SelectedFiles, String> {
         let markers = plan::markers(project);
         let matchers = project.matchers()?;
@@ -41,7 +59,7 @@ impl CommitReader {
             project.paths.iter().map(|path| path.glob.clone()).chain(markers.clone()).collect();
         let wanted: HashSet<String> = markers.into_iter().collect();
         let mut files = self
-            .select(repository, id, patterns, move |path| {
+            .select(commit, patterns, move |path| {
                 wanted.contains(path) || matchers.iter().any(|matcher| matcher.is_match(path))
             })
             .await?;
@@ -49,9 +67,24 @@ impl CommitReader {
         let plan = plan::plan(project, |path| names.contains(path)).map_err(|error| error.to_string())?;
         let plain = ManifestProject { paths: plan.plain, ..ManifestProject::default() }.matchers()?;
         files.files.retain(|file| plain.iter().any(|matcher| matcher.is_match(&file.path)));
+        let (mut target, unknown) = (None, TargetCluster::unknown());
         for job in plan.jobs {
-            let tree = self.tree(repository, id, project, &job).await?;
-            let rendered = self.renderer.render(project, &job, &tree, self.limits.bytes).await;
+            let tree = self.tree(commit, project, &job).await?;
+            // Only charts depend on the cluster.
+            if job.tool == Tool::Helm && target.is_none() {
+                target = Some(cluster.read().await?);
+            }
+            let target = target.as_ref().unwrap_or(unknown);
+            let rendered =
+                self.renderer.render(share.clone(), project, target, &job, &tree, self.limits.bytes).await;
+            self.metrics.count_render(match &rendered {
+                Ok(_) => "rendered",
+                Err(error) => match error.kind {
+                    RenderErrorKind::Refused => "refused",
+                    RenderErrorKind::Unavailable => "failed",
+                    RenderErrorKind::NetworkStays => "network-not-isolated",
+                },
+            });
             let content = rendered.map_err(|error| error.to_string())?.into();
             files.files.push(RepositoryFile { path: job.file(), content });
         }
@@ -61,8 +94,7 @@ impl CommitReader {
     /// Reads the files that a job may need.
     async fn tree(
         &self,
-        repository: &dyn Repository,
-        id: &CommitId,
+        commit: CommitSource<'_>,
         project: &ManifestProject,
         job: &Job,
     ) -> Result<Tree, String> {
@@ -71,7 +103,7 @@ impl CommitReader {
             known.extend(helm.values_files.iter().cloned());
         }
         for _ in 0..MAX_ROUNDS {
-            let tree = self.read_tree(repository, id, &known).await?;
+            let tree = self.read_tree(commit, &known).await?;
             if job.tool == Tool::Helm {
                 return check_values(project, tree);
             }
@@ -84,32 +116,35 @@ impl CommitReader {
     }
 
     /// Reads files, and all files below directories.
-    async fn read_tree(
-        &self,
-        repository: &dyn Repository,
-        id: &CommitId,
-        known: &BTreeSet<String>,
-    ) -> Result<Tree, String> {
+    async fn read_tree(&self, commit: CommitSource<'_>, known: &BTreeSet<String>) -> Result<Tree, String> {
         let prefixes: Vec<String> = known.iter().cloned().collect();
         // The directories that have one of them are read, and so are those below it.
-        let patterns = known.iter().map(|path| {
-            let below = if path.is_empty() { "" } else { "/" };
-            format!("{path}{below}**")
-        });
+        let below = |path: &String| {
+            let slash = if path.is_empty() { "" } else { "/" };
+            format!("{path}{slash}**")
+        };
+        let patterns = known.iter().map(below).collect();
         let selects = move |path: &str| prefixes.iter().any(|prefix| plan::is_below(path, prefix));
-        let files = self.select(repository, id, patterns, selects).await?;
+        let files = self.select(commit, patterns, selects).await?;
         Ok(files.files.into_iter().map(|file| (file.path, file.content)).collect())
     }
 
+    /// Reads files. A commit that was refused is not read again for some time.
     async fn select(
         &self,
-        repository: &dyn Repository,
-        id: &CommitId,
-        patterns: impl IntoIterator<Item = String>,
+        CommitSource { followed, id }: CommitSource<'_>,
+        patterns: Vec<String>,
         selects: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> Result<SelectedFiles, String> {
+        let key = ReadKey::new(&followed.source, id, &patterns);
+        if let Some(error) = self.refusals.get(&key, Instant::now()) {
+            return Err(error.to_string());
+        }
         let selection = Arc::new(FileSelection::new(patterns, selects, self.limits));
-        repository.read_files(id, &selection).await.map_err(|error| error.to_string())
+        followed.repository.read_files(id, &selection).await.map_err(|error| {
+            self.refusals.record(key, &error, Instant::now());
+            error.to_string()
+        })
     }
 }
 

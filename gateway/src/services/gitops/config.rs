@@ -8,13 +8,17 @@ use std::{
 
 use git::{FileLimits, RepositoryConfig, RepositorySettings};
 use oci::OciSettings;
+use outbound::AddressPolicy;
 use proto::AgentName;
-use render::{RenderSettings, Renderer};
+use render::{RenderSettings, Renderer, limits::can_take_network_away};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use settings::{ConfigError, Rate, Spanned, Timeout, Within};
+use settings::{ConfigError, Network, Rate, Spanned, Timeout, Within};
 
 use super::sources::SourceSettings;
+
+/// This program, which sets the limits of programs that render.
+const LIMITER: &str = "/proc/self/exe";
 
 /// Section `agent.gitops`. Its limits have the names and the defaults of GitLab's kas.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -38,6 +42,9 @@ pub struct GitopsConfig {
     /// The most files of a project.
     #[serde(with = "Within::<1, 20_000>")]
     pub max_number_of_files: usize,
+    /// The networks to which registries may redirect. Without them, all but addresses with a special meaning.
+    #[schemars(with = "Vec<String>")]
+    pub allowed_networks: Vec<Network>,
     /// The programs that render manifests.
     pub render: GitopsRenderConfig,
     /// The repositories that agents may name by their id.
@@ -61,6 +68,8 @@ pub struct GitopsRenderConfig {
     /// The most bytes of memory for one directory.
     #[serde(with = "Within::<{ 128 << 20 }, { 16 << 30 }>")]
     pub max_memory: usize,
+    /// Whether the programs run also where the kernel lets kas not take their network away.
+    pub allow_network: bool,
 }
 
 /// A repository with manifests.
@@ -94,6 +103,7 @@ impl Default for GitopsConfig {
             max_manifest_file_size: 5 << 20,
             max_total_manifest_file_size: 20 << 20,
             max_number_of_files: 1000,
+            allowed_networks: Vec::new(),
             render: GitopsRenderConfig::default(),
             repositories: Vec::new(),
             sources: Arc::default(),
@@ -108,7 +118,28 @@ impl Default for GitopsRenderConfig {
             helm: "helm".into(),
             timeout: Duration::from_secs(30),
             max_memory: 512 << 20,
+            allow_network: false,
         }
+    }
+}
+
+impl GitopsRenderConfig {
+    fn settings(&self) -> RenderSettings {
+        let Self { kustomize, helm, timeout, max_memory, allow_network } = self.clone();
+        RenderSettings { kustomize, helm, timeout, max_memory: max_memory as u64, allow_network }
+    }
+
+    /// Returns the reason why kas at this machine renders nothing, although it has the programs.
+    pub(crate) fn problem(&self) -> Option<String> {
+        if self.allow_network || !self.settings().has_program() {
+            return None;
+        }
+        let isolates = can_take_network_away(Path::new(LIMITER)).ok()?;
+        (!isolates).then(|| {
+            "agent.gitops.render: the kernel allows neither a network namespace nor a filter of system calls, so that kustomize and helm \
+             would have a network: kas renders nothing at this machine unless agent.gitops.render.allow_network is true"
+                .to_owned()
+        })
     }
 }
 
@@ -140,9 +171,12 @@ impl GitopsConfig {
 
     /// Returns the renderer. This program sets its limits.
     pub(super) fn renderer(&self) -> Renderer {
-        let GitopsRenderConfig { kustomize, helm, timeout, max_memory } = self.render.clone();
-        let settings = RenderSettings { kustomize, helm, timeout, max_memory: max_memory as u64 };
-        Renderer::new(settings, PathBuf::from("/proc/self/exe"))
+        Renderer::new(self.render.settings(), PathBuf::from(LIMITER))
+    }
+
+    /// Returns the rules for servers that a registry names.
+    pub(super) fn addresses(&self) -> AddressPolicy {
+        AddressPolicy::new("agent.gitops.allowed_networks", &self.allowed_networks)
     }
 
     /// Returns the limits of what is read for a project.

@@ -22,6 +22,7 @@ use proto::{
     },
     header,
 };
+use render::Share;
 use secrecy::SecretString;
 use serde::Serialize;
 use tokio::{
@@ -32,8 +33,10 @@ use tunnel::{Body, Tunnel};
 
 use super::{
     GitopsService,
+    commit::CommitSource,
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
+    versions::ClusterReader,
 };
 use crate::{
     kill_switch::RequestAttributes,
@@ -41,7 +44,7 @@ use crate::{
 };
 
 /// The time that agentk may take for the response to a small request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that agentk may take to receive all files of a commit.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// The pause before the next attempt after a request that failed.
@@ -65,6 +68,8 @@ pub(crate) struct GitopsFeed {
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
+    /// The version of Kubernetes that agentk named when it opened the tunnel.
+    pub(super) kubernetes: Option<String>,
 }
 
 /// The state of a project that was sent to agentk last.
@@ -293,7 +298,7 @@ impl GitopsFeed {
             return Ok(());
         }
         let target = self.status_target(&followed, project, own, &id);
-        let read = self.read_commit(&followed, project, own, &id, &branch).await;
+        let read = self.read_commit(tunnel, &followed, project, own, &id, &branch).await;
         let (head, files) = read.map_err(|error| {
             if let Some((statuses, target)) = self.statuses().zip(target.as_ref()) {
                 statuses.fail(target, &error);
@@ -353,16 +358,21 @@ impl GitopsFeed {
     /// Reads the manifests of a project at a commit.
     pub(super) async fn read_commit(
         &self,
+        tunnel: &Tunnel,
         followed: &FollowedReference,
         project: &ManifestProject,
         own: &str,
         id: &CommitId,
         branch: &str,
     ) -> Result<(SyncHead, Vec<RepositoryFile>), String> {
-        let files = self.service.0.commits.read(&*followed.repository, id, project).await?;
+        let name = project.id.as_deref().unwrap_or(own);
+        let share = Share { agent: self.agent.id, project: name.to_owned() };
+        let cluster = ClusterReader { tunnel, kubernetes: self.kubernetes.as_deref() };
+        let source = CommitSource { followed, id };
+        let files = self.service.0.commits.read(source, project, &share, &cluster).await?;
         let reference = project.r#ref.as_ref().map_or_else(|| followed.describe(branch), ToString::to_string);
         let head = SyncHead {
-            project: project.id.clone().unwrap_or_else(|| own.to_owned()),
+            project: name.to_owned(),
             settings: project.clone(),
             gitlab_project: followed.gitlab_project,
             reference,
@@ -473,7 +483,7 @@ pub(in crate::services) async fn call(
     check_status(tunnel.call(request).await.map_err(|error| error.to_string())?)
 }
 
-fn check_status(response: Response<Body>) -> Result<Response<Body>, String> {
+pub(super) fn check_status(response: Response<Body>) -> Result<Response<Body>, String> {
     if response.status().is_success() {
         return Ok(response);
     }

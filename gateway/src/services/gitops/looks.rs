@@ -21,6 +21,8 @@ const DIGEST: usize = 16;
 /// A reference of a repository, which all agents look up together.
 #[derive(Debug)]
 pub(super) struct FollowedReference {
+    /// The repository, its version and the names of its credentials.
+    pub(super) source: String,
     pub(super) repository: Arc<dyn Repository>,
     /// The id of the project in GitLab, if that is where the repository is.
     pub(super) gitlab_project: Option<u64>,
@@ -281,6 +283,7 @@ mod tests {
             let sync = AbortOnDropHandle::new(tokio::spawn(sync.run(std::future::pending())));
             redis.wait_until_healthy().await;
             let followed = FollowedReference {
+                source: source.to_owned(),
                 repository: Arc::clone(repository) as _,
                 gitlab_project: None,
                 kind: "branch",

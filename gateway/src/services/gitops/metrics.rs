@@ -12,10 +12,14 @@ const LOOK_RESULTS: [&str; 4] = ["changed", "unchanged", "shared", "failed"];
 /// The values of the label `result` of `kas_gitops_commit_statuses_total`.
 const STATUS_RESULTS: [&str; 4] = ["sent", "refused", "failed", "dropped"];
 
+/// The values of the label `result` of `kas_gitops_renders_total`.
+const RENDER_RESULTS: [&str; 4] = ["rendered", "refused", "failed", "network-not-isolated"];
+
 /// The metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GitopsMetrics {
     looks: Family<ResultLabel, Counter>,
+    renders: Family<ResultLabel, Counter>,
     commit_statuses: Family<ResultLabel, Counter>,
     /// Looks that waited because of the limit of their server.
     pub(super) delayed_looks: Counter,
@@ -37,6 +41,11 @@ impl GitopsMetrics {
         for result in STATUS_RESULTS {
             drop(metrics.commit_statuses.get_or_create(&ResultLabel { result }));
         }
+        for result in RENDER_RESULTS {
+            drop(metrics.renders.get_or_create(&ResultLabel { result }));
+        }
+        let help = "Directories for kustomize and helm, by result";
+        registry.register("kas_gitops_renders", help, metrics.renders.clone());
         let help = "Statuses of commits for GitLab, by result";
         registry.register("kas_gitops_commit_statuses", help, metrics.commit_statuses.clone());
         let help = "Looks at repositories with manifests, by result";
@@ -50,6 +59,12 @@ impl GitopsMetrics {
     pub(super) fn count_commit_status(&self, result: &'static str) {
         debug_assert!(STATUS_RESULTS.contains(&result), "{result} has no series from the start");
         self.commit_statuses.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Counts a directory that was to be rendered.
+    pub(super) fn count_render(&self, result: &'static str) {
+        debug_assert!(RENDER_RESULTS.contains(&result), "{result} has no series from the start");
+        self.renders.get_or_create(&ResultLabel { result }).inc();
     }
 
     /// Counts a look at a repository.

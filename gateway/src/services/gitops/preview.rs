@@ -21,7 +21,7 @@ impl GitopsFeed {
     /// Answers a request of agentk for the files of a project. No error reaches the caller of this function: agentk learns of it.
     pub(super) async fn preview(&self, tunnel: &Tunnel, request: PreviewRequest) {
         let path = format!("{PREVIEW_PATH}?number={}", request.number);
-        let sent = match self.read_preview(&request).await {
+        let sent = match self.read_preview(tunnel, &request).await {
             Ok(body) => {
                 let request = Request::post(&path).header(header::SERVICE, ServiceName::MANIFESTS).body(body);
                 let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
@@ -34,7 +34,7 @@ impl GitopsFeed {
         }
     }
 
-    async fn read_preview(&self, request: &PreviewRequest) -> Result<Body, String> {
+    async fn read_preview(&self, tunnel: &Tunnel, request: &PreviewRequest) -> Result<Body, String> {
         let (own, projects) = projects(&self.configuration.borrow());
         let project =
             projects.into_iter().flatten().find(|project| project.id.as_ref() == Some(&request.project));
@@ -60,7 +60,7 @@ impl GitopsFeed {
         };
         let commit = followed.newest(AGE).await.map_err(|error| error.to_string())?;
         let Commit { id, branch } = commit.ok_or("the repository has no commit yet")?;
-        let (head, files) = self.read_commit(&followed, &project, &own, &id, &branch).await?;
+        let (head, files) = self.read_commit(tunnel, &followed, &project, &own, &id, &branch).await?;
         Ok(sync_body(head, files))
     }
 }

@@ -5,6 +5,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 use access::{AgentIdentity, ConfigurationLocation, Identities};
 use git::{Reference, Repository, RepositorySettings};
 use oci::{OciRepository, OciSettings};
+use outbound::AddressPolicy;
 use parking_lot::Mutex;
 use proto::agent_configuration::gitops::{GitRef, ManifestProject};
 use router::redis::RedisStore;
@@ -56,6 +57,8 @@ pub(super) struct LookContext {
     pub(super) metrics: GitopsMetrics,
     /// The most looks per second at one server.
     pub(super) polls_per_second: u32,
+    /// The rules for servers that a registry names.
+    pub(super) addresses: AddressPolicy,
     pub(super) paces: Mutex<HashMap<String, Arc<ServerPace>>>,
 }
 
@@ -81,16 +84,20 @@ impl SourceSettings {
         let (repository, kind, gitlab_project): (Arc<dyn Repository>, _, _) = match self {
             Self::Git(settings) => (git::open(settings), "branch", None),
             Self::Gitaly(source) => (source.open(), "branch", Some(source.project())),
-            Self::Artifact(settings) => (Arc::new(OciRepository::new(settings.clone())), "artifact", None),
+            Self::Artifact(settings) => {
+                (Arc::new(OciRepository::new(settings.clone(), context.addresses.clone())), "artifact", None)
+            }
         };
-        let remote = self.server().map(|server| (context.pace(server), self.to_string()));
-        let redis = context.redis.clone().filter(|_| is_shared);
+        let source = self.to_string();
+        let pace = self.server().map(|server| context.pace(server));
+        let redis = context.redis.clone().filter(|_| is_shared && pace.is_some());
         Arc::new(FollowedReference {
+            shared: redis.map(|redis| SharedLooks::new(redis, &source)),
+            source,
             repository,
             gitlab_project,
             kind,
-            shared: remote.as_ref().zip(redis).map(|((_, name), redis)| SharedLooks::new(redis, name)),
-            pace: remote.map(|(pace, _)| pace),
+            pace,
             metrics: context.metrics.clone(),
             last: Default::default(),
         })
@@ -235,6 +242,7 @@ mod tests {
             redis: None,
             metrics: GitopsMetrics::default(),
             polls_per_second: 1,
+            addresses: AddressPolicy::new("agent.gitops.allowed_networks", &[]),
             paces: Mutex::default(),
         }
     }

@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use access::is_within;
 use ipnet::IpNet;
 use settings::Network;
 
@@ -46,7 +45,7 @@ const PRIVATE: [(&str, &str); 6] = [
 
 /// The rules for addresses that kas dials.
 #[derive(Clone, Debug)]
-pub(crate) struct AddressPolicy {
+pub struct AddressPolicy {
     /// The key of the configuration with the networks.
     key: &'static str,
     allowed: Vec<IpNet>,
@@ -55,33 +54,52 @@ pub(crate) struct AddressPolicy {
 
 /// The reason for which kas does not dial an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AddressError {
+pub enum AddressError {
+    /// The address has a special meaning.
     #[error("{address} is {kind}, which {key} does not name")]
-    Refused { address: IpAddr, kind: &'static str, key: &'static str },
+    Refused {
+        /// The address.
+        address: IpAddr,
+        /// The special meaning.
+        kind: &'static str,
+        /// The key of the configuration.
+        key: &'static str,
+    },
+    /// The address is in none of the networks that are allowed.
     #[error("{address} is in none of the networks of {key}")]
-    NotAllowed { address: IpAddr, key: &'static str },
+    NotAllowed {
+        /// The address.
+        address: IpAddr,
+        /// The key of the configuration.
+        key: &'static str,
+    },
 }
 
 impl AddressPolicy {
     /// Allows the networks of the list, or every address if it is empty. Addresses with a special meaning are refused unless a
     /// network of the list lies within their range: `0.0.0.0/0` does not allow them.
     /// `key` is the one of the configuration with the list.
-    pub(crate) fn new(key: &'static str, allowed: &[Network]) -> Self {
+    pub fn new(key: &'static str, allowed: &[Network]) -> Self {
         let refused = REFUSED.map(parse);
         Self { key, allowed: allowed.iter().copied().map(IpNet::from).collect(), refused: refused.into() }
     }
 
     /// Refuses private addresses, too, unless a network of the list lies within their range.
     #[must_use]
-    pub(crate) fn without_private(mut self) -> Self {
+    pub fn without_private(mut self) -> Self {
         self.refused.extend(PRIVATE.map(parse));
         self
     }
 
     /// Checks an address before kas connects to it.
-    pub(crate) fn check(&self, address: IpAddr) -> Result<(), AddressError> {
+    ///
+    /// # Errors
+    ///
+    /// The rules refuse the address.
+    pub fn check(&self, address: IpAddr) -> Result<(), AddressError> {
         let address = address.to_canonical();
-        if !self.allowed.is_empty() && !is_within(&self.allowed, address) {
+        let is_allowed = self.allowed.iter().any(|network| network.contains(&address));
+        if !self.allowed.is_empty() && !is_allowed {
             return Err(AddressError::NotAllowed { address, key: self.key });
         }
         let inner = embedded(address).map(IpAddr::V4);
