@@ -14,6 +14,8 @@ export type ProjectState =
   | "orphaned"
   | "failed"
   | "inventory-lost"
+  | "contested"
+  | "empty"
   | "unknown";
 
 export interface Commit {

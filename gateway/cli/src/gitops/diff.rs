@@ -198,8 +198,9 @@ impl Diff {
 /// Returns a text as code in a line of Markdown, where it mentions nobody and has no links.
 fn code_span(text: &str) -> String {
     let fence = "`".repeat(longest_fence(text) + 1);
-    // A space at both ends is not shown, and separates the text from the fence.
-    format!("{fence} {text} {fence}")
+    // A space at both ends is not shown, and separates a backtick from the fence.
+    let space = if fence.len() > 1 { " " } else { "" };
+    format!("{fence}{space}{text}{space}{fence}")
 }
 
 /// Returns the length of the longest run of backticks.

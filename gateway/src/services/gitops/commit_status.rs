@@ -231,7 +231,7 @@ fn status_of(event: &SyncEvent) -> Option<CommitStatus> {
 
     let state = match (event.event, event.state?) {
         (EventKind::Planned, _) => CommitState::Pending,
-// A dry run ends with `Pending` or `OutOfSync`: it has found no error.
+        // A dry run ends with `Pending` or `OutOfSync`: it has found no error.
         (EventKind::Finished, Synced | Empty | Degraded | OutOfSync | Contested | Pending) => {
             CommitState::Success
         }

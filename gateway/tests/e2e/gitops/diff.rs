@@ -55,7 +55,7 @@ fn branch_is_compared_before_it_is_merged() {
 
     let (code, text) = world.diff(&["--ref", "feature", "--directory", "other", "--output", "markdown"]);
     assert!(
-        code == 1 && text.starts_with("**1 to create, 1 to delete, 2 unchanged (branch feature"),
+        code == 1 && text.starts_with("**1 to create, 1 to delete, 2 unchanged (`branch feature, commit "),
         "{text}"
     );
     let file = directory.path().join("posted.yaml");

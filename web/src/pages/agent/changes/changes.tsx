@@ -37,6 +37,8 @@ const LOOKS: Readonly<Record<ProjectState, string>> = {
   orphaned: "unknown",
   failed: "degraded",
   "inventory-lost": "degraded",
+  contested: "degraded",
+  empty: "degraded",
   unknown: "unknown",
 };
 
