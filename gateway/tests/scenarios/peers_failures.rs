@@ -1,5 +1,6 @@
 //! Requests to replicas that are stopped, slow, frozen or draining, that have a stale route or another secret, or that are
 //! not replicas at all.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{
     sync::{
