@@ -40,7 +40,7 @@ fn report(name: &str, why: &str) {
     record(name, why);
 }
 
-/// Adds something that is skipped to the file of [`FILE`], if there is one.
+/// Adds something that is skipped to the file that `SKIPPED_FILE` names, if there is one.
 pub fn record(name: &str, why: &str) {
     let _ = std::env::var_os(FILE).map(|file| append(file, name, why));
 }
