@@ -74,11 +74,17 @@ impl StoredProject {
         let settings = status.settings.unwrap_or_default();
         let account =
             settings.service_account().map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+        // The first sync may have failed before it wrote an object into the set.
+        let (mut kinds, mut namespaces) = (set.kinds, set.namespaces);
+        for object in status.errors.iter().filter_map(|error| error.object.as_ref()) {
+            kinds.insert(GroupKind::of(object));
+            namespaces.extend(Some(&object.namespace).filter(|name| !name.is_empty()).cloned());
+        }
         Some(Self {
             id: id.to_owned(),
             account,
-            kinds: set.kinds.into_iter().collect(),
-            namespaces: set.namespaces.into_iter().collect(),
+            kinds: kinds.into_iter().collect(),
+            namespaces: namespaces.into_iter().collect(),
         })
     }
 

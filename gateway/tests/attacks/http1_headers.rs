@@ -103,7 +103,6 @@ async fn attack_21_path_is_forwarded_byte_for_byte_or_refused() {
         "/agents/prod/control/../kubernetes/a",
         "//agents/prod/kubernetes/a",
         "/agents//prod/kubernetes/a",
-        "/agents/%70rod/kubernetes/a",
         "/agents/prod%2fkubernetes/a",
         "/agents/prod/kubernete%73/a",
     ] {
@@ -113,6 +112,10 @@ async fn attack_21_path_is_forwarded_byte_for_byte_or_refused() {
         assert!((400..500).contains(&status(&answer)), "{path}: {answer}");
         assert_eq!(seen.all().len(), before, "{path}");
     }
+    // An unreserved character and its encoding are the same (RFC 3986 section 6.2.2.2).
+    let request = head(&world, "GET", "").replacen("/agents/prod", "/agents/%70rod/kubernetes/a", 1);
+    let answer = exchange(&world, format!("{request}\r\n")).await;
+    assert_eq!((status(&answer), &*seen.all().pop().unwrap()), (200, "GET /a"), "{answer}");
     // The absolute form names kas or whomever; only its path counts (RFC 9112 section 3.2.2).
     let request = head(&world, "GET", "/kubernetes/a").replacen(" /", " http://elsewhere/", 1);
     let answer = exchange(&world, format!("{request}\r\n")).await;

@@ -237,6 +237,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "\"token\": tokens.token.expose_secret(),",
             "(\"device_code\", device.device_code.expose_secret()),",
             "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
+            "Some(sensitive(&format!(\"Bearer {}\", token.expose_secret())).ok_or(RegistryError::Token)?);",
             "UserCredential::Token(token) => User::Token(token.expose_secret()),",
             "access_key: credential.token.expose_secret(),",
             "csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),",
@@ -264,11 +265,12 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let value = format!(\"Bearer {}\", session.token.expose_secret());",
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
             "self.bytes.expose_secret()",
+            "sensitive(&format!(\"Basic {}\", STANDARD.encode(format!(\"{user}:{}\", password.expose_secret()))))",
         ],
         "hashed for every comparison; sent to GitLab; the key of calls to Gitaly; checked for its form before that; parsed as a JWT; written into the \
          kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove; sent to the \
          issuer, cached and given to kubectl by `kas login`; kept with the session of a page, whose requests it authenticates; \
-         the keys and the URL of a webhook"
+         the keys and the URL of a webhook; sent to a registry of OCI artifacts"
     );
     // Two hashes are equal only if all of their bytes are.
     let hash = |token: &str| access::token::TokenHash::of(&token.into());

@@ -422,7 +422,7 @@ fn check_prints_the_role_that_a_project_lacks() {
     let text = config_maps(&["a"]);
     world.configure("run_as: {service_account: deployer}", &[("manifests/app.yaml", Some(&text))]);
     let status = world.wait_for_state("failed");
-    assert!(status.to_string().contains("cannot patch resource"), "{status}");
+    assert!(status.to_string().contains("cannot get resource"), "{status}");
 
     let check = || {
         let output = Agent::check(world.installation.directory(), &world.installation.agent_options);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use proto::gitops::{ObjectId, RecoveryPlan};
+use proto::gitops::{ObjectError, ObjectId, RecoveryPlan};
 use serde_json::json;
 
 use super::{ATTEMPTS, CONCURRENCY, Engine, Failure, SyncContext, SyncInput, cannot_write, members::id_of};
@@ -132,12 +132,11 @@ impl<C: Cluster> Engine<C> {
 
     /// Returns whether the cluster has objects that agentk has applied with the label of the project.
     ///
-    /// The project may lack the right to list kinds. Objects of such kinds that this sync would write are read one by one, as far as the
-    /// project may read them.
+    /// The project may lack the right to list kinds. Objects of such kinds that this sync would write are read one by one.
     ///
     /// # Errors
     ///
-    /// A kind in Git cannot be listed for another reason than a missing right: what cannot be seen is not absent.
+    /// A kind in Git cannot be listed and read: what cannot be seen is not absent.
     async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, Failure> {
         use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -158,31 +157,37 @@ impl<C: Cluster> Engine<C> {
             return Err(cannot_see(kind, error));
         }
         let unlisted = |manifest: &&Manifest| unknown.iter().any(|(kind, _)| *kind == manifest.group_kind());
-        let reads: Vec<_> = manifests
-            .iter()
-            .filter(unlisted)
-            .map(|manifest| self.is_of_project(&manifest.id, sync))
-            .collect();
-        let mut found = stream::iter(reads).buffered(CONCURRENCY);
-        while let Some(is_of_project) = found.try_next().await? {
-            if is_of_project {
-                return Ok(true);
+        let reads: Vec<_> =
+            manifests.iter().filter(unlisted).map(|manifest| self.is_of_project(manifest, sync)).collect();
+        let mut reads = stream::iter(reads).buffered(CONCURRENCY);
+        let mut unread = Vec::new();
+        while let Some(read) = reads.try_next().await? {
+            match read {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) => unread.push(error),
             }
         }
-        Ok(false)
+        if unread.is_empty() { Ok(false) } else { Err(Failure::Refused(unread)) }
     }
 
-    /// Returns whether there is an object, and agentk has applied it with the label of the project. An object that the project may not read
-    /// is none.
-    async fn is_of_project(&self, id: &ObjectId, sync: &SyncContext<'_>) -> Result<bool, Failure> {
-        let kind = GroupKind::of(id);
-        let Some(resolved) = self.resolve(&kind, None, sync.fence).await?.found() else { return Ok(false) };
-        match with_retry(sync.fence, || self.cluster.get(&resolved, id)).await {
-            Ok(found) => Ok(found.is_some_and(|object| {
+    /// Returns whether the object of a manifest exists, and agentk has applied it with the label of the project. The inner error is about
+    /// the object.
+    async fn is_of_project(
+        &self,
+        manifest: &Manifest,
+        sync: &SyncContext<'_>,
+    ) -> Result<Result<bool, ObjectError>, Failure> {
+        let id = &manifest.id;
+        let Some(kind) = self.resolve(&GroupKind::of(id), None, sync.fence).await?.found() else {
+            return Ok(Ok(false));
+        };
+        match with_retry(sync.fence, || self.cluster.get(&kind, id)).await {
+            Ok(found) => Ok(Ok(found.is_some_and(|object| {
                 ownership::owner(&object["metadata"], &sync.set, false) == Owner::Project
-            })),
-            Err(CallError::Api(error)) if error.status == 403 => Ok(false),
-            Err(CallError::Api(error)) => Err(cannot_see(&kind, &error)),
+            }))),
+            Err(CallError::Api(error)) => Ok(Err(manifest
+                .error(format!("agentk cannot see whether it has applied the object before: {error}")))),
             Err(CallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }

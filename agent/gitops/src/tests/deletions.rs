@@ -473,6 +473,16 @@ async fn inventory_that_is_lost_is_noticed_without_the_right_to_list() {
     let outcome = project.sync(&text).await;
     assert_eq!(outcome.state, ProjectState::InventoryLost, "{outcome:?}");
     assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+
+    // Nor is anything written while nothing can be read.
+    project.cluster.set_fault(|request| {
+        let is_own = request.contains("gitops-");
+        (!is_own && !request.starts_with("try ")).then(|| error(403, "Forbidden", "no right to read"))
+    });
+    let outcome = project.sync(&text).await;
+    assert_eq!((outcome.state, outcome.errors.len()), (ProjectState::Failed, 2), "{outcome:?}");
+    assert!(outcome.errors[0].message.contains("no right to read"), "{outcome:?}");
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
 }
 
 /// An older agentk has kept no record: its members are those with the label.

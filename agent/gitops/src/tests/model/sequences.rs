@@ -217,11 +217,13 @@ fn lost_inventory_is_noticed_by_objects_of_other_kinds_than_those_in_git() {
 fn what_cannot_be_listed_is_not_absent() {
     for status in [403, 429, 500] {
         for at in REQUESTS {
-            after_begin(&[
-                Step(Lose(0, Both), None),
-                Step(Restart(0), Some((0, Fail(at, 60, status, false)))),
-                then_pass(Nothing),
-            ]);
+            for has_effect in [false, true] {
+                after_begin(&[
+                    Step(Lose(0, Both), None),
+                    Step(Restart(0), Some((0, Fail(at, 60, status, has_effect)))),
+                    then_pass(Nothing),
+                ]);
+            }
         }
     }
 }
