@@ -144,11 +144,11 @@ impl AuditFilter {
 }
 
 impl LineFields<'_> {
-    /// Returns whether a caller has asked about its own rights and got an answer.
+    /// Returns whether a caller has asked about its own rights, and was not refused. Who leaves a page cancels its questions.
     fn is_review(&self) -> bool {
         let path = self.path.as_deref().unwrap_or_default();
         let path = path.split_once('?').map_or(path, |(path, _)| path);
-        REVIEWS.iter().any(|end| path.ends_with(end)) && self.status.is_some_and(|status| status < 400)
+        REVIEWS.iter().any(|end| path.ends_with(end)) && self.status.is_none_or(|status| status < 400)
     }
 }
 
@@ -239,9 +239,13 @@ mod tests {
             line["status"] = status.into();
             ring.push(line.to_string().as_bytes());
         }
+        let mut cancelled = line(5, "dev");
+        cancelled["path"] = review.into();
+        cancelled.as_object_mut().unwrap().remove("status");
+        ring.push(cancelled.to_string().as_bytes());
         let without_reviews = AuditFilter { without_reviews: true, ..AuditFilter::default() };
         assert_eq!(found(&ring, &Reader::Auditor, without_reviews), ["04", "03", "02"]);
-        assert_eq!(found(&ring, &Reader::Auditor, AuditFilter::default()).len(), 5);
+        assert_eq!(found(&ring, &Reader::Auditor, AuditFilter::default()).len(), 6);
         let of_before: AuditFilter = serde_json::from_value(json!({"limit": 7})).unwrap();
         assert!(!of_before.without_reviews, "a replica of the version before asks for all lines");
     }
