@@ -255,7 +255,7 @@ impl Inventory {
                 }
                 false => (approved, others),
             };
-        // What is held again, because it takes other claims now, is not approved any more.
+        // An object that would take other claims now is held again, and loses its approval.
         for other in &others {
             self.approved.remove(&other.member.uid);
         }
@@ -376,7 +376,7 @@ impl Inventory {
         hindered.extend(before.into_keys());
         hindered.retain(|uid| !objects.contains_key(uid));
         let code = code(since, others.iter().map(Candidate::identity));
-        // Those that take something with them come first, wherever they are in the order of the deletion.
+        // Objects that take something with them come first, wherever they are in the order of the deletion.
         let (taking, plain): (Vec<_>, Vec<_>) = others.iter().partition(|other| !other.takes.is_empty());
         let plain = plain.into_iter().take(MAX_SHOWN.saturating_sub(taking.len()));
         let shown = taking.into_iter().take(MAX_SHOWN_TAKING).chain(plain);

@@ -345,7 +345,7 @@ impl<C: Cluster> Engine<C> {
         self.known.retain(|id, _| state.desired.contains(id));
         if sync.writes() {
             let mut is_complete = false;
-            // What is not as in Git now, because others change it again and again, may take the place of what left Git.
+            // An object that others change again and again is not as in Git now, and may replace an object that left Git.
             if awaited.is_empty() && report.postponed == 0 {
                 let failed = self.take_over(old, &mut state, &sync, report).await?;
                 plan.leave_out(&failed);

@@ -956,7 +956,7 @@ async fn waiting_wave_hinders_neither_healing_nor_the_report_of_deletions() {
     assert_eq!(waits, ["Deployment.apps default/web", "ConfigMap default/left"]);
     assert!(outcome.waiting[1].reason.contains("finalizers: example.com/wait"), "{outcome:?}");
 
-    // What the commit changes waits for its wave.
+    // A change of the commit waits for its wave.
     let changed = project.input(&text(2, "w"));
     assert_eq!(project.pass(&changed, &Open).await.state, ProjectState::Syncing);
     assert_eq!(project.cluster.object(&late).unwrap()["data"]["k"], "v");

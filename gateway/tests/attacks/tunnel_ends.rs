@@ -10,7 +10,10 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use proto::{Hello, InstanceId, TunnelProtocol};
 use secrecy::{ExposeSecret as _, SecretString};
-use testing::kas::world::{World, text};
+use testing::kas::{
+    handshake::hello,
+    world::{World, text},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -34,17 +37,7 @@ pub(crate) fn upgrade(world: &World) -> String {
 
 /// Returns the handshake request of an agent with this instance id.
 pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
-    let hello = Hello {
-        instance,
-        version: "0".into(),
-        pod_name: None,
-        pod_namespace: None,
-        kubernetes_version: None,
-        services: vec!["kubernetes".parse().unwrap()],
-        tunnel_index: 0,
-        cluster: None,
-        scope: None,
-    };
+    let hello = Hello { instance, ..hello("0") };
     let (mut headers, _) = handshake::request_headers(&[TunnelProtocol::KasTunnel]);
     headers.insert(proto::header::HELLO, hello.encode().unwrap());
     let bearer = format!("Bearer {}", token.expose_secret());

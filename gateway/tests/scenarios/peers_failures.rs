@@ -15,11 +15,11 @@ use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
-use proto::{Hello, InstanceId, header::HELLO};
+use proto::header::HELLO;
 use secrecy::ExposeSecret as _;
 use testing::kas::{
     fleet::{PeerBehaviour, ServeConnection, TestFleet, secret},
-    handshake::handshake,
+    handshake::{handshake, hello},
     world::{CALLER, World, text},
 };
 use tokio::{
@@ -138,17 +138,7 @@ async fn tunnel_that_refuses_requests_fails_none_of_another_replica() {
 
 /// Opens a tunnel that refuses each request.
 async fn refusing_agent(world: &World) -> AbortOnDropHandle<()> {
-    let hello = Hello {
-        instance: InstanceId::random(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        pod_name: None,
-        pod_namespace: None,
-        kubernetes_version: None,
-        services: vec!["kubernetes".parse().unwrap()],
-        tunnel_index: 0,
-        cluster: None,
-        scope: None,
-    };
+    let hello = hello(env!("CARGO_PKG_VERSION"));
     let token = format!("Bearer {}", world.agent_token.expose_secret());
     let hello = hello.encode().unwrap();
     let name = HELLO;

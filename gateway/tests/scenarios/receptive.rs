@@ -11,12 +11,13 @@ use gateway::config::Config;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use proto::{
-    Hello, InstanceId, ReplicaId, TunnelId, TunnelLimits, Welcome,
+    ReplicaId, TunnelId, TunnelLimits, Welcome,
     header::{HELLO, WELCOME},
 };
 use secrecy::{ExposeSecret as _, SecretString};
 use testing::kas::{
     fleet::TestFleet,
+    handshake::hello,
     server::{listen, read_head, read_until},
     world::{World, endless, parse, text, uppercase_upgrade},
 };
@@ -227,17 +228,7 @@ async fn upgrade_is_the_only_option_of_the_connection() {
     let (kas, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
     tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
-    let hello = Hello {
-        instance: InstanceId::random(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        pod_name: None,
-        pod_namespace: None,
-        kubernetes_version: None,
-        services: vec!["kubernetes".parse().unwrap()],
-        tunnel_index: 0,
-        cluster: None,
-        scope: None,
-    };
+    let hello = hello(env!("CARGO_PKG_VERSION"));
     let hello = format!(
         "{HELLO}: {}\r\nAuthorization: Bearer {}",
         hello.encode().unwrap().to_str().unwrap(),

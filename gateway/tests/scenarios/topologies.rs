@@ -8,12 +8,13 @@ use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use proto::{Hello, InstanceId, TunnelProtocol, header::HELLO};
+use proto::{TunnelProtocol, header::HELLO};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use testing::{
     kas::{
         fleet::TestFleet,
+        handshake::hello,
         world::{World, parse},
     },
     logs::Logs,
@@ -54,17 +55,7 @@ async fn until(condition: impl Fn() -> bool) {
 
 /// Sends the handshake of an agentk of this version. Returns the status and the text of the response.
 async fn handshake_of(world: &World, version: &str) -> (u16, String) {
-    let hello = Hello {
-        instance: InstanceId::random(),
-        version: version.into(),
-        pod_name: None,
-        pod_namespace: None,
-        kubernetes_version: None,
-        services: vec!["kubernetes".parse().unwrap()],
-        tunnel_index: 0,
-        cluster: None,
-        scope: None,
-    };
+    let hello = hello(version);
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
     tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });

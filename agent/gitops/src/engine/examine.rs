@@ -319,7 +319,7 @@ impl<C: Cluster> Engine<C> {
     }
 }
 
-/// Whether an object is a member of the project.
+/// The membership of an object in the project.
 enum Membership {
     Member,
     /// It becomes one, and belongs to this owner now.

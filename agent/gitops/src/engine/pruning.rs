@@ -63,7 +63,7 @@ const RECORDS: [(&str, &str); 6] = [
     ("metrics.k8s.io", "PodMetrics"),
     ("coordination.k8s.io", "Lease"),
 ];
-/// What a StatefulSet takes with it whose claims cannot be listed.
+/// The words for the claims of a StatefulSet that cannot be listed.
 const UNSEEN_CLAIMS: &str = "its volume claims, which agentk may not list";
 /// The annotation with which Kubernetes before 1.24 marks the token of a service account.
 const TOKEN_OF: &str = "kubernetes.io/service-account.name";

@@ -40,7 +40,7 @@ pub(super) struct World {
     /// The process is dead: none of its requests has a response.
     pub(super) dead: bool,
     pub(super) late: Vec<LateWrite>,
-    /// What somebody else does before the request with this number.
+    /// The work of somebody else before the request with this number.
     pub(super) interruption: Option<(usize, Box<dyn FnOnce() + Send>)>,
     /// Controllers make each workload healthy at once.
     pub(super) controllers: bool,

@@ -27,7 +27,7 @@ pub(super) struct Record {
     suspended: bool,
 }
 
-/// What is known of one UID.
+/// The entry of one UID.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct RecordedObject {

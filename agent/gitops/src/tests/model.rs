@@ -45,7 +45,7 @@ use crate::{
     fake::{FakeCluster, error},
 };
 
-/// What is there before and after a moment.
+/// The objects of the cluster at a moment.
 type BothSnapshots = Arc<Mutex<Option<(Snapshot, Snapshot)>>>;
 /// A change of an object by somebody else.
 type Edit<'a> = dyn Fn(&ObjectId, &mut Value) + 'a;
@@ -72,7 +72,7 @@ struct World {
     /// The contexts of the writes that arrive later.
     late: Vec<Context>,
     violations: Vec<Violation>,
-    /// What happened, for a sequence that is shown.
+    /// The steps so far, for a sequence that is shown.
     log: Option<Vec<String>>,
 }
 

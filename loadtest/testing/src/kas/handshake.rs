@@ -5,9 +5,25 @@ use std::{net::SocketAddr, sync::Arc};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use proto::{Hello, InstanceId};
 use tunnel::Body;
 
 use crate::kas::world::World;
+
+/// Returns the data of an agent of this version that serves the Kubernetes API.
+pub fn hello(version: &str) -> Hello {
+    Hello {
+        instance: InstanceId::random(),
+        version: version.into(),
+        pod_name: None,
+        pod_namespace: None,
+        kubernetes_version: None,
+        services: vec!["kubernetes".parse().unwrap()],
+        tunnel_index: 0,
+        cluster: None,
+        scope: None,
+    }
+}
 
 /// Sends a handshake without the data of the agent, with additional headers, on a new connection from `peer`.
 ///
