@@ -469,6 +469,7 @@ impl<C: Cluster> Engine<C> {
             members,
             held: (!held.others.is_empty()).then_some(held),
             deletions: recorded.deletions,
+            jobs: recorded.jobs,
             // What is not known is the safer one.
             suspended: suspended.unwrap_or(true),
             ..Inventory::default()

@@ -81,3 +81,25 @@ async fn wave_begins_when_the_job_before_it_is_gone() {
     assert_eq!(project.pass(&input, &Open).await.state, ProjectState::Synced);
     assert_eq!(project.cluster.ids(), ["ConfigMap default/late"]);
 }
+
+/// A lost parent costs nothing that the record knows: a migration does not run again after the recovery.
+#[tokio::test(start_paused = true)]
+async fn recovered_inventory_knows_which_jobs_have_run() {
+    let mut project = Project::new();
+    let text = job(TTL, "v1") + &config_maps(&["a"]);
+    project.sync(&text).await;
+    project.cluster.remove(&job_id());
+    let is_parent = |id: &ObjectId| id.name.starts_with("gitops-") && !id.name.ends_with("-members");
+    let parent = project.cluster.objects().into_keys().find(is_parent).unwrap();
+    project.cluster.remove(&parent);
+    assert_eq!(project.sync(&text).await.state, ProjectState::InventoryLost);
+    let input = project.input(&text);
+    let planned = project.engine.recover(&input, None, &Open).await.unwrap();
+    let crate::Recovery::Planned(plan) = planned else { panic!("{planned:?}") };
+    project.engine.recover(&input, Some(&plan.code), &Open).await.unwrap();
+    let outcome = project.sync(&text).await;
+    assert_eq!(
+        (outcome.state, project.cluster.ids()),
+        (ProjectState::Synced, vec!["ConfigMap default/a".to_owned()])
+    );
+}
