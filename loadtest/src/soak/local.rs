@@ -36,7 +36,7 @@ const CANCELLED: u32 = 20;
 /// minute.
 const RETURN: Duration = Duration::from_secs(90);
 
-/// The number of file descriptors that may be more or less after the load: connections that are kept, or were before it.
+/// The number of file descriptors that may be more after the load, for connections that are kept.
 const KEPT: u64 = 4;
 
 #[derive(Debug, Serialize)]
@@ -103,8 +103,8 @@ impl Soak {
         let bounds = [
             ("memory of kas, KiB", memory),
             ("memory of agentk, KiB", memory),
-            ("descriptors of kas", Bound::Returns(KEPT)),
-            ("descriptors of agentk", Bound::Returns(KEPT)),
+            ("descriptors of kas", Bound::Released(KEPT)),
+            ("descriptors of agentk", Bound::Released(KEPT)),
             ("tunnels", Bound::Returns(0)),
             ("requests in flight", Bound::Returns(0)),
             ("connections of callers", Bound::Returns(0)),
