@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -118,11 +119,9 @@ func loadCluster(file string) (*cluster, error) {
 			c.token = strings.TrimSpace(string(token))
 		}
 	}
-	c.requests = http.DefaultTransport.(*http.Transport).Clone()
-	c.requests.Proxy, c.requests.TLSClientConfig = nil, settings
-	c.upgrades = c.requests.Clone()
-	c.upgrades.Protocols = new(http.Protocols)
-	c.upgrades.Protocols.SetHTTP1(true)
+	c.requests = &http.Transport{TLSClientConfig: settings, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second,
+		ExpectContinueTimeout: time.Second}
+	c.upgrades = &http.Transport{TLSClientConfig: settings.Clone(), TLSHandshakeTimeout: 10 * time.Second}
 	return c, nil
 }
 

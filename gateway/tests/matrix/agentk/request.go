@@ -145,6 +145,8 @@ func (r *tunneledRequest) respond(ctx context.Context, header *requestHeader, bo
 		return err
 	}
 	if response.StatusCode == http.StatusSwitchingProtocols {
+		// net/http does not cancel an upgraded connection.
+		defer context.AfterFunc(ctx, func() { response.Body.Close() })()
 		if err := r.splice(response.Body.(io.ReadWriter), upgrade); err != nil {
 			return err
 		}
