@@ -8,8 +8,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -35,6 +37,8 @@ const (
 	commit         = "00000000"
 	shutdownGrace  = 25 * time.Second
 	registerPeriod = 5 * time.Minute
+	// configurationWait is the first wait after a failure, as long as that of GitLab's agentk.
+	configurationWait = 10 * time.Second
 )
 
 // agent is one process of agentk.
@@ -170,7 +174,7 @@ func (a *agent) run(ctx context.Context, tunnels int) {
 
 // register reports this process, at the start and then periodically.
 func (a *agent) register(ctx context.Context) {
-	var wait backoff
+	wait := backoff{first: firstWait}
 	for ctx.Err() == nil {
 		meta := a.meta()
 		version, err := a.cluster.version(ctx)
@@ -193,7 +197,7 @@ func (a *agent) register(ctx context.Context) {
 
 // configuration receives the configurations of the agent.
 func (a *agent) configuration(ctx context.Context) {
-	var wait backoff
+	wait := backoff{first: configurationWait}
 	request := &configurationRequest{AgentMeta: a.meta(), SkipRegister: true}
 	count := 0
 	receive := func() error {
@@ -220,8 +224,12 @@ func (a *agent) configuration(ctx context.Context) {
 		}
 	}
 	for ctx.Err() == nil {
-		slog.Info("configuration ended", "error", receive())
-		wait.sleep(ctx)
+		err := receive()
+		slog.Info("configuration ended", "error", err)
+		// kas ends it without an error, so that agentk asks in another connection.
+		if !errors.Is(err, io.EOF) {
+			wait.sleep(ctx)
+		}
 	}
 }
 

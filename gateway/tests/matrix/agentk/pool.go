@@ -55,7 +55,7 @@ func (p *pool) add(count int) {
 
 // keepOpen opens one stream after another, while there are not enough idle ones.
 func (p *pool) keepOpen() {
-	var wait backoff
+	wait := backoff{first: firstWait}
 	for p.ctx.Err() == nil {
 		served, err := p.connect()
 		if served || p.ctx.Err() != nil {
@@ -181,14 +181,14 @@ func (p *pool) active() int {
 
 // backoff is the time between tries.
 type backoff struct {
-	wait time.Duration
-	last time.Time
+	first, wait time.Duration
+	last        time.Time
 }
 
 // sleep waits longer after each try, with jitter.
 func (b *backoff) sleep(ctx context.Context) {
 	if b.wait = b.wait * 8 / 5; b.wait == 0 || time.Since(b.last) > stableTime {
-		b.wait = firstWait
+		b.wait = b.first
 	}
 	b.wait = min(b.wait, longestWait)
 	sleep(ctx, time.Duration(float64(b.wait)*(0.8+0.4*rand.Float64())))
