@@ -36,7 +36,7 @@ smoke: ## The same without waiting: checks the answers and exits with the result
 .PHONY: test
 # The tests write down what they skip.
 test: export SKIPPED_FILE := $(CURDIR)/target/skipped
-test: tools lint doc unit web e2e e2e-gitlab web-e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
+test: tools lint doc unit web e2e e2e-gitlab matrix web-e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
 	$(MAKE) smoke DEMO_FLAGS=--simulate
 	@./.ci/skipped
 
@@ -55,12 +55,17 @@ doc: ## The documentation builds without warnings, private items included
 
 .PHONY: unit
 unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
-	cargo nextest run --workspace --test-threads 4 -E 'not binary(e2e)'
+	cargo nextest run --workspace --test-threads 4 -E 'not binary(e2e) and not binary(matrix)'
 
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
 	cargo build --workspace --bins
 	cargo nextest run --workspace --test e2e --test-threads 3 --success-output immediate
+
+.PHONY: matrix
+matrix: ## Pairs of callers, agents, transports, replicas, names, requests, sizes and events (KUBECONFIG); CASES selects by a part of the name
+	cargo build --workspace --bins
+	cargo test -p gateway --test matrix -- --test-threads 3 $(CASES)
 
 # Paths with %2F, which differential_http_reading has, do not fit into GitLab's protocol.
 GITLAB_PROTOCOL = test(/^(upgrades|websocket|cancellation|impersonation|streams|terminals|changes|reading|lifecycle)::/) | \

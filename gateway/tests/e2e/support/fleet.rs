@@ -14,12 +14,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{
-    AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens,
-    agent::has_gitlab_protocol,
-    eventually,
-    installation::unreachable_cluster,
-    kas::{Membership, bearer},
-    kubeconfig, run,
+    AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Membership, Tokens,
+    agent::has_gitlab_protocol, eventually, installation::unreachable_cluster, kas::bearer, kubeconfig, run,
 };
 
 /// The options that all replicas share. The test owns the replicas, and may kill them.

@@ -36,6 +36,8 @@ pub(crate) struct KasOptions {
     pub(crate) configuration: Option<Value>,
     /// Additional keys of `agent.gitops`.
     pub(crate) gitops: Vec<(&'static str, Value)>,
+    /// Additional keys of `agent.kubernetes_api`.
+    pub(crate) kubernetes_api: Vec<(&'static str, Value)>,
     /// The patterns of `agent.kubernetes_api.hosts`.
     pub(crate) hosts: Vec<String>,
     /// The Service of Prometheus in clusters of GitLab's agentk.
@@ -121,17 +123,37 @@ impl Tokens {
 impl Kas {
     /// Starts kas in a directory with its `identity.yaml`, and waits until it is ready.
     pub(crate) fn start(directory: &Path, options: &KasOptions) -> Self {
-        let kas = Self::spawn(directory, options);
-        eventually("kas is ready", || kas.is_ready());
-        kas
+        Self::try_start(directory, options).unwrap_or_else(|output| panic!("kas has exited: {output}"))
     }
 
     /// Starts kas in a directory with its `identity.yaml`, and waits until it listens.
     pub(crate) fn spawn(directory: &Path, options: &KasOptions) -> Self {
+        Self::listening(Self::process(directory, options), options)
+    }
+
+    /// The same, and waits until it is ready. The error is what it printed, if it has exited.
+    pub(crate) fn try_start(directory: &Path, options: &KasOptions) -> Result<Self, String> {
+        let mut process = Self::process(directory, options);
+        eventually("kas listens or exits", || {
+            process.printed().contains("\"kas is listening\"") || !process.runs()
+        });
+        if !process.printed().contains("\"kas is listening\"") {
+            process.exit_code();
+            return Err(process.printed());
+        }
+        let kas = Self::listening(process, options);
+        eventually("kas is ready", || kas.is_ready());
+        Ok(kas)
+    }
+
+    fn process(directory: &Path, options: &KasOptions) -> Process {
         let file = directory.join("kas.yaml");
         fs::write(&file, options.config().to_string()).unwrap();
         let mut command = command_in_network(options.network.as_deref(), &Self::program());
-        let process = Process::start("kas", command.args(["serve", "--config"]).arg(&file));
+        Process::start("kas", command.args(["serve", "--config"]).arg(&file))
+    }
+
+    fn listening(process: Process, options: &KasOptions) -> Self {
         let event = listening_event(&process);
         let address = |name| address(&event, name);
         Self {
@@ -245,6 +267,9 @@ impl KasOptions {
             },
             "identity": {"file": "identity.yaml"},
         });
+        for (key, value) in &self.kubernetes_api {
+            config["agent"]["kubernetes_api"][key] = value.clone();
+        }
         if !self.hosts.is_empty() {
             config["agent"]["kubernetes_api"]["hosts"] = json!(self.hosts);
         }

@@ -37,7 +37,7 @@ pub(crate) use self::{
     gitlab::GitLab,
     hubble::Hubble,
     installation::{AGENT, Installation, kubeconfig_of},
-    kas::{Kas, KasOptions, Tokens, command_in_network},
+    kas::{Kas, KasOptions, Membership, Tokens, command_in_network},
     kubectl::{Kubectl, assert_same_output, is_age, normalize},
     networks::{NetworkNamespaces, namespace_address, run_in_network},
     oidc::OidcProvider,

@@ -1,0 +1,141 @@
+//! How each caller proves who it is, and loses that right.
+
+use std::{fs, net::SocketAddr};
+
+use access::token::TokenHash;
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+
+use super::{
+    clients::Client,
+    support::{Kas, curl},
+    values::{Caller, Case, Name},
+    world::{Start, World, address_of},
+};
+
+/// The credentials of GitLab.
+pub(crate) const JOB: &str = "job-token";
+pub(crate) const PAT: &str = "glpat-alice";
+pub(crate) const COOKIE: &str = "cookie";
+pub(crate) const CSRF_TOKEN: &str = "csrf";
+
+/// Returns the listener of kas for a caller.
+pub(crate) fn listener(kas: &Kas, caller: Caller) -> SocketAddr {
+    if caller == Caller::PageSession { address_of(kas, "web") } else { kas.public }
+}
+
+/// Returns the callers of the identity file.
+pub(crate) fn identity(start: &Start<'_>) -> Value {
+    let ops = TokenHash::of(&start.tokens.ops).to_string();
+    let mut callers = vec![
+        json!({"name": "ops", "tokens": [ops], "agents": ["*"], "services": ["*"], "cluster_audit": true}),
+    ];
+    if start.login.is_some() {
+        callers.push(json!({
+            "name": "people", "oidc": {"issuer": "op", "claims": {"sub": "id1"}}, "agents": ["*"], "services": ["*"],
+        }));
+    }
+    Value::Array(callers)
+}
+
+impl Case {
+    /// Returns the beginning of the paths of the cluster. Callers of GitLab name the agent in their credential, too.
+    pub(crate) fn kubernetes(self) -> String {
+        match (self.caller, self.name) {
+            (Caller::Job | Caller::Pat | Caller::GitLabSession, Name::Id) => "/k8s-proxy".to_owned(),
+            _ => format!("/agents/{}/kubernetes", self.name_in_path()),
+        }
+    }
+}
+
+/// Returns the lines of the header of a caller's requests.
+pub(crate) fn headers(start: &Start<'_>, front: SocketAddr) -> Vec<String> {
+    let id = start.case.agent_id();
+    match start.case.caller {
+        Caller::GitLabSession => vec![
+            format!("Cookie: _gitlab_kas={COOKIE}"),
+            format!("Gitlab-Agent-Id: {id}"),
+            format!("X-Csrf-Token: {CSRF_TOKEN}"),
+        ],
+        Caller::PageSession => {
+            let mut headers = vec!["kas-web: 1".to_owned(), "Sec-Fetch-Site: same-origin".to_owned()];
+            headers.push(format!("Cookie: {}", log_in(start, front)));
+            headers
+        }
+        _ => {
+            let user = user(start);
+            match user["token"].as_str() {
+                Some(token) => vec![format!("Authorization: Bearer {token}")],
+                None => {
+                    use base64::{Engine as _, prelude::BASE64_STANDARD};
+                    let pair = format!(
+                        "{}:{}",
+                        user["username"].as_str().unwrap(),
+                        user["password"].as_str().unwrap()
+                    );
+                    vec![format!("Authorization: Basic {}", BASE64_STANDARD.encode(pair))]
+                }
+            }
+        }
+    }
+}
+
+/// Returns the user of a kubeconfig.
+pub(crate) fn user(start: &Start<'_>) -> Value {
+    let (id, ops) = (start.case.agent_id(), start.tokens.ops.expose_secret());
+    match start.case.caller {
+        Caller::Token => json!({"token": ops}),
+        Caller::Basic => json!({"username": "ops", "password": ops}),
+        Caller::Oidc => json!({"token": start.login.unwrap().token}),
+        Caller::Job => json!({"token": format!("ci:{id}:{JOB}")}),
+        Caller::Pat => json!({"token": format!("pat:{id}:{PAT}")}),
+        Caller::GitLabSession | Caller::PageSession => json!({}),
+    }
+}
+
+/// Logs in at the page, and returns the cookie.
+fn log_in(start: &Start<'_>, front: SocketAddr) -> String {
+    let body = json!({"token": start.tokens.ops.expose_secret()}).to_string();
+    let url = format!("https://{front}/web/v1/session");
+    let authority = start.certificates.authority.to_str().unwrap();
+    let response = curl(&[
+        "--cacert",
+        authority,
+        "--header",
+        "kas-web: 1",
+        "--header",
+        "Sec-Fetch-Site: same-origin",
+        "--header",
+        "Content-Type: application/json",
+        "--data",
+        &body,
+        &url,
+    ]);
+    assert_eq!(response.status, 204, "{response:?}");
+    response.header("set-cookie").unwrap().split(';').next().unwrap().to_owned()
+}
+
+/// Takes the right away from the caller.
+pub(crate) fn revoke(world: &World) {
+    match world.case.caller {
+        Caller::Token | Caller::Basic | Caller::Oidc | Caller::PageSession => {
+            for replica in ["kas-0", "kas-1"] {
+                let file = |name: &str| world.directory.path().join(replica).join(name);
+                let mut identity: Value =
+                    serde_json::from_slice(&fs::read(file("identity.yaml")).unwrap()).unwrap();
+                identity["callers"] = json!([]);
+                fs::write(file("identity.new"), identity.to_string()).unwrap();
+                fs::rename(file("identity.new"), file("identity.yaml")).unwrap();
+            }
+        }
+        Caller::Job => world.gitlab.standin.state().jobs.get_mut(JOB).unwrap().finished = true,
+        Caller::Pat | Caller::GitLabSession => world.gitlab.standin.state().users.clear(),
+    }
+}
+
+impl Client {
+    /// Returns whether kubectl can have the credential.
+    pub(crate) fn of_kubectl(caller: Caller) -> bool {
+        !matches!(caller, Caller::GitLabSession | Caller::PageSession)
+    }
+}

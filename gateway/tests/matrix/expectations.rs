@@ -1,0 +1,165 @@
+//! The table of what may not work together, with the answer that says so.
+
+use super::values::{AgentKind, Caller, Case, Event, Name, Request, Size, Transport, Value};
+
+/// What a case must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expectation {
+    /// The answer is that of the cluster without kas.
+    Works,
+    /// The status, the kind in the header `kas-error`, and a part of the body.
+    Refused(u16, Option<&'static str>, &'static str),
+    /// kas does not read its identity file: a part of the error.
+    NoConfiguration(&'static str),
+}
+
+use Expectation::{NoConfiguration, Refused};
+
+/// Two values that cannot meet, and why.
+struct Rule {
+    values: [Value; 2],
+    outcome: Outcome,
+}
+
+/// Why two values cannot meet.
+enum Outcome {
+    /// This is the answer, which a case of its own tests.
+    Answer(Expectation),
+    /// No program does this.
+    Impossible,
+}
+
+fn answer(a: impl Into<Value>, b: impl Into<Value>, expectation: Expectation) -> Rule {
+    Rule { values: [a.into(), b.into()], outcome: Outcome::Answer(expectation) }
+}
+
+fn impossible(a: impl Into<Value>, b: impl Into<Value>) -> Rule {
+    Rule { values: [a.into(), b.into()], outcome: Outcome::Impossible }
+}
+
+const NO_SERVICE: &str = "GitLab's agentk";
+
+/// Returns the table.
+fn rules() -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for caller in Caller::ALL {
+        if !caller.is_of_gitlab() {
+            // The file says for whom its callers are, and GitLab for whom its users are.
+            rules.push(answer(
+                *caller,
+                AgentKind::GitLab,
+                Refused(404, Some("unknown-agent"), "there is no agent"),
+            ));
+            continue;
+        }
+        let refusal = match caller {
+            Caller::Job => Refused(403, Some("forbidden"), "add the project of this job to ci_access"),
+            _ => Refused(401, Some("unauthorized"), "GitLab does not let this user use this agent"),
+        };
+        for agent in [AgentKind::Identity, AgentKind::Receptive] {
+            rules.push(answer(*caller, agent, refusal));
+        }
+        // They use clusters and metrics, and nothing else.
+        for service in [Request::Graph, Request::GitOps, Request::Alerts, Request::Events] {
+            rules.push(answer(*caller, service, Refused(403, Some("forbidden"), "")));
+        }
+    }
+    // GitLab's agentk has the service kubernetes only.
+    for service in [Request::PromQl, Request::Graph, Request::GitOps, Request::Alerts] {
+        rules.push(answer(
+            AgentKind::Independent,
+            service,
+            Refused(404, Some("unknown-service"), NO_SERVICE),
+        ));
+    }
+    // gRPC without a WebSocket is GitLab's protocol.
+    for transport in [Transport::Grpc, Transport::Grpcs] {
+        for service in [Request::PromQl, Request::Graph, Request::GitOps, Request::Alerts] {
+            rules.push(answer(transport, service, Refused(404, Some("unknown-service"), NO_SERVICE)));
+        }
+    }
+    // It has no policy file. kas itself has the events, and the policy limits what the others read and change, not who asks them.
+    rules.push(impossible(AgentKind::Independent, Event::Policy));
+    for service in [Request::Events, Request::Graph, Request::GitOps, Request::Alerts] {
+        rules.push(impossible(service, Event::Policy));
+    }
+    for transport in [Transport::Grpc, Transport::Grpcs] {
+        rules.push(answer(AgentKind::Receptive, transport, NoConfiguration("ws")));
+    }
+    for agent in [AgentKind::Identity, AgentKind::Receptive, AgentKind::Independent] {
+        rules.push(answer(Name::Dot, agent, Refused(404, Some("unknown-agent"), "there is no agent")));
+    }
+    let other = Refused(403, Some("forbidden"), "the credential is for another agent than the path names");
+    rules.push(answer(Name::Dot, AgentKind::GitLab, other));
+    // Browsers have no SPDY, and no page forwards ports.
+    for caller in [Caller::GitLabSession, Caller::PageSession] {
+        for request in [Request::ExecSpdy, Request::ForwardSpdy, Request::ForwardWebSocket] {
+            rules.push(impossible(caller, request));
+        }
+    }
+    rules.push(answer(Caller::PageSession, Request::ExecWebSocket, Refused(403, None, "")));
+    for request in Request::ALL {
+        for size in Size::ALL {
+            if !sizes(*request).contains(size) {
+                rules.push(impossible(*request, *size));
+            }
+        }
+    }
+    rules
+}
+
+/// Returns the sizes that a request has.
+fn sizes(request: Request) -> &'static [Size] {
+    match request {
+        Request::List => &[Size::Down],
+        Request::Post => &[Size::Small, Size::Up],
+        Request::ExecWebSocket | Request::ExecSpdy | Request::ForwardWebSocket | Request::ForwardSpdy => {
+            &[Size::Small, Size::Down, Size::Up]
+        }
+        _ => &[Size::Small],
+    }
+}
+
+/// The table, in the form in which the generator asks for it.
+pub(crate) struct Table(Vec<Rule>);
+
+impl Table {
+    pub(crate) fn new() -> Self {
+        Self(rules())
+    }
+
+    /// Returns whether two values can meet and work.
+    pub(crate) fn is_allowed(&self, a: Value, b: Value) -> bool {
+        !self.0.iter().any(|rule| rule.values == [a, b] || rule.values == [b, a])
+    }
+
+    /// Returns a case for each answer of the table, in which nothing else is refused.
+    pub(crate) fn refused_cases(&self) -> Vec<(Case, Expectation)> {
+        let answers = self.0.iter().filter_map(|rule| match rule.outcome {
+            Outcome::Answer(expectation) => Some((rule.values, expectation)),
+            Outcome::Impossible => None,
+        });
+        answers.map(|(values, expectation)| (self.around(values), expectation)).collect()
+    }
+
+    /// Returns a case with these two values, whose other ones fit to each other and to both.
+    fn around(&self, values: [Value; 2]) -> Case {
+        let mut case = Case::usual().with(values[0]).with(values[1]);
+        for (dimension, count) in Case::counts().into_iter().enumerate() {
+            let current = case.values()[dimension];
+            if values.contains(&current) {
+                continue;
+            }
+            let fits = |candidate: &Value| {
+                values.iter().all(|value| self.is_allowed(*candidate, *value))
+                    && case.values()[..dimension]
+                        .iter()
+                        .filter(|value| !values.contains(value))
+                        .all(|value| self.is_allowed(*candidate, *value))
+            };
+            let mut candidates = (0..count).map(|index| Case::value(dimension, index));
+            case = case.with(candidates.find(fits).expect("a value fits"));
+        }
+        case
+    }
+}
