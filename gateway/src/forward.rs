@@ -239,8 +239,8 @@ impl Forwarder {
         let gitlab = tunnels.iter().find_map(|tunnel| tunnel.handle().hello.gitlab_version());
         let what = match gitlab {
             Some(version) => format!(
-                "agent {agent} is GitLab's agentk {version}, which does not serve {service}; it serves: {served}. Install the \
-                 agentk of kas in its cluster, with the same token, for the other services"
+                "agent {agent} speaks GitLab's protocol (agentk {version}), which has no {service}; it serves: {served}. For the \
+                 other services, use the agentk of kas with the same token, at an address with ws:// or wss://"
             ),
             None => format!("agent {agent} does not serve {service}; it serves: {served}"),
         };

@@ -37,7 +37,7 @@ fn impossible(a: impl Into<Value>, b: impl Into<Value>) -> Rule {
     Rule { values: [a.into(), b.into()], outcome: Outcome::Impossible }
 }
 
-const NO_SERVICE: &str = "GitLab's agentk";
+const NO_SERVICE: &str = "speaks GitLab's protocol";
 
 /// Returns the table.
 fn rules() -> Vec<Rule> {
