@@ -80,7 +80,9 @@ async fn render_for(
     let tree: Tree = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).into())).collect();
     let job = Job { tool, directory: "prod".to_owned() };
     let rendered = renderer.render(share(), project, cluster, &job, &tree, MAX_BYTES).await;
-    rendered.map(|bytes| String::from_utf8(bytes.to_vec()).unwrap()).map_err(|error| error.to_string())
+    rendered
+        .map(|rendering| String::from_utf8(rendering.manifests.to_vec()).unwrap())
+        .map_err(|error| error.to_string())
 }
 
 /// Renders with a script in place of kustomize.
@@ -139,6 +141,43 @@ async fn chart_of_helm_is_rendered_with_its_values() {
     let broken = "apiVersion: v2\nname: shop\nversion: 1.0.0\ndependencies: [{name: db, version: 1.0.0, repository: 'https://example.com'}]\n";
     let error = render(settings, Tool::Helm, &project, &[("prod/Chart.yaml", broken)]).await.unwrap_err();
     assert!(error.contains("db") || error.contains("env.yaml"), "{error}");
+}
+
+/// Each replica of kas renders by itself: passwords would change without a commit.
+#[tokio::test]
+async fn chart_whose_renderings_differ_is_refused_with_the_object_and_the_field() {
+    let Some(settings) = settings_or_skip(Tool::Helm) else { return };
+    for function in ["randAlphaNum 20", "uuidv4", "now | unixEpoch", "(genCA \"a\" 1).Key | sha256sum"] {
+        let template = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: pw}}\nstringData: {{a: same, password: {{{{ {function} | quote }}}}}}\n"
+        );
+        let error = render_chart(settings.clone(), &template).await.unwrap_err();
+        let expected = "prod (helm template): two renderings of the same commit differ in data.password of Secret pw, which would change \
+                        without a commit";
+        assert!(error.starts_with(expected) && error.contains("allow_unstable_rendering: true"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn unstable_fields_that_the_project_allows_are_written_once() {
+    let Some(settings) = settings_or_skip(Tool::Helm) else { return };
+    let project = ManifestProject { allow_unstable_rendering: true, ..ManifestProject::default() };
+    let renderer = Renderer::new(settings, kas());
+    let job = Job { tool: Tool::Helm, directory: "prod".to_owned() };
+    let rendered = async |name: &str| {
+        let template = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\ndata: {{a: Yg==, b: {{{{ randAlphaNum 20 | b64enc }}}}}}\n"
+        );
+        let tree: Tree =
+            chart(&template).into_iter().map(|(path, text)| (path.to_owned(), text.into())).collect();
+        renderer.render(share(), &project, TargetCluster::unknown(), &job, &tree, MAX_BYTES).await
+    };
+    let first = rendered("pw").await.unwrap();
+    let unstable = serde_json::to_value(&first.unstable).unwrap();
+    assert_eq!(unstable, serde_json::json!([{"kinds": ["Secret."], "names": ["pw"], "paths": ["data.b"]}]));
+    assert_eq!(rendered("pw").await.unwrap(), first, "it is rendered once for all agents");
+    let error = rendered("pw-{{ randAlpha 9 | lower }}").await.unwrap_err().to_string();
+    assert!(error.contains("only one of them has the object Secret pw-"), "{error}");
 }
 
 /// helm itself assumes Kubernetes 1.20 with the API groups of its own.
@@ -265,7 +304,7 @@ async fn program_that_would_have_a_network_does_not_run() {
     let expected = "prod (kustomize build): kas does not run kustomize, because its kernel allows neither a network namespace nor a filter";
     assert!(error.to_string().starts_with(expected), "{error}");
     assert!(error.to_string().contains("agent.gitops.render.allow_network: true"), "{error}");
-    assert_eq!(&*rendered(true).await.unwrap(), b"allowed\n");
+    assert_eq!(&*rendered(true).await.unwrap().manifests, b"allowed\n");
 }
 
 /// Each agent, and each look at a commit, would run the program again.

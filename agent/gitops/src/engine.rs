@@ -332,7 +332,7 @@ impl<C: Cluster> Engine<C> {
             let stage = again.as_ref().unwrap_or(stage);
             let applied = self.apply_stage(stage, &manifests, &state.members, &sync, report).await;
             if sync.writes() {
-                self.record_jobs(stage, &manifests, &mut state.stored, fence).await?;
+                self.record_jobs(stage, &manifests, &mut state.stored, &sync).await?;
             }
             let (applied, terminating) = applied?;
             state.add_applied(applied);

@@ -9,27 +9,29 @@
 //! make kustomize fetch something, and [`limits`] bounds memory, CPU and files, and takes the network away.
 #![warn(missing_docs)]
 
+mod cluster;
 mod command;
 pub mod kustomization;
 pub mod limits;
 pub mod plan;
 mod shares;
+mod unstable;
 
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
     path::PathBuf,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use process::child::{self, RunError};
-use proto::agent_configuration::gitops::ManifestProject;
+use proto::agent_configuration::gitops::{IgnoredFields, ManifestProject};
 use sha2::{Digest as _, Sha256};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-pub use self::shares::Share;
+pub use self::{cluster::TargetCluster, shares::Share};
 use self::{
     limits::{Limits, NETWORK_STAYS},
     plan::{Job, Tool},
@@ -43,8 +45,6 @@ pub type Tree = BTreeMap<String, Vec<u8>>;
 const MAX_CACHED: usize = 32 << 20;
 /// The most results that are kept.
 const MAX_RESULTS: usize = 1000;
-/// The longest version of Kubernetes.
-const MAX_VERSION: usize = 64;
 /// The time for which a failure is not tried again.
 const FAILURE_TIME: Duration = Duration::from_secs(600);
 
@@ -63,13 +63,13 @@ pub struct RenderSettings {
     pub allow_network: bool,
 }
 
-/// The cluster for which charts are rendered.
+/// Rendered manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TargetCluster {
-    version: Option<String>,
-    api_versions: Vec<String>,
-    /// API groups whose versions are not known, because their server does not respond.
-    unavailable: Vec<String>,
+pub struct Rendering {
+    /// The manifests, as YAML.
+    pub manifests: Bytes,
+    /// The fields that each rendering gives other values, if the project allows such. They are written once.
+    pub unstable: Vec<IgnoredFields>,
 }
 
 /// The reason why there are no rendered manifests, in one sentence.
@@ -113,7 +113,7 @@ struct Cache {
 struct CachedResult {
     digest: [u8; 32],
     at: Instant,
-    result: Result<Bytes, RenderError>,
+    result: Result<Rendering, RenderError>,
 }
 
 impl Renderer {
@@ -140,7 +140,7 @@ impl Renderer {
         job: &Job,
         tree: &Tree,
         max_bytes: usize,
-    ) -> Result<Bytes, RenderError> {
+    ) -> Result<Rendering, RenderError> {
         let digest = digest(project, cluster, job, tree);
         if let Some(known) = self.cache.lock().get(&digest, Instant::now()) {
             return known;
@@ -150,11 +150,49 @@ impl Renderer {
         if let Some(known) = self.cache.lock().get(&digest, Instant::now()) {
             return known;
         }
-        let result = self.run(project, cluster, job, tree, max_bytes).await;
+        let result = self.render_stably(project, cluster, job, tree, max_bytes).await;
         if !matches!(&result, Err(error) if error.kind != RenderErrorKind::Refused) {
             self.cache.lock().insert(CachedResult { digest, at: Instant::now(), result: result.clone() });
         }
         result
+    }
+
+    /// Renders a chart twice, because the results of random functions must not change what is applied. kustomize has none.
+    async fn render_stably(
+        &self,
+        project: &ManifestProject,
+        cluster: &TargetCluster,
+        job: &Job,
+        tree: &Tree,
+        max_bytes: usize,
+    ) -> Result<Rendering, RenderError> {
+        let manifests = self.run(project, cluster, job, tree, max_bytes).await?;
+        if job.tool == Tool::Kustomize {
+            return Ok(Rendering { manifests, unstable: Vec::new() });
+        }
+        let values = project.helm.as_ref().map(|helm| helm.values.clone()).unwrap_or_default();
+        sleep(unstable::pause(tree, &values, SystemTime::now())).await;
+        let second = self.run(project, cluster, job, tree, max_bytes).await?;
+        let refused = |what: String| {
+            RenderError::refused(format!("{}: two renderings of the same commit {what}", job.file()))
+        };
+        let fields = unstable::compare(&manifests, &second)
+            .map_err(|what| refused(format!("have to have the same objects, and {what}")))?;
+        if let Some(first) = fields.first().filter(|_| !project.allow_unstable_rendering) {
+            let more = match fields.len() {
+                1 => String::new(),
+                2 => " and in another field".to_owned(),
+                fields => format!(" and in {} more fields", fields - 1),
+            };
+            return Err(refused(format!(
+                "differ in {}{more}, which would change without a commit: its templates have a random function or the time. Give it a \
+                 value (helm.values), or set allow_unstable_rendering: true, which writes such fields once",
+                first.describe()
+            )));
+        }
+        let unstable =
+            unstable::written_once(&fields).map_err(|what| refused(format!("differ in {what}")))?;
+        Ok(Rendering { manifests, unstable })
     }
 
     async fn run(
@@ -246,43 +284,8 @@ impl RenderError {
     }
 }
 
-impl TargetCluster {
-    /// Returns a cluster of which nothing is known.
-    pub fn unknown() -> &'static Self {
-        static UNKNOWN: TargetCluster =
-            TargetCluster { version: None, api_versions: Vec::new(), unavailable: Vec::new() };
-        &UNKNOWN
-    }
-
-    /// Returns a cluster with a version of Kubernetes, and with its API versions as `group/version` and `group/version/Kind`. Texts that
-    /// are not such are left out: they become arguments of helm.
-    pub fn new(version: Option<String>, api_versions: Vec<String>, unavailable: Vec<String>) -> Self {
-        let version = version.filter(|text| is_word(text, "+") && text.len() <= MAX_VERSION);
-        let mut api_versions: Vec<_> = api_versions.into_iter().filter(|text| is_word(text, "/")).collect();
-        api_versions.sort_unstable();
-        api_versions.dedup();
-        Self { version, api_versions, unavailable }
-    }
-}
-
-impl TargetCluster {
-    /// Returns an API group that a chart names, and whose versions are not known.
-    fn unavailable_group(&self, job: &Job, tree: &Tree) -> Option<&str> {
-        let names =
-            |group: &str| tree.values().any(|content| String::from_utf8_lossy(content).contains(group));
-        let groups = self.unavailable.iter().map(String::as_str).filter(|group| !group.is_empty());
-        groups.filter(|_| job.tool == Tool::Helm).find(|group| names(group))
-    }
-}
-
-/// Returns whether a text consists of letters, digits, `.`, `-` and further characters, and begins with a letter or a digit.
-fn is_word(text: &str, further: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-') || further.contains(c);
-    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(allowed)
-}
-
 impl Cache {
-    fn get(&self, digest: &[u8; 32], now: Instant) -> Option<Result<Bytes, RenderError>> {
+    fn get(&self, digest: &[u8; 32], now: Instant) -> Option<Result<Rendering, RenderError>> {
         let known = self.results.iter().find(|known| known.digest == *digest);
         let is_fresh = |known: &&CachedResult| known.result.is_ok() || now < known.at + FAILURE_TIME;
         known.filter(is_fresh).map(|known| known.result.clone())
@@ -306,7 +309,7 @@ impl Cache {
 
 impl CachedResult {
     fn bytes(&self) -> usize {
-        self.result.as_ref().map_or(0, Bytes::len)
+        self.result.as_ref().map_or(0, |rendering| rendering.manifests.len())
     }
 }
 
@@ -325,6 +328,7 @@ fn digest(project: &ManifestProject, cluster: &TargetCluster, job: &Job, tree: &
     }
     add(&helm);
     if job.tool == Tool::Helm {
+        add(&[project.allow_unstable_rendering.into(), cluster.hooks.into()]);
         add(cluster.version.as_deref().unwrap_or_default().as_bytes());
         add(cluster.api_versions.join("\n").as_bytes());
     }
@@ -360,18 +364,9 @@ mod tests {
         assert_eq!(plain, digest(&project, &newer, &other, &tree("a")), "kustomize knows no cluster");
     }
 
-    #[test]
-    fn chart_that_names_a_group_without_a_server_is_not_rendered() {
-        let cluster = TargetCluster::new(None, Vec::new(), vec!["metrics.k8s.io".to_owned()]);
-        let tree = |text: &str| Tree::from([("shop/templates/a.yaml".to_owned(), text.into())]);
-        let job = |tool: Tool| Job { tool, directory: "shop".to_owned() };
-        let asks = tree("{{ if .Capabilities.APIVersions.Has \"metrics.k8s.io/v1beta1\" }}");
-        assert_eq!(cluster.unavailable_group(&job(Tool::Helm), &asks), Some("metrics.k8s.io"));
-        assert_eq!(cluster.unavailable_group(&job(Tool::Kustomize), &asks), None);
-        assert_eq!(cluster.unavailable_group(&job(Tool::Helm), &tree("a: b")), None);
-    }
-
-    fn cached(digest: u8, result: Result<Bytes, RenderError>) -> CachedResult {
+    fn cached(digest: u8, result: Result<&[u8], RenderError>) -> CachedResult {
+        let result =
+            result.map(|text| Rendering { manifests: Bytes::copy_from_slice(text), ..Rendering::default() });
         CachedResult { digest: [digest; 32], at: Instant::now(), result }
     }
 
@@ -379,10 +374,10 @@ mod tests {
     fn oldest_results_leave_the_cache() {
         let mut cache = Cache::default();
         let now = Instant::now();
-        let result = Bytes::from(vec![0; MAX_CACHED / 2]);
-        (0..3).for_each(|n| cache.insert(cached(n, Ok(result.clone()))));
+        let result = vec![0; MAX_CACHED / 2];
+        (0..3).for_each(|n| cache.insert(cached(n, Ok(&result))));
         assert_eq!([0, 1, 2].map(|n| cache.get(&[n; 32], now).is_some()), [false, true, true]);
-        cache.insert(cached(9, Ok(Bytes::from(vec![0; MAX_CACHED + 1]))));
+        cache.insert(cached(9, Ok(&vec![0; MAX_CACHED + 1])));
         assert_eq!((cache.results.len(), cache.bytes), (0, 0), "a result that is too large is not kept");
         for n in 0..2 * MAX_RESULTS {
             let mut digest = [0; 32];
@@ -400,22 +395,8 @@ mod tests {
         let at = cache.results[0].at;
         assert_eq!(cache.get(&[1; 32], at), Some(Err(failure)));
         assert_eq!(cache.get(&[1; 32], at + FAILURE_TIME), None);
-        cache.insert(cached(1, Ok(Bytes::from_static(b"a: b"))));
+        cache.insert(cached(1, Ok(b"a: b")));
         assert_eq!((cache.results.len(), cache.bytes), (1, 4));
         assert!(cache.get(&[1; 32], at + FAILURE_TIME).is_some_and(|result| result.is_ok()));
-    }
-
-    #[test]
-    fn cluster_has_no_text_that_helm_could_misread() {
-        let version = |text: &str| TargetCluster::new(Some(text.to_owned()), Vec::new(), Vec::new()).version;
-        for text in ["v1.37.0", "v1.30.3-gke.100", "v1.31.2+k3s1", "1.29.0"] {
-            assert_eq!(version(text).as_deref(), Some(text));
-        }
-        for text in ["--set", "v1,v2", "v1 2", "", "v1\n"] {
-            assert_eq!(version(text), None, "{text}");
-        }
-        let known = ["v1", "apps/v1", "apps/v1", "apps/v1/Deployment", "a,b/v1", "--x", ""];
-        let cluster = TargetCluster::new(None, known.map(str::to_owned).into(), Vec::new());
-        assert_eq!(cluster.api_versions, ["apps/v1", "apps/v1/Deployment", "v1"]);
     }
 }

@@ -93,6 +93,9 @@ pub struct ManifestProject {
     /// The name of the release and the values for `helm template`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub helm: Option<Helm>,
+    /// Charts may have random functions and the time. What each rendering gives another value is written once.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allow_unstable_rendering: bool,
     /// The reaction to a field that Git has and another manager has set.
     pub conflicts: Conflicts,
     /// Fields that agentk writes when it creates an object, and leaves to others from then on.
@@ -106,6 +109,9 @@ pub struct ManifestProject {
 pub struct IgnoredFields {
     /// Kinds: `Deployment.apps`, `Deployment` in any API group, or `*` for all.
     pub kinds: Vec<String>,
+    /// The names of the objects. Without an entry, all objects of these kinds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
     /// The paths of the fields.
     pub paths: Vec<FieldPath>,
 }
@@ -275,6 +281,7 @@ impl Default for ManifestProject {
             run_as: None,
             render: Render::default(),
             helm: None,
+            allow_unstable_rendering: false,
             conflicts: Conflicts::default(),
             ignore_differences: Vec::new(),
         }
@@ -321,9 +328,10 @@ impl ManifestProject {
             && !matches(&self.resource_exclusions)
     }
 
-    /// Returns the paths of the fields of a kind that are left to others.
-    pub fn ignored_fields(&self, group: &str, kind: &str) -> impl Iterator<Item = &FieldPath> {
-        let entries = self.ignore_differences.iter().filter(move |ignored| ignored.is_about(group, kind));
+    /// Returns the paths of the fields of an object that are left to others.
+    pub fn ignored_fields(&self, group: &str, kind: &str, name: &str) -> impl Iterator<Item = &FieldPath> {
+        let entries =
+            self.ignore_differences.iter().filter(move |ignored| ignored.is_about(group, kind, name));
         entries.flat_map(|ignored| &ignored.paths)
     }
 
@@ -409,6 +417,9 @@ impl ManifestProject {
                 return Err("helm: it has no effect without render: helm".to_owned());
             }
             helm.validate()?;
+        }
+        if self.allow_unstable_rendering && !matches!(self.render, Render::Auto | Render::Helm) {
+            return Err("allow_unstable_rendering: it has no effect without render: helm".to_owned());
         }
         let ignored = &self.ignore_differences;
         if ignored.len() > MAX_PATHS || ignored.iter().any(|ignored| ignored.paths.len() > MAX_PATHS) {
@@ -504,11 +515,12 @@ fn file_name(path: &str) -> &str {
 }
 
 impl IgnoredFields {
-    fn is_about(&self, group: &str, kind: &str) -> bool {
-        self.kinds.iter().any(|entry| match entry.split_once('.') {
-            Some((only, of)) => (only, of) == (kind, group),
-            None => entry == "*" || entry == kind,
-        })
+    fn is_about(&self, group: &str, kind: &str, name: &str) -> bool {
+        (self.names.is_empty() || self.names.iter().any(|entry| entry == name))
+            && self.kinds.iter().any(|entry| match entry.split_once('.') {
+                Some((only, of)) => (only, of) == (kind, group),
+                None => entry == "*" || entry == kind,
+            })
     }
 }
 
@@ -625,7 +637,7 @@ mod tests {
              resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
              resource_exclusions: [{api_groups: ['*'], kinds: [Secret]}], interval: 1m, namespaces: [shop], \
              cluster_scoped: true, max_prune_percent: 10, max_prune: 1, prune_irreplaceable: true, self_heal: report, suspend: true, \
-             run_as: {service_account: deployer}, render: helm, conflicts: report, \
+             run_as: {service_account: deployer}, render: helm, conflicts: report, allow_unstable_rendering: true, \
              helm: {release_name: shop, values_files: [a/b.yaml], values: {replicas: 2}}}",
         )
         .unwrap();
@@ -675,6 +687,7 @@ mod tests {
             ("{}, {}", "is listed twice"),
             ("{reconcile_timeout: 10}", "duration"),
             ("{render: kustomize, helm: {}}", "helm: it has no effect"),
+            ("{render: plain, allow_unstable_rendering: true}", "allow_unstable_rendering: it has no effect"),
             ("{helm: {release_name: A}}", "helm.release_name must have"),
             ("{helm: {values_files: [../x]}}", "helm.values_files: \"../x\" is not a path"),
             ("{helm: {values_files: [/x]}}", "helm.values_files: \"/x\" is not a path"),
@@ -689,14 +702,16 @@ mod tests {
     fn ignored_fields_are_those_of_a_kind() {
         let project = parse(
             "{ignore_differences: [{kinds: [Deployment], paths: [a]}, {kinds: [Job.batch, Role.example.com], paths: [b]}, \
-             {kinds: ['*'], paths: [c]}]}",
+             {kinds: ['*'], paths: [c]}, {kinds: [Secret.], names: [web, pw], paths: [d]}]}",
         )
         .unwrap();
         let of = |group: &str, kind: &str| {
-            project.ignored_fields(group, kind).map(ToString::to_string).collect::<Vec<_>>().join(" ")
+            project.ignored_fields(group, kind, "web").map(ToString::to_string).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(of("apps", "Deployment"), "a c");
         assert_eq!(of("batch", "Job"), "b c");
+        assert_eq!((of("", "Secret"), of("example.com", "Secret")), ("c d".to_owned(), "c".to_owned()));
+        assert_eq!(project.ignored_fields("", "Secret", "other").count(), 1);
         assert_eq!((of("volcano.sh", "Job"), of("example.com", "Role")), ("c".to_owned(), "b c".to_owned()));
     }
 

@@ -227,7 +227,7 @@ impl<C: Cluster> Engine<C> {
             let seen = Seen { uid: member.uid.clone(), fingerprint: *live };
             return Ok(Examined { step: Step::Unchanged(seen), live: None, tried: None });
         }
-        if members.has_finished(manifest) {
+        if members.has_finished(manifest, sync) {
             return Ok(Examined { step: Step::Finished, live: None, tried: None });
         }
         let id = &manifest.id;

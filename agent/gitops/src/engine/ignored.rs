@@ -26,8 +26,9 @@ const INJECTED: [&str; 5] = [
 impl SyncContext<'_> {
     /// Returns the paths of the fields of an object that are left to others.
     pub(super) fn ignored_fields(&self, manifest: &Manifest) -> Vec<FieldPath> {
-        let ObjectId { group, kind, .. } = &manifest.id;
-        let mut paths: Vec<FieldPath> = self.input.settings.ignored_fields(group, kind).cloned().collect();
+        let ObjectId { group, kind, name, .. } = &manifest.id;
+        let mut paths: Vec<FieldPath> =
+            self.input.settings.ignored_fields(group, kind, name).cloned().collect();
         if self.autoscaled.contains(&manifest.id) {
             paths.extend(FieldPath::parse("spec.replicas"));
         }

@@ -5,8 +5,11 @@
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{Engine, Failure, examine::hash, inventory::StoredInventory, members::Members};
-use crate::{Cluster, Fence, Manifest, order::Stage};
+use super::{
+    Engine, Failure, SyncContext, examine::hash, ignored::with_live_values, inventory::StoredInventory,
+    members::Members,
+};
+use crate::{Cluster, Fence, Manifest, hook, order::Stage};
 
 /// The fields with which an object says that it is removed some time after its end: of Jobs and of the jobs of KubeRay and Volcano, of
 /// those of Kubeflow, and of Workflows of Argo.
@@ -24,14 +27,14 @@ pub(super) fn is_job(manifest: &Manifest) -> bool {
 
 impl Members {
     /// Returns whether a manifest is that of a job that was applied, and that is gone.
-    pub(super) fn has_finished(&self, manifest: &Manifest) -> bool {
+    pub(super) fn has_finished(&self, manifest: &Manifest, sync: &SyncContext<'_>) -> bool {
         is_job(manifest)
             && !self.by_id.contains_key(&manifest.id)
             && !self.is_unknown(&manifest.group_kind())
             && self
                 .jobs
                 .get(&manifest.id.to_string())
-                .is_some_and(|applied| *applied == digest(&manifest.object))
+                .is_some_and(|applied| *applied == digest(manifest, sync))
     }
 }
 
@@ -42,26 +45,47 @@ impl<C: Cluster> Engine<C> {
         stage: &Stage,
         manifests: &[Manifest],
         stored: &mut StoredInventory,
-        fence: &dyn Fence,
+        sync: &SyncContext<'_>,
     ) -> Result<(), Failure> {
         let is_applied = |manifest: &&Manifest| {
             let known = self.known.get(&manifest.id);
             known.is_some_and(|known| known.desired == hash(&manifest.object))
         };
         let jobs = stage.objects.iter().map(|index| &manifests[*index]).filter(|manifest| is_job(manifest));
-        let applied = jobs.filter(is_applied).map(|job| (job.id.to_string(), digest(&job.object)));
+        let applied = jobs.filter(is_applied).map(|job| (job.id.to_string(), digest(job, sync)));
         let is_new = applied.fold(false, |is_new, (id, digest)| {
             let before = stored.inventory.jobs.insert(id, digest.clone());
             is_new | (before != Some(digest))
         });
         match is_new {
+            true => self.store(stored, sync.fence).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Lets failed hooks run again as soon as somebody has deleted them.
+    pub(super) async fn record_failed_hooks(
+        &mut self,
+        failed: &[ObjectError],
+        stored: &mut StoredInventory,
+        fence: &dyn Fence,
+    ) -> Result<(), Failure> {
+        match stored.forget_jobs(failed.iter().filter_map(|error| error.object.as_ref())) {
             true => self.store(stored, fence).await,
             false => Ok(()),
         }
     }
 }
 
-/// Returns a digest of a manifest that is the same in each process.
-fn digest(object: &Value) -> String {
+impl StoredInventory {
+    /// Forgets jobs, so that they run again when they are gone. Returns whether they were known.
+    fn forget_jobs<'a>(&mut self, jobs: impl Iterator<Item = &'a ObjectId>) -> bool {
+        jobs.fold(false, |known, job| self.inventory.jobs.remove(&job.to_string()).is_some() | known)
+    }
+}
+
+/// Returns a digest of a manifest that is the same in each process. Fields that are left to others do not count.
+pub(super) fn digest(manifest: &Manifest, sync: &SyncContext<'_>) -> String {
+    let object = with_live_values(&manifest.object, &Value::Null, &sync.ignored_fields(manifest));
     Sha256::digest(object.to_string()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -46,6 +46,18 @@ async fn job_that_the_cluster_has_removed_runs_again_only_when_its_manifest_chan
     );
 }
 
+/// Another rendering of the same commit gives such fields other values.
+#[tokio::test(start_paused = true)]
+async fn job_does_not_run_again_because_of_a_field_that_is_written_once() {
+    let settings = "{ignore_differences: [{kinds: [Job.batch], names: [migrate], paths: \
+                    ['spec.template.spec.containers[name=c].image']}]}";
+    let mut project = Project::new().with(settings);
+    project.sync(&job(TTL, "random1")).await;
+    project.cluster.remove(&job_id());
+    assert_eq!(project.sync(&job(TTL, "random2")).await.objects.unchanged, 1);
+    assert_eq!(project.cluster.ids(), [""; 0]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn job_without_a_lifetime_is_created_again() {
     let mut project = Project::new();

@@ -6,7 +6,7 @@ use std::{
 };
 
 use git::{CommitId, FileLimits, FileSelection, RepositoryFile, SelectedFiles};
-use proto::agent_configuration::gitops::ManifestProject;
+use proto::agent_configuration::gitops::{IgnoredFields, ManifestProject};
 use render::{
     RenderErrorKind, Renderer, Share, TargetCluster, Tree,
     kustomization::{self, Checked},
@@ -40,6 +40,14 @@ pub(super) struct CommitSource<'a> {
     pub(super) id: &'a CommitId,
 }
 
+/// The manifests of a commit.
+#[derive(Debug)]
+pub(super) struct CommitFiles {
+    pub(super) files: SelectedFiles,
+    /// Fields that are written once, because each rendering gives them other values.
+    pub(super) unstable: Vec<IgnoredFields>,
+}
+
 impl CommitReader {
     /// Reads the manifests of a project, which are rendered for a cluster.
     ///
@@ -52,7 +60,7 @@ impl CommitReader {
         project: &ManifestProject,
         share: &Share,
         cluster: &ClusterReader<'_>,
-    ) -> Result<SelectedFiles, String> {
+    ) -> Result<CommitFiles, String> {
         let markers = plan::markers(project);
         let matchers = project.matchers()?;
         let patterns: Vec<_> =
@@ -67,7 +75,7 @@ impl CommitReader {
         let plan = plan::plan(project, |path| names.contains(path)).map_err(|error| error.to_string())?;
         let plain = ManifestProject { paths: plan.plain, ..ManifestProject::default() }.matchers()?;
         files.files.retain(|file| plain.iter().any(|matcher| matcher.is_match(&file.path)));
-        let (mut target, unknown) = (None, TargetCluster::unknown());
+        let (mut target, unknown, mut unstable) = (None, TargetCluster::unknown(), Vec::new());
         for job in plan.jobs {
             let tree = self.tree(commit, project, &job).await?;
             // Only charts depend on the cluster.
@@ -85,10 +93,11 @@ impl CommitReader {
                     RenderErrorKind::NetworkStays => "network-not-isolated",
                 },
             });
-            let content = rendered.map_err(|error| error.to_string())?.into();
-            files.files.push(RepositoryFile { path: job.file(), content });
+            let rendering = rendered.map_err(|error| error.to_string())?;
+            files.files.push(RepositoryFile { path: job.file(), content: rendering.manifests.into() });
+            unstable.extend(rendering.unstable);
         }
-        Ok(files)
+        Ok(CommitFiles { files, unstable })
     }
 
     /// Reads the files that a job may need.

@@ -33,7 +33,7 @@ use tunnel::{Body, Tunnel};
 
 use super::{
     GitopsService,
-    commit::CommitSource,
+    commit::{CommitFiles, CommitSource},
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
     versions::ClusterReader,
@@ -369,7 +369,10 @@ impl GitopsFeed {
         let share = Share { agent: self.agent.id, project: name.to_owned() };
         let cluster = ClusterReader { tunnel, kubernetes: self.kubernetes.as_deref() };
         let source = CommitSource { followed, id };
-        let files = self.service.0.commits.read(source, project, &share, &cluster).await?;
+        let CommitFiles { files, unstable } =
+            self.service.0.commits.read(source, project, &share, &cluster).await?;
+        let mut settings = project.clone().into_named();
+        settings.ignore_differences.extend(unstable);
         let reference = project.r#ref.as_ref().map_or_else(|| followed.describe(branch), ToString::to_string);
         let head = SyncHead {
             project: name.to_owned(),
