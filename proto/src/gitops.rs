@@ -79,6 +79,9 @@ pub struct ClusterVersions {
     /// API groups whose server does not respond. Some of their versions may be missing above.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unavailable: Vec<String>,
+    /// agentk runs the hooks of charts. An older agentk would apply them like all other objects.
+    #[serde(default)]
+    pub hooks: bool,
 }
 
 /// The projects of an agent. A project that was synced before and is not among them is orphaned.

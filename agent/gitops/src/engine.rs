@@ -3,6 +3,7 @@
 mod diff;
 mod examine;
 mod gitlab;
+mod hooks;
 mod ignored;
 mod inventory;
 mod jobs;
@@ -45,6 +46,7 @@ use self::{
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, Manifest, SourceFile,
     applyset::{ApplySet, PART_OF},
+    hook,
     inventory::ParentState,
     order, parse,
     retry::{CallError, with_retry},
@@ -314,9 +316,7 @@ impl<C: Cluster> Engine<C> {
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
         let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
         let stored = self.load(&sync, &manifests).await?;
-        for manifest in &mut manifests {
-            manifest.set_label(PART_OF, &sync.set);
-        }
+        sync.mark(&mut manifests);
         let (mut state, old) = self.look(stored, &manifests, &sync).await?;
         let mut plan = self.plan_deletions(&mut state, &sync).await?;
         plan.report(report);
@@ -324,10 +324,11 @@ impl<C: Cluster> Engine<C> {
             self.record_plan(&mut state.stored, &manifests, &sync).await?;
         }
 
-        let mut awaited = Vec::new();
+        let (mut awaited, mut failed_hooks) = (Vec::new(), Vec::new());
         for stage in &stages {
-            // While an earlier stage waits, what was applied before is set back all the same.
-            let again = (sync.writes() && !awaited.is_empty()).then(|| self.applied_part(stage, &manifests));
+            // While an earlier stage waits or has failed, what was applied before is set back all the same.
+            let is_held_up = !awaited.is_empty() || !failed_hooks.is_empty();
+            let again = (sync.writes() && is_held_up).then(|| self.applied_part(stage, &manifests));
             let is_next = again.is_none();
             let stage = again.as_ref().unwrap_or(stage);
             let applied = self.apply_stage(stage, &manifests, &state.members, &sync, report).await;
@@ -338,7 +339,13 @@ impl<C: Cluster> Engine<C> {
             state.add_applied(applied);
             awaited.extend(terminating);
             if sync.writes() && is_next {
-                awaited.extend(self.unmet(stage, &manifests, &state.applied, &sync).await?);
+                let unmet = self.unmet(stage, &manifests, &state.applied, &sync).await?;
+                awaited.extend(unmet.awaited);
+                failed_hooks = unmet.failed_hooks;
+                self.record_failed_hooks(&failed_hooks, &mut state.stored, fence).await?;
+                if awaited.is_empty() && failed_hooks.is_empty() {
+                    self.delete_hooks(stage, &manifests, &mut state, &sync, report).await?;
+                }
             }
         }
         self.objects = state.applied.iter().map(|(id, kind, _)| (id.clone(), kind.clone())).collect();
@@ -346,7 +353,7 @@ impl<C: Cluster> Engine<C> {
         if sync.writes() {
             let mut is_complete = false;
             // An object that others change again and again is not as in Git now, and may replace an object that left Git.
-            if awaited.is_empty() && report.postponed == 0 {
+            if awaited.is_empty() && failed_hooks.is_empty() && report.postponed == 0 {
                 let failed = self.take_over(old, &mut state, &sync, report).await?;
                 plan.leave_out(&failed);
                 let is_held = plan.is_held();
@@ -362,6 +369,7 @@ impl<C: Cluster> Engine<C> {
         }
         report.contested = self.contested(&manifests, input.now);
         report.wait_for(&awaited, &sync);
+        failed_hooks.into_iter().for_each(|error| report.error(error));
         self.awaited = awaited;
         if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(()) }
     }
@@ -561,6 +569,14 @@ fn cannot_write(error: CallError) -> Failure {
 }
 
 impl SyncContext<'_> {
+    /// Gives manifests the label of the project, and hooks the version of the manifests.
+    fn mark(&self, manifests: &mut [Manifest]) {
+        for manifest in &mut *manifests {
+            manifest.set_label(PART_OF, &self.set);
+        }
+        hook::set_run(manifests, |manifest| jobs::digest(manifest, self));
+    }
+
     fn options(&self, dry_run: bool) -> ApplyOptions<'static> {
         use proto::agent_configuration::gitops::Conflicts;
 

@@ -366,7 +366,7 @@ impl KubeCluster {
             version.ok().and_then(|(_, version)| Some(version["gitVersion"].as_str()?.to_owned()));
         let kubernetes = kubernetes.unwrap_or_default();
         let unavailable = known.unavailable.iter().cloned().collect();
-        Ok(ClusterVersions { kubernetes, api: api.into_iter().collect(), unavailable })
+        Ok(ClusterVersions { kubernetes, api: api.into_iter().collect(), unavailable, hooks: true })
     }
 
     /// Returns the client. Requests through it do not act as a service account.

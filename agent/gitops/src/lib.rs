@@ -19,6 +19,7 @@ pub mod environment;
 #[cfg(test)]
 mod fake;
 mod folded;
+mod hook;
 pub mod inventory;
 mod kube_cluster;
 mod lease;

@@ -1,4 +1,4 @@
-//! The order in which objects are applied: waves, then stages within a wave, then dependencies within a stage.
+//! The order in which objects are applied: phases of hooks, waves, then stages within a wave, then dependencies within a stage.
 //!
 //! | stage | objects | the next stage waits until they |
 //! |---|---|---|
@@ -9,13 +9,17 @@
 //!
 //! Waves are those of Argo CD (`argocd.argoproj.io/sync-wave`), dependencies those of `kubectl`'s cli-utils
 //! (`config.kubernetes.io/depends-on`). A wave waits until all objects of the wave before it do their work, and an object until its
-//! dependencies do.
+//! dependencies do. A phase waits for all objects of the phase before it, and each stage for its own hooks that run.
 
 use std::collections::HashMap;
 
 use proto::gitops::{ObjectError, ObjectId};
 
-use crate::{GroupKind, Manifest, validate::DEFINITIONS};
+use crate::{
+    GroupKind, Manifest,
+    hook::{self, HELM_WEIGHT, Phase, Role},
+    validate::DEFINITIONS,
+};
 
 /// The annotation with the wave of an object, a whole number. The default is 0.
 pub const WAVE: &str = "argocd.argoproj.io/sync-wave";
@@ -45,7 +49,7 @@ const KINDS: [&str; 17] = [
 ];
 
 /// Objects that are applied together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stage {
     /// The objects, as indices, in their order.
     pub objects: Vec<usize>,
@@ -53,11 +57,14 @@ pub struct Stage {
     pub healthy: Vec<usize>,
     /// The definitions of this stage are established before the next stage begins.
     pub established: bool,
+    /// The hooks that are deleted when this stage has ended: it is the last one of their phase.
+    pub deleted: Vec<usize>,
 }
 
-/// The place of an object: wave, stage, and the length of the longest chain of dependencies in that stage.
+/// The place of an object: phase, wave, stage, and the length of the longest chain of dependencies in that stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
+    phase: Phase,
     wave: i32,
     stage: u8,
     level: usize,
@@ -70,21 +77,23 @@ const WEBHOOK: u8 = 3;
 ///
 /// # Errors
 ///
-/// The errors of all objects: a wave that is no number, a dependency that is unknown, circular, or in a later wave or stage.
+/// The errors of all objects: a hook that agentk does not run, a wave that is no number, a dependency that is unknown, circular, or in a
+/// later wave or stage.
 pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     let mut errors = Vec::new();
     let (places, dependencies) = places(manifests, &mut errors);
     if !errors.is_empty() {
         return Err(errors);
     }
-    let mut order: Vec<usize> = (0..manifests.len()).collect();
+    let mut order: Vec<usize> =
+        (0..manifests.len()).filter(|index| !is_skipped(&manifests[*index])).collect();
     order.sort_by_key(|index| (places[*index], rank(&manifests[*index]), &manifests[*index].id));
     let mut stages: Vec<(Place, Stage)> = Vec::new();
     for index in order {
         match stages.last_mut() {
             Some((place, stage)) if *place == places[index] => stage.objects.push(index),
             _ => {
-                let stage = Stage { objects: vec![index], healthy: Vec::new(), established: false };
+                let stage = Stage { objects: vec![index], ..Stage::default() };
                 stages.push((places[index], stage));
             }
         }
@@ -92,19 +101,42 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     for index in 1..stages.len() {
         let (before, (next, following)) = (&stages[..index], &stages[index]);
         let place = before[index - 1].0;
-        let mut healthy: Vec<usize> = match next.wave > place.wave {
+        let is_same = |before: Place| match next.phase > place.phase {
+            true => before.phase == place.phase,
+            false => (before.phase, before.wave) == (place.phase, place.wave),
+        };
+        let healthy: Vec<usize> = match (next.phase, next.wave) > (place.phase, place.wave) {
             true => {
-                let wave = before.iter().filter(|(before, _)| before.wave == place.wave);
+                let wave = before.iter().filter(|(before, _)| is_same(*before));
                 wave.flat_map(|(_, stage)| &stage.objects).copied().collect()
             }
             false => following.objects.iter().flat_map(|object| &dependencies[*object]).copied().collect(),
         };
-        healthy.sort_unstable();
-        healthy.dedup();
         let stage = &mut stages[index - 1].1;
         (stage.healthy, stage.established) = (healthy, place.stage == DEFINITION);
     }
+    let mut deleted = Vec::new();
+    for index in 0..stages.len() {
+        let is_last = stages.get(index + 1).is_none_or(|(next, _)| next.phase > stages[index].0.phase);
+        let stage = &mut stages[index].1;
+        let of_stage = |is: fn(&Manifest) -> bool| {
+            let hooks = stage.objects.iter().filter(move |index| is(&manifests[**index]));
+            hooks.copied().collect::<Vec<_>>()
+        };
+        deleted.extend(of_stage(hook::is_deleted_at_end));
+        stage.healthy.extend(of_stage(hook::runs));
+        stage.healthy.sort_unstable();
+        stage.healthy.dedup();
+        if is_last {
+            stage.deleted = std::mem::take(&mut deleted);
+        }
+    }
     Ok(stages.into_iter().map(|(_, stage)| stage).collect())
+}
+
+/// Returns whether an object is not applied.
+pub(crate) fn is_skipped(manifest: &Manifest) -> bool {
+    Role::of(manifest) == Ok(Role::Skipped)
 }
 
 /// Returns the order in which objects are deleted: the reverse of that in which they would be applied.
@@ -120,12 +152,21 @@ fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> (Vec<Place>,
     let mut places = Vec::with_capacity(manifests.len());
     let mut dependencies = Vec::with_capacity(manifests.len());
     for manifest in manifests {
-        let wave = manifest.annotation(WAVE).unwrap_or("0");
+        let role = Role::of(manifest).unwrap_or_else(|what| {
+            errors.push(manifest.error(what));
+            Role::Object
+        });
+        let (phase, keys) = match role {
+            Role::Hook(phase) => (phase, &[WAVE, HELM_WEIGHT][..]),
+            Role::Object | Role::Skipped => (Phase::Main, &[WAVE][..]),
+        };
+        let of_key = |key: &&'static str| Some((*key, manifest.annotation(key)?));
+        let (key, wave) = keys.iter().find_map(of_key).unwrap_or((WAVE, "0"));
         let wave = wave.trim().parse().unwrap_or_else(|_| {
-            errors.push(manifest.error(format!("the annotation {WAVE} is {wave:?}, and not a whole number")));
+            errors.push(manifest.error(format!("the annotation {key} is {wave:?}, and not a whole number")));
             0
         });
-        places.push(Place { wave, stage: stage_of(&manifest.id), level: 0 });
+        places.push(Place { phase, wave, stage: stage_of(&manifest.id), level: 0 });
         dependencies.push(dependencies_of(manifest, &by_id, errors));
     }
     if errors.is_empty() {
@@ -228,13 +269,14 @@ impl Walk<'_> {
         let mut place = self.places[index];
         for dependency in &self.dependencies[index] {
             let before = self.places[*dependency];
-            if (before.wave, before.stage) > (place.wave, place.stage) {
+            let order = |place: Place| (place.phase, place.wave, place.stage);
+            if order(before) > order(place) {
                 let what = format!(
                     "it depends on {}, which is applied in a later wave or stage",
                     self.manifests[*dependency].id
                 );
                 self.errors.push(self.manifests[index].error(what));
-            } else if (before.wave, before.stage) == (place.wave, place.stage) {
+            } else if order(before) == order(place) {
                 place.level = place.level.max(before.level + 1);
             }
         }
@@ -270,13 +312,14 @@ mod tests {
             .lines()
             .map(|line| {
                 let words: Vec<&str> = line.split_whitespace().collect();
-                let annotations = words
-                    .get(3)
-                    .map_or(String::new(), |value| format!(", annotations: {{{}: '{value}'}}", words[2]));
+                let annotations: String =
+                    words[2..].chunks(2).map(|pair| format!("{}: '{}', ", pair[0], pair[1])).collect();
+                let annotations = format!(", annotations: {{{annotations}}}");
                 let api = match words[0] {
                     "CustomResourceDefinition" => "apiextensions.k8s.io/v1",
                     "ClusterRole" => "rbac.authorization.k8s.io/v1",
                     "Deployment" => "apps/v1",
+                    "Job" => "batch/v1",
                     "IngressClass" => "networking.k8s.io/v1",
                     "ValidatingWebhookConfiguration" => "admissionregistration.k8s.io/v1",
                     _ => "v1",
@@ -298,9 +341,14 @@ mod tests {
                 let names: Vec<_> = stage.objects.iter().map(|index| &*manifests[*index].id.name).collect();
                 let healthy: Vec<_> = stage.healthy.iter().map(|index| &*manifests[*index].id.name).collect();
                 let established = if stage.established { " established" } else { "" };
+                let deleted: String = stage
+                    .deleted
+                    .iter()
+                    .map(|index| format!(", delete {}", manifests[*index].id.name))
+                    .collect();
                 match healthy.is_empty() {
-                    true => format!("{}{established}", names.join(",")),
-                    false => format!("{}{established}, then {}", names.join(","), healthy.join(",")),
+                    true => format!("{}{established}{deleted}", names.join(",")),
+                    false => format!("{}{established}, then {}{deleted}", names.join(","), healthy.join(",")),
                 }
             })
             .collect())
@@ -338,9 +386,35 @@ mod tests {
     }
 
     #[test]
+    fn hooks_are_phases_before_and_after_all_waves() {
+        let stages = stages_of(
+            "ConfigMap late argocd.argoproj.io/sync-wave 1\nNamespace ns\nDeployment web\nConfigMap left argocd.argoproj.io/hook Skip\n\
+             Job after argocd.argoproj.io/hook PostSync argocd.argoproj.io/hook-delete-policy HookSucceeded\n\
+             Job first argocd.argoproj.io/hook PreSync argocd.argoproj.io/sync-wave -1\nJob with argocd.argoproj.io/hook Sync\n\
+             ServiceAccount sa helm.sh/hook pre-install helm.sh/hook-weight -5 helm.sh/hook-delete-policy hook-succeeded\n\
+             Job migrate helm.sh/hook pre-upgrade",
+        );
+        let expected = [
+            "sa, then sa",
+            "first, then first",
+            "migrate, then first,sa,migrate, delete sa",
+            "ns established",
+            "web,with, then ns,web,with",
+            "late, then late,ns,web,with",
+            "after, then after, delete after",
+        ];
+        assert_eq!(stages.unwrap(), expected);
+    }
+
+    #[test]
     fn wrong_annotation_is_refused() {
         for (text, expected) in [
             ("ConfigMap a argocd.argoproj.io/sync-wave soon", "is \"soon\", and not a whole number"),
+            (
+                "Job a helm.sh/hook pre-install helm.sh/hook-weight x",
+                "helm.sh/hook-weight is \"x\", and not a whole number",
+            ),
+            ("Job a argocd.argoproj.io/hook SyncFail", "agentk runs no SyncFail hooks"),
             ("ConfigMap a config.kubernetes.io/depends-on /ConfigMap/b", "not in this project"),
             ("ConfigMap a config.kubernetes.io/depends-on b", "not in this project"),
             ("ConfigMap a config.kubernetes.io/depends-on /ConfigMap/a", "circular"),

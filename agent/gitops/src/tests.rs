@@ -4,6 +4,7 @@ mod contested;
 mod deletions;
 mod diff;
 mod gitlab;
+mod hooks;
 mod jobs;
 mod model;
 

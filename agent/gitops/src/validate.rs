@@ -8,7 +8,7 @@ use proto::{
 };
 use serde_json::Value;
 
-use crate::{GroupKind, Manifest};
+use crate::{GroupKind, Manifest, order};
 
 /// The kind of definitions of further kinds.
 pub const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDefinition");
@@ -75,7 +75,7 @@ pub fn defined_kinds(manifests: &[Manifest]) -> impl Iterator<Item = (GroupKind,
     )
 }
 
-/// Checks all objects, and gives namespaced ones their namespace.
+/// Checks all objects that are applied, and gives namespaced ones their namespace.
 ///
 /// # Errors
 ///
@@ -88,7 +88,11 @@ pub fn validate(
     let mut errors = Vec::new();
     let mut seen: HashMap<ObjectId, String> = HashMap::with_capacity(manifests.len());
     for manifest in manifests {
-        if let Err(what) = validate_one(manifest, scopes, project) {
+        let validated = validate_one(manifest, scopes, project);
+        if order::is_skipped(manifest) {
+            continue;
+        }
+        if let Err(what) = validated {
             errors.push(manifest.error(what));
         }
         let place = manifest.source.to_string();

@@ -104,12 +104,15 @@ impl ProgramCommand {
             "--name-template",
             RELEASE_NAME.1,
             "--include-crds",
-            "--no-hooks",
+            "--skip-tests",
             // A schema can refer to files and URLs.
             "--skip-schema-validation",
         ]
         .map(Argument::Constant)
         .into();
+        if !cluster.hooks {
+            self.arguments.push(Argument::Constant("--no-hooks"));
+        }
         if let Some(version) = &cluster.version {
             self.arguments.extend([Argument::Constant("--kube-version"), Argument::Cluster(version.clone())]);
         }
@@ -234,8 +237,8 @@ mod tests {
         let command = prepare(&job, &project, &cluster, &tree, root.path()).unwrap();
         assert_eq!(
             arguments(&command),
-            "template chart --name-template {{ env \"KAS_RELEASE_NAME\" }} --include-crds --no-hooks --skip-schema-validation \
-             --kube-version v1.37.0 --api-versions apps/v1 --api-versions v1 \
+            "template chart --name-template {{ env \"KAS_RELEASE_NAME\" }} --include-crds --skip-tests --skip-schema-validation \
+             --no-hooks --kube-version v1.37.0 --api-versions apps/v1 --api-versions v1 \
              --values kas-values-0.yaml --values kas-values-1.yaml"
         );
         let written = |file: &str| std::fs::read_to_string(command.directory.join(file)).unwrap();

@@ -15,12 +15,7 @@ use super::{
     pruning::PlannedDeletions,
     without_server_fields,
 };
-use crate::{
-    Cluster, Fence, Manifest,
-    applyset::{ApplySet, PART_OF},
-    deletion_plan::NAMESPACE,
-    diff, order,
-};
+use crate::{Cluster, Fence, Manifest, applyset::ApplySet, deletion_plan::NAMESPACE, diff, hook, order};
 
 /// The time that a reader may take for a line.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
@@ -111,9 +106,7 @@ impl<C: Cluster> Engine<C> {
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
         let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
         let stored = self.load(&sync, &manifests).await?;
-        for manifest in &mut manifests {
-            manifest.set_label(PART_OF, &sync.set);
-        }
+        sync.mark(&mut manifests);
         let (mut state, _) = self.look(stored, &manifests, &sync).await?;
         let mut new_namespaces = HashSet::new();
         for stage in &stages {
@@ -191,6 +184,11 @@ impl<C: Cluster> Engine<C> {
                     None => "it exists already, and becomes a part of the project",
                 };
                 (Some(line(DiffAction::Change, manifest, live, tried, note)), Some(uid))
+            }
+            Step::Running { uid, .. } => (None, Some(uid)),
+            Step::Recreate { uid } if hook::runs(manifest) => {
+                let note = "a hook runs once for each version of the manifests";
+                (Some(line(DiffAction::Recreate, manifest, None, None, note)), Some(uid))
             }
             Step::Recreate { uid } => {
                 let note = "a field cannot change, and an annotation allows to delete the object and create it again";

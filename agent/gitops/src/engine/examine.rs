@@ -20,7 +20,7 @@ use crate::{
     ApiError, Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
     applyset::{ApplySet, ID, PART_OF},
     deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
-    diff, folded,
+    diff, folded, hook,
     ownership::{self, Owner},
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
@@ -95,6 +95,11 @@ pub(super) enum Step {
     },
     /// It is a job that was applied, and that the cluster has removed.
     Finished,
+    /// It is a hook that still runs for an earlier version of the manifests.
+    Running {
+        uid: String,
+        reason: String,
+    },
     /// Others have changed it again, and it is not changed back yet. It is there if it still belongs to the project.
     Contested(Option<Seen>),
 }
@@ -204,6 +209,7 @@ impl<C: Cluster> Engine<C> {
             | Step::Drifted(..)
             | Step::Terminating { .. }
             | Step::Finished
+            | Step::Running { .. }
             | Step::Contested(_) => step,
             Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
             Step::Update { .. } | Step::Adopt { .. } | Step::Recreate { .. } => {
@@ -235,6 +241,12 @@ impl<C: Cluster> Engine<C> {
             CallError::Api(error) => ExamineError::Object(manifest.error(describe(&error, manifest))),
             CallError::Stopped(stopped) => ExamineError::Stopped(stopped),
         };
+        if member.is_some()
+            && hook::runs(manifest)
+            && let Some(step) = self.next_run(manifest, kind, sync).await.map_err(failed)?
+        {
+            return Ok(Examined { step, live: None, tried: None });
+        }
         let seen = self.try_and_read(manifest, kind, sync).await.map_err(failed)?;
         let (tried, live) = match seen {
             (tried, Some(live)) => (tried, live),
@@ -501,7 +513,8 @@ fn may_recreate(manifest: &Manifest) -> bool {
     let allows = |(key, value): &(&str, &str)| {
         manifest.annotation(key).is_some_and(|set| set.split(',').any(|entry| entry.trim() == *value))
     };
-    !NEVER_RECREATED.contains(&(&*manifest.id.group, &*manifest.id.kind)) && RECREATE.iter().any(allows)
+    !NEVER_RECREATED.contains(&(&*manifest.id.group, &*manifest.id.kind))
+        && (hook::runs(manifest) || RECREATE.iter().any(allows))
 }
 
 /// Returns who has changed an object last, from its managed fields, and the fields that differ from those of Git.

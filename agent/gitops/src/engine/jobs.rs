@@ -2,6 +2,7 @@
 //!
 //! A job that was applied and is gone is no drift: a migration must not run again. It is created again when its manifest changes.
 
+use proto::gitops::{ObjectError, ObjectId};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -19,10 +20,12 @@ const LIFETIMES: [&str; 3] =
 const SHORT_LIVED: [(&str, &str); 3] =
     [("certificates.k8s.io", "CertificateSigningRequest"), ("", "Event"), ("events.k8s.io", "Event")];
 
-/// Returns whether the cluster removes an object by itself when it has finished.
+/// Returns whether the cluster removes an object by itself when it has finished, or agentk does: hooks.
 pub(super) fn is_job(manifest: &Manifest) -> bool {
     let has = |pointer: &&str| manifest.object.pointer(pointer).is_some_and(|value| !value.is_null());
-    SHORT_LIVED.contains(&(&*manifest.id.group, &*manifest.id.kind)) || LIFETIMES.iter().any(has)
+    SHORT_LIVED.contains(&(&*manifest.id.group, &*manifest.id.kind))
+        || LIFETIMES.iter().any(has)
+        || hook::is_once(manifest)
 }
 
 impl Members {

@@ -534,7 +534,7 @@ impl<C: Cluster> Engine<C> {
             }
         }
         let mut awaited = self.look_at_deleted(begun, &mut gone, sync).await?;
-        state.gone = gone;
+        state.gone.extend(gone);
         awaited.extend(deleting_objects(deleting, &state.members));
         Ok(awaited)
     }

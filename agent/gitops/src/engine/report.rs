@@ -5,7 +5,7 @@ use proto::gitops::{
 };
 
 use super::{Failure, Outcome, Stopped, SyncContext, SyncInput, stage::Awaited};
-use crate::Manifest;
+use crate::{Manifest, order};
 
 /// The longest message of an error, in characters.
 const MAX_MESSAGE: usize = 1000;
@@ -54,8 +54,9 @@ impl<'a> Report<'a> {
     }
 
     pub(super) fn planned(&mut self, manifests: &[Manifest]) {
-        self.objects.total = u32::try_from(manifests.len()).unwrap_or(u32::MAX);
-        let message = format!("the files are valid and have {} objects", manifests.len());
+        let objects = manifests.iter().filter(|manifest| !order::is_skipped(manifest)).count();
+        self.objects.total = u32::try_from(objects).unwrap_or(u32::MAX);
+        let message = format!("the files are valid and have {objects} objects");
         let planned = SyncEvent::new(EventKind::Planned, None, message);
         (self.events)(SyncEvent { state: Some(ProjectState::Syncing), ..planned });
     }

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
     deletion_plan::Member,
+    hook,
     order::Stage,
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
@@ -53,6 +54,8 @@ pub(super) enum Condition {
     Healthy,
     /// A job has finished. It may be gone then.
     Finished,
+    /// A hook has ended, in whichever way.
+    Ended,
     /// The object with this UID is gone.
     Gone(String),
 }
@@ -62,6 +65,8 @@ enum Written {
     Applied(Seen),
     /// A job has finished, and is gone.
     Finished,
+    /// A hook runs for an earlier version, in these words.
+    Running(String),
     /// It is not changed back yet.
     Contested(Option<Seen>),
     /// It is created again once the old one is gone.
@@ -69,6 +74,13 @@ enum Written {
         uid: String,
         finalizers: String,
     },
+}
+
+/// What the next stage needs, and is not there.
+#[derive(Default)]
+pub(super) struct Unmet {
+    pub(super) awaited: Vec<Awaited>,
+    pub(super) failed_hooks: Vec<ObjectError>,
 }
 
 impl Awaited {
@@ -91,7 +103,7 @@ impl Awaited {
     pub(super) fn limit(&self, settings: &ManifestProject) -> Duration {
         match self.condition {
             Condition::Established => ESTABLISHED_TIMEOUT,
-            Condition::Healthy | Condition::Finished => settings.reconcile_timeout,
+            Condition::Healthy | Condition::Finished | Condition::Ended => settings.reconcile_timeout,
             Condition::Gone(_) => settings.prune_timeout,
         }
     }
@@ -113,8 +125,9 @@ impl Condition {
     fn health(&self, object: Option<&Value>) -> Result<(), String> {
         match object.map(object_health::assess) {
             Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => Ok(()),
+            Some(found) if *self == Self::Ended && found.health == HealthState::Degraded => Ok(()),
             Some(found) => Err(found.reason),
-            None if *self == Self::Finished => Ok(()),
+            None if matches!(self, Self::Finished | Self::Ended) => Ok(()),
             None => Err("it does not exist any more".to_owned()),
         }
     }
@@ -128,7 +141,7 @@ impl<C: Cluster> Engine<C> {
             self.known.get(&manifest.id).is_some_and(|known| known.desired == hash(&manifest.object))
         };
         let objects = stage.objects.iter().copied().filter(is_applied).collect();
-        Stage { objects, healthy: Vec::new(), established: false }
+        Stage { objects, ..Stage::default() }
     }
 
     /// Applies the objects of a stage. Returns those that are now as in Git, and those that have to be gone before they are created again.
@@ -171,6 +184,7 @@ impl<C: Cluster> Engine<C> {
                         Ok(Written::Terminating { uid: uid.clone(), finalizers: finalizers.clone() })
                     }
                     (Step::Finished, _) => Ok(Written::Finished),
+                    (Step::Running { reason, .. }, _) => Ok(Written::Running(reason.clone())),
                     (Step::Contested(seen), _) => Ok(Written::Contested(seen.clone())),
                     (_, false) => Ok(Written::Applied(Seen { uid: String::new(), fingerprint: 0 })),
                     (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
@@ -187,6 +201,11 @@ impl<C: Cluster> Engine<C> {
                     self.known.remove(&manifest.id);
                     let id = manifest.id.clone();
                     terminating.push(Awaited::until_gone(id, kind.clone(), uid, &finalizers));
+                }
+                Ok(Written::Running(reason)) => {
+                    let reason = format!("the hook runs for an earlier version: {reason}");
+                    let (id, kind, condition) = (manifest.id.clone(), kind.clone(), Condition::Ended);
+                    terminating.push(Awaited { id, kind, reason, condition, since: None });
                 }
                 Ok(Written::Contested(seen)) => {
                     report.postponed += 1;
@@ -227,7 +246,7 @@ impl<C: Cluster> Engine<C> {
         manifests: &[Manifest],
         objects: &[AppliedObject],
         sync: &SyncContext<'_>,
-    ) -> Result<Vec<Awaited>, Failure> {
+    ) -> Result<Unmet, Failure> {
         let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind, _)| (id, kind)).collect();
         let is_definition = |index: &&usize| {
             let ObjectId { group, kind, .. } = &manifests[**index].id;
@@ -245,20 +264,34 @@ impl<C: Cluster> Engine<C> {
         let wanted: Vec<_> = conditions
             .filter_map(|(index, condition)| Some((kinds.get_key_value(&manifests[*index].id)?, condition)))
             .collect();
-        let has_definitions = wanted.iter().any(|(_, condition)| *condition == Condition::Established);
-        let looking = wanted.into_iter().map(async |((id, kind), condition)| {
+        let has_definitions = wanted.iter().any(|(.., condition)| *condition == Condition::Established);
+        let looking = wanted.into_iter().map(async |(manifest, (id, kind), condition)| {
             let object = with_retry(sync.fence, || self.cluster.get(kind, id)).await;
             let object =
                 object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
             let (id, kind) = ((*id).clone(), (*kind).clone());
-            let reason = condition.health(object.as_ref()).err();
-            Ok(reason.map(|reason| Awaited { id, kind, reason, condition, since: None }))
+            let found = object.map(|object| self.assess(&kind, &object));
+            let Err(reason) = condition.check(found.clone()) else { return Ok(None) };
+            let runs = hook::runs(manifest);
+            if runs && Condition::Ended.check(found).is_ok() {
+                return Ok(Some(Err(manifest.error(format!("the hook has failed: {reason}")))));
+            }
+            // The sync goes on when a hook fails, too.
+            let condition = if runs { Condition::Ended } else { condition };
+            Ok(Some(Ok(Awaited { id, kind, reason, condition, since: None })))
         });
         let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, Failure>>()?;
         if has_definitions {
             self.cluster.forget_kinds();
         }
-        Ok(looked.into_iter().flatten().collect())
+        let mut unmet = Unmet::default();
+        for looked in looked.into_iter().flatten() {
+            match looked {
+                Ok(awaited) => unmet.awaited.push(awaited),
+                Err(error) => unmet.failed_hooks.push(error),
+            }
+        }
+        Ok(unmet)
     }
 
     /// Returns the kinds of the objects of a stage.
@@ -421,7 +454,7 @@ fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step, again: bool)
         Step::Adopt { .. } if again => report.object(EventKind::Applied, id, "taken back"),
         Step::Adopt { .. } => report.object(EventKind::Applied, id, "taken over"),
         Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
-        Step::Terminating { .. } | Step::Contested(_) => {}
+        Step::Terminating { .. } | Step::Running { .. } | Step::Contested(_) => {}
     }
 }
 

@@ -30,15 +30,12 @@ impl ClusterReader<'_> {
     pub(super) async fn read(&self) -> Result<TargetCluster, String> {
         let versions = timeout(REQUEST_TIMEOUT, self.request()).await;
         let versions = versions.unwrap_or_else(|_| Err("no response in time".to_owned()));
-        let ClusterVersions { kubernetes, api, unavailable } = versions.map_err(|error| {
+        let ClusterVersions { kubernetes, api, unavailable, hooks } = versions.map_err(|error| {
             format!("agentk does not name the version and the API of its cluster, for which charts are rendered: {error}")
         })?;
         let own = self.kubernetes.map(str::to_owned);
-        Ok(TargetCluster::new(
-            Some(kubernetes).filter(|version| !version.is_empty()).or(own),
-            api,
-            unavailable,
-        ))
+        let version = Some(kubernetes).filter(|version| !version.is_empty()).or(own);
+        Ok(TargetCluster::new(version, api, unavailable).with_hooks(hooks))
     }
 
     async fn request(&self) -> Result<ClusterVersions, String> {
