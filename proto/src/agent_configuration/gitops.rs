@@ -34,6 +34,9 @@ pub struct Gitops {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ManifestProject {
+    /// The name among the projects of the agent. The default is `id`. Several projects with the same `id` need names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The full path of the project, or the id of a repository in the configuration of kas. The default is the project that has
     /// this configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -258,6 +261,7 @@ pub enum Conflicts {
 impl Default for ManifestProject {
     fn default() -> Self {
         Self {
+            name: None,
             id: None,
             r#ref: None,
             default_namespace: "default".to_owned(),
@@ -296,13 +300,14 @@ impl Gitops {
         if self.manifest_projects.len() > MAX_PROJECTS {
             return Err(error(format!("an agent has at most {MAX_PROJECTS} projects")));
         }
-        let mut ids = HashSet::new();
+        let mut names = HashSet::new();
         for (index, project) in self.manifest_projects.iter().enumerate() {
             project.validate().map_err(|what| error(format!("manifest_projects[{index}].{what}")))?;
-            if !ids.insert(project.id.as_deref()) {
-                let id = project.id.as_deref().unwrap_or("the project of this configuration");
+            if !names.insert(project.name()) {
+                let name = project.name().unwrap_or("the project of this configuration");
                 return Err(error(format!(
-                    "{id} is listed twice: its objects would belong to both entries; write one entry with all paths"
+                    "{name} is listed twice: its objects would belong to both entries; write one entry with all paths, or give one of them \
+                     another name"
                 )));
             }
         }
@@ -311,6 +316,17 @@ impl Gitops {
 }
 
 impl ManifestProject {
+    /// Returns the name among the projects of the agent. Without one, and without an id, it is the project with the configuration.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref().or(self.id.as_deref())
+    }
+
+    /// Returns the settings as agentk reads them: for agentk, a project is one of its own, whose id is the name.
+    pub fn into_named(mut self) -> Self {
+        self.id = self.name.take().or(self.id);
+        self
+    }
+
     /// Returns whether cluster-scoped objects may be applied.
     pub fn allows_cluster_scoped(&self) -> bool {
         self.cluster_scoped.unwrap_or_else(|| self.namespaces.is_none())
@@ -389,6 +405,9 @@ impl ManifestProject {
             && (id.is_empty() || id.len() > MAX_ID || id.chars().any(char::is_control))
         {
             return Err(format!("id must be the path of a project, of at most {MAX_ID} bytes"));
+        }
+        if self.name.as_ref().is_some_and(|name| !is_namespace(name)) {
+            return Err("name must have at most 63 characters: a-z, 0-9, and - in the middle".to_owned());
         }
         self.r#ref.iter().try_for_each(GitRef::validate)?;
         let namespaces = self.namespaces.as_deref().unwrap_or_default();
@@ -631,7 +650,7 @@ mod tests {
     fn every_key_is_parsed_and_survives_json() {
         let project = parse(
             "{ignore_differences: [{kinds: [Deployment.apps], paths: [spec.replicas, 'spec.a[*].b']}], \
-             id: group/app, ref: {tag: v1}, default_namespace: shop, paths: [{glob: '/prod/**/*.yaml'}], \
+             id: group/app, name: app, ref: {tag: v1}, default_namespace: shop, paths: [{glob: '/prod/**/*.yaml'}], \
              reconcile_timeout: 600s, dry_run_strategy: server, prune: false, prune_timeout: 60s, \
              prune_propagation_policy: orphan, inventory_policy: adopt_all, \
              resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
@@ -685,6 +704,9 @@ mod tests {
             ("{ignore_differences: [{paths: [a]}]}", "missing field `kinds`"),
             ("{id: a}, {id: a}", "a is listed twice"),
             ("{}, {}", "is listed twice"),
+            ("{id: a}, {id: b, name: a}", "a is listed twice"),
+            ("{id: a, name: x}, {id: a, name: x}", "x is listed twice"),
+            ("{name: a/b}", "name must have"),
             ("{reconcile_timeout: 10}", "duration"),
             ("{render: kustomize, helm: {}}", "helm: it has no effect"),
             ("{render: plain, allow_unstable_rendering: true}", "allow_unstable_rendering: it has no effect"),
@@ -696,6 +718,35 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text} gave {error}");
         }
+    }
+
+    #[test]
+    fn service_account_may_be_an_object() {
+        let of = |text: &str| {
+            let project = parse(&format!("{{default_namespace: shop, run_as: {{service_account: {text}}}}}"));
+            project.map(|project| {
+                project.service_account().map(|(namespace, name)| format!("{namespace}/{name}")).unwrap()
+            })
+        };
+        for (text, expected) in [
+            ("deployer", "shop/deployer"),
+            ("ops/deployer", "ops/deployer"),
+            ("{name: deployer}", "shop/deployer"),
+            ("{name: deployer, namespace: ops}", "ops/deployer"),
+        ] {
+            assert_eq!(of(text).as_deref(), Ok(expected), "{text}");
+        }
+        assert!(of("{name: deployer, uid: 1}").unwrap_err().contains("uid"));
+        assert!(of("1").unwrap_err().contains("{name, namespace}"));
+    }
+
+    #[test]
+    fn projects_of_one_repository_have_names() {
+        let project = parse("{id: group/app, name: app-prod}, {id: group/app}, {name: own}, {}").unwrap();
+        assert_eq!(project.name(), Some("app-prod"));
+        let named = project.into_named();
+        assert_eq!((named.name.as_deref(), named.id.as_deref()), (None, Some("app-prod")));
+        assert_eq!(parse("{id: group/app}").unwrap().into_named().id.as_deref(), Some("group/app"));
     }
 
     #[test]

@@ -38,8 +38,13 @@ pub(super) struct StatusTarget {
     pub(super) agent: AgentName,
     /// The id of the project in GitLab.
     pub(super) project: u64,
+    /// The name among the projects of the agent, if it has one.
+    pub(super) name: Option<String>,
     pub(super) commit: CommitId,
 }
+
+/// An agent, the id of a project in GitLab, and the name of the agent's project.
+type StatusKey = (AgentName, u64, Option<String>);
 
 /// Sets the statuses of commits, and never makes a sync wait.
 #[derive(Debug)]
@@ -57,12 +62,19 @@ struct StatusQueue {
     order: VecDeque<StatusTarget>,
     wanted: HashMap<StatusTarget, CommitStatus>,
     /// The last status of each agent in each project, as far as this replica knows.
-    known: HashMap<(AgentName, u64), (CommitId, CommitStatus)>,
+    known: HashMap<StatusKey, (CommitId, CommitStatus)>,
 }
 
 impl StatusTarget {
     fn name(&self) -> String {
-        format!("agentk/{}", self.agent)
+        match &self.name {
+            Some(name) => format!("agentk/{}/{name}", self.agent),
+            None => format!("agentk/{}", self.agent),
+        }
+    }
+
+    fn key(&self) -> StatusKey {
+        (self.agent.clone(), self.project, self.name.clone())
     }
 }
 
@@ -202,11 +214,11 @@ impl StatusQueue {
         if self.known.len() >= MAX_STATUSES {
             self.known.clear();
         }
-        self.known.insert((target.agent, target.project), (target.commit, status));
+        self.known.insert(target.key(), (target.commit, status));
     }
 
     fn known(&self, target: &StatusTarget) -> Option<&CommitStatus> {
-        let (commit, status) = self.known.get(&(target.agent.clone(), target.project))?;
+        let (commit, status) = self.known.get(&target.key())?;
         (*commit == target.commit).then_some(status)
     }
 }
@@ -268,7 +280,7 @@ mod tests {
 
     fn target(commit: u32) -> StatusTarget {
         let commit = format!("{commit:040x}").parse().unwrap();
-        StatusTarget { agent: "prod".parse().unwrap(), project: 7, commit }
+        StatusTarget { agent: "prod".parse().unwrap(), project: 7, name: None, commit }
     }
 
     fn finished(state: ProjectState) -> SyncEvent {
@@ -314,6 +326,19 @@ mod tests {
         queue.put(target(4), status(Success));
         assert_eq!(send_all(&mut queue), [(2, Canceled), (4, Success)]);
         assert!(queue.order.is_empty() && queue.wanted.is_empty());
+    }
+
+    #[test]
+    fn projects_of_one_repository_have_statuses_of_their_own() {
+        let named = |name: &str| StatusTarget { name: Some(name.to_owned()), ..target(1) };
+        assert_eq!(
+            (target(1).name(), named("shop").name()),
+            ("agentk/prod".to_owned(), "agentk/prod/shop".to_owned())
+        );
+        let mut queue = StatusQueue::default();
+        queue.put(named("shop"), new_status(CommitState::Success, ""));
+        queue.put(named("blog"), new_status(CommitState::Failed, ""));
+        assert_eq!(send_all(&mut queue), [(1, CommitState::Success), (1, CommitState::Failed)]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sends the manifests of one agent through one tunnel, while agentk wants this replica as its source.
 
-use std::{convert::Infallible, pin::Pin, time::Duration};
+use std::{collections::HashSet, convert::Infallible, pin::Pin, time::Duration};
 
 use access::AgentIdentity;
 use bytes::Bytes;
@@ -186,7 +186,8 @@ impl GitopsFeed {
                 changed(&mut configuration).await;
                 continue;
             };
-            let list = ProjectList { projects: projects.clone() };
+            let named = projects.iter().cloned().map(ManifestProject::into_named);
+            let list = ProjectList { projects: named.collect() };
             let follow = async {
                 if projects.is_empty() {
                     // Another replica may have projects, and be about to replace this one.
@@ -226,7 +227,7 @@ impl GitopsFeed {
         own: &str,
         mut wanted: broadcast::Receiver<String>,
     ) {
-        let id = project.id.as_deref().unwrap_or(own);
+        let (id, name) = (project.id.as_deref().unwrap_or(own), project.name().unwrap_or(own));
         let mut pushes = self.service.pushes();
         let period = project.interval.unwrap_or(self.service.0.poll_period);
         let mut sent = Sent::default();
@@ -240,11 +241,11 @@ impl GitopsFeed {
                     period.mul_f64(rand::random_range(0.9..1.1))
                 }
                 Err(FeedError::Tunnel(error)) => {
-                    tracing::debug!(agent.name = %self.agent.name, project = id, error, "a commit was not sent to agentk");
+                    tracing::debug!(agent.name = %self.agent.name, project = name, error, "a commit was not sent to agentk");
                     PAUSE
                 }
                 Err(FeedError::Source(message)) => {
-                    self.report(tunnel, id, message, &mut sent).await;
+                    self.report(tunnel, name, message, &mut sent).await;
                     period.max(PAUSE)
                 }
             };
@@ -253,7 +254,7 @@ impl GitopsFeed {
                 loop {
                     tokio::select! {
                         push = pushes.recv() => if push.is_none_or(|path| path == id) { return false },
-                        asked = wanted.recv() => if asked.is_ok_and(|asked| asked == id) { return true },
+                        asked = wanted.recv() => if asked.is_ok_and(|asked| asked == name) { return true },
                     }
                 }
             };
@@ -330,7 +331,8 @@ impl GitopsFeed {
     ) -> Option<StatusTarget> {
         let is_own = project.id.as_deref().is_none_or(|id| id == own);
         let id = followed.gitlab_project.filter(|_| is_own && self.statuses().is_some())?;
-        Some(StatusTarget { agent: self.agent.name.clone(), project: id, commit: commit.clone() })
+        let (agent, name, commit) = (self.agent.name.clone(), project.name.clone(), commit.clone());
+        Some(StatusTarget { agent, project: id, name, commit })
     }
 
     /// Notes which commit is applied now. The one before it is not applied any more.
@@ -365,7 +367,7 @@ impl GitopsFeed {
         id: &CommitId,
         branch: &str,
     ) -> Result<(SyncHead, Vec<RepositoryFile>), String> {
-        let name = project.id.as_deref().unwrap_or(own);
+        let name = project.name().unwrap_or(own);
         let share = Share { agent: self.agent.id, project: name.to_owned() };
         let cluster = ClusterReader { tunnel, kubernetes: self.kubernetes.as_deref() };
         let source = CommitSource { followed, id };
@@ -376,8 +378,9 @@ impl GitopsFeed {
         let reference = project.r#ref.as_ref().map_or_else(|| followed.describe(branch), ToString::to_string);
         let head = SyncHead {
             project: name.to_owned(),
-            settings: project.clone(),
-            gitlab_project: followed.gitlab_project,
+            settings,
+            // GitLab's agent had one inventory for each repository, which belongs to the project without a name.
+            gitlab_project: followed.gitlab_project.filter(|_| project.name.is_none()),
             reference,
             commit: CommitInfo { id: id.to_string(), subject: files.subject, author: files.author },
         };
@@ -440,8 +443,8 @@ pub(super) fn sync_body(head: SyncHead, files: Vec<RepositoryFile>) -> Body {
     Body::new(StreamBody::new(stream::iter(frames)))
 }
 
-/// Returns the id of the project with the configuration, and the projects of the configuration, with their ids. They are `None` before
-/// the first reading.
+/// Returns the id of the project with the configuration, and the projects of the configuration, with their ids and with different names.
+/// They are `None` before the first reading.
 pub(super) fn projects(state: &ConfigurationState) -> (String, Option<Vec<ManifestProject>>) {
     let own = state.project().unwrap_or("configuration").to_owned();
     let Some(configuration) = state.configuration() else { return (own, None) };
@@ -453,6 +456,9 @@ pub(super) fn projects(state: &ConfigurationState) -> (String, Option<Vec<Manife
     for project in &mut projects {
         project.id.get_or_insert_with(|| own.clone());
     }
+    // The file was validated without the id of its own project, which may be a name, too.
+    let mut names = HashSet::new();
+    projects.retain(|project| names.insert(project.name().map(str::to_owned)));
     (own, Some(projects))
 }
 

@@ -36,8 +36,7 @@ impl GitopsFeed {
 
     async fn read_preview(&self, tunnel: &Tunnel, request: &PreviewRequest) -> Result<Body, String> {
         let (own, projects) = projects(&self.configuration.borrow());
-        let project =
-            projects.into_iter().flatten().find(|project| project.id.as_ref() == Some(&request.project));
+        let project = projects.into_iter().flatten().find(|project| project.name() == Some(&request.project));
         let project = project.ok_or_else(|| {
             format!(
                 "the configuration of the agent has no project {:?}: kas gitops list shows its projects",
@@ -47,7 +46,7 @@ impl GitopsFeed {
         let project = project.at(request.reference.clone(), request.directory.as_deref())?;
         self.check_enabled().map_err(FeedError::into_message)?;
         if request.settings_only {
-            let (project, settings) = (request.project.clone(), project);
+            let (project, settings) = (request.project.clone(), project.into_named());
             let (reference, commit) = (String::new(), CommitInfo::default());
             let head = SyncHead { project, settings, gitlab_project: None, reference, commit };
             return Ok(sync_body(head, Vec::new()));
