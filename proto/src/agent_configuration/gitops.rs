@@ -1,6 +1,7 @@
 //! Section `gitops`: the manifests in Git that agentk applies. The keys are those of GitLab's agent, and some of ours.
 
 mod field_path;
+mod run_as;
 
 use std::{collections::HashSet, fmt, time::Duration};
 
@@ -9,7 +10,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Map, Value};
 use settings::AnyDuration;
 
-pub use self::field_path::{FieldPath, PathSegment};
+pub use self::{
+    field_path::{FieldPath, PathSegment},
+    run_as::RunAs,
+};
 use super::is_namespace;
 
 /// The most projects of an agent.
@@ -206,14 +210,6 @@ pub enum SelfHeal {
     Report,
     /// Nothing happens before the next commit.
     Ignore,
-}
-
-/// An identity in the cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RunAs {
-    /// A service account: `name` in `default_namespace`, or `namespace/name`.
-    pub service_account: String,
 }
 
 /// The way in which files become manifests.
