@@ -191,6 +191,7 @@ impl App {
             GitopsMetrics::register_states(&mut registry, &gitops);
             (gitops, tasks)
         });
+        let health_rules = gitops.as_ref().map(|(gitops, _)| gitops.health_rules().clone());
         let gitops = gitops.map(|(gitops, tasks)| {
             // Added after the policy: what they write to the cluster passes it.
             let handlers = (GitopsHandler(Arc::clone(&gitops)), ManifestsHandler(gitops));
@@ -250,6 +251,9 @@ impl App {
                 ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
             if let Some(graph) = &graph {
                 configuration = configuration.with_graph(Arc::clone(graph));
+            }
+            if let Some(health_rules) = health_rules {
+                configuration = configuration.with_health_rules(health_rules);
             }
             if let Some(notify) = notify {
                 configuration = configuration.with_notify(notify);

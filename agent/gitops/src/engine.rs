@@ -19,7 +19,7 @@ use std::{
     sync::Arc,
 };
 
-use object_health::Assessment;
+use object_health::{Assessment, HealthRules};
 use parking_lot::Mutex;
 use proto::{
     AgentId,
@@ -79,6 +79,8 @@ pub struct Engine<C> {
     taken_over: bool,
     /// The objects that this engine has changed back.
     reverts: HashMap<ObjectId, Reverts>,
+    /// The rules of the user for the health of kinds.
+    health_rules: HealthRules,
     /// The projects of ApplySets that own objects in Git, by the ids of the ApplySets.
     owners: Mutex<HashMap<String, String>>,
 }
@@ -220,8 +222,15 @@ impl<C: Cluster> Engine<C> {
             generation: None,
             taken_over: false,
             reverts: HashMap::new(),
+            health_rules: HealthRules::default(),
             owners: Mutex::default(),
         }
+    }
+
+    /// Sets the rules for the health of kinds.
+    #[must_use]
+    pub fn with_health_rules(self, health_rules: HealthRules) -> Self {
+        Self { health_rules, ..self }
     }
 
     /// Replaces the cluster by the same one, whose requests have another name in its audit log.
@@ -259,9 +268,9 @@ impl<C: Cluster> Engine<C> {
     /// A request failed.
     pub async fn health(&self) -> Result<Vec<(ObjectId, Assessment)>, ApiError> {
         let objects = || {
-            self.objects
-                .iter()
-                .filter(|(_, kind)| object_health::has_health(&kind.kind.group, &kind.kind.kind))
+            let has_health =
+                |kind: &Kind| self.health_rules.has_health(&kind.kind.group, &kind.kind.kind, &kind.plural);
+            self.objects.iter().filter(move |(_, kind)| has_health(kind))
         };
         let mut places: Vec<(&Kind, &str)> = objects().map(|(id, kind)| (kind, &*id.namespace)).collect();
         places.sort_unstable_by(|a, b| (&a.0.kind, a.1).cmp(&(&b.0.kind, b.1)));
@@ -273,7 +282,7 @@ impl<C: Cluster> Engine<C> {
             for object in self.cluster.list(kind, namespace, PART_OF, false).await? {
                 let id = members::id_of(&kind.kind, &object);
                 if wanted.contains(&id) {
-                    health.push((id.clone(), object_health::assess(&object)));
+                    health.push((id.clone(), self.assess(kind, &object)));
                     found.insert(id);
                 }
             }
@@ -397,7 +406,7 @@ impl<C: Cluster> Engine<C> {
     pub async fn is_ready(&self) -> bool {
         for awaited in &self.awaited {
             match self.cluster.get(&awaited.kind, &awaited.id).await {
-                Ok(object) if awaited.is_met_by(object.as_ref()) => {}
+                Ok(object) if self.is_met(awaited, object.as_ref()) => {}
                 // The next look will see.
                 _ => return false,
             }

@@ -36,6 +36,8 @@ pub mod validate;
 mod watch;
 mod yaml;
 
+pub use object_health::HealthRules;
+
 pub use self::{
     cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup, MetadataPage},
     engine::{Engine, Fence, Outcome, Recovery, Stopped, SyncInput},

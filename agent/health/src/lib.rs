@@ -9,11 +9,14 @@
 #![warn(missing_docs)]
 
 mod pod;
+mod rules;
 
 use std::time::SystemTime;
 
 use proto::{agent_configuration::graph::HealthRule, graph::HealthState};
 use serde_json::Value;
+
+pub use self::rules::HealthRules;
 
 /// The health of an object with the reason, which is empty for healthy objects.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use gitops_engine::HealthRules;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use parking_lot::Mutex;
@@ -32,6 +33,7 @@ use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer
 pub struct ConfigurationService {
     inner: Arc<Inner>,
     graph: Option<Arc<GraphService>>,
+    health_rules: Option<HealthRules>,
     notify: Option<Arc<Notify>>,
     alerts: Option<Arc<Alerts>>,
     provision: Option<ProvisionService>,
@@ -73,13 +75,20 @@ impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
         let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
-        Self { inner, graph: None, notify: None, alerts: None, provision: None }
+        Self { inner, graph: None, health_rules: None, notify: None, alerts: None, provision: None }
     }
 
     /// Returns a service that configures the graph, too.
     #[must_use]
     pub(crate) fn with_graph(mut self, graph: Arc<GraphService>) -> Self {
         self.graph = Some(graph);
+        self
+    }
+
+    /// Returns a service that sets the rules for the health of kinds, too.
+    #[must_use]
+    pub(crate) fn with_health_rules(mut self, health_rules: HealthRules) -> Self {
+        self.health_rules = Some(health_rules);
         self
     }
 
@@ -130,6 +139,9 @@ impl ConfigurationService {
         let unmanaged = self.provision.as_ref().zip(update.provision);
         let unmanaged = unmanaged.and_then(|(provision, settings)| provision.set(settings));
         scope.set(keys.scope);
+        if let Some(health_rules) = &self.health_rules {
+            health_rules.set(&keys.graph.health_rules);
+        }
         if let Some(graph) = &self.graph {
             graph.set_section(keys.graph);
             let load = keys.environment_health;

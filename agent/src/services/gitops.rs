@@ -33,7 +33,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use gitops_engine::{GroupKind, Kind, KubeCluster, applyset::ApplySet};
+use gitops_engine::{GroupKind, HealthRules, Kind, KubeCluster, applyset::ApplySet};
 use parking_lot::Mutex;
 use proto::AgentId;
 use tokio::{
@@ -68,6 +68,8 @@ pub(crate) struct Gitops {
     diffs: Arc<Semaphore>,
     projects: Mutex<BTreeMap<String, Arc<Project>>>,
     metrics: GitopsMetrics,
+    /// The rules of the configuration for the health of kinds.
+    health_rules: HealthRules,
     /// Reports to kas.
     log: EventLog,
     /// The kinds of objects that are watched for changes.
@@ -100,11 +102,17 @@ impl Gitops {
             diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
             projects: Mutex::default(),
             metrics,
+            health_rules: HealthRules::default(),
             log,
             kinds: watch::Sender::default(),
             new_projects: sender,
         });
         (Arc::clone(&gitops), GitopsTasks { gitops, new_projects })
+    }
+
+    /// Returns the rules for the health of kinds, which the configuration sets.
+    pub(crate) fn health_rules(&self) -> &HealthRules {
+        &self.health_rules
     }
 
     /// Returns the agent, or `None` if it has no projects. Waits a moment for the first subscription, which names the agent.

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, collections::HashMap, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesOrdered};
+use object_health::Assessment;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject, PropagationPolicy},
     gitops::{EventKind, ObjectId},
@@ -91,14 +92,6 @@ impl Awaited {
         Self { id, kind, reason, condition: Condition::Gone(uid), since: None }
     }
 
-    /// Returns whether the object, if it exists, meets the condition.
-    pub(super) fn is_met_by(&self, object: Option<&Value>) -> bool {
-        match &self.condition {
-            Condition::Gone(uid) => object.is_none_or(|object| object["metadata"]["uid"] != **uid),
-            condition => condition.health(object).is_ok(),
-        }
-    }
-
     /// Returns the time after which the project has failed.
     pub(super) fn limit(&self, settings: &ManifestProject) -> Duration {
         match self.condition {
@@ -122,8 +115,8 @@ impl Awaited {
 
 impl Condition {
     /// Returns the reason why an object does not do its work yet.
-    fn health(&self, object: Option<&Value>) -> Result<(), String> {
-        match object.map(object_health::assess) {
+    pub(super) fn check(&self, found: Option<Assessment>) -> Result<(), String> {
+        match found {
             Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => Ok(()),
             Some(found) if *self == Self::Ended && found.health == HealthState::Degraded => Ok(()),
             Some(found) => Err(found.reason),
@@ -134,6 +127,19 @@ impl Condition {
 }
 
 impl<C: Cluster> Engine<C> {
+    /// Assesses an object, by the rule of the user if its kind has one.
+    pub(super) fn assess(&self, kind: &Kind, object: &Value) -> Assessment {
+        self.health_rules.assess(&kind.kind.group, &kind.kind.kind, &kind.plural, object)
+    }
+
+    /// Returns whether an object, if it exists, meets a condition.
+    pub(super) fn is_met(&self, awaited: &Awaited, object: Option<&Value>) -> bool {
+        match &awaited.condition {
+            Condition::Gone(uid) => object.is_none_or(|object| object["metadata"]["uid"] != **uid),
+            condition => condition.check(object.map(|object| self.assess(&awaited.kind, object))).is_ok(),
+        }
+    }
+
     /// Returns the part of a stage whose manifests this engine has applied before. It does not wait for the stages before it.
     pub(super) fn applied_part(&self, stage: &Stage, manifests: &[Manifest]) -> Stage {
         let is_applied = |index: &usize| {

@@ -323,6 +323,7 @@ fn new_engine(gitops: &Gitops, wanted: &Wanted) -> Engine<KubeCluster> {
         gitops.leader.own_cluster().clone(),
         gitops.leader.namespace(),
     )
+    .with_health_rules(gitops.health_rules.clone())
 }
 
 /// Returns the cluster with the identity of a project.
