@@ -7,6 +7,7 @@ mod gitlab;
 mod hooks;
 mod jobs;
 mod model;
+mod waits;
 
 use std::sync::{
     Arc,

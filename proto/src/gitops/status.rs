@@ -35,7 +35,7 @@ pub struct SyncEvent {
     /// The state of the project: of `Planned`, and of `Finished` unless the sync was stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<ProjectState>,
-    /// The first error of a sync that has failed, of `Finished`.
+    /// The first error of a sync that has failed, of `Finished`; and of `Waiting` the first error of objects that are still being tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ObjectError>,
 }
@@ -128,6 +128,9 @@ pub struct ProjectStatus {
     /// The first objects that the sync waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<AwaitedObject>,
+    /// The first objects that start, after the commit was applied. Nothing waits for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub starting: Vec<AwaitedObject>,
     /// The time at which the cluster was last seen in this state, in milliseconds since 1970. 0: it was not seen yet.
     #[serde(default)]
     pub as_of: u64,

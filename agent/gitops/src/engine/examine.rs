@@ -520,8 +520,9 @@ fn may_recreate(manifest: &Manifest) -> bool {
 /// Returns who has changed an object last, from its managed fields, and the fields that differ from those of Git.
 fn change_of(manifest: &Manifest, live: &Value, tried: &Value) -> Change {
     let entries = live["metadata"]["managedFields"].as_array().into_iter().flatten();
+    // `kubectl scale` and autoscalers write fields of the object through a subresource. A status is no field of Git.
     let others =
-        entries.filter(|entry| entry["manager"] != FIELD_MANAGER && entry.get("subresource").is_none());
+        entries.filter(|entry| entry["manager"] != FIELD_MANAGER && entry["subresource"] != "status");
     // Times of the API have one form, in which the order of texts is that of times.
     let last = others.max_by_key(|entry| entry["time"].as_str().unwrap_or_default());
     let text = |key: &str| last.and_then(|entry| entry[key].as_str());
@@ -533,4 +534,34 @@ fn change_of(manifest: &Manifest, live: &Value, tried: &Value) -> Change {
     let (live, tried) = (without_server_fields(live), without_server_fields(tried));
     let fields = diff::fields(&manifest.id, Some(&live), Some(&tried)).into_iter();
     Change { what, manager, fields: fields.map(|field| field.path).take(MAX_FIELDS).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn change_names_kubectl_scale_and_no_status() {
+        let update =
+            |manager: &str, time: &str| json!({"manager": manager, "operation": "Update", "time": time});
+        let entry = |manager: &str, subresource: &str, time: &str| {
+            let mut entry = update(manager, time);
+            entry["subresource"] = subresource.into();
+            entry
+        };
+        let object = |replicas: u8| {
+            let managers = [
+                update("kubectl-edit", "2026-01-01T00:00:00Z"),
+                entry("kubectl", "scale", "2026-01-02T00:00:00Z"),
+                entry("kube-controller-manager", "status", "2026-01-03T00:00:00Z"),
+            ];
+            json!({"metadata": {"name": "web", "managedFields": managers}, "spec": {"replicas": replicas}})
+        };
+        let yaml = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n";
+        let file = crate::SourceFile { path: "a.yaml".to_owned(), content: yaml.into() };
+        let manifest = crate::parse::parse(&[file]).unwrap().remove(0);
+        let change = change_of(&manifest, &object(5), &object(2));
+        assert_eq!(change.what(), "changed by kubectl at 2026-01-02T00:00:00Z");
+        assert_eq!(change.to_string(), "kubectl changes spec.replicas");
+    }
 }

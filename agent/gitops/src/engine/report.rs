@@ -1,5 +1,7 @@
 //! Collects the events of a sync and makes its outcome.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use proto::gitops::{
     AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
 };
@@ -13,6 +15,23 @@ const MAX_MESSAGE: usize = 1000;
 const MAX_ERRORS: usize = 20;
 /// The most objects whose reasons to stay an outcome has.
 const MAX_KEPT: usize = 10;
+
+/// Shows the first error of a stage at once: the others may take long, for example because a webhook does not respond.
+pub(super) struct FirstError<'a> {
+    events: &'a (dyn Fn(SyncEvent) + Send + Sync),
+    shown: AtomicBool,
+}
+
+impl FirstError<'_> {
+    /// Shows an error unless one was shown. It is counted and reported at the end of the stage, as all others are.
+    pub(super) fn show(&self, error: &ObjectError) {
+        if !self.shown.swap(true, Ordering::Relaxed) {
+            let error = shortened(error.clone());
+            let event = SyncEvent::new(EventKind::Waiting, error.object.clone(), &*error.message);
+            (self.events)(SyncEvent { error: Some(error), ..event });
+        }
+    }
+}
 
 /// Collects what happens.
 pub(super) struct Report<'a> {
@@ -51,6 +70,11 @@ impl<'a> Report<'a> {
             contested: Vec::new(),
             reverted: 0,
         }
+    }
+
+    /// Returns what shows the first error of the next stage.
+    pub(super) fn first_error(&self) -> FirstError<'a> {
+        FirstError { events: self.events, shown: AtomicBool::new(false) }
     }
 
     pub(super) fn planned(&mut self, manifests: &[Manifest]) {
@@ -123,12 +147,9 @@ impl<'a> Report<'a> {
     }
 
     /// Reports an error.
-    pub(super) fn error(&mut self, mut error: ObjectError) {
+    pub(super) fn error(&mut self, error: ObjectError) {
         self.objects.failed += 1;
-        // A status has to fit into a ConfigMap.
-        if let Some((end, _)) = error.message.char_indices().nth(MAX_MESSAGE) {
-            error.message.truncate(end);
-        }
+        let error = shortened(error);
         let message = match error.file.is_empty() {
             true => error.message.clone(),
             false => format!("{}: {}", error.file, error.message),
@@ -257,6 +278,14 @@ fn empty(input: &SyncInput, pruned: u32) -> String {
         }
         false => format!("the files have no objects{deleted}"),
     }
+}
+
+/// Shortens an error: a status has to fit into a ConfigMap.
+fn shortened(mut error: ObjectError) -> ObjectError {
+    if let Some((end, _)) = error.message.char_indices().nth(MAX_MESSAGE) {
+        error.message.truncate(end);
+    }
+    error
 }
 
 fn plural(count: usize, noun: &str) -> String {

@@ -6,7 +6,7 @@ use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use object_health::Assessment;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject, PropagationPolicy},
-    gitops::{EventKind, ObjectId},
+    gitops::{EventKind, ObjectError, ObjectId},
     graph::HealthState,
 };
 use serde_json::Value;
@@ -161,9 +161,18 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<(Vec<AppliedObject>, Vec<Awaited>), Failure> {
         let kinds = self.kinds(stage, manifests, sync).await?;
         let of = |index: usize| (&manifests[index], &kinds[&key(&manifests[index])]);
+        let first = report.first_error();
+        let this = &*self;
         let examining = stage.objects.iter().copied().map(|index| {
             let (manifest, kind) = of(index);
-            self.examine(manifest, kind, members, sync)
+            let first = &first;
+            async move {
+                let examined = this.examine(manifest, kind, members, sync).await;
+                if let Err(ExamineError::Object(error)) = &examined {
+                    first.show(error);
+                }
+                examined
+            }
         });
         let examined = run_all(examining).await;
         let mut steps = Vec::with_capacity(examined.len());
@@ -180,9 +189,9 @@ impl<C: Cluster> Engine<C> {
         }
 
         let writes = sync.writes();
-        let this = &*self;
         let writing = steps.into_iter().map(|(index, step)| {
             let (manifest, kind) = of(index);
+            let first = &first;
             async move {
                 let result = match (&step, writes) {
                     (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(Written::Applied(seen.clone())),
@@ -195,6 +204,9 @@ impl<C: Cluster> Engine<C> {
                     (_, false) => Ok(Written::Applied(Seen { uid: String::new(), fingerprint: 0 })),
                     (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
                 };
+                if let Err(CallError::Api(error)) = &result {
+                    first.show(&manifest.error(error.describe(&manifest.id)));
+                }
                 (manifest, kind, step, result)
             }
         });
@@ -268,7 +280,10 @@ impl<C: Cluster> Engine<C> {
             },
         ));
         let wanted: Vec<_> = conditions
-            .filter_map(|(index, condition)| Some((kinds.get_key_value(&manifests[*index].id)?, condition)))
+            .filter_map(|(index, condition)| {
+                let manifest = &manifests[*index];
+                Some((manifest, kinds.get_key_value(&manifest.id)?, condition))
+            })
             .collect();
         let has_definitions = wanted.iter().any(|(.., condition)| *condition == Condition::Established);
         let looking = wanted.into_iter().map(async |(manifest, (id, kind), condition)| {

@@ -347,6 +347,9 @@ impl Project {
         }
         status.state = outcome.state;
         status.waiting = outcome.waiting.iter().take(WAITING).cloned().collect();
+        if ![ProjectState::Synced, ProjectState::Degraded].contains(&outcome.state) {
+            status.starting.clear();
+        }
         if outcome.state != ProjectState::InventoryLost {
             status.recovery = None;
         }

@@ -1,6 +1,6 @@
 //! The worker of one project: applies each commit, looks for drift, and writes the status.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
 use gitops_engine::{
     ApiError, ApplyOptions, Cluster as _, Engine, Fence, Kind, KubeCluster, Outcome, Stopped, SyncInput,
@@ -12,11 +12,14 @@ use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
     audit::SyncOrigin,
-    gitops::{EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
+    gitops::{AwaitedObject, EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
     graph::HealthState,
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
 
 use super::{
     Gitops,
@@ -364,10 +367,29 @@ async fn sync(
         })
         .await;
     }
+    if commands.approved.is_some() && project.status().held.is_some() {
+        publish(gitops, agent, project, |status| {
+            let Some(held) = status.held.take_if(|held| commands.approved.as_ref() == Some(&held.code))
+            else {
+                return;
+            };
+            status.state = ProjectState::Syncing;
+            status.message = format!("approved: {} objects that left Git are being deleted", held.count);
+        })
+        .await;
+    }
     let fence = WorkerFence { gitops, project, number: wanted.number };
     let (noted, drifted) = (&*notices, Mutex::new(Vec::new()));
+    let (first_error, mut shown) = watch::channel(None);
     let events = |event: SyncEvent| {
         log(&project.id, &event);
+        if let (EventKind::Waiting, Some(error)) = (event.event, &event.error) {
+            first_error.send_if_modified(|first| {
+                let is_first = first.is_none();
+                first.get_or_insert_with(|| error.clone());
+                is_first
+            });
+        }
         noted.note(&event);
         if let (EventKind::Drifted, Some(object)) = (event.event, &event.object) {
             let mut drifted = drifted.lock();
@@ -382,7 +404,17 @@ async fn sync(
     let origin = SyncOrigin { project: project.id.clone(), commit: commit.clone() };
     let user_agent = origin.user_agent(env!("CARGO_PKG_VERSION"));
     engine.set_cluster(project_cluster(gitops, wanted).with_user_agent(&user_agent));
-    let mut outcome = engine.sync(input, &fence, &events).await;
+    let show_error = async {
+        if let Ok(error) = shown.wait_for(Option::is_some).await.map(|error| error.clone()) {
+            publish(gitops, agent, project, |status| status.errors = error.into_iter().collect()).await;
+        }
+        std::future::pending::<Infallible>().await
+    };
+    // What `show_error` has begun to write, the status after the sync replaces.
+    let mut outcome = tokio::select! {
+        outcome = engine.sync(input, &fence, &events) => outcome,
+        never = show_error => match never {},
+    };
     if let Some(held) = outcome.held.as_mut().filter(|_| wanted.prunes) {
         held.reason = format!(
             "the project left the configuration, and {} of its objects would be deleted: approve it with kas gitops approve",
@@ -480,8 +512,8 @@ async fn watch_health(
     let of = |wanted: HealthState| health.iter().filter(move |(_, found)| found.health == wanted);
     let count = |wanted: HealthState| u32::try_from(of(wanted).count()).unwrap_or(u32::MAX);
     let (degraded, progressing) = (count(HealthState::Degraded), count(HealthState::Progressing));
-    let reasons = of(HealthState::Degraded).chain(of(HealthState::Progressing)).take(MAX_UNHEALTHY);
-    let errors: Vec<ObjectError> = reasons
+    let errors: Vec<ObjectError> = of(HealthState::Degraded)
+        .take(MAX_UNHEALTHY)
         .map(|(id, found)| ObjectError {
             object: Some(id.clone()),
             file: String::new(),
@@ -499,6 +531,15 @@ async fn watch_health(
     publish(gitops, agent, project, |status| {
         status.state = if degraded > 0 { ProjectState::Degraded } else { ProjectState::Synced };
         (status.objects.degraded, status.objects.progressing) = (degraded, progressing);
+        let now = now_millis();
+        let begun = |object: &ObjectId| status.starting.iter().find(|starting| starting.object == *object);
+        let starting =
+            of(HealthState::Progressing).take(MAX_UNHEALTHY).map(|(object, found)| AwaitedObject {
+                object: object.clone(),
+                reason: found.reason.clone(),
+                since: begun(object).map_or(now, |starting| starting.since),
+            });
+        status.starting = starting.collect();
         // Those about the whole project stay.
         status.errors.retain(|error| error.object.is_none());
         status.errors.extend(errors);

@@ -90,11 +90,15 @@ pub(super) fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> 
              {pruned} deleted, {kept} kept"
         ),
     );
-    for AwaitedObject { object, reason, since: begin } in &status.waiting {
-        let how_long = since(*begin, now).map(|age| format!(", for {age}")).unwrap_or_default();
-        lines.add("Waits", format!("{object}: {reason}{how_long}"));
+    for (name, objects, count) in
+        [("Waits", &status.waiting, waiting), ("Starts", &status.starting, progressing)]
+    {
+        for AwaitedObject { object, reason, since: begin } in objects {
+            let how_long = since(*begin, now).map(|age| format!(", for {age}")).unwrap_or_default();
+            lines.add(name, format!("{object}: {reason}{how_long}"));
+        }
+        lines.add_rest(name, count, objects.len());
     }
-    lines.add_rest("Waits", waiting, status.waiting.len());
     status.errors.iter().for_each(|error| lines.add("Error", with_place(error)));
     status.kept.iter().for_each(|kept| lines.add("Kept", with_place(kept)));
     if !status.kept.is_empty() {
@@ -141,7 +145,10 @@ fn add_held(lines: &mut Lines, held: &HeldDeletions, status: &ProjectStatus, age
         lines.add("Deletes", format!("{object}{takes}"));
     }
     lines.add_rest("Deletes", *count, objects.len());
-    lines.add("Approve", approval("approve", agent, code, &status.project));
+    if *count as usize > objects.len() {
+        lines.add("All", command("diff", agent, None, &status.project));
+    }
+    lines.add("Approve", command("approve", agent, Some(code), &status.project));
 }
 
 fn add_recovery(lines: &mut Lines, plan: &RecoveryPlan, project: &str, agent: &str) {
@@ -154,18 +161,19 @@ fn add_recovery(lines: &mut Lines, plan: &RecoveryPlan, project: &str, agent: &s
     not_in_git.iter().for_each(|object| lines.add("Left", object.to_string()));
     lines.add_rest("Left", *left, not_in_git.len());
     unknown.iter().for_each(|kind| lines.add("Unknown", kind));
-    lines.add("Approve", approval("recover", agent, code, project));
+    lines.add("Approve", command("recover", agent, Some(code), project));
 }
 
-/// Returns the command that approves a plan. The shell reads each name as one argument, and kas as no flag.
-fn approval(command: &str, agent: &str, code: &str, project: &str) -> String {
+/// Returns a command about a project. The shell reads each name as one argument, and kas as no flag.
+fn command(verb: &str, agent: &str, code: Option<&str>, project: &str) -> String {
     let option = |name: &str, value: &str| {
         let separator = if value.starts_with('-') { "=" } else { " " };
         format!("{name}{separator}{}", shell_argument(value))
     };
     let end_of_options = if project.starts_with('-') { "-- " } else { "" };
-    let (agent, code) = (option("--agent", agent), option("--code", code));
-    format!("kas gitops {command} {agent} {code} {end_of_options}{}", shell_argument(project))
+    let options = [Some(option("--agent", agent)), code.map(|code| option("--code", code))];
+    let options = options.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    format!("kas gitops {verb} {options} {end_of_options}{}", shell_argument(project))
 }
 
 /// Returns an error or a reason with its file and object.
@@ -324,6 +332,22 @@ Waits:      and 3 more
     }
 
     #[test]
+    fn object_that_starts_is_no_error() {
+        let starting = AwaitedObject {
+            object: object("Pod", "a"),
+            reason: "it pulls its image".to_owned(),
+            since: ago(3),
+        };
+        let objects = ObjectCounts { total: 2, applied: 2, progressing: 2, ..ObjectCounts::default() };
+        let status = ProjectStatus { starting: vec![starting], objects, ..ProjectStatus::default() };
+        let text = describe(&status, "prod", now());
+        assert!(
+            text.ends_with("Starts:     Pod a: it pulls its image, for 3s\nStarts:     and 1 more\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn held_deletions_are_shown_with_their_reason_and_what_they_take() {
         let deletion = |kind: &str, name: &str, takes: &str| HeldObject {
             object: object(kind, name),
@@ -351,6 +375,7 @@ Held:       a namespace cannot be had back from Git (for 5m10s, commit ddddddddd
 Deletes:    Namespace shop, and with it 12 objects, 2 of them of others
 Deletes:    ConfigMap a
 Deletes:    and 1 more
+All:        kas gitops diff --agent prod ''
 Approve:    kas gitops approve --agent prod --code 0a1b ''
 ";
         assert_eq!(shown(held.clone()), expected);
@@ -404,7 +429,7 @@ Approve:    kas gitops recover --agent prod --code 5c1f group/shop
             ("-x", "-y", "--output=json", "--agent=-x --code=-y -- '--output=json'"),
             ("it's", "\u{202e}", "a\nb", r"--agent $'it\047s' --code $'\342\200\256' $'a\012b'"),
         ] {
-            let command = approval("approve", agent, code, project);
+            let command = command("approve", agent, Some(code), project);
             assert_eq!(command, format!("kas gitops approve {expected}"));
             assert_eq!(printable(&command), command);
         }
