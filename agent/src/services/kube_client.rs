@@ -15,6 +15,7 @@ use tunnel::Body;
 
 use crate::{
     ServiceError,
+    connect::USER_AGENT_VALUE,
     policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer},
     services::{BoxService, KubernetesService, RequestHandler as _},
 };
@@ -70,6 +71,8 @@ impl Service<Request<KubeBody>> for KubeService {
         let service = self.0.clone();
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
+            // The audit log of the cluster names the program.
+            parts.headers.entry(http::header::USER_AGENT).or_insert(USER_AGENT_VALUE);
             let body = body.collect_bytes().await.unwrap_or_default();
             if !body.is_empty() {
                 parts.headers.insert(http::header::CONTENT_LENGTH, body.len().into());
@@ -97,4 +100,31 @@ fn with_message(response: Response<Body>) -> Response<Body> {
     });
     let status = Body::from(status.to_string());
     response.map(|_| status)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::USER_AGENT;
+
+    use super::*;
+
+    /// Leases, for example, were requested without one.
+    #[tokio::test]
+    async fn each_request_names_the_program() {
+        let echo = service_fn(async |request: Request<Body>| {
+            let mut response = Response::new(Body::empty());
+            response
+                .headers_mut()
+                .extend(request.headers().get(USER_AGENT).map(|value| (USER_AGENT, value.clone())));
+            Ok::<_, Infallible>(response)
+        });
+        let service = KubeService(BoxService::new(echo));
+        let sent = async |request: http::request::Builder| {
+            let request = request.body(KubeBody::empty()).unwrap();
+            service.clone().oneshot(request).await.unwrap().headers()[USER_AGENT].clone()
+        };
+        assert_eq!(sent(Request::builder()).await, USER_AGENT_VALUE);
+        let named = sent(Request::builder().header(USER_AGENT, "agentk/1 gitops/2 (a)")).await;
+        assert_eq!(named, "agentk/1 gitops/2 (a)");
+    }
 }
