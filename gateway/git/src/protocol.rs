@@ -67,15 +67,23 @@ impl Session {
     pub(super) fn commit(&mut self, wanted: &Reference) -> Result<Option<Commit>, RepositoryError> {
         let name = match wanted {
             Reference::Commit(id) => return Ok(Some(Commit { id: id.clone(), branch: String::new() })),
-            Reference::Default => return self.reference("HEAD"),
             wanted => wanted.full_name().unwrap_or_default(),
         };
-        let head = self.reference("HEAD")?;
         match self.reference(&name)? {
             Some(commit) => Ok(Some(commit)),
-            None if head.is_none() => Ok(None),
-            None => Err(RepositoryError::ReferenceNotFound(wanted.clone())),
+            // The server does not list a `HEAD` whose branch is gone either.
+            None if self.has_branches()? => Err(RepositoryError::ReferenceNotFound(wanted.clone())),
+            None => Ok(None),
         }
+    }
+
+    fn has_branches(&mut self) -> Result<bool, RepositoryError> {
+        let mut reader = self.invoke("ls-refs", vec![format!("ref-prefix {HEADS}")])?;
+        let (mut line, mut found) = (String::new(), false);
+        while next_line(&mut reader, &mut line)? {
+            found = true;
+        }
+        Ok(found)
     }
 
     fn reference(&mut self, name: &str) -> Result<Option<Commit>, RepositoryError> {

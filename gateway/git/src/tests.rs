@@ -178,6 +178,18 @@ async fn repository_without_commits_has_no_commit() {
     }
 }
 
+/// A repository whose default branch was deleted is not one without commits.
+#[tokio::test]
+async fn default_branch_that_is_gone_is_an_error() {
+    let Some(fixture) = Fixture::with_agent() else { return };
+    fixture.git(&["push", "-q", fixture.bare().to_str().unwrap(), "HEAD:other"]);
+    fixture.git(&["-C", fixture.bare().to_str().unwrap(), "symbolic-ref", "HEAD", "refs/heads/gone"]);
+    for (kind, repository) in fixture.all() {
+        let error = repository.resolve().await.unwrap_err();
+        assert!(matches!(error, RepositoryError::ReferenceNotFound(_)), "{kind}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn missing_branch_is_an_error_and_another_branch_is_read() {
     let Some(fixture) = Fixture::with_agent() else { return };
