@@ -494,7 +494,7 @@ impl AgentServer {
             self.metrics.count_limit(Limit::TunnelWriteStall);
         }
         self.metrics.observe_tunnel_end(ended.label(), duration);
-        let AuthenticatedAgent { identity: AgentIdentity { id, name, .. }, tunnel, .. } = agent;
+        let AuthenticatedAgent { identity: AgentIdentity { id, name, .. }, tunnel, hello, .. } = agent;
         self.ends.record(*id, ended.to_string(), SystemTime::now());
         let seconds = duration.as_secs();
         if let CloseReason::Graceful | CloseReason::LocallyClosed = ended {
@@ -502,7 +502,8 @@ impl AgentServer {
         }
         if let CloseReason::Lost { .. } | CloseReason::TimedOut = ended {
             let address = address_key(agent.client.address);
-            self.max_age.record_loss(Loss { agent: *id, address, age: duration, at: Instant::now() }, name);
+            let (instance, at) = (hello.instance, Instant::now());
+            self.max_age.record_loss(Loss { agent: *id, instance, address, age: duration, at }, name);
         }
         let hint = match ended {
             CloseReason::Lost { silence, .. }

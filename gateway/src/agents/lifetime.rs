@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use proto::AgentId;
+use proto::{AgentId, InstanceId};
 use tokio::time::Instant;
 
 /// The number of losses that indicate a cut age. For all agents, each loss is of another agent.
@@ -30,6 +30,9 @@ const MIN_AGE_OF_AGENT: Duration = Duration::from_secs(10);
 /// The shortest cut age of all agents. A shorter one is found for each agent.
 const MIN_AGE_OF_ALL: Duration = Duration::from_secs(60);
 
+/// The processes whose losses are remembered. If none of them has lost two tunnels, agentk itself ends, and no connection is cut.
+const PROCESSES: usize = 16;
+
 /// A cut age is forgotten this long after the last loss at it. If a load balancer still cuts, it is found again after as many losses.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
@@ -40,6 +43,8 @@ const PRUNED_AGENTS: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
     pub(super) agent: AgentId,
+    /// The process of agentk.
+    pub(super) instance: InstanceId,
     /// A digest of the address of the agent.
     pub(super) address: [u8; 16],
     pub(super) age: Duration,
@@ -88,6 +93,8 @@ impl LifetimeDetector {
 #[derive(Debug, Default)]
 struct Detector {
     losses: VecDeque<Loss>,
+    /// The processes of the last losses.
+    processes: VecDeque<InstanceId>,
     cut: Option<Cut>,
 }
 
@@ -119,6 +126,10 @@ impl Detector {
         if self.losses.len() > MIN_LOSSES {
             self.losses.pop_front();
         }
+        self.processes.push_back(loss.instance);
+        if self.processes.len() > PROCESSES {
+            self.processes.pop_front();
+        }
 
         let ages = || self.losses.iter().map(|loss| loss.age);
         let (shortest, mean) = (ages().min()?, ages().sum::<Duration>() / MIN_LOSSES as u32);
@@ -127,12 +138,19 @@ impl Detector {
         let found = self.losses.len() == MIN_LOSSES
             && shortest >= min_age
             && addresses.len() >= min_addresses
+            && (min_addresses > 1 || self.has_survivor())
             && ages().all(same);
         if !found || self.cut.is_some_and(|cut| same(cut.age)) {
             return None;
         }
         self.cut = Some(Cut { age: shortest, confirmed: loss.at });
         Some(shortest)
+    }
+
+    /// Returns whether a process has lost more than one tunnel, so that it did not end with the first one.
+    fn has_survivor(&self) -> bool {
+        let distinct: HashSet<&InstanceId> = self.processes.iter().collect();
+        distinct.len() < self.processes.len()
     }
 
     fn cut_age(&self, now: Instant) -> Option<Duration> {
@@ -168,8 +186,21 @@ mod tests {
 
         /// Records the loss of a tunnel of an agent with one of its addresses.
         fn record(&mut self, agent: u64, address: u8, at: u64, age: u64) -> Option<DetectedLifetime> {
+            self.record_of(InstanceId::from_bytes(u128::from(agent).to_be_bytes()), agent, address, at, age)
+        }
+
+        /// Records the loss of a tunnel of a process.
+        fn record_of(
+            &mut self,
+            instance: InstanceId,
+            agent: u64,
+            address: u8,
+            at: u64,
+            age: u64,
+        ) -> Option<DetectedLifetime> {
             self.ages.record_loss(Loss {
                 agent: AgentId(agent),
+                instance,
                 address: [address; 16],
                 age: Duration::from_secs(age),
                 at: self.start + Duration::from_secs(at),
@@ -316,6 +347,21 @@ mod tests {
     fn agent_that_crashes_at_its_start_reveals_nothing() {
         let losses: Vec<_> = (1..20).map(|round| (round * 5, 3)).collect();
         assert!(results(&losses).iter().all(Option::is_none));
+    }
+
+    /// Out of memory, for example.
+    #[test]
+    fn agent_that_ends_at_one_age_reveals_nothing_until_a_process_survives() {
+        let mut losses = Losses::new();
+        for round in 1..=20 {
+            assert_eq!(losses.record_of(InstanceId::random(), 1, 1, round * 40, 30), None);
+        }
+        let pods = [InstanceId::random(), InstanceId::random()];
+        let of_pods: Vec<_> = (21..=24)
+            .zip(pods.iter().cycle())
+            .map(|(round, pod)| losses.record_of(*pod, 1, 1, round * 40, 30))
+            .collect();
+        assert!(of_pods.iter().any(Option::is_some), "{of_pods:?}");
     }
 
     #[test]

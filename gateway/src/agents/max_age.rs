@@ -87,12 +87,16 @@ impl MaxAge {
 
 #[cfg(test)]
 mod tests {
+    use proto::InstanceId;
+
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn lose(max_age: &MaxAge, age: Duration, at: Instant) {
-        max_age.record_loss(Loss { agent: AgentId(1), address: [1; 16], age, at }, &"prod".parse().unwrap());
+        let loss =
+            Loss { agent: AgentId(1), instance: InstanceId::from_bytes([1; 16]), address: [1; 16], age, at };
+        max_age.record_loss(loss, &"prod".parse().unwrap());
     }
 
     /// Returns the maximum ages of the agent and of another, and the metric, after five losses of the agent at `age`.
