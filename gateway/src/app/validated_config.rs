@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use access::Identity;
+use access::{ConfigurationLocation, Identity};
 use gitlab::{GitLabSetup, Verifier, environments::EnvironmentFile};
 use oidc::Issuers;
 use proto::ReplicaId;
@@ -157,6 +157,17 @@ impl ValidatedConfig {
     /// Returns the numbers of agents and of callers' tokens.
     pub fn counts(&self) -> (usize, usize) {
         self.identity.counts()
+    }
+
+    /// Returns the files that are configurations of agents, each with the most bytes that it may have.
+    pub fn agent_configurations(&self) -> impl Iterator<Item = (&Path, usize)> {
+        let max_bytes = self.config.agent.configuration.max_configuration_file_size;
+        let locations =
+            self.identity.agents().into_iter().filter_map(|(_, id)| self.identity.configuration(id));
+        locations.filter_map(move |location| match location {
+            ConfigurationLocation::File(path) => Some((&**path, max_bytes)),
+            ConfigurationLocation::Repository(_) => None,
+        })
     }
 
     /// Returns the keys of GitLab's kas that have no meaning here, with their lines, if the file has some.

@@ -55,6 +55,39 @@ async fn check_config_takes_the_file_as_option_and_as_argument() {
 }
 
 #[tokio::test]
+async fn check_config_checks_the_configurations_of_agents_that_are_files() {
+    let workspace = Workspace::new().await;
+    let identity = workspace.read("identity.yaml");
+    workspace.write(
+        "identity.yaml",
+        &identity.replacen("name: production,", "name: production, configuration: {file: agent.yaml},", 1),
+    );
+    let check = async |text: Option<&str>| {
+        if let Some(text) = text {
+            workspace.write("agent.yaml", text);
+        }
+        workspace.failure("check-config kas.yaml").await
+    };
+    let (exit, text) = check(None).await;
+    assert_eq!(exit, 64, "{text}");
+    assert!(text.contains("agent.yaml: the file does not exist"), "{text}");
+    let (exit, text) = check(Some("scope: {namespaces: [a]}\ngitop: {}\n")).await;
+    assert_eq!(exit, 64, "{text}");
+    assert!(text.contains("agent.yaml:2:1: ") && text.contains("gitop"), "{text}");
+
+    workspace.write("agent.yaml", "container_scanning: {}\n");
+    let output = workspace.run("check-config kas.yaml").await;
+    assert!(output.status.success());
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(warning.contains("agent.yaml: container_scanning has no effect"), "{warning}");
+    assert_eq!(workspace.stdout("check-config --agent-configuration agent.yaml").await, "agent.yaml: good\n");
+    workspace.write("agent.yaml", "gitops: {manifest_projects: [{id: a}, {id: a}]}\n");
+    let (exit, text) = workspace.failure("check-config --agent-configuration agent.yaml").await;
+    assert_eq!(exit, 64, "{text}");
+    assert!(text.contains("a is listed twice"), "{text}");
+}
+
+#[tokio::test]
 async fn kubeconfig_is_readable_by_kubectl() {
     let workspace = Workspace::new().await;
     let arguments = "kubeconfig --config kas.yaml --agent 1 --token-file caller-token --caller me --namespace web \
