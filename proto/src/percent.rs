@@ -7,6 +7,26 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 /// All characters but the unreserved ones (RFC 3986 section 2.3).
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
+/// The characters that a part of a path must not have as they are, and `%` (RFC 3986 section 3.3).
+const OUTSIDE_PATHS: &AsciiSet = &RESERVED
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
+
+/// Encodes a part of a path as `kubectl` does: `system:reader` stays as it is.
+pub fn encode_segment(text: &str) -> Cow<'_, str> {
+    utf8_percent_encode(text, OUTSIDE_PATHS).into()
+}
+
 /// Encodes a part of a path, or a value of a query: all characters but the unreserved ones.
 pub fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
@@ -32,6 +52,12 @@ mod tests {
     fn unreserved_characters_are_not_encoded() {
         assert_eq!(encode("edge-berlin.a_b~1"), "edge-berlin.a_b~1");
         assert_eq!(encode("../a b%/ü"), "..%2Fa%20b%25%2F%C3%BC");
+    }
+
+    #[test]
+    fn part_of_a_path_keeps_what_a_path_may_have() {
+        assert_eq!(encode_segment("system:a_b@c+(d)"), "system:a_b@c+(d)");
+        assert_eq!(encode_segment("a|b #c?d;ü/%"), "a%7Cb%20%23c%3Fd%3B%C3%BC%2F%25");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A real cluster, through the client of kube-rs over connections of agentk.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     sync::{Arc, LazyLock},
@@ -29,7 +30,7 @@ use parking_lot::Mutex;
 use proto::{
     agent_configuration::gitops::PropagationPolicy,
     gitops::{ClusterVersions, ObjectId},
-    impersonation,
+    impersonation, percent,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
@@ -280,8 +281,12 @@ impl KubeCluster {
         manager: &str,
     ) -> Result<(), ApiError> {
         let params = PatchParams::apply(manager).force();
-        let request =
-            path(kind, &id.namespace).patch_subresource("status", &id.name, &params, &Patch::Apply(object));
+        let request = path(kind, &id.namespace).patch_subresource(
+            "status",
+            &segment(id),
+            &params,
+            &Patch::Apply(object),
+        );
         self.send(request).await.map(drop)
     }
 
@@ -415,7 +420,7 @@ impl Cluster for KubeCluster {
     }
 
     async fn get(&self, kind: &Kind, id: &ObjectId) -> Result<Option<Value>, ApiError> {
-        match self.json(path(kind, &id.namespace).get(&id.name, &GetParams::default())).await {
+        match self.json(path(kind, &id.namespace).get(&segment(id), &GetParams::default())).await {
             Ok((_, object)) => Ok(Some(object)),
             Err(error) if error.status == 404 => Ok(None),
             Err(error) => Err(error),
@@ -499,7 +504,7 @@ impl Cluster for KubeCluster {
             field_manager: Some(options.manager.to_owned()),
             ..PatchParams::default()
         };
-        let request = path(kind, &id.namespace).patch(&id.name, &params, &Patch::Apply(object));
+        let request = path(kind, &id.namespace).patch(&segment(id), &params, &Patch::Apply(object));
         let (status, object) = self.json(request).await?;
         Ok(Applied { created: status == StatusCode::CREATED, object })
     }
@@ -516,7 +521,7 @@ impl Cluster for KubeCluster {
 
     async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<Value, ApiError> {
         let url = path(kind, &id.namespace).url_path;
-        let request = Request::patch(format!("{url}/{}?fieldManager={FIELD_MANAGER}", id.name))
+        let request = Request::patch(format!("{url}/{}?fieldManager={FIELD_MANAGER}", segment(id)))
             .header(CONTENT_TYPE, "application/json-patch+json")
             .header(ACCEPT, "application/json")
             .body(patch.to_string().into_bytes());
@@ -540,7 +545,7 @@ impl Cluster for KubeCluster {
             uid: Some(uid.to_owned()),
             resource_version: resource_version.map(str::to_owned),
         };
-        let request = path(kind, &id.namespace).delete(&id.name, &params.preconditions(preconditions));
+        let request = path(kind, &id.namespace).delete(&segment(id), &params.preconditions(preconditions));
         let (_, response) = self.json(request).await?;
         // Otherwise it is the object, which may have finalizers.
         Ok(response["kind"] == "Status")
@@ -557,6 +562,11 @@ impl fmt::Debug for KubeCluster {
 
 fn leases(namespace: &str) -> kube::core::Request {
     kube::core::Request::new(format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"))
+}
+
+/// Returns the name of an object as a part of a path. Names of RBAC may have a space, `|` or `#`.
+fn segment(id: &ObjectId) -> Cow<'_, str> {
+    percent::encode_segment(&id.name)
 }
 
 /// Returns the builder of requests for a kind in a namespace, or in all of them.
@@ -774,6 +784,28 @@ mod tests {
             listed[0]["metadata"]["name"],
             "system:serviceaccount:shop:deployer agentk/1 gitops/2 (a)"
         );
+    }
+
+    /// The names of RBAC are parts of paths, and have no other limit.
+    #[tokio::test]
+    async fn name_is_a_part_of_the_path() {
+        let cluster = cluster(|path| json!({"kind": "Status", "metadata": {"name": path}}));
+        let kind = GroupKind { group: "rbac.authorization.k8s.io".to_owned(), kind: "Role".to_owned() };
+        let kind = Kind { kind, version: "v1".to_owned(), plural: "roles".to_owned(), namespaced: true };
+        for (name, expected) in [("system:a", "system:a"), ("a|b #c", "a%7Cb%20%23c"), ("ü?", "%C3%BC%3F")] {
+            let (text, group) = (str::to_owned, kind.kind.group.clone());
+            let id = ObjectId { group, kind: text("Role"), namespace: text("shop"), name: text(name) };
+            let got = cluster.get(&kind, &id).await.unwrap().unwrap();
+            let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: false };
+            let applied = cluster.apply(&kind, &id, &json!({}), options).await.unwrap().object;
+            let patched = cluster.patch(&kind, &id, &json!([])).await.unwrap();
+            let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/shop/roles/{expected}");
+            assert_eq!(
+                [got, applied, patched].map(|object| object["metadata"]["name"].clone()),
+                [(); 3].map(|()| json!(path))
+            );
+            assert!(cluster.delete(&kind, &id, "u", None, PropagationPolicy::Background).await.unwrap());
+        }
     }
 
     #[tokio::test]

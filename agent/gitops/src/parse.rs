@@ -169,10 +169,10 @@ fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
     }
 }
 
-/// Returns whether a text can be a part of the path of a request. Kubernetes allows more characters in the names of a few kinds.
+/// Returns whether the API server takes a text as the name of some kind: names of RBAC are parts of paths, and have no other limit there.
 fn is_path_segment(text: &str) -> bool {
-    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~@+=,!$&'()*".contains(&byte);
-    text.len() <= 253 && text.bytes().all(is_valid) && !matches!(text, "." | "..")
+    let is_valid = |c: char| !c.is_control() && !matches!(c, '/' | '%');
+    text.len() <= 253 && text.chars().all(is_valid) && !matches!(text, "." | "..")
 }
 
 fn whole(message: &str) -> ObjectError {
@@ -232,6 +232,22 @@ mod tests {
     fn aliases_and_merge_keys_are_expanded() {
         let parsed = one(&format!("{CONFIG_MAP}data:\n  a: &x {{k: v}}\n  b: {{<<: *x, l: w}}\n")).unwrap();
         assert_eq!(parsed[0].object["data"]["b"], serde_json::json!({"k": "v", "l": "w"}));
+    }
+
+    #[test]
+    fn names_of_rbac_are_those_that_the_api_server_takes() {
+        let role = |name: &str| {
+            let metadata = serde_json::json!({"name": name});
+            let text =
+                format!("apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {metadata}\n");
+            parse(&[file("a.yaml", &text)]).map(|manifests| manifests[0].id.name.clone())
+        };
+        for name in ["system:a", "a|b", "a #b", "a b", "ü", "[a]", "a?b", "a;b"] {
+            assert_eq!(role(name).as_deref(), Ok(name));
+        }
+        for name in ["a/b", "a%b", ".", "..", "a\nb"] {
+            assert!(role(name).unwrap_err()[0].message.contains("cannot be the name of a Role"), "{name:?}");
+        }
     }
 
     #[test]
