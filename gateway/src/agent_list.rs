@@ -147,7 +147,9 @@ impl AgentLister {
         let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
         let (mut agents, now) = (Vec::new(), SystemTime::now());
-        for KnownAgent { id, name, .. } in known.agents {
+        for agent in known.agents {
+            let disabled = self.kill_switch.rule_of_agent(agent.attributes());
+            let KnownAgent { id, name, .. } = agent;
             let mut tunnels = held.remove(&id).unwrap_or_default();
             tunnels.sort_by_key(|tunnel| (tunnel.instance, tunnel.index, tunnel.since));
             let mut elsewhere = locations.take_owners(id);
@@ -157,7 +159,6 @@ impl AgentLister {
                 (true, false) => AgentState::Elsewhere,
                 (true, true) => locations.state_without_owner(id),
             };
-            let (name, disabled) = (name.clone(), self.kill_switch.rule_of_agent(id, &name));
             let configuration = self.configuration.status(id);
             let clusters = several_clusters(&tunnels, &elsewhere);
             let refused = self.conflicts.refused(id, now);

@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use access::Identities;
+use access::{AgentAttributes, Identities};
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
 use router::{
     Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
@@ -39,6 +39,15 @@ pub(crate) struct KnownAgent {
     pub id: AgentId,
     pub name: AgentName,
     pub project: Option<u64>,
+    /// The path of the project of an agent of GitLab, if it is known.
+    pub project_path: Option<Arc<str>>,
+}
+
+impl KnownAgent {
+    /// Returns the attributes by which settings select the agent.
+    pub(crate) fn attributes(&self) -> AgentAttributes<'_> {
+        AgentAttributes { id: self.id, name: Some(&self.name), project_path: self.project_path.as_deref() }
+    }
 }
 
 /// The locations of some agents, as the route store and this replica know them.
@@ -114,6 +123,7 @@ impl AgentLookup {
             id,
             name: name.clone(),
             project: identity.project(id),
+            project_path: None,
         });
         let mut agents: Vec<KnownAgent> =
             file.filter(|agent| project.is_none() || agent.project == project).collect();
@@ -170,14 +180,14 @@ impl AgentLookup {
         let identity = self.identities.load_full();
         let id = identity.find(id_or_name)?;
         let name = identity.name(id)?.clone();
-        Some(KnownAgent { id, name, project: identity.project(id) })
+        Some(KnownAgent { id, name, project: identity.project(id), project_path: None })
     }
 }
 
 impl From<ProjectAgent> for KnownAgent {
     fn from(agent: ProjectAgent) -> Self {
-        let ProjectAgent { agent: id, name, project } = agent;
-        Self { id, name, project: Some(project) }
+        let ProjectAgent { agent: id, name, project, project_path } = agent;
+        Self { id, name, project: Some(project), project_path }
     }
 }
 

@@ -113,7 +113,7 @@ impl KnownConnections {
             self.elsewhere.clear();
         }
         self.seen.extend(locations.disconnected.keys());
-        for KnownAgent { id, name, project } in agents {
+        for KnownAgent { id, name, project, .. } in agents {
             let mut owners = locations.take_owners(id);
             owners.retain(|owner| owner.replica != replica);
             if !owners.is_empty() {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     fn agent(id: u64, name: &str, project: Option<u64>) -> KnownAgent {
-        KnownAgent { id: AgentId(id), name: name.parse().unwrap(), project }
+        KnownAgent { id: AgentId(id), name: name.parse().unwrap(), project, project_path: None }
     }
 
     fn held(agents: &[u64]) -> AgentLocations {

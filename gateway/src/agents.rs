@@ -333,11 +333,8 @@ impl AgentServer {
         let OpenTunnel { tunnel, driving, mut session } = opened;
         let registered = self.register(agent, &tunnel);
         let supervisor = poll_on_wake(self.supervise(agent, &tunnel, &registered));
-        let reporter = poll_on_wake(kill_switch::report(
-            &self.kill_switch,
-            (agent.identity.id, &agent.identity.name),
-            (agent.tunnel, &tunnel),
-        ));
+        let reporter =
+            poll_on_wake(kill_switch::report(&self.kill_switch, &agent.identity, (agent.tunnel, &tunnel)));
         let services = poll_on_wake(session.run(&tunnel, &registered.draining));
         let serving = async {
             tokio::select! {

@@ -222,7 +222,7 @@ async fn get_agent(
 }
 
 fn agent(known: KnownAgent, locations: &mut AgentLocations) -> AgentInfo {
-    let KnownAgent { id, name, project } = known;
+    let KnownAgent { id, name, project, project_path: _ } = known;
     let replicas = locations.take_owners(id);
     let state = if replicas.is_empty() { locations.state_without_owner(id) } else { AgentState::Connected };
     AgentInfo { id, name, project_id: project, state, replicas }

@@ -44,7 +44,7 @@ use crate::{
     config::Config,
     event_sources::EventSources,
     events::Events,
-    kill_switch::fleet,
+    kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     provisioner::Provisioner,
@@ -146,16 +146,17 @@ impl App {
             gitlab.register(&mut registry);
         }
         let ReplicaContext { replica, store, connector, secret } = context;
-        let events = Events::new(Arc::clone(&store), &mut registry);
+        let identities = Identities::new(identity).with_issuers(issuers.names());
+        let events = Events::new(Arc::clone(&store), identities.clone(), &mut registry);
         let shared = SharedState {
             replica: replica.id,
             store,
             events,
             redis: redis.as_ref().map(|(store, _)| store.clone()),
             tunnels: Arc::new(LocalTunnels::new(config.agent.kubernetes_api.limits.max_requests_per_agent)),
-            identities: Identities::new(identity).with_issuers(issuers.names()),
+            kill_switch: Arc::new(KillSwitch::new(identities.clone())),
+            identities,
             usage: Usage::default(),
-            kill_switch: Arc::default(),
             dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry),
             recent: Recent::new(&config, replica.id),

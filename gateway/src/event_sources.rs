@@ -5,7 +5,7 @@ mod presence;
 
 use std::{sync::Arc, time::SystemTime};
 
-use access::{AgentIdentity, Identities};
+use access::Identities;
 use proto::{
     AgentId, AgentName,
     events::{Event, EventAgent, EventContent},
@@ -15,6 +15,7 @@ use router::{LocalTunnels, NewEvent, SubjectState, redis::RedisStore};
 use crate::{
     events::{Events, unique_key},
     kill_switch::KillSwitch,
+    services::events::event_agent,
     tunnel_entry::TunnelEntry,
 };
 
@@ -38,12 +39,17 @@ impl EventSources {
     fn agent(&self, id: AgentId) -> EventAgent {
         let identity = self.identities.load_full();
         if let Some(name) = identity.name(id) {
-            return EventAgent { id, name: name.clone(), project_id: identity.project(id) };
+            return EventAgent {
+                id,
+                name: name.clone(),
+                project_id: identity.project(id),
+                project_path: None,
+            };
         }
         let local = self.tunnels.views_of(id).first().map(|view| view.handle().agent.clone());
         match local {
-            Some(AgentIdentity { name, project, .. }) => EventAgent { id, name, project_id: project },
-            None => EventAgent { id, name: AgentName::of_id(id), project_id: None },
+            Some(agent) => event_agent(&agent),
+            None => EventAgent { id, name: AgentName::of_id(id), project_id: None, project_path: None },
         }
     }
 

@@ -18,8 +18,10 @@ mod watchers;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use access::Identities;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
+use proto::events::Event;
 use router::{EventPage, EventPosition, NewEvent, RouteStore, StoreError, StoreHealth};
 use tokio::{
     sync::{Notify, watch},
@@ -29,7 +31,7 @@ use tokio::{
 use self::watchers::Watchers;
 pub(crate) use self::{
     answer::{EventAnswer, EventRequest, EventRequestError},
-    filter::EventFilter,
+    filter::{EventFilter, agent_attributes},
     list::{EventList, ListedEvent},
     metrics::{AgentEventResult, EventMetrics},
     query::{EventQuery, EventQueryError},
@@ -51,6 +53,8 @@ pub struct Events(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     store: Arc<dyn RouteStore>,
+    /// The agents that filters name.
+    identities: Identities,
     queue: Mutex<VecDeque<NewEvent>>,
     queued: Notify,
     watchers: Watchers,
@@ -58,10 +62,11 @@ struct Shared {
 }
 
 impl Events {
-    /// Returns the events in this store.
-    pub fn new(store: Arc<dyn RouteStore>, registry: &mut Registry) -> Self {
+    /// Returns the events in this store. Filters name agents of `identities`.
+    pub fn new(store: Arc<dyn RouteStore>, identities: Identities, registry: &mut Registry) -> Self {
         Self(Arc::new(Shared {
             store,
+            identities,
             queue: Mutex::default(),
             queued: Notify::new(),
             watchers: Watchers::default(),
@@ -128,6 +133,11 @@ impl Events {
         self.0.store.events(after, limit)
     }
 
+    /// Returns whether a filter selects an event, with the identity file as it is now.
+    pub(crate) fn selects(&self, filter: &EventFilter, event: &Event) -> bool {
+        filter.matches(event, &self.0.identities.load())
+    }
+
     /// Returns a receiver of the position of the newest event.
     pub fn changes(&self) -> watch::Receiver<EventPosition> {
         self.0.store.event_changes()
@@ -168,6 +178,7 @@ fn bounded(mut new: NewEvent) -> NewEvent {
 
 #[cfg(test)]
 mod tests {
+    use access::Identity;
     use std::time::SystemTime;
 
     use futures_util::FutureExt as _;
@@ -183,7 +194,11 @@ mod tests {
 
     #[tokio::test]
     async fn events_are_appended_in_order() {
-        let events = Events::new(Arc::new(MemoryStore::default()), &mut Registry::default());
+        let events = Events::new(
+            Arc::new(MemoryStore::default()),
+            Identities::new(Identity::default()),
+            &mut Registry::default(),
+        );
         (0..120).for_each(|number| events.emit(event(&number.to_string())));
         assert!(events.run().now_or_never().is_none());
         let page = events.read(EventPosition::START, 500);
@@ -194,7 +209,11 @@ mod tests {
 
     #[test]
     fn queue_is_bounded_and_drops_are_counted() {
-        let events = Events::new(Arc::new(MemoryStore::default()), &mut Registry::default());
+        let events = Events::new(
+            Arc::new(MemoryStore::default()),
+            Identities::new(Identity::default()),
+            &mut Registry::default(),
+        );
         (0..MAX_QUEUED + 3).for_each(|_| events.emit(event("x")));
         assert_eq!(events.0.metrics.dropped.get(), 3);
         assert_eq!(events.0.queue.lock().len(), MAX_QUEUED);

@@ -26,17 +26,14 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::Registry,
 };
-use proto::{
-    AgentId, AgentName,
-    control::{DisabledNotice, DisabledScope},
-};
+use proto::control::{DisabledNotice, DisabledScope};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
 
 pub use self::rule::{DisableRule, RequestAttributes, Selector};
-use access::RequestError;
+use access::{AgentAttributes, Identities, RequestError};
 use settings::ConfigError;
 
 /// The values of the label `what` of `kas_disabled`.
@@ -48,6 +45,7 @@ const CHECK_PERIOD: Duration = Duration::from_secs(10);
 /// The rules of a replica.
 #[derive(Debug)]
 pub struct KillSwitch {
+    identities: Identities,
     /// The rules that have not ended, of all sources.
     active: ArcSwap<Vec<DisableRule>>,
     sources: Mutex<Sources>,
@@ -68,22 +66,22 @@ struct WhatLabel {
     what: &'static str,
 }
 
-impl Default for KillSwitch {
-    fn default() -> Self {
+impl KillSwitch {
+    /// Creates a switch without rules. Rules name agents of `identities`.
+    pub fn new(identities: Identities) -> Self {
         let gauges = Family::default();
         for what in WHAT {
             drop(gauges.get_or_create(&WhatLabel { what }));
         }
         Self {
+            identities,
             active: ArcSwap::default(),
             sources: Mutex::default(),
             changes: watch::Sender::new(()),
             gauges,
         }
     }
-}
 
-impl KillSwitch {
     /// Registers `kas_disabled`.
     pub fn register(&self, registry: &mut Registry) {
         let help = "1 if a rule that disables requests selects by this, else 0";
@@ -126,9 +124,9 @@ impl KillSwitch {
         if rules.is_empty() {
             return Ok(());
         }
-        let now = SystemTime::now();
-        let rule = rules.iter().find(|rule| rule.is_active(now) && rule.selector.matches(request));
-        rule.map_or(Ok(()), |rule| Err(rule.error(request, now)))
+        let (now, identity) = (SystemTime::now(), self.identities.load());
+        let matches = |rule: &&DisableRule| rule.is_active(now) && rule.selector.matches(request, &identity);
+        rules.iter().find(matches).map_or(Ok(()), |rule| Err(rule.error(request, &identity, now)))
     }
 
     /// Completes when a rule matches the request, at once if one does. Returns the error of [`Self::check`]. Cancel-safe.
@@ -189,18 +187,18 @@ impl KillSwitch {
     }
 
     /// Returns the rule that disables all requests to an agent, as text.
-    pub fn rule_of_agent(&self, agent: AgentId, name: &AgentName) -> Option<String> {
-        let rules = self.active.load();
+    pub fn rule_of_agent(&self, agent: AgentAttributes<'_>) -> Option<String> {
+        let (rules, identity) = (self.active.load(), self.identities.load());
         let whole = |rule: &&DisableRule| {
-            rule.selector.service.is_none() && rule.selector.concerns_agent(agent, name)
+            rule.selector.service.is_none() && rule.selector.concerns_agent(agent, &identity)
         };
         rules.iter().find(whole).map(ToString::to_string)
     }
 
     /// Returns the rules to report to an agent: those that disable the requests of all callers to it, or to one of its services.
-    pub fn notice(&self, agent: AgentId, name: &AgentName) -> DisabledNotice {
-        let rules = self.active.load();
-        let concerning = rules.iter().filter(|rule| rule.selector.concerns_agent(agent, name));
+    pub fn notice(&self, agent: AgentAttributes<'_>) -> DisabledNotice {
+        let (rules, identity) = (self.active.load(), self.identities.load());
+        let concerning = rules.iter().filter(|rule| rule.selector.concerns_agent(agent, &identity));
         let scope = |rule: &DisableRule| DisabledScope {
             service: rule.selector.service.clone(),
             reason: rule.reason.clone(),
@@ -230,6 +228,15 @@ impl KillSwitch {
 
         for rule in active.iter().filter(|rule| !before.contains(rule)) {
             tracing::warn!(%rule, "requests are disabled");
+            let missing =
+                rule.selector.agent.as_ref().and_then(|agent| agent.missing_in(&self.identities.load()));
+            if missing.is_some() {
+                tracing::warn!(
+                    %rule,
+                    "the rule disables no agent, because the identity file has none with this name: an agent of GitLab is \
+                     project/path:name or its id"
+                );
+            }
         }
         for rule in before.iter().filter(|rule| !active.contains(rule)) {
             tracing::warn!(%rule, "requests are no longer disabled by this rule");
@@ -245,32 +252,33 @@ impl KillSwitch {
 
 #[cfg(test)]
 mod tests {
+    use access::Identity;
     use futures_util::FutureExt as _;
-    use proto::ServiceName;
+    use proto::{AgentId, ServiceName};
 
     use super::*;
 
     fn rule(agent: Option<&str>, reason: &str) -> DisableRule {
-        let selector = Selector { agent: agent.map(str::to_owned), ..Selector::default() };
+        let selector = Selector { agent: agent.map(|agent| agent.parse().unwrap()), ..Selector::default() };
         DisableRule { selector, reason: reason.to_owned(), until: None }
     }
 
-    fn request<'a>(service: &'a ServiceName, name: &'a AgentName) -> RequestAttributes<'a> {
+    fn switch() -> KillSwitch {
+        let identity = "agents: [{id: 1, name: prod, tokens: []}, {id: 2, name: test, tokens: []}]";
+        KillSwitch::new(Identities::new(Identity::parse(Path::new("identity.yaml"), identity).unwrap()))
+    }
+
+    const PROD: AgentAttributes<'_> = AgentAttributes { id: AgentId(1), name: None, project_path: None };
+
+    fn request(service: &ServiceName) -> RequestAttributes<'_> {
         let address = Some("192.0.2.1".parse().unwrap());
-        RequestAttributes {
-            address,
-            service,
-            agent: Some((AgentId(1), Some(name))),
-            caller: Some("me"),
-            user: None,
-        }
+        RequestAttributes { address, service, agent: Some(PROD), caller: Some("me"), user: None }
     }
 
     #[test]
     fn sources_do_not_replace_each_other() {
-        let (switch, service, name) =
-            (KillSwitch::default(), "kubernetes".parse().unwrap(), "prod".parse().unwrap());
-        let request = request(&service, &name);
+        let (switch, service) = (switch(), "kubernetes".parse().unwrap());
+        let request = request(&service);
         assert!(switch.check(&request).is_ok());
         switch.set_file(vec![rule(Some("prod"), "file")]);
         switch.set_external(Some("outside".to_owned()));
@@ -288,7 +296,7 @@ mod tests {
 
     #[test]
     fn metric_shows_the_kinds_of_rules() {
-        let switch = KillSwitch::default();
+        let switch = switch();
         let set = || WHAT.map(|what| switch.gauges.get_or_create(&WhatLabel { what }).get());
         assert_eq!(set(), [0; 6]);
         switch.set_file(vec![rule(Some("prod"), "a")]);
@@ -301,9 +309,8 @@ mod tests {
 
     #[test]
     fn request_in_flight_ends_when_a_rule_matches_it() {
-        let (switch, service, name) =
-            (KillSwitch::default(), "kubernetes".parse().unwrap(), "prod".parse().unwrap());
-        let mut disabled = Box::pin(switch.disabled(request(&service, &name)));
+        let (switch, service) = (switch(), "kubernetes".parse().unwrap());
+        let mut disabled = Box::pin(switch.disabled(request(&service)));
         assert!(disabled.as_mut().now_or_never().is_none());
         switch.set_file(vec![rule(Some("test"), "another agent")]);
         assert!(disabled.as_mut().now_or_never().is_none());
@@ -313,34 +320,33 @@ mod tests {
 
     #[test]
     fn agent_gets_the_rules_for_all_of_its_callers() {
-        let (switch, name) = (KillSwitch::default(), "prod".parse().unwrap());
+        let switch = switch();
         let mut of_caller = rule(Some("prod"), "one caller");
         of_caller.selector.caller = Some("me".to_owned());
         let mut of_service = rule(None, "one service");
         of_service.selector.service = Some("kubernetes".parse().unwrap());
         switch.set_file(vec![of_caller, of_service, rule(Some("test"), "another agent")]);
         let reasons = |notice: DisabledNotice| notice.rules.into_iter().map(|rule| rule.reason);
-        assert!(reasons(switch.notice(AgentId(1), &name)).eq(["one service"]));
-        assert_eq!(switch.rule_of_agent(AgentId(1), &name), None);
+        assert!(reasons(switch.notice(PROD)).eq(["one service"]));
+        assert_eq!(switch.rule_of_agent(PROD), None);
 
         switch.set_external(Some("drill".to_owned()));
-        assert!(reasons(switch.notice(AgentId(1), &name)).eq(["one service", "drill"]));
-        assert_eq!(switch.rule_of_agent(AgentId(1), &name).unwrap(), "everything: drill");
+        assert!(reasons(switch.notice(PROD)).eq(["one service", "drill"]));
+        assert_eq!(switch.rule_of_agent(PROD).unwrap(), "everything: drill");
     }
 
     #[tokio::test]
     async fn rule_ends_by_itself() {
-        let (switch, service, name) =
-            (KillSwitch::default(), "kubernetes".parse().unwrap(), "prod".parse().unwrap());
+        let (switch, service) = (switch(), "kubernetes".parse().unwrap());
         let until = Some(SystemTime::now() + Duration::from_millis(50));
         switch.set_file(vec![DisableRule { until, ..rule(None, "short") }]);
-        assert!(switch.check(&request(&service, &name)).is_err());
+        assert!(switch.check(&request(&service)).is_err());
         let mut changes = switch.changes();
         tokio::select! {
             () = switch.run() => unreachable!("it never completes"),
             changed = changes.changed() => changed.unwrap(),
         }
-        assert!(switch.check(&request(&service, &name)).is_ok());
+        assert!(switch.check(&request(&service)).is_ok());
         assert!(switch.lines().is_empty());
     }
 }

@@ -178,7 +178,7 @@ impl Provisioner {
         let disabled = request.kill_switch.disabled(RequestAttributes {
             address: Some(request.client),
             service: &service,
-            agent: Some((destination.agent, destination.name.as_ref())),
+            agent: Some(destination.attributes()),
             caller: Some(request.grant.caller.name()),
             user: request.grant.caller.user.as_deref(),
         });

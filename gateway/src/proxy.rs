@@ -61,7 +61,9 @@ use crate::{
     provisioner::{JobRequest, Provisioner},
     services,
 };
-use access::{AuthorizedCaller, Grant, ManagedEnvironment, RequestError, without_credentials};
+use access::{
+    AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError, without_credentials,
+};
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -138,10 +140,11 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
         RequestAttributes { address: Some(client), service, agent: None, caller: None, user: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
     switch.check(&request)?;
-    let AuthorizedCaller { grant, agent, name, login, environment } =
+    let AuthorizedCaller { grant, agent, name, project_path, login, environment } =
         context.server.access.authorize(head.headers(), &target, client).await?;
     context.guard.admit();
-    request.agent = Some((agent, name.as_ref()));
+    request.agent =
+        Some(AgentAttributes { id: agent, name: name.as_ref(), project_path: project_path.as_deref() });
     (request.caller, request.user) = (Some(grant.caller.name()), grant.caller.user.as_deref());
     let disabled = switch.check(&request);
 
@@ -149,7 +152,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let path = without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let class = services::class(&target, upgrade);
-    let destination = Destination { agent, name, service: target.service, class };
+    let destination = Destination { agent, name, project_path, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
     context.audit(|record| {
         let (grant, destination) = (Arc::clone(&grant), destination.clone());

@@ -54,6 +54,9 @@ pub struct EventAgent {
     /// The project of the agent, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<u64>,
+    /// The path of the project of an agent of GitLab, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project_path: Option<String>,
 }
 
 /// What has happened.
@@ -313,7 +316,12 @@ mod tests {
             .with_detail("commit", "3f1c9a7e5b2d");
         let event = Event {
             time: SystemTime::UNIX_EPOCH + Duration::from_millis(1_732_309_881_203),
-            agent: Some(EventAgent { id: AgentId(7), name: "prod".parse().unwrap(), project_id: None }),
+            agent: Some(EventAgent {
+                id: AgentId(7),
+                name: "prod".parse().unwrap(),
+                project_id: None,
+                project_path: None,
+            }),
             content,
         };
         let json = json!({

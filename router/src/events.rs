@@ -416,8 +416,12 @@ mod tests {
 
     fn event(agent: Option<u64>, number: u64) -> LoggedEvent {
         let content = EventContent::new(EventKind::Alert, Severity::Info, number.to_string());
-        let agent =
-            agent.map(|id| EventAgent { id: AgentId(id), name: "a".parse().unwrap(), project_id: None });
+        let agent = agent.map(|id| EventAgent {
+            id: AgentId(id),
+            name: "a".parse().unwrap(),
+            project_id: None,
+            project_path: None,
+        });
         LoggedEvent {
             position: at(number),
             key: format!("key {number}").into(),

@@ -97,6 +97,8 @@ pub struct ProjectAgent {
     pub name: AgentName,
     /// The id of its project.
     pub project: u64,
+    /// The path of its project, if it is known.
+    pub project_path: Option<Arc<str>>,
 }
 
 impl From<&Hello> for ReportedInfo {

@@ -89,7 +89,8 @@ fn authorize_caller(
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(AuthorizedCaller { grant: Arc::clone(grant), agent, name, login: false, environment: None })
+    let grant = Arc::clone(grant);
+    Ok(AuthorizedCaller { grant, agent, name, project_path: None, login: false, environment: None })
 }
 
 /// Returns whether the caller asks for an audit log, and may read those of all clusters: also those of GitLab's agents, which are not in

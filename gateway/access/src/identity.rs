@@ -28,7 +28,7 @@ pub use self::{
     current::Identities,
     dial_target::{AgentUrl, AgentUrlError, DialTarget},
 };
-use crate::{address::AllowedNetworks, token::TokenHash};
+use crate::{AgentAttributes, address::AllowedNetworks, token::TokenHash};
 use ::oidc::VerifiedToken;
 use promql::Labels;
 use settings::ConfigError;
@@ -61,6 +61,15 @@ pub struct AgentIdentity {
     pub name: AgentName,
     /// The project of the agent, if it has one.
     pub project: Option<u64>,
+    /// The path of the project of an agent of GitLab, if GitLab has said it.
+    pub project_path: Option<Arc<str>>,
+}
+
+impl AgentIdentity {
+    /// Returns the attributes by which settings select the agent.
+    pub fn attributes(&self) -> AgentAttributes<'_> {
+        AgentAttributes { id: self.id, name: Some(&self.name), project_path: self.project_path.as_deref() }
+    }
 }
 
 /// The error of a source of identities that cannot answer now.
@@ -208,7 +217,12 @@ impl Identity {
     /// Returns the agent that holds a token.
     pub fn agent(&self, token: &SecretString) -> Option<AgentIdentity> {
         let id = *self.agent_tokens.get(&TokenHash::of(token))?;
-        Some(AgentIdentity { id, name: self.name(id)?.clone(), project: self.project(id) })
+        Some(AgentIdentity {
+            id,
+            name: self.name(id)?.clone(),
+            project: self.project(id),
+            project_path: None,
+        })
     }
 
     /// Returns true if the token is one of the agent. A token may have moved to another agent.

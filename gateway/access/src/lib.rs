@@ -17,6 +17,7 @@ mod error;
 mod file_tokens;
 mod identity;
 mod oidc_tokens;
+mod selector;
 mod session;
 mod target;
 pub mod token;
@@ -44,6 +45,7 @@ pub use self::{
         CallerNames, ConfigurationLocation, DialTarget, Grant, Identities, Identity, SourceUnavailable,
     },
     oidc_tokens::{OidcAuthorizer, OidcCaller},
+    selector::{AgentAttributes, AgentSelector, InvalidAgentSelector},
     session::without_credentials,
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
@@ -77,6 +79,8 @@ pub struct AuthorizedCaller {
     pub agent: AgentId,
     /// The name of the agent, or `None` if it is unknown: the agent of GitLab is connected to no replica.
     pub name: Option<AgentName>,
+    /// The path of the project of an agent of GitLab, if it is known.
+    pub project_path: Option<Arc<str>>,
     /// True if GitLab or an issuer was asked for this request, and not a file or a cache. The audit log has such requests.
     pub login: bool,
     /// The environment of the CI job, if its objects have to exist before its first request.

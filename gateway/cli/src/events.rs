@@ -255,7 +255,12 @@ mod tests {
         };
         let content =
             EventContent::new(EventKind::Drift, Severity::Warning, "changed\u{1b}[31m").with_subject(subject);
-        let agent = EventAgent { id: AgentId(7), name: "production".parse().unwrap(), project_id: None };
+        let agent = EventAgent {
+            id: AgentId(7),
+            name: "production".parse().unwrap(),
+            project_id: None,
+            project_path: None,
+        };
         let event = Event { time: SystemTime::UNIX_EPOCH, agent: Some(agent), content };
         assert_eq!(
             line(&event),

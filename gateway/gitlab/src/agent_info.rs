@@ -32,6 +32,14 @@ pub struct AgentInfo {
     pub default_branch: String,
 }
 
+impl AgentInfo {
+    /// Returns the path of the configuration project, if GitLab has said it.
+    pub(crate) fn project_path(&self) -> Option<Arc<str>> {
+        let path = &*self.repository.gl_project_path;
+        (!path.is_empty()).then(|| path.into())
+    }
+}
+
 #[derive(Deserialize)]
 struct Body {
     project_id: u64,

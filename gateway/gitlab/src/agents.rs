@@ -138,6 +138,7 @@ impl AgentAuthenticator for GitLabAgents {
                 id: info.agent,
                 name: info.name.clone(),
                 project: Some(info.project),
+                project_path: info.project_path(),
             }))
         })
     }
@@ -163,6 +164,8 @@ impl AgentAuthenticator for GitLabAgents {
                         tokio::select! {
                             () = sleep_until(until) => {}
                             () = cached.revoked.cancelled() => {}
+                            // From then on, the id is that of another agent.
+                            () = self.0.identities.listed(agent) => {}
                         }
                     }
                     Ok(_) => return,

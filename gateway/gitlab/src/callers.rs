@@ -34,7 +34,7 @@ use self::{
     caller::{CallerInfo, GitLabCaller},
     user::{AccessType, UserInfo, UserRequest},
 };
-use super::{AgentNames, in_flight::InFlightCounters};
+use super::{AgentNames, agent_names::GitLabAgentName, in_flight::InFlightCounters};
 use crate::{
     BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, budget::MAX_IN_FLIGHT, deployments::Deployments,
 };
@@ -199,20 +199,21 @@ impl GitLabAuthorizer {
         }
     }
 
-    /// Authorizes the request of a job or user. Returns its rights, and the name of the agent if it is known.
+    /// Authorizes the request of a job or user. Returns its rights, and the name of the agent and the path of its project if they are
+    /// known.
     async fn authorize_caller(
         &self,
         caller: &GitLabCaller,
         agent: AgentId,
         target: &Target<'_>,
-    ) -> Result<(Arc<Grant>, Option<AgentName>), RequestError> {
+    ) -> Result<(Arc<Grant>, Option<GitLabAgentName>), RequestError> {
         let grant = caller.grant(agent)?;
         if self.names.is_in_file(agent) {
             return Err(same_id(agent));
         }
         let name = self.names.of_gitlab(agent).await;
         if let Some(text) = target.agent.as_deref() {
-            check_path(text, agent, name.as_ref())?;
+            check_path(text, agent, name.as_ref().map(|name| &name.name))?;
         }
         if target.service.as_str() == ServiceName::PROVISION {
             return Ok((caller.environment_grant(agent, target.path, &grant)?, name));
@@ -255,7 +256,9 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 tracing::debug!(agent.id = %agent, %error, "deployment not recorded");
             }
             let environment = caller.managed_environment(agent, &target.service)?;
-            Ok(Some(AuthorizedCaller { grant, agent, name, login, environment }))
+            let (name, project_path) =
+                name.map_or((None, None), |known| (Some(known.name), known.project_path));
+            Ok(Some(AuthorizedCaller { grant, agent, name, project_path, login, environment }))
         })
     }
 }

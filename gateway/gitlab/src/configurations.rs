@@ -82,7 +82,12 @@ mod tests {
         let identities = Identities::new(Identity::parse(Path::new("id.yaml"), &text).unwrap());
         let agents = GitLabAgents::new(client, identities, (Duration::ZERO, Duration::ZERO), 1, None);
         let source = GitLabSource::new(agents, GitalyClient::new(&GitalyConfig::default(), None, None), 1);
-        let agent = |id| AgentIdentity { id: AgentId(id), name: "prod".parse().unwrap(), project: None };
+        let agent = |id| AgentIdentity {
+            id: AgentId(id),
+            name: "prod".parse().unwrap(),
+            project: None,
+            project_path: None,
+        };
         let read = source.read(&agent(7), None).await;
         assert!(matches!(read, Err(ReadError::Unavailable(_))), "{read:?}");
         assert_eq!(source.read(&agent(8), None).await, Ok(None), "an agent of the identity file");

@@ -15,9 +15,13 @@ use serde::Deserialize;
 
 use super::{
     AgentNames,
+    agent_names::GitLabAgentName,
     in_flight::{InFlightCounters, Subject},
 };
 use crate::api_token::Verifier;
+
+/// An agent, with its name and the path of its project if they are known.
+type FoundAgent = (AgentId, Option<AgentName>, Option<Arc<str>>);
 
 /// Authorizes requests of GitLab for PromQL.
 #[derive(Debug)]
@@ -61,19 +65,15 @@ impl InternalApiAuthorizer {
         })?;
         let name_of_caller = format!("gitlab:project:{project}");
         let authorized = self.authorize_project(project, target).await;
-        let (agent, name) = authorized
+        let (agent, name, project_path) = authorized
             .map_err(|error| error.with_caller(CallerNames { name: name_of_caller.clone(), user: None }))?;
         let caller = Caller::of_agent(name_of_caller, agent, vec![target.service.clone()], AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
-        Ok(Some(AuthorizedCaller { grant, agent, name, login: false, environment: None }))
+        Ok(Some(AuthorizedCaller { grant, agent, name, project_path, login: false, environment: None }))
     }
 
-    /// Authorizes the request of a project. Returns the agent, and its name if it is known.
-    async fn authorize_project(
-        &self,
-        project: u64,
-        target: &Target<'_>,
-    ) -> Result<(AgentId, Option<AgentName>), RequestError> {
+    /// Authorizes the request of a project. Returns the agent, with its name and the path of its project if they are known.
+    async fn authorize_project(&self, project: u64, target: &Target<'_>) -> Result<FoundAgent, RequestError> {
         if !target.service.is_prometheus() {
             let what = "a token of GitLab may be used for the service prometheus only";
             return Err(RequestError::new(Reason::Forbidden, what));
@@ -91,14 +91,17 @@ impl InternalApiAuthorizer {
 
     /// Returns the agent that the path names. An agent of the identity file must belong to the project. GitLab knows which
     /// projects may use its own agents.
-    async fn find(&self, text: &str, project: u64) -> Option<(AgentId, Option<AgentName>)> {
+    async fn find(&self, text: &str, project: u64) -> Option<FoundAgent> {
         let identity = self.identities.load_full();
         if let Some(agent) = identity.find(text) {
             let name = identity.name(agent)?.clone();
-            return (identity.project(agent) == Some(project)).then_some((agent, Some(name)));
+            return (identity.project(agent) == Some(project)).then_some((agent, Some(name), None));
         }
         let (names, agent) = (self.names.as_ref()?, text.parse().ok()?);
-        Some((agent, names.of_gitlab(agent).await))
+        Some(match names.of_gitlab(agent).await {
+            Some(GitLabAgentName { name, project_path }) => (agent, Some(name), project_path),
+            None => (agent, None, None),
+        })
     }
 }
 

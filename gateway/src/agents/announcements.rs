@@ -19,7 +19,8 @@ impl AgentServer {
             if hello.tunnel_index == 0 {
                 self.usage.register_agent(agent, project, hello);
             }
-            let described = ProjectAgent { agent, name: identity.name.clone(), project };
+            let project_path = identity.project_path.clone();
+            let described = ProjectAgent { agent, name: identity.name.clone(), project, project_path };
             self.store.set_project(described, self.replica);
         }
         self.describe(agent);

@@ -2,8 +2,9 @@
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
+use access::AgentIdentity;
 use proto::{
-    AgentId, AgentName, TunnelId,
+    TunnelId,
     control::{DISABLED_PATH, DisabledNotice},
 };
 use tokio::time::sleep;
@@ -18,7 +19,7 @@ const RETRY_PERIOD: Duration = Duration::from_secs(30);
 /// Sends a notice through a new tunnel if a rule concerns its agent, and after each change of these rules.
 pub(super) async fn report(
     switch: &KillSwitch,
-    (id, name): (AgentId, &AgentName),
+    agent: &AgentIdentity,
     (tunnel_id, tunnel): (TunnelId, &Tunnel),
 ) -> Infallible {
     let mut changes = switch.changes();
@@ -26,13 +27,13 @@ pub(super) async fn report(
     let mut reported = DisabledNotice::default();
     loop {
         changes.borrow_and_update();
-        let notice = switch.notice(id, name);
+        let notice = switch.notice(agent.attributes());
         let sent = match notice == reported {
             true => Ok(()),
             false => Box::pin(control::send(tunnel, DISABLED_PATH, &notice)).await,
         };
         if let Err(error) = &sent {
-            tracing::debug!(agent.name = %name, tunnel = %tunnel_id, %error, "rules of the kill switch not reported");
+            tracing::debug!(agent.name = %agent.name, tunnel = %tunnel_id, %error, "rules of the kill switch not reported");
         }
         let retry = matches!(sent, Err(ControlError::Failed(_) | ControlError::TimedOut));
         if !retry {

@@ -144,13 +144,14 @@ impl HealthInquiry {
             // Rules about addresses are about callers.
             address: None,
             service: &service,
-            agent: Some((agent.id, Some(&agent.name))),
+            agent: Some(agent.attributes()),
             caller: None,
             user: None,
         });
         let destination = Destination {
             agent: agent.id,
             name: Some(agent.name.clone()),
+            project_path: agent.project_path.clone(),
             service: service.clone(),
             class: RequestClass::Short,
         };

@@ -83,11 +83,14 @@ async fn follow_gitlab_switch(mut off: watch::Receiver<bool>, switch: Arc<KillSw
 
 #[cfg(test)]
 mod tests {
+    use access::{Identities, Identity};
+
     use super::*;
 
     #[tokio::test]
     async fn everything_is_disabled_while_gitlab_has_switched_kas_off() {
-        let (off, switch) = (watch::Sender::new(true), Arc::new(KillSwitch::default()));
+        let (off, switch) =
+            (watch::Sender::new(true), Arc::new(KillSwitch::new(Identities::new(Identity::default()))));
         let mut following = Box::pin(follow_gitlab_switch(off.subscribe(), Arc::clone(&switch)));
         assert!(following.as_mut().now_or_never().is_none());
         assert_eq!(switch.lines(), ["everything: GitLab has switched kas off"]);

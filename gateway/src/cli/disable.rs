@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::AgentSelector;
 use clap::ValueHint;
 use ipnet::IpNet;
 use proto::ServiceName;
@@ -118,9 +119,9 @@ struct SelectorOptions {
     /// A service: kubernetes, or prometheus with its named servers
     #[arg(long, value_name = "NAME")]
     service: Option<ServiceName>,
-    /// An agent, by its name or id
+    /// An agent: its id, its name in the identity file, or project/path:name of an agent of GitLab
     #[arg(long, value_name = "AGENT", value_parser = file::parse_agent)]
-    agent: Option<String>,
+    agent: Option<AgentSelector>,
     /// A caller, by its name
     #[arg(long, value_name = "NAME", value_parser = file::parse_caller)]
     caller: Option<String>,

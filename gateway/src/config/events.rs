@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use access::AgentSelector;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -43,9 +44,11 @@ pub struct WebhookConfig {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub kinds: Vec<Spanned<String>>,
-    /// The agents, by name or id. An empty list selects all events, also those without an agent.
+    /// The agents: ids, names of agents of the identity file, or project/path:name of agents of GitLab. An empty list selects all events,
+    /// also those without an agent.
     #[serde(default)]
-    pub agents: Vec<String>,
+    #[schemars(with = "Vec<String>")]
+    pub agents: Vec<AgentSelector>,
     /// The paths of Git projects, or the ids of the projects of agents. An empty list selects all.
     #[serde(default)]
     pub projects: Vec<String>,

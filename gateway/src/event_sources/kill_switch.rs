@@ -58,7 +58,8 @@ impl EventSources {
 /// Returns the agent that a rule disables for all of its callers.
 fn agent(DisableRule { selector, .. }: &DisableRule) -> Option<String> {
     let Selector { service: _, agent, caller, user, address } = selector;
-    agent.clone().filter(|_| caller.is_none() && user.is_none() && address.is_none())
+    let agent = agent.as_ref().map(ToString::to_string);
+    agent.filter(|_| caller.is_none() && user.is_none() && address.is_none())
 }
 
 /// Returns the rules that are not among others.
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn rule_about_one_caller_is_no_rule_about_an_agent() {
         let rule = |selector| DisableRule { selector, reason: "drill".to_owned(), until: None };
-        let of_agent = Selector { agent: Some("prod".to_owned()), ..Selector::default() };
+        let of_agent = Selector { agent: Some("prod".parse().unwrap()), ..Selector::default() };
         assert_eq!(agent(&rule(of_agent.clone())).as_deref(), Some("prod"));
         assert_eq!(agent(&rule(Selector { caller: Some("bob".to_owned()), ..of_agent })), None);
         assert_eq!(agent(&rule(Selector::default())), None);

@@ -1,8 +1,9 @@
 //! Selects events.
 
+use access::{AgentAttributes, AgentSelector, Identity};
 use proto::{
     AgentId,
-    events::{Event, EventKind, Severity},
+    events::{Event, EventAgent, EventKind, Severity},
 };
 
 /// Selects events: those that match each field. A field without values selects all.
@@ -10,8 +11,8 @@ use proto::{
 pub(crate) struct EventFilter {
     /// The only agent whose events may be read.
     pub(crate) only: Option<AgentId>,
-    /// The ids or names of agents.
-    pub(crate) agents: Vec<String>,
+    /// The agents.
+    pub(crate) agents: Vec<AgentSelector>,
     /// The kinds.
     pub(crate) kinds: Vec<EventKind>,
     /// Paths of Git projects, or ids of the projects of agents.
@@ -22,10 +23,10 @@ pub(crate) struct EventFilter {
 
 impl EventFilter {
     /// Returns whether the filter selects an event.
-    pub(crate) fn matches(&self, event: &Event) -> bool {
+    pub(crate) fn matches(&self, event: &Event, identity: &Identity) -> bool {
         let (content, agent) = (&event.content, event.agent.as_ref());
-        let is_agent = |wanted: &String| {
-            agent.is_some_and(|agent| agent.name.as_str() == wanted || is_id(agent.id, wanted))
+        let is_agent = |wanted: &AgentSelector| {
+            agent.is_some_and(|agent| wanted.selects(agent_attributes(agent), identity) == Some(true))
         };
         let is_project = |wanted: &String| {
             let of_agent = agent.and_then(|agent| agent.project_id);
@@ -39,15 +40,22 @@ impl EventFilter {
     }
 }
 
+/// Returns the attributes by which settings select the agent of an event.
+pub(crate) fn agent_attributes(
+    EventAgent { id, name, project_path, .. }: &EventAgent,
+) -> AgentAttributes<'_> {
+    AgentAttributes { id: *id, name: Some(name), project_path: project_path.as_deref() }
+}
+
 fn is_id(id: AgentId, text: &str) -> bool {
     text.parse::<AgentId>().is_ok_and(|wanted| wanted == id)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::{path::Path, time::SystemTime};
 
-    use proto::events::{EventAgent, EventContent, EventSubject};
+    use proto::events::{EventContent, EventSubject};
 
     use super::*;
 
@@ -55,11 +63,22 @@ mod tests {
     fn each_field_selects() {
         let subject = EventSubject { project: "shop/web".to_owned(), ..EventSubject::default() };
         let content = EventContent::new(EventKind::Drift, Severity::Warning, "x").with_subject(subject);
-        let agent = EventAgent { id: AgentId(7), name: "prod".parse().unwrap(), project_id: Some(3) };
+        let agent = EventAgent {
+            id: AgentId(7),
+            name: "prod".parse().unwrap(),
+            project_id: Some(3),
+            project_path: None,
+        };
         let event = Event { time: SystemTime::UNIX_EPOCH, agent: Some(agent), content };
+        let identity =
+            Identity::parse(Path::new("identity.yaml"), "agents: [{id: 7, name: prod, tokens: []}]");
+        let identity = identity.unwrap();
         let of_all = Event { agent: None, ..event.clone() };
         let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
-        let agents = |names: &[&str]| EventFilter { agents: texts(names), ..EventFilter::default() };
+        let agents = |names: &[&str]| {
+            let agents = names.iter().map(|name| name.parse().unwrap()).collect();
+            EventFilter { agents, ..EventFilter::default() }
+        };
         let projects = |names: &[&str]| EventFilter { projects: texts(names), ..EventFilter::default() };
         let kinds = |kinds: &[EventKind]| EventFilter { kinds: kinds.to_vec(), ..EventFilter::default() };
         let severity = |severity| EventFilter { severity, ..EventFilter::default() };
@@ -67,7 +86,7 @@ mod tests {
             (EventFilter::default(), true),
             (agents(&["prod"]), true),
             (agents(&["test", "7"]), true),
-            (agents(&["test", "07"]), false),
+            (agents(&["test", "shop/web:prod"]), false),
             (projects(&["shop/web"]), true),
             (projects(&["3"]), true),
             (projects(&["shop", "7"]), false),
@@ -80,10 +99,40 @@ mod tests {
             (severity(Severity::Warning), true),
             (severity(Severity::Error), false),
         ] {
-            assert_eq!(filter.matches(&event), expected, "{filter:?}");
+            assert_eq!(filter.matches(&event, &identity), expected, "{filter:?}");
         }
         let only = EventFilter { only: Some(AgentId(7)), ..EventFilter::default() };
-        assert!(!only.matches(&of_all), "an event without an agent is for operators");
-        assert!(!agents(&["prod"]).matches(&of_all) && projects(&["shop/web"]).matches(&of_all));
+        assert!(!only.matches(&of_all, &identity), "an event without an agent is for operators");
+        assert!(!agents(&["prod"]).matches(&of_all, &identity));
+        assert!(projects(&["shop/web"]).matches(&of_all, &identity));
+    }
+
+    #[test]
+    fn agent_of_gitlab_is_selected_by_its_project_and_never_by_a_name_of_the_file() {
+        let identity =
+            Identity::parse(Path::new("identity.yaml"), "agents: [{id: 7, name: prod, tokens: []}]");
+        let identity = identity.unwrap();
+        let content = EventContent::new(EventKind::Drift, Severity::Warning, "x");
+        let agent = |id, path: Option<&str>| EventAgent {
+            id: AgentId(id),
+            name: "prod".parse().unwrap(),
+            project_id: Some(3),
+            project_path: path.map(str::to_owned),
+        };
+        for (selector, agent, expected) in [
+            ("prod", agent(50, Some("shop/web")), false),
+            ("prod", agent(50, None), false),
+            ("50", agent(50, Some("shop/web")), true),
+            ("shop/web:prod", agent(50, Some("shop/web")), true),
+            ("shop/web:prod", agent(51, Some("evil/web")), false),
+            ("shop/web:prod", agent(51, None), false),
+            // A record in Redis cannot make an agent of the file one of GitLab.
+            ("shop/web:prod", agent(7, Some("shop/web")), false),
+        ] {
+            let filter = EventFilter { agents: vec![selector.parse().unwrap()], ..EventFilter::default() };
+            let event =
+                Event { time: SystemTime::UNIX_EPOCH, agent: Some(agent.clone()), content: content.clone() };
+            assert_eq!(filter.matches(&event, &identity), expected, "{selector} {agent:?}");
+        }
     }
 }

@@ -50,6 +50,7 @@ impl Events {
     /// Returns the events that a query selects: the oldest ones after its position, or, without a position, the newest ones.
     pub(crate) fn list(&self, query: &EventQuery, replica: ReplicaId) -> EventList {
         let EventQuery { filter, after, is_time, limit, .. } = query;
+        let identity = self.0.identities.load_full();
         let mut next = after.unwrap_or(EventPosition::START);
         let (mut reset, mut found) = (false, VecDeque::<Arc<LoggedEvent>>::new());
         loop {
@@ -61,7 +62,7 @@ impl Events {
                 break;
             };
             next = last.position;
-            for event in page.events.iter().filter(|event| filter.matches(&event.event)) {
+            for event in page.events.iter().filter(|event| filter.matches(&event.event, &identity)) {
                 if found.len() == *limit {
                     found.pop_front();
                 }
@@ -88,6 +89,7 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
+    use access::{Identities, Identity};
     use prometheus_client::registry::Registry;
     use proto::events::{EventContent, EventKind, Severity};
     use router::{MemoryStore, NewEvent};
@@ -95,7 +97,11 @@ mod tests {
     use super::*;
 
     async fn events(count: usize) -> Events {
-        let events = Events::new(Arc::new(MemoryStore::default()), &mut Registry::default());
+        let events = Events::new(
+            Arc::new(MemoryStore::default()),
+            Identities::new(Identity::default()),
+            &mut Registry::default(),
+        );
         for number in 0..count {
             let kind = if number % 2 == 0 { EventKind::Sync } else { EventKind::Drift };
             let content = EventContent::new(kind, Severity::Info, number.to_string());

@@ -92,7 +92,11 @@ impl FromStr for EventQuery {
                         number.ok_or_else(|| bad("limit", &value, "a number between 1 and 500"))?,
                     )?;
                 }
-                "agent" => add("agent", &mut filter.agents, value.into_owned())?,
+                "agent" => {
+                    let what = "the id of an agent, the name of one of the identity file, or project/path:name of one of GitLab";
+                    let agent = value.parse().map_err(|_| bad("agent", &value, what))?;
+                    add("agent", &mut filter.agents, agent)?;
+                }
                 "project" => add("project", &mut filter.projects, value.into_owned())?,
                 "kind" => {
                     let kind: EventKind = value.parse().map_err(|_| {
@@ -160,7 +164,7 @@ mod tests {
             "agent=prod&agent=7&kind=sync&kind=drift&project=shop%2Fweb&severity=warning&limit=5&after=17-2&watch".parse().unwrap();
         assert_eq!(
             (query.filter.agents, query.filter.projects),
-            (vec!["prod".into(), "7".into()], vec!["shop/web".into()])
+            (["prod", "7"].map(|agent| agent.parse().unwrap()).into(), vec!["shop/web".into()])
         );
         assert_eq!(
             (query.filter.kinds, query.filter.severity),
@@ -199,6 +203,7 @@ mod tests {
             ("limit=0", "limit: \"0\""),
             ("limit=501", "limit: \"501\" is not a number between 1 and 500"),
             ("limit=+5", "limit: \"+5\""),
+            ("agent=07", "agent: \"07\" is not the id of an agent, the name of one"),
             ("kind=syncs", "kind: \"syncs\" is not agent-connected, "),
             ("severity=fatal", "severity: \"fatal\" is not info, warning or error"),
             ("watch=maybe", "watch: \"maybe\" is not true or false"),

@@ -151,7 +151,7 @@ impl EventStream {
                 break;
             }
             self.position = logged.position;
-            if self.filter.matches(&logged.event) {
+            if self.events.selects(&self.filter, &logged.event) {
                 let data =
                     serde_json::to_string(&ListedEvent::from(&**logged)).expect("it has keys that are text");
                 text.put_slice(format!("id: {}\ndata: {data}\n\n", logged.position).as_bytes());
@@ -172,6 +172,7 @@ pub(crate) fn stream_response(stream: EventStream) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use access::{Identities, Identity};
     use std::{sync::Arc, time::SystemTime};
 
     use prometheus_client::registry::Registry;
@@ -186,12 +187,21 @@ mod tests {
     use crate::events::watchers::MAX_WATCHERS;
 
     fn events() -> Events {
-        Events::new(Arc::new(MemoryStore::default()), &mut Registry::default())
+        Events::new(
+            Arc::new(MemoryStore::default()),
+            Identities::new(Identity::default()),
+            &mut Registry::default(),
+        )
     }
 
     async fn append(events: &Events, kind: EventKind, message: &str) {
         let content = EventContent::new(kind, Severity::Info, message);
-        let agent = EventAgent { id: AgentId(1), name: "prod".parse().unwrap(), project_id: None };
+        let agent = EventAgent {
+            id: AgentId(1),
+            name: "prod".parse().unwrap(),
+            project_id: None,
+            project_path: None,
+        };
         let event = Event { time: SystemTime::UNIX_EPOCH, agent: Some(agent), content };
         events.append(vec![NewEvent::new(message, event)]).await.unwrap();
     }

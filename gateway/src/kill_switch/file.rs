@@ -8,8 +8,9 @@ use std::{
     time::SystemTime,
 };
 
+use access::{AgentSelector, InvalidAgentSelector};
 use ipnet::IpNet;
-use proto::{AgentId, AgentName, ServiceName};
+use proto::ServiceName;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_saphyr::Spanned;
@@ -54,7 +55,7 @@ struct WrittenRule<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     service: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    agent: Option<&'a str>,
+    agent: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     caller: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,11 +132,9 @@ fn rule(entry: Spanned<RuleEntry>, at: &Position<'_>) -> Result<DisableRule, Con
     Ok(DisableRule { selector, reason, until })
 }
 
-/// Parses the id or the name of an agent.
-pub(crate) fn parse_agent(text: &str) -> Result<String, String> {
-    let valid = text.parse::<AgentId>().is_ok() || text.parse::<AgentName>().is_ok();
-    let what = || format!("{text:?} is neither the id nor the name of an agent");
-    valid.then(|| text.to_owned()).ok_or_else(what)
+/// Parses the name of an agent.
+pub(crate) fn parse_agent(text: &str) -> Result<AgentSelector, String> {
+    text.parse().map_err(|error: InvalidAgentSelector| error.to_string())
 }
 
 /// Parses the name of a caller.
@@ -190,7 +189,7 @@ fn written(rules: &[DisableRule]) -> WrittenFile<'_> {
     let rules = rules.iter().map(|DisableRule { selector, reason, until }| WrittenRule {
         all: (*selector == Selector::default()).then_some(true),
         service: selector.service.as_ref().map(ServiceName::as_str),
-        agent: selector.agent.as_deref(),
+        agent: selector.agent.as_ref().map(ToString::to_string),
         caller: selector.caller.as_deref(),
         user: selector.user.as_deref(),
         address: selector.address.map(|network| network.to_string()),
@@ -312,8 +311,8 @@ mod tests {
             ("rules: [{all: true, reason: ''}]", "rules[0].reason: a reason is one line"),
             ("rules: [{all: true, reason: \"a\\nb\"}]", "rules[0].reason: a reason is one line"),
             (&format!("rules: [{{all: true, reason: {long}}}]"), "rules[0].reason: a reason is one line"),
-            ("rules: [{agent: PROD, reason: a}]", "rules[0].agent: \"PROD\" is neither"),
-            ("rules: [{agent: '07', reason: a}]", "rules[0].agent: \"07\" is neither"),
+            ("rules: [{agent: PROD, reason: a}]", "rules[0].agent: \"PROD\" names no agent"),
+            ("rules: [{agent: '07', reason: a}]", "rules[0].agent: \"07\" names no agent"),
             ("rules: [{service: Kubernetes, reason: a}]", "rules[0].service: "),
             ("rules: [{caller: '', reason: a}]", "rules[0].caller: the name of a caller has 1 to"),
             ("rules: [{user: '', reason: a}]", "rules[0].user: the name of a user has 1 to"),
@@ -340,7 +339,7 @@ mod tests {
         let odd = Selector {
             caller: Some("null".to_owned()),
             user: Some("dex:alice@example.com".to_owned()),
-            agent: Some("7".to_owned()),
+            agent: Some("7".parse().unwrap()),
             address: Some("192.0.2.1/32".parse().unwrap()),
             ..Selector::default()
         };

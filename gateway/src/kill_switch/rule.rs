@@ -7,9 +7,9 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::{AgentId, AgentName, Reason, ServiceName};
+use proto::{Reason, ServiceName};
 
-use access::RequestError;
+use access::{AgentAttributes, AgentSelector, Identity, RequestError};
 
 /// `Retry-After` of a rule without an end.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -34,8 +34,8 @@ pub struct DisableRule {
 pub struct Selector {
     /// The service. `prometheus` also selects `prometheus.<name>`.
     pub service: Option<ServiceName>,
-    /// The id or the name of the agent.
-    pub agent: Option<String>,
+    /// The agent.
+    pub agent: Option<AgentSelector>,
     /// The name of the caller.
     pub caller: Option<String>,
     /// The user of an OIDC token.
@@ -51,8 +51,8 @@ pub struct RequestAttributes<'a> {
     pub address: Option<IpAddr>,
     /// The service of the agent.
     pub service: &'a ServiceName,
-    /// The agent, once the request is authorized, with its name if it is known.
-    pub agent: Option<(AgentId, Option<&'a AgentName>)>,
+    /// The agent, once the request is authorized.
+    pub agent: Option<AgentAttributes<'a>>,
     /// The name of the caller, once it is authenticated.
     pub caller: Option<&'a str>,
     /// The user of the OIDC token, once the caller is authenticated by one.
@@ -66,13 +66,19 @@ impl DisableRule {
     }
 
     /// Returns the error for a request that the rule matches.
-    pub(super) fn error(&self, request: &RequestAttributes<'_>, now: SystemTime) -> RequestError {
-        if let (Some(selected), Some((id, None))) = (&self.selector.agent, request.agent)
-            && selected.parse::<AgentId>().is_err()
+    pub(super) fn error(
+        &self,
+        request: &RequestAttributes<'_>,
+        identity: &Identity,
+        now: SystemTime,
+    ) -> RequestError {
+        if let (Some(selected), Some(agent)) = (&self.selector.agent, request.agent)
+            && selected.selects(agent, identity).is_none()
         {
+            let id = agent.id;
             // The rule is probably about another agent, and its reason not for this caller.
             let what = format!(
-                "the operator of kas has disabled an agent by its name, and this replica does not know the name of agent {id}, \
+                "the operator of kas has disabled an agent by its name, and this replica does not know the name and the project of agent {id}, \
                  because the agent is not connected or Redis does not answer"
             );
             return RequestError::new(Reason::Disabled, what).with_retry_after(UNKNOWN_RETRY_AFTER);
@@ -85,12 +91,11 @@ impl DisableRule {
 
 impl Selector {
     /// Returns whether the selector selects a request. A field whose attribute is unknown does not match.
-    pub(super) fn matches(&self, request: &RequestAttributes<'_>) -> bool {
+    pub(super) fn matches(&self, request: &RequestAttributes<'_>, identity: &Identity) -> bool {
         self.service.as_ref().is_none_or(|service| covers(service, request.service))
-            && self
-                .agent
-                .as_ref()
-                .is_none_or(|agent| request.agent.is_some_and(|(id, name)| is_agent(agent, id, name)))
+            && self.agent.as_ref().is_none_or(|selected| {
+                request.agent.is_some_and(|agent| may_select(selected, agent, identity))
+            })
             && self.caller.as_ref().is_none_or(|caller| request.caller == Some(&**caller))
             && self.user.as_ref().is_none_or(|user| request.user == Some(&**user))
             && self
@@ -99,11 +104,11 @@ impl Selector {
     }
 
     /// Returns whether the selector selects requests of all callers to the agent, or to one of its services.
-    pub(super) fn concerns_agent(&self, id: AgentId, name: &AgentName) -> bool {
+    pub(super) fn concerns_agent(&self, agent: AgentAttributes<'_>, identity: &Identity) -> bool {
         self.caller.is_none()
             && self.user.is_none()
             && self.address.is_none()
-            && self.agent.as_ref().is_none_or(|agent| is_agent(agent, id, Some(name)))
+            && self.agent.as_ref().is_none_or(|selected| may_select(selected, agent, identity))
     }
 
     /// Returns the names of the fields, for the metric: `all` if there is none.
@@ -125,13 +130,9 @@ fn covers(service: &ServiceName, requested: &ServiceName) -> bool {
     requested == service || (service.as_str() == ServiceName::PROMETHEUS && requested.is_prometheus())
 }
 
-/// Returns whether a rule for `selected` includes an agent. An agent whose name is unknown may be that of any rule with a name.
-fn is_agent(selected: &str, id: AgentId, name: Option<&AgentName>) -> bool {
-    // No text is both an id and a name.
-    match selected.parse::<AgentId>() {
-        Ok(selected) => selected == id,
-        Err(_) => name.is_none_or(|name| selected == name.as_str()),
-    }
+/// Returns whether a rule for `selected` includes an agent. One whose name or project is unknown may be any agent of GitLab.
+fn may_select(selected: &AgentSelector, agent: AgentAttributes<'_>, identity: &Identity) -> bool {
+    selected.selects(agent, identity).unwrap_or(true)
 }
 
 /// Formats as the fields: `agent prod, service kubernetes`.
@@ -145,7 +146,7 @@ impl fmt::Display for Selector {
             false => network.to_string(),
         });
         let fields = [
-            ("agent", self.agent.clone()),
+            ("agent", self.agent.as_ref().map(ToString::to_string)),
             ("service", self.service.as_ref().map(ServiceName::to_string)),
             ("caller", self.caller.clone()),
             ("user", self.user.clone()),
@@ -173,28 +174,42 @@ impl fmt::Display for DisableRule {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use proto::AgentId;
+
     use super::*;
 
     fn selector(service: &str, agent: &str, caller: &str, address: &str) -> Selector {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         Selector {
             service: some(service).map(|service| service.parse().unwrap()),
-            agent: some(agent),
+            agent: some(agent).map(|agent| agent.parse().unwrap()),
             caller: some(caller),
             user: None,
             address: some(address).map(|address| address.parse().unwrap()),
         }
     }
 
+    fn identity() -> Identity {
+        let text = "agents: [{id: 7, name: prod, tokens: []}, {id: 8, name: test, tokens: []}]";
+        Identity::parse(Path::new("identity.yaml"), text).unwrap()
+    }
+
+    fn agent(id: u64) -> AgentAttributes<'static> {
+        AgentAttributes { id: AgentId(id), name: None, project_path: None }
+    }
+
     fn matches(selector: &Selector, service: &str) -> bool {
-        let (service, name) = (service.parse().unwrap(), "prod".parse().unwrap());
-        selector.matches(&RequestAttributes {
+        let service = service.parse().unwrap();
+        let request = RequestAttributes {
             address: Some("192.0.2.7".parse().unwrap()),
             service: &service,
-            agent: Some((AgentId(7), Some(&name))),
+            agent: Some(agent(7)),
             caller: Some("ci"),
             user: Some("dex:alice"),
-        })
+        };
+        selector.matches(&request, &identity())
     }
 
     #[test]
@@ -206,7 +221,7 @@ mod tests {
             ("", "prod", "", "", true),
             ("", "7", "", "", true),
             ("", "8", "", "", false),
-            ("", "07", "", "", false),
+            ("", "shop/web:prod", "", "", false),
             ("", "", "ci", "", true),
             ("", "", "c", "", false),
             ("", "", "", "192.0.2.0/24", true),
@@ -226,8 +241,8 @@ mod tests {
         let service = "graph".parse().unwrap();
         let request =
             RequestAttributes { address: None, service: &service, agent: None, caller: None, user: None };
-        assert!(!selector("", "", "", "0.0.0.0/0").matches(&request));
-        assert!(selector("graph", "", "", "").matches(&request));
+        assert!(!selector("", "", "", "0.0.0.0/0").matches(&request, &identity()));
+        assert!(selector("graph", "", "", "").matches(&request, &identity()));
     }
 
     #[test]
@@ -245,11 +260,11 @@ mod tests {
         let service = "kubernetes".parse().unwrap();
         let address = Some("192.0.2.7".parse().unwrap());
         let request = RequestAttributes { address, service: &service, agent: None, caller: None, user: None };
-        assert!(Selector::default().matches(&request));
-        assert!(selector("kubernetes", "", "", "192.0.2.0/24").matches(&request));
-        assert!(!selector("", "prod", "", "").matches(&request));
-        assert!(!selector("", "", "ci", "").matches(&request));
-        assert!(!of_user("dex:alice").matches(&request));
+        assert!(Selector::default().matches(&request, &identity()));
+        assert!(selector("kubernetes", "", "", "192.0.2.0/24").matches(&request, &identity()));
+        assert!(!selector("", "prod", "", "").matches(&request, &identity()));
+        assert!(!selector("", "", "ci", "").matches(&request, &identity()));
+        assert!(!of_user("dex:alice").matches(&request, &identity()));
     }
 
     fn of_user(user: &str) -> Selector {
@@ -264,32 +279,32 @@ mod tests {
         }
         let of_another_caller = Selector { caller: Some("other".to_owned()), ..of_user("dex:alice") };
         assert!(!matches(&of_another_caller, "kubernetes"), "{of_another_caller}");
-        assert!(!of_user("dex:alice").concerns_agent(AgentId(7), &"prod".parse().unwrap()));
+        assert!(!of_user("dex:alice").concerns_agent(agent(7), &identity()));
     }
 
     #[test]
-    fn agent_without_a_known_name_is_selected_by_each_name_and_by_its_id_only() {
+    fn agent_of_gitlab_without_a_known_name_is_selected_by_its_id_and_by_names_of_gitlab_only() {
         let (service, reason) = ("kubernetes".parse().unwrap(), "incident 4711".to_owned());
         let address = Some("192.0.2.7".parse().unwrap());
-        let request = RequestAttributes {
-            address,
-            service: &service,
-            agent: Some((AgentId(7), None)),
-            caller: None,
-            user: None,
-        };
-        for (agent, expected) in [("prod", true), ("agent-7", true), ("7", true), ("8", false)] {
-            assert_eq!(selector("", agent, "", "").matches(&request), expected, "{agent}");
+        let agent = Some(agent(50));
+        let request = RequestAttributes { address, service: &service, agent, caller: None, user: None };
+        for (agent, expected) in [
+            ("shop/web:prod", true),
+            ("shop/web:agent-50", true),
+            ("50", true),
+            ("8", false),
+            ("prod", false),
+        ] {
+            assert_eq!(selector("", agent, "", "").matches(&request, &identity()), expected, "{agent}");
         }
-        let rule = DisableRule { selector: selector("", "prod", "", ""), reason, until: None };
-        let error = rule.error(&request, SystemTime::UNIX_EPOCH);
-        assert!(error.message.contains("the name of agent 7"), "{}", error.message);
+        let rule = DisableRule { selector: selector("", "shop/web:prod", "", ""), reason, until: None };
+        let error = rule.error(&request, &identity(), SystemTime::UNIX_EPOCH);
+        assert!(error.message.contains("the name and the project of agent 50"), "{}", error.message);
         assert!(!error.message.contains("4711"), "the reason may be about another agent: {}", error.message);
     }
 
     #[test]
     fn agent_is_concerned_by_rules_for_all_of_its_callers() {
-        let name = "prod".parse().unwrap();
         for (rule, expected) in [
             (Selector::default(), true),
             (selector("kubernetes", "", "", ""), true),
@@ -298,7 +313,7 @@ mod tests {
             (selector("", "prod", "ci", ""), false),
             (selector("", "", "", "192.0.2.0/24"), false),
         ] {
-            assert_eq!(rule.concerns_agent(AgentId(7), &name), expected, "{rule}");
+            assert_eq!(rule.concerns_agent(agent(7), &identity()), expected, "{rule}");
         }
     }
 
@@ -312,7 +327,7 @@ mod tests {
             let address = Some("192.0.2.7".parse().unwrap());
             let request =
                 RequestAttributes { address, service: &service, agent: None, caller: None, user: None };
-            DisableRule { selector, reason: "drill".to_owned(), until }.error(&request, now)
+            DisableRule { selector, reason: "drill".to_owned(), until }.error(&request, &identity(), now)
         };
         let all = "agent prod, service kubernetes, caller ci, address 192.0.2.7";
         assert_eq!(error(None).message, format!("the operator of kas has disabled {all}: drill"));

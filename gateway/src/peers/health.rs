@@ -172,6 +172,7 @@ impl PeerClient {
         let no_agent = Destination {
             agent: AgentId(0),
             name: None,
+            project_path: None,
             service: ServiceName::CONTROL.parse().expect("it is a name"),
             class: RequestClass::Short,
         };

@@ -54,7 +54,13 @@ impl PeerClient {
     ) -> Result<T, PeerError> {
         let (tunnel, driver) = self.connect(replica).await?;
         let service: ServiceName = ServiceName::CONTROL.parse().expect("it is a name");
-        let no_agent = Destination { agent: AgentId(0), name: None, service, class: RequestClass::Short };
+        let no_agent = Destination {
+            agent: AgentId(0),
+            name: None,
+            project_path: None,
+            service,
+            class: RequestClass::Short,
+        };
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = encode(question);
         request.headers_mut().insert(header::SERVICE, HeaderValue::from_static(ServiceName::CONTROL));

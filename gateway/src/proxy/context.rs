@@ -188,13 +188,12 @@ impl Access {
     /// Returns the error for the caller.
     pub(super) fn ended(&self, context: &RequestContext) -> AccessEnded {
         let (server, client) = (Arc::clone(&context.server), context.forwarded.client);
-        let (grant, Destination { agent, name, service, .. }) =
-            (Arc::clone(&self.grant), self.destination.clone());
+        let (grant, destination) = (Arc::clone(&self.grant), self.destination.clone());
         Box::pin(async move {
             let request = RequestAttributes {
                 address: Some(client),
-                service: &service,
-                agent: Some((agent, name.as_ref())),
+                service: &destination.service,
+                agent: Some(destination.attributes()),
                 caller: Some(grant.caller.name()),
                 user: grant.caller.user.as_deref(),
             };

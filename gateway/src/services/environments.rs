@@ -151,7 +151,7 @@ impl EnvironmentsFeed {
 
     /// Writes the environments, as often as necessary.
     async fn write(&self, named: &[NamedEnvironment]) {
-        let AgentIdentity { id, name, project } = &self.agent;
+        let AgentIdentity { id, name, project, .. } = &self.agent;
         // Names are unique in the identity file, and only within a project of GitLab.
         let agent = if project.is_some() { id.to_string() } else { name.to_string() };
         let record = Record { time: SystemTime::now(), agent, environments: named.to_vec() };

@@ -32,7 +32,7 @@ use self::checked::EventChecker;
 pub(super) use self::configuration::ConfigurationReporter;
 use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace, shared::shared};
 use crate::{
-    events::{AgentEventResult, Events},
+    events::{AgentEventResult, Events, agent_attributes},
     kill_switch::{KillSwitch, RequestAttributes},
 };
 
@@ -124,8 +124,9 @@ impl AgentEvents {
     }
 }
 
-fn event_agent(AgentIdentity { id, name, project }: &AgentIdentity) -> EventAgent {
-    EventAgent { id: *id, name: name.clone(), project_id: *project }
+pub(crate) fn event_agent(AgentIdentity { id, name, project, project_path }: &AgentIdentity) -> EventAgent {
+    let project_path = project_path.as_deref().map(str::to_owned);
+    EventAgent { id: *id, name: name.clone(), project_id: *project, project_path }
 }
 
 impl EventsFeed {
@@ -148,7 +149,7 @@ impl EventsFeed {
         let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
             address: None,
             service: &service,
-            agent: Some((self.agent.id, Some(&self.agent.name))),
+            agent: Some(agent_attributes(&self.agent)),
             caller: None,
             user: None,
         });

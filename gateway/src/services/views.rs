@@ -172,7 +172,7 @@ impl ViewsFeed {
         let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
             address: None,
             service: &service,
-            agent: Some((self.agent.id, Some(&self.agent.name))),
+            agent: Some(self.agent.attributes()),
             caller: None,
             user: None,
         });

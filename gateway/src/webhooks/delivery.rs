@@ -147,7 +147,7 @@ async fn deliver_all(webhook: &Arc<WebhookSettings>, context: &WebhookContext, p
             tracing::warn!(webhook = webhook.name, "events were removed before they were delivered");
         }
         for event in &page.events {
-            let is_selected = webhook.filter.matches(&event.event);
+            let is_selected = context.events.selects(&webhook.filter, &event.event);
             if is_selected && !deliver(webhook, context, event).await {
                 return;
             }

@@ -75,7 +75,12 @@ mod tests {
     fn logged(message: &str) -> LoggedEvent {
         let subject = EventSubject { project: "shop/web".to_owned(), ..EventSubject::default() };
         let content = EventContent::new(EventKind::Drift, Severity::Warning, message).with_subject(subject);
-        let agent = EventAgent { id: AgentId(7), name: "production".parse().unwrap(), project_id: None };
+        let agent = EventAgent {
+            id: AgentId(7),
+            name: "production".parse().unwrap(),
+            project_id: None,
+            project_path: None,
+        };
         LoggedEvent {
             position: EventPosition { millis: 17, sequence: 2 },
             key: "key".into(),

@@ -5,6 +5,7 @@
 //! back, and everybody else is served.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod agent_names;
 mod answers;
 mod api;
 mod browser;

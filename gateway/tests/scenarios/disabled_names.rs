@@ -24,6 +24,12 @@ use tunnel::Body;
 
 const QUERY: &str = "/agents/7/prometheus/api/v1/query?query=up";
 
+/// The agent.
+const PROD: &str = "group/config-7:prod";
+/// Agents of GitLab with another name, and in another project.
+const TEST: &str = "group/config-7:test";
+const OTHER: &str = "evil/config:prod";
+
 /// The requests for the agent: their paths and credentials.
 fn requests() -> [(&'static str, String); 5] {
     let claims =
@@ -87,7 +93,7 @@ fn disable(fleet: &TestFleet, of_fleet: bool, agent: &str) {
             let record = format!("[1,7,{{\"rules\":[{{\"agent\":\"{agent}\",\"reason\":\"incident\"}}]}}]");
             switch.set_fleet(fleet::parse(record.as_bytes()).unwrap().1);
         } else {
-            let text = format!("rules: [{{agent: {agent}, reason: incident}}]");
+            let text = format!("rules: [{{agent: '{agent}', reason: incident}}]");
             switch.set_file(file::parse(Path::new("disabled.yaml"), &text).unwrap());
         }
     }
@@ -105,7 +111,9 @@ async fn rule_matches_by_name_and_by_id_at_each_replica() {
     let (_gitlab, fleet) = replicas().await;
     let _agent = connect(&fleet).await;
     for of_fleet in [false, true] {
-        for (rule, expected) in [("prod", 503), ("7", 503), ("test", 200), ("8", 200)] {
+        for (rule, expected) in
+            [(PROD, 503), ("7", 503), ("prod", 200), (TEST, 200), (OTHER, 200), ("8", 200)]
+        {
             disable(&fleet, of_fleet, rule);
             for (index, replica) in fleet.replicas.iter().enumerate() {
                 assert_eq!(statuses(replica).await, [expected; 5], "{rule} at replica {index}");
@@ -119,7 +127,7 @@ async fn rule_matches_by_name_and_by_id_at_each_replica() {
 #[tokio::test(start_paused = true)]
 async fn name_whose_agent_connects_after_the_rule_matches() {
     let (_gitlab, fleet) = replicas().await;
-    disable(&fleet, true, "prod");
+    disable(&fleet, true, PROD);
     let other = &fleet.replicas[1];
     assert_eq!(statuses(other).await, [503; 5]);
     let _agent = connect(&fleet).await;
@@ -127,7 +135,7 @@ async fn name_whose_agent_connects_after_the_rule_matches() {
         assert_eq!(statuses(other).await, [503; 5]);
         sleep(Duration::from_secs(1)).await;
     }
-    disable(&fleet, true, "test");
+    disable(&fleet, true, TEST);
     assert_eq!(statuses(other).await, [200; 5]);
 }
 
@@ -135,12 +143,13 @@ async fn name_whose_agent_connects_after_the_rule_matches() {
 async fn agent_without_a_known_name_is_refused_while_a_rule_has_a_name() {
     let (_gitlab, fleet) = replicas().await;
     let other = &fleet.replicas[1];
-    disable(&fleet, false, "test");
+    disable(&fleet, false, TEST);
     let response = send(other, "/k8s-proxy/api", "ci:7:job").await;
     assert_eq!(response.headers()["kas-error"], "disabled");
     let message = text(response).await;
     assert!(
-        message.contains("does not know the name of agent 7") && !message.contains("incident"),
+        message.contains("does not know the name and the project of agent 7")
+            && !message.contains("incident"),
         "{message}"
     );
     disable(&fleet, false, "8");
@@ -154,9 +163,9 @@ async fn watch_through_another_replica_ends_when_a_rule_names_its_agent() {
     let _agent = connect(&fleet).await;
     let mut watch = send(&fleet.replicas[1], "/k8s-proxy/api/v1/pods?watch=1", "ci:7:job").await.into_body();
     watch.frame().await.unwrap().unwrap();
-    disable(&fleet, true, "test");
+    disable(&fleet, true, TEST);
     assert!(timeout(Duration::from_secs(5), watch.frame()).await.is_err(), "the rule is for another agent");
-    disable(&fleet, true, "prod");
+    disable(&fleet, true, PROD);
     let end = timeout(Duration::from_secs(3), watch.frame()).await.expect("it ends");
     assert!(matches!(end, Some(Err(_))), "{end:?}");
 }

@@ -197,7 +197,12 @@ async fn connected_agents_of_gitlab_are_listed_also_those_of_other_replicas() {
     let agent = world.agent(services()).await;
     // Another replica shares the store.
     let (store, other) = (&world.kas.agents.store, ReplicaId::random());
-    let elsewhere = ProjectAgent { agent: AgentId(50), name: "staging".parse().unwrap(), project: 142 };
+    let elsewhere = ProjectAgent {
+        agent: AgentId(50),
+        name: "staging".parse().unwrap(),
+        project: 142,
+        project_path: None,
+    };
     store.set_project(elsewhere, other);
     store.announce(AgentId(50), Route { replica: other, epoch: Epoch(1) }).await.unwrap();
 

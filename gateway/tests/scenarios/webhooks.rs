@@ -146,7 +146,8 @@ fn run(world: &World, webhook: &Webhook) -> AbortOnDropHandle<()> {
 }
 
 async fn append(world: &World, kind: EventKind, message: &str) {
-    let agent = EventAgent { id: AgentId(1), name: "prod".parse().unwrap(), project_id: None };
+    let agent =
+        EventAgent { id: AgentId(1), name: "prod".parse().unwrap(), project_id: None, project_path: None };
     let content = EventContent::new(kind, Severity::Warning, message);
     let event = Event { time: SystemTime::now(), agent: Some(agent), content };
     world.kas.event_sources.events.append(vec![NewEvent::new(message, event)]).await.unwrap();

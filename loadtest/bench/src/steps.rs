@@ -99,6 +99,7 @@ impl StepFixture {
         let to = Destination {
             agent: AgentId(1),
             name: Some(AGENT.parse()?),
+            project_path: None,
             service: ServiceName::KUBERNETES.parse()?,
             class: RequestClass::Short,
         };

@@ -1,6 +1,8 @@
 //! Reads the agents of projects from Redis, and adds those of this replica.
 
-use proto::ReplicaId;
+use std::{collections::HashMap, sync::Arc};
+
+use proto::{ReplicaId, notify::is_project_path};
 
 use super::{
     Shared,
@@ -51,7 +53,7 @@ impl Shared {
     }
 
     async fn query_projects(&self, replicas: &[ReplicaId]) -> Result<Vec<ProjectAgent>, StoreError> {
-        let mut agents = Vec::new();
+        let (mut agents, mut paths) = (Vec::new(), HashMap::<u64, Arc<str>>::new());
         for replica in replicas {
             let mut cursor = b"0".to_vec();
             for _ in 0..MAX_CALLS {
@@ -60,10 +62,14 @@ impl Shared {
                 let found: Vec<Vec<u8>> = self.query(&script).await?;
                 let Some((next, fields)) = found.split_first() else { break };
                 for pair in fields.chunks_exact(2) {
-                    let project = str::from_utf8(&pair[0]).ok().and_then(|field| field.strip_prefix('p'));
-                    match project.and_then(|project| project.parse().ok()) {
-                        Some(project) => agents.extend(self.decode_project(project, &pair[1])),
-                        None => self.reject("project", &"its id is not a number"),
+                    let field = str::from_utf8(&pair[0]).unwrap_or_default();
+                    let number = |prefix| field.strip_prefix(prefix).and_then(|id| id.parse::<u64>().ok());
+                    let path = str::from_utf8(&pair[1]).ok().filter(|path| is_project_path(path));
+                    match (number('p'), number('n'), path) {
+                        (Some(project), ..) => agents.extend(self.decode_project(project, &pair[1])),
+                        (None, Some(project), Some(path)) => drop(paths.insert(project, path.into())),
+                        (None, Some(_), None) => self.reject("project", &"its path is invalid"),
+                        (None, None, _) => self.reject("project", &"its id is not a number"),
                     }
                 }
                 cursor = next.clone();
@@ -71,6 +77,9 @@ impl Shared {
                     break;
                 }
             }
+        }
+        for agent in &mut agents {
+            agent.project_path = paths.get(&agent.project).cloned();
         }
         Ok(agents)
     }
@@ -82,6 +91,6 @@ impl Shared {
         }
         let rows = wire::decode_project(text).inspect_err(|error| self.reject("project", error));
         let rows = rows.unwrap_or_default().into_iter();
-        rows.map(|(agent, name)| ProjectAgent { agent, name, project }).collect()
+        rows.map(|(agent, name)| ProjectAgent { agent, name, project, project_path: None }).collect()
     }
 }

@@ -5,10 +5,11 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
+    sync::Arc,
     time::SystemTime,
 };
 
-use proto::{AgentId, AgentName, Epoch};
+use proto::{AgentId, AgentName, Epoch, notify::is_project_path};
 
 use super::wire::{self, RouteRecord};
 use crate::store::{Instance, ProjectAgent};
@@ -23,6 +24,8 @@ pub(super) enum RouteField {
     Agent(AgentId),
     /// The list of the agents of a project.
     Project(u64),
+    /// The path of a project.
+    ProjectPath(u64),
 }
 
 /// The agents of this replica.
@@ -33,6 +36,8 @@ pub(super) struct LocalRoutes {
     projects: HashMap<AgentId, u64>,
     /// The agents of each project.
     project_agents: HashMap<u64, BTreeMap<AgentId, AgentName>>,
+    /// The paths of the projects that have one.
+    project_paths: HashMap<u64, Arc<str>>,
     /// The agents that were here, with the time when they disconnected.
     disconnected: HashMap<AgentId, SystemTime>,
     /// The fields in Redis that are out of date.
@@ -67,7 +72,7 @@ impl LocalRoutes {
 
     /// Sets the name and the project of an agent, before its route is announced.
     pub(super) fn set_project(&mut self, agent: ProjectAgent) {
-        let ProjectAgent { agent, name, project } = agent;
+        let ProjectAgent { agent, name, project, project_path } = agent;
         if self.projects.get(&agent).is_some_and(|known| *known != project) {
             self.remove_project(agent);
         }
@@ -75,6 +80,12 @@ impl LocalRoutes {
         let known = self.project_agents.entry(project).or_default().insert(agent, name.clone());
         if known != Some(name) {
             self.dirty.insert(RouteField::Project(project));
+        }
+        if let Some(path) = project_path.filter(|path| is_project_path(path))
+            && self.project_paths.get(&project) != Some(&path)
+        {
+            self.project_paths.insert(project, path);
+            self.dirty.insert(RouteField::ProjectPath(project));
         }
     }
 
@@ -84,6 +95,9 @@ impl LocalRoutes {
             agents.remove(&agent);
             if agents.is_empty() {
                 self.project_agents.remove(&project);
+                if self.project_paths.remove(&project).is_some() {
+                    self.dirty.insert(RouteField::ProjectPath(project));
+                }
             }
         }
         self.dirty.insert(RouteField::Project(project));
@@ -98,6 +112,7 @@ impl LocalRoutes {
                 agent: *agent,
                 name: name.clone(),
                 project: *project,
+                project_path: self.project_paths.get(project).cloned(),
             };
             agents.iter().map(agent)
         });
@@ -131,6 +146,7 @@ impl LocalRoutes {
         self.published.clear();
         self.dirty.extend(self.agents.keys().map(|agent| RouteField::Agent(*agent)));
         self.dirty.extend(self.project_agents.keys().map(|project| RouteField::Project(*project)));
+        self.dirty.extend(self.project_paths.keys().map(|project| RouteField::ProjectPath(*project)));
     }
 
     /// Takes up to `limit` dirty fields with their encoded values; `None` is a field to remove.
@@ -144,6 +160,9 @@ impl LocalRoutes {
             let value = match field {
                 RouteField::Agent(agent) => self.get(agent).map(RouteRecord::encode),
                 RouteField::Project(project) => self.project_agents.get(&project).map(wire::encode_project),
+                RouteField::ProjectPath(project) => {
+                    self.project_paths.get(&project).map(|path| path.to_string())
+                }
             };
             match value {
                 Some(_) => self.published.insert(field),
@@ -166,11 +185,11 @@ impl LocalRoutes {
 }
 
 impl RouteField {
-    /// Returns the agent, unless this is the field of a project.
+    /// Returns the agent, unless this is a field of a project.
     pub(super) fn agent(self) -> Option<AgentId> {
         match self {
             Self::Agent(agent) => Some(agent),
-            Self::Project(_) => None,
+            Self::Project(_) | Self::ProjectPath(_) => None,
         }
     }
 }
@@ -181,6 +200,7 @@ impl fmt::Display for RouteField {
         match self {
             Self::Agent(agent) => write!(f, "{agent}"),
             Self::Project(project) => write!(f, "p{project}"),
+            Self::ProjectPath(project) => write!(f, "n{project}"),
         }
     }
 }
@@ -257,6 +277,7 @@ mod tests {
             agent: AgentId(id),
             name: name.parse().unwrap(),
             project,
+            project_path: None,
         };
         let field = RouteField::Project(9);
         let mut routes = LocalRoutes::default();
@@ -284,7 +305,12 @@ mod tests {
     fn agent_that_moved_to_another_project_leaves_the_former_one() {
         let mut routes = LocalRoutes::default();
         for project in [1, 2] {
-            routes.set_project(ProjectAgent { agent: AGENT, name: "a".parse().unwrap(), project });
+            routes.set_project(ProjectAgent {
+                agent: AGENT,
+                name: "a".parse().unwrap(),
+                project,
+                project_path: None,
+            });
         }
         routes.announce(AGENT, Epoch(1));
         let projects: Vec<u64> = routes.project_agents(None).iter().map(|agent| agent.project).collect();

@@ -1,6 +1,7 @@
 //! Tests of what replicas share about agents: the values of views, and the environments that agents name.
 
 use proto::AgentId;
+use router::{ProjectAgent, RouteStore as _};
 
 use crate::{TestReplica, redis};
 
@@ -48,4 +49,28 @@ async fn environments_of_all_agents_are_read_by_others() {
     assert_eq!(sorted().await, [b"b"]);
     let _: () = server.run("SET {kas}:environments x").await;
     assert_eq!(there.store.environments().await.unwrap(), [b""; 0]);
+}
+
+#[tokio::test]
+async fn path_of_a_project_of_gitlab_is_read_by_others() {
+    let Some(server) = redis() else { return };
+    let (here, there) =
+        (TestReplica::joined(server.settings()).await, TestReplica::joined(server.settings()).await);
+    let agent = |path: Option<&str>| ProjectAgent {
+        agent: AGENT,
+        name: "prod".parse().unwrap(),
+        project: 1,
+        project_path: path.map(Into::into),
+    };
+    here.store.set_project(agent(Some("shop/web")), here.id);
+    here.announce(7, 1).await;
+    there.wait_routes(7, &[here.route(1)]).await;
+    assert_eq!(there.store.list_project_agents(None).await.agents, [agent(Some("shop/web"))]);
+    let routes = format!("{{kas}}:routes:{}", here.id);
+    let _: i64 = server.run(&format!("HSET {routes} n1 not:a:path")).await;
+    assert_eq!(there.store.list_project_agents(None).await.agents, [agent(None)]);
+    here.withdraw(7, 1).await;
+    there.wait_routes(7, &[]).await;
+    let fields: Vec<String> = server.run(&format!("HKEYS {routes}")).await;
+    assert!(!fields.contains(&"n1".to_owned()), "{fields:?}");
 }

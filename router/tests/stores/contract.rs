@@ -280,6 +280,7 @@ async fn instances_are_listed_by_all_replicas(here: TestStore<'_>, there: TestSt
 
 async fn agents_of_a_project_are_listed_by_all_replicas(here: TestStore<'_>, there: TestStore<'_>) {
     let agent = |id: u64, project: u64| ProjectAgent {
+        project_path: None,
         agent: AgentId(id),
         name: format!("agent-{id}").parse().unwrap(),
         project,

@@ -16,8 +16,12 @@ use crate::{TIMEOUT, TestReplica, redis, server::Server};
 
 /// An event of an agent, or of kas itself, with this message, which is also its key.
 fn event(agent: Option<u64>, message: &str) -> NewEvent {
-    let agent =
-        agent.map(|id| EventAgent { id: AgentId(id), name: "prod".parse().unwrap(), project_id: Some(3) });
+    let agent = agent.map(|id| EventAgent {
+        id: AgentId(id),
+        name: "prod".parse().unwrap(),
+        project_id: Some(3),
+        project_path: None,
+    });
     let content = EventContent::new(EventKind::Alert, Severity::Warning, message);
     NewEvent::new(format!("key {message}"), Event { time: SystemTime::UNIX_EPOCH, agent, content })
 }

@@ -81,6 +81,11 @@ impl Identities {
         self.until(|identity| identity.cluster(agent).is_some_and(|pinned| Some(pinned) != cluster)).await;
     }
 
+    /// Completes when the file has an agent with this id.
+    pub async fn listed(&self, agent: AgentId) {
+        self.until(|identity| identity.name(agent).is_some()).await;
+    }
+
     /// Completes when a version fulfils the condition.
     async fn until(&self, condition: impl Fn(&Identity) -> bool) {
         let mut changes = self.changes.subscribe();

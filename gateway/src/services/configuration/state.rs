@@ -327,7 +327,7 @@ mod tests {
     }
 
     fn agent() -> AgentIdentity {
-        AgentIdentity { id: AgentId(7), name: "prod".parse().unwrap(), project: None }
+        AgentIdentity { id: AgentId(7), name: "prod".parse().unwrap(), project: None, project_path: None }
     }
 
     const LEVEL: &str = "observability: {logging: {level: debug}}";

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn agent(id: u64) -> EventAgent {
-        EventAgent { id: AgentId(id), name: "prod".parse().unwrap(), project_id: None }
+        EventAgent { id: AgentId(id), name: "prod".parse().unwrap(), project_id: None, project_path: None }
     }
 
     fn event(instance: InstanceId, sequence: u64, content: EventContent) -> AgentEvent {

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
+use access::AgentSelector;
 use git::{FileLimits, RepositoryConfig, RepositorySettings};
 use oci::OciSettings;
 use outbound::AddressPolicy;
-use proto::AgentName;
 use render::{RenderSettings, Renderer, limits::can_take_network_away};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -79,9 +79,9 @@ pub struct GitopsRepositoryConfig {
     /// The id by which `gitops.manifest_projects` names the repository.
     #[schemars(with = "String")]
     pub id: Spanned<String>,
-    /// The agents that may read the repository.
+    /// The agents that may read the repository: ids, names of agents of the identity file, or project/path:name of agents of GitLab.
     #[schemars(with = "Vec<String>")]
-    pub agents: Vec<AgentName>,
+    pub agents: Vec<AgentSelector>,
     /// The repository, or an OCI artifact (oci://registry/path:tag).
     pub repository: RepositoryConfig,
 }
@@ -90,7 +90,7 @@ pub struct GitopsRepositoryConfig {
 #[derive(Clone, Debug)]
 pub(crate) struct GitopsSource {
     pub(super) id: String,
-    pub(super) agents: Vec<AgentName>,
+    pub(super) agents: Vec<AgentSelector>,
     pub(super) settings: SourceSettings,
 }
 

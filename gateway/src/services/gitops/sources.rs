@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use access::{AgentIdentity, ConfigurationLocation, Identities};
+use access::{AgentIdentity, AgentSelector, ConfigurationLocation, Identities};
 use git::{Reference, Repository, RepositorySettings};
 use oci::{OciRepository, OciSettings};
 use outbound::AddressPolicy;
@@ -169,8 +169,7 @@ impl Sources {
         own: &str,
     ) -> Result<SourceSettings, String> {
         let id = project.id.as_deref().unwrap_or(own);
-        let listed =
-            self.configured.iter().find(|source| source.id == id && source.agents.contains(&agent.name));
+        let listed = self.configured.iter().find(|source| source.id == id && self.may_read(source, agent));
         let gitlab = self.gitlab.as_ref().filter(|_| agent.project.is_some());
         let settings = match (id == own, listed, gitlab) {
             (true, _, Some(gitlab)) => SourceSettings::Gitaly(gitlab.own(agent).await?),
@@ -190,6 +189,13 @@ impl Sources {
             Some(GitRef::Commit(id)) => settings
                 .at(Reference::Commit(id.parse().map_err(|_| "ref.commit is not the id of a commit")?)),
         }
+    }
+
+    /// Returns whether the operator lets the agent read a source.
+    fn may_read(&self, source: &GitopsSource, agent: &AgentIdentity) -> bool {
+        let identity = self.identities.load();
+        let is_agent = |entry: &AgentSelector| entry.selects(agent.attributes(), &identity) == Some(true);
+        source.agents.iter().any(is_agent)
     }
 
     pub(super) fn is_in_identity_file(&self, agent: &AgentIdentity) -> bool {
@@ -254,11 +260,13 @@ mod tests {
                     - {id: chart, agents: [one], repository: {url: 'oci://registry.example.com/chart:v1'}}\n";
         let mut config: GitopsConfig = settings::parse(file, text).unwrap();
         config.validate(file).unwrap();
-        let identity = Identity::parse(Path::new("identity.yaml"), "agents: []\ncallers: []\n").unwrap();
+        let identity = Identity::parse(Path::new("identity.yaml"), "agents: [{id: 1, name: one, tokens: []}, {id: 2, name: two, tokens: []}, {id: 3, name: three, tokens: []}]\ncallers: []\n").unwrap();
         let sources =
             Sources::new(Identities::new(identity), None, Arc::clone(&config.sources), None, context());
         let follow = async |agent: &str, project: &str| {
-            let agent = AgentIdentity { id: AgentId(1), name: agent.parse().unwrap(), project: None };
+            let id = sources.identities.load().find(agent).unwrap();
+            let name = agent.parse().unwrap();
+            let agent = AgentIdentity { id, name, project: None, project_path: None };
             let project = serde_saphyr::from_str(project).unwrap();
             sources.follow((&agent, &SecretString::from("token")), &project, "own").await
         };
@@ -276,5 +284,42 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         assert_eq!(follow("one", "{id: chart}").await.unwrap().describe("v1"), "artifact v1");
+    }
+
+    #[tokio::test]
+    async fn agent_of_gitlab_reads_no_repository_of_the_agent_with_its_name() {
+        let file = Path::new("kas.yaml");
+        let text = "repositories:\n- {id: secrets, agents: [prod], repository: {url: /srv/secrets.git}}\n\
+                    - {id: shop, agents: ['shop/web:prod'], repository: {url: /srv/shop.git}}\n\
+                    - {id: by-id, agents: [50], repository: {url: /srv/id.git}}\n";
+        let mut config: GitopsConfig = settings::parse(file, text).unwrap();
+        config.validate(file).unwrap();
+        let identity =
+            Identity::parse(Path::new("identity.yaml"), "agents: [{id: 1, name: prod, tokens: []}]");
+        let sources = Sources::new(
+            Identities::new(identity.unwrap()),
+            None,
+            Arc::clone(&config.sources),
+            None,
+            context(),
+        );
+        let agent = |id, path: Option<&str>| AgentIdentity {
+            id: AgentId(id),
+            name: "prod".parse().unwrap(),
+            project: path.map(|_| 42),
+            project_path: path.map(Arc::from),
+        };
+        for (agent, readable) in [
+            (agent(1, None), vec!["secrets"]),
+            (agent(50, Some("shop/web")), vec!["shop", "by-id"]),
+            (agent(51, Some("evil/web")), vec![]),
+            (agent(52, None), vec![]),
+        ] {
+            for id in ["secrets", "shop", "by-id"] {
+                let project = serde_saphyr::from_str(&format!("{{id: {id}}}")).unwrap();
+                let found = sources.follow((&agent, &SecretString::from("token")), &project, "own").await;
+                assert_eq!(found.is_ok(), readable.contains(&id), "{agent:?} and {id}");
+            }
+        }
     }
 }

@@ -171,7 +171,7 @@ impl NotifyFeed {
     /// Sends an event, once the operator of kas has not disabled events for this agent.
     async fn send(&self, tunnel: &Tunnel, event: &ProjectEvent) -> Result<(), String> {
         let service: ServiceName = ServiceName::NOTIFY.parse().expect("a constant that is a service name");
-        let agent = Some((self.agent.id, Some(&self.agent.name)));
+        let agent = Some(self.agent.attributes());
         let request = RequestAttributes { address: None, service: &service, agent, caller: None, user: None };
         self.service.0.kill_switch.enabled(&request).await;
         let body = serde_json::to_vec(event).expect("it has keys that are text");
