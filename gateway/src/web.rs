@@ -17,6 +17,7 @@ mod agent_details;
 mod agent_exchange;
 mod assets;
 mod cookies;
+mod disabled;
 mod environments;
 mod live;
 mod login;
@@ -36,7 +37,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{Grant, OidcAuthorizer};
+use access::{AgentAttributes, Grant, OidcAuthorizer};
 use axum::body::Body;
 use gitlab::environments::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -276,8 +277,15 @@ impl WebServer {
                 return own(other_caller(name_of(grant)));
             }
         }
+        if let Some((_, grant)) = &session
+            && !is_agent
+            && !matches!(path, SESSION_PATH | ISSUERS_PATH)
+            && let Err(response) = self.check_enabled(client, grant, None)
+        {
+            return own(response);
+        }
         if path == live::PATH {
-            return own(live::respond(self, request, session, peer, guard).await);
+            return own(live::respond(self, request, session, (client, peer), guard).await);
         }
         if !is_agent {
             return own(self.api(request, client, session).await);
@@ -414,12 +422,12 @@ impl WebServer {
                 None => no_session(),
             },
             (path, method) if let Some(name) = path.strip_prefix(AGENT_PREFIX) => match (session, method) {
-                (Some((_, grant)), &Method::GET) => self.agent(&grant, name),
+                (Some((_, grant)), &Method::GET) => self.agent(client, &grant, name),
                 (Some(_), _) => wrong_method("GET"),
                 (None, _) => no_session(),
             },
             (path, _) if recent::is_path(path) => match session {
-                Some((_, grant)) => recent::respond(self, &request, client, &grant).await,
+                Some((_, grant)) => recent::respond(self, &request, &grant).await,
                 None => no_session(),
             },
             (ISSUERS_PATH, &Method::GET) => json(&IssuerList { issuers: self.logins.issuers() }),
@@ -486,12 +494,16 @@ impl WebServer {
         AgentList { replica: self.replica, replicas, agents, missing: locations.missing }
     }
 
-    fn agent(&self, grant: &Grant, name: &str) -> Response<Body> {
+    fn agent(&self, client: IpAddr, grant: &Grant, name: &str) -> Response<Body> {
         let name = percent::decode_unreserved(name);
         let id = self.logins.identities.load().find(&name).filter(|id| grant.caller.may_use(*id));
-        match id {
-            Some(id) => json(&self.inspector.inspect(id)),
-            None => refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it"),
+        let Some(id) = id else {
+            return refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it");
+        };
+        let agent = AgentAttributes { id, name: None, project_path: None };
+        match self.check_enabled(client, grant, Some(agent)) {
+            Ok(()) => json(&self.inspector.inspect(id)),
+            Err(response) => response,
         }
     }
 

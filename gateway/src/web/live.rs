@@ -17,7 +17,7 @@ mod agents;
 mod frame;
 mod watch;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use access::Grant;
 use axum::body::Body;
@@ -82,7 +82,7 @@ pub(super) async fn respond(
     web: &Arc<WebServer>,
     request: Request<Incoming>,
     session: Option<(Arc<Session>, Arc<Grant>)>,
-    peer: &Arc<PeerAddress>,
+    (client, peer): (IpAddr, &Arc<PeerAddress>),
     guard: &RequestGuard,
 ) -> Response<Body> {
     if request.method() != Method::POST {
@@ -127,7 +127,7 @@ pub(super) async fn respond(
     if wanted.agents {
         frames.push(agents::frames(Arc::clone(web), Arc::clone(&grant)).boxed());
     }
-    let end = Box::pin(end(web.proxy.connections.draining.clone().cancelled_owned(), session, grant));
+    let end = Box::pin(end(Arc::clone(web), client, session, grant));
     let stream = LiveStream { frames, end, _permit: permit, _guard: guard.clone() };
     let frames = stream::unfold(Some(stream), async |stream| stream?.next().await);
     let mut response = Response::new(Body::from_stream(frames.map(Ok::<_, std::convert::Infallible>)));
@@ -138,13 +138,15 @@ pub(super) async fn respond(
 }
 
 /// Completes when the stream of a session ends, with its last frame.
-async fn end(draining: impl Future<Output = ()>, session: Arc<Session>, grant: Arc<Grant>) -> Option<Bytes> {
+async fn end(web: Arc<WebServer>, client: IpAddr, session: Arc<Session>, grant: Arc<Grant>) -> Option<Bytes> {
     tokio::select! {
         biased;
         () = session.ended() => None,
         () = grant.revoked.cancelled() => None,
         // The next connection of the browser is one to a replica that stays.
-        () = draining => Some(frame(FrameKind::Reconnect, 0, &[])),
+        () = web.proxy.connections.draining.cancelled() => Some(frame(FrameKind::Reconnect, 0, &[])),
+        // The next request of the browser gets the rule.
+        () = web.disabled(client, &grant) => Some(frame(FrameKind::Reconnect, 0, &[])),
     }
 }
 

@@ -1,25 +1,22 @@
 //! `GET /web/v1/audit` and `GET /web/v1/requests/<id>`: the recent entries of all replicas that the caller may see.
 
-use std::{net::IpAddr, time::SystemTime};
+use std::time::SystemTime;
 
 use access::Grant;
 use axum::body::Body;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use humantime::{format_rfc3339_millis, parse_rfc3339};
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
-use proto::{ReplicaId, ServiceName, header::ERROR};
+use proto::ReplicaId;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use url::form_urlencoded;
 
 use super::{WebServer, json, refusal, wrong_method};
-use crate::{
-    kill_switch::RequestAttributes,
-    recent::{
-        AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, PeerQuestion, Question, Reader, RequestAnswer,
-        RequestView, Subject,
-    },
+use crate::recent::{
+    AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, PeerQuestion, Question, Reader, RequestAnswer,
+    RequestView, Subject,
 };
 
 const AUDIT_PATH: &str = "/web/v1/audit";
@@ -79,27 +76,9 @@ pub(super) fn is_path(path: &str) -> bool {
 }
 
 /// Responds to a request of a session with these rights.
-pub(super) async fn respond(
-    web: &WebServer,
-    request: &Request<Incoming>,
-    client: IpAddr,
-    grant: &Grant,
-) -> Response<Body> {
+pub(super) async fn respond(web: &WebServer, request: &Request<Incoming>, grant: &Grant) -> Response<Body> {
     if request.method() != Method::GET {
         return wrong_method("GET");
-    }
-    // A caller that is disabled reads nothing either.
-    let disabled = web.proxy.kill_switch.check(&RequestAttributes {
-        address: Some(client),
-        service: &ServiceName::CONTROL.parse().expect("it is a name"),
-        agent: None,
-        caller: Some(grant.caller.name()),
-        user: grant.caller.user.as_deref(),
-    });
-    if let Err(error) = disabled {
-        let mut response = refusal(error.reason.status(), &error.message);
-        response.headers_mut().insert(ERROR, HeaderValue::from_static(error.reason.as_str()));
-        return response;
     }
     let (uri, reader) = (request.uri(), Reader::of(&grant.caller));
     match uri.path().strip_prefix(REQUESTS_PREFIX) {

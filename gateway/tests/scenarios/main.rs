@@ -50,6 +50,7 @@ mod tracing;
 mod views;
 mod watches;
 mod web;
+mod web_disabled;
 mod web_live;
 mod web_oidc;
 mod web_recent;

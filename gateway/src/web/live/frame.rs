@@ -27,7 +27,7 @@ pub(super) enum FrameKind {
     Data = 3,
     /// A watch has ended: the failure.
     End = 4,
-    /// The replica stops: another one serves the next stream.
+    /// The replica stops, or a rule of the kill switch matches: the next request is served by another one, or gets the rule.
     Reconnect = 5,
 }
 

@@ -1,0 +1,51 @@
+//! The kill switch for the requests of the page that kas itself answers: its lists, and the stream of a tab.
+//!
+//! Requests to agents go to the proxy, which has its own check.
+
+use std::net::IpAddr;
+
+use access::{AgentAttributes, Grant};
+use axum::body::Body;
+use http::{HeaderValue, Response};
+use proto::{ServiceName, header::ERROR};
+
+use super::{WebServer, response::refused};
+use crate::kill_switch::RequestAttributes;
+
+impl WebServer {
+    /// Checks that no rule disables a request, which is about this agent if it is about one.
+    ///
+    /// # Errors
+    ///
+    /// The response with the rule.
+    pub(super) fn check_enabled(
+        &self,
+        client: IpAddr,
+        grant: &Grant,
+        agent: Option<AgentAttributes<'_>>,
+    ) -> Result<(), Response<Body>> {
+        let service = service();
+        let request = RequestAttributes { agent, ..attributes(client, &service, grant) };
+        self.proxy.kill_switch.check(&request).map_err(|error| {
+            let mut response = refused(&error);
+            response.headers_mut().insert(ERROR, HeaderValue::from_static(error.reason.as_str()));
+            response
+        })
+    }
+
+    /// Completes when a rule disables the requests of a caller. Cancel-safe.
+    pub(super) async fn disabled(&self, client: IpAddr, grant: &Grant) {
+        let service = service();
+        drop(self.proxy.kill_switch.disabled(attributes(client, &service, grant)).await);
+    }
+}
+
+/// Returns the service of these requests. No rule for a service of callers concerns it.
+fn service() -> ServiceName {
+    ServiceName::CONTROL.parse().expect("a constant that is a service name")
+}
+
+fn attributes<'a>(client: IpAddr, service: &'a ServiceName, grant: &'a Grant) -> RequestAttributes<'a> {
+    let (caller, user) = (Some(grant.caller.name()), grant.caller.user.as_deref());
+    RequestAttributes { address: Some(client), service, agent: None, caller, user }
+}
