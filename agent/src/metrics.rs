@@ -189,9 +189,14 @@ impl AgentMetrics {
         self.out_of_scope.inc();
     }
 
-    /// Counts a configuration that kas sent.
-    pub(crate) fn record_configuration_update(&self, accepted: bool) {
-        let result = if accepted { "ok" } else { "failed" };
+    /// Returns the number of configurations with a result.
+    #[cfg(test)]
+    pub(crate) fn configuration_updates(&self, result: &'static str) -> u64 {
+        self.configuration_updates.get_or_create(&ResultLabel { result }).get()
+    }
+
+    /// Counts a configuration that kas sent: `ok`, `ignored` or `failed`.
+    pub(crate) fn record_configuration_update(&self, result: &'static str) {
         self.configuration_updates.get_or_create(&ResultLabel { result }).inc();
     }
 

@@ -99,7 +99,10 @@ async fn apply(
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let observed = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     let places = BTreeMap::new();
-    let update = ConfigurationUpdate { observed, version, configuration, error, places, provision: None };
+    // The stream of one kas: each message is newer than the one before.
+    let age = Some(0);
+    let update =
+        ConfigurationUpdate { observed, age, version, configuration, error, places, provision: None };
     let body = serde_json::to_string(&update).expect("it has keys that are text");
     let request = Request::put(CONFIGURATION_PATH)
         .header(header::SERVICE, ServiceName::CONFIGURATION)

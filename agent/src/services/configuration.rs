@@ -2,7 +2,9 @@
 //!
 //! The configuration lives as long as the process, so that it outlives every tunnel. All tunnels share it.
 
-use std::sync::Arc;
+mod order;
+
+use std::{sync::Arc, time::SystemTime};
 
 use gitops_engine::HealthRules;
 use http::{Method, Request, Response, StatusCode};
@@ -15,9 +17,11 @@ use proto::{
         AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, LogLevel, MAX_UPDATE,
     },
 };
+use tokio::time::Instant;
 use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
+use self::order::UpdateOrder;
 use super::{
     RequestHandler, ServiceError,
     alerts::Alerts,
@@ -58,8 +62,7 @@ pub struct LogLevelSetting {
 
 #[derive(Debug, Default)]
 struct ConfigurationState {
-    /// The time when kas read the newest update, in milliseconds since 1970.
-    observed: u64,
+    order: UpdateOrder,
     version: Option<String>,
     error: Option<String>,
     level: Option<LogLevel>,
@@ -113,20 +116,23 @@ impl ConfigurationService {
         self
     }
 
-    /// Applies an update, unless a newer one was applied before. Returns a sentence for each key that is refused.
+    /// Applies an update, unless a newer one was applied before. Returns the keys that are refused.
     ///
     /// # Errors
     ///
     /// A key has an invalid value. The configuration before stays in force.
-    fn apply(&self, update: ConfigurationUpdate) -> Result<Vec<String>, String> {
+    fn apply(&self, update: ConfigurationUpdate) -> Result<ConfigurationResponse, String> {
         let keys = update.configuration.as_ref().map(AppliedKeys::new).transpose()?;
         let Inner { scope, log, metrics, state } = &*self.inner;
         let mut state = state.lock();
-        if update.observed < state.observed {
-            // Another replica of kas has read the configuration later.
-            return Ok(state.refused.clone());
+        if !state.order.admit(order::age(&update, SystemTime::now()), Instant::now()) {
+            tracing::info!(
+                version = update.version,
+                applied = state.version,
+                "configuration ignored: another replica of kas has read it later"
+            );
+            return Ok(ConfigurationResponse { refused: state.refused.clone(), ignored: true });
         }
-        state.observed = update.observed;
         metrics.set_configuration_error(update.error.is_some());
         if update.error != state.error {
             match &update.error {
@@ -135,7 +141,9 @@ impl ConfigurationService {
             }
             state.error = update.error;
         }
-        let Some(keys) = keys else { return Ok(state.refused.clone()) };
+        let Some(keys) = keys else {
+            return Ok(ConfigurationResponse { refused: state.refused.clone(), ignored: false });
+        };
         let unmanaged = self.provision.as_ref().zip(update.provision);
         let unmanaged = unmanaged.and_then(|(provision, settings)| provision.set(settings));
         scope.set(keys.scope);
@@ -184,7 +192,7 @@ impl ConfigurationService {
             tracing::info!(version, "configuration of this agent applied");
             state.version = update.version;
         }
-        Ok(state.refused.clone())
+        Ok(ConfigurationResponse { refused: state.refused.clone(), ignored: false })
     }
 }
 
@@ -211,17 +219,17 @@ impl RequestHandler for ConfigurationService {
             return Err(error.with_allow("PUT"));
         }
         let refused = |what: String| {
-            self.inner.metrics.record_configuration_update(false);
+            self.inner.metrics.record_configuration_update("failed");
             tracing::warn!(error = what, "configuration of kas refused");
             ServiceError::new(Reason::BadRequest, format!("invalid configuration: {what}"))
         };
         let body = Limited::new(request.into_body(), MAX_UPDATE).collect().await;
         let body = body.map_err(|error| refused(error.to_string()))?.to_bytes();
         let update = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
-        let refused_keys = self.apply(update).map_err(refused)?;
-        self.inner.metrics.record_configuration_update(true);
-        if !refused_keys.is_empty() {
-            return Ok(json_response(&ConfigurationResponse { refused: refused_keys }));
+        let result = self.apply(update).map_err(refused)?;
+        self.inner.metrics.record_configuration_update(if result.ignored { "ignored" } else { "ok" });
+        if result != ConfigurationResponse::default() {
+            return Ok(json_response(&result));
         }
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
@@ -260,34 +268,71 @@ mod tests {
         }
     }
 
-    fn update(observed: u64, configuration: &Value) -> Value {
-        json!({"observed": observed, "version": "1", "configuration": configuration, "error": null})
+    /// An update that kas has read so many milliseconds after another point in time, which is `MAX` ago.
+    fn update(read: u64, configuration: &Value) -> Value {
+        json!({"observed": 0, "age": MAX - read, "version": "1", "configuration": configuration, "error": null})
     }
 
     const PODS: &str = "/api/v1/namespaces/b/pods";
+    const MAX: u64 = 1000;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn scope_applies_until_an_update_has_none() {
         let agent = Fixture::new();
         assert!(agent.allows(PODS));
         assert_eq!(agent.put(&update(1, &json!({"scope": {"namespaces": ["a"]}}))).await.unwrap(), 204);
         assert!(!agent.allows(PODS));
-        let only_error = json!({"observed": 2, "version": null, "configuration": null, "error": "bad"});
+        let only_error =
+            json!({"observed": 0, "age": MAX - 2, "version": null, "configuration": null, "error": "bad"});
         agent.put(&only_error).await.unwrap();
         assert!(!agent.allows(PODS), "a kas without a valid configuration changes nothing");
         agent.put(&update(3, &json!({}))).await.unwrap();
         assert!(agent.allows(PODS));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn update_that_was_read_before_the_applied_one_is_ignored() {
         let agent = Fixture::new();
         agent.put(&update(2, &json!({"scope": {"namespaces": ["a"]}}))).await.unwrap();
-        agent.put(&update(1, &json!({}))).await.unwrap();
+        assert_eq!(
+            agent.put(&update(1, &json!({}))).await.unwrap(),
+            200,
+            "the response says that it is ignored"
+        );
+        assert!(!agent.allows(PODS));
+        assert_eq!(agent.service.inner.metrics.configuration_updates("ignored"), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_of_one_kas_does_not_freeze_the_configuration() {
+        let agent = Fixture::new();
+        let of_old_kas = |observed: u64, namespace: &str| {
+            let configuration = json!({"scope": {"namespaces": [namespace]}});
+            json!({"observed": observed, "version": "1", "configuration": configuration, "error": null})
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+        for ahead in [now + 3_600_000, 1 << 62, u64::MAX] {
+            agent.put(&of_old_kas(ahead, "a")).await.unwrap();
+            assert!(!agent.allows(PODS), "{ahead}");
+            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+            let of_another = json!({
+                "observed": now, "age": 10, "version": "2", "error": null,
+                "configuration": {"scope": {"namespaces": ["b"]}},
+            });
+            assert_eq!(agent.put(&of_another).await.unwrap(), 204);
+            assert!(agent.allows(PODS), "after an update of the time {ahead}");
+            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        }
+        // The clock of a replica may also be an hour behind.
+        let behind = json!({
+            "observed": now - 3_600_000, "age": 5, "version": "3", "error": null,
+            "configuration": {"scope": {"namespaces": ["a"]}},
+        });
+        assert_eq!(agent.put(&behind).await.unwrap(), 204);
         assert!(!agent.allows(PODS));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn invalid_update_changes_nothing() {
         let agent = Fixture::new();
         agent.put(&update(1, &json!({"scope": {"namespaces": ["a"]}}))).await.unwrap();

@@ -184,7 +184,9 @@ fn named(state: &ConfigurationState) -> Vec<NamedEnvironment> {
 
 /// Returns the environments of all agents, in order of project and slug. Agents that name the same one are its places.
 fn merge(mut records: Vec<Record>, now: SystemTime) -> Vec<Environment> {
-    records.retain(|record| now.duration_since(record.time).is_ok_and(|age| age < MAX_AGE));
+    // The clock of another replica may be ahead.
+    let distance = |time| now.duration_since(time).unwrap_or_else(|error| error.duration());
+    records.retain(|record| distance(record.time) < MAX_AGE);
     records.sort_by(|one, other| one.agent.cmp(&other.agent));
     let mut all = BTreeMap::<(String, String), Environment>::new();
     for Record { agent, environments, .. } in records {
@@ -243,6 +245,14 @@ mod tests {
                 &[environment("shop/web", "live", "web-eu"), environment("shop/web", "dev", "d")],
             ),
             record("gone", 8, &[environment("shop/web", "old", "x")]),
+            Record {
+                time: now + Duration::from_secs(3600),
+                ..record("ahead", 0, &[environment("shop/web", "live", "web-ahead")])
+            },
+            Record {
+                time: now + Duration::from_secs(8 * 86_400),
+                ..record("forged", 0, &[environment("shop/web", "live", "web-forged")])
+            },
         ];
         let found = merge(records, now);
         let text: Vec<String> = found
@@ -252,7 +262,7 @@ mod tests {
                 format!("{} {}", environment.slug, places.collect::<Vec<_>>().join(" "))
             })
             .collect();
-        assert_eq!(text, ["dev eu/d", "live eu/web-eu us/web"]);
+        assert_eq!(text, ["dev eu/d", "live ahead/web-ahead eu/web-eu us/web"]);
         assert!(found.iter().all(|environment| environment.id < 1 << 53));
         assert_ne!(found[0].id, found[1].id);
     }

@@ -23,9 +23,12 @@ pub const MAX_UPDATE: usize = 4 << 20;
 /// The body of the request: the configuration that is in force, and the error of a newer one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConfigurationUpdate {
-    /// The time when kas read the repository or the file, in milliseconds since 1970. agentk ignores an update that is older
-    /// than the last one: replicas of kas read independently.
+    /// The time when kas read the repository or the file, in milliseconds since 1970, for an agentk that does not know `age`.
     pub observed: u64,
+    /// The time since then, in milliseconds. agentk ignores an update that was read before the last one: replicas of kas read
+    /// independently, and their clocks differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age: Option<u64>,
     /// The version of the configuration, for people: a commit, or a digest of a local file. `None` if kas has no valid
     /// configuration, so that agentk keeps the one that it has.
     pub version: Option<String>,
@@ -41,11 +44,14 @@ pub struct ConfigurationUpdate {
     pub provision: Option<ProvisionSettings>,
 }
 
-/// The body of the response, if agentk uses a configuration only in part.
+/// The body of the response, if agentk uses a configuration only in part, or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigurationResponse {
     /// A sentence for each key without effect, with its place in the file.
     pub refused: Vec<String>,
+    /// agentk has a configuration that was read later, and ignores this one.
+    #[serde(default)]
+    pub ignored: bool,
 }
 
 /// What a configuration says about managed resources.

@@ -19,7 +19,7 @@ pub struct ConfigurationMetrics {
 const READ_RESULTS: [&str; 6] = ["ok", "unchanged", "none", "invalid", "refused", "unavailable"];
 
 /// The values of the label `result` of `kas_agent_configuration_pushes_total`.
-const PUSH_RESULTS: [&str; 3] = ["ok", "refused", "failed"];
+const PUSH_RESULTS: [&str; 4] = ["ok", "ignored", "refused", "failed"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {

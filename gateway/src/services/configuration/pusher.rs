@@ -42,8 +42,8 @@ pub struct ConfigurationPusher {
 
 /// The result of one push.
 enum PushResult {
-    /// The agent uses the configuration, without the keys in these sentences.
-    Accepted(Vec<String>),
+    /// The agent uses the configuration, without the keys in these sentences, or one that another replica has read later.
+    Accepted(ConfigurationResponse),
     /// The agent does not accept this configuration.
     Refused(String),
     /// The agent did not respond.
@@ -73,12 +73,16 @@ impl ConfigurationPusher {
         let update = self.state.borrow_and_update().update(self.poller.agent());
         let Some(update) = update else { return };
         let sent = timeout(FIRST_PUSH_TIMEOUT, push(tunnel, &update)).await;
-        if let Ok(PushResult::Accepted(refused)) = sent {
-            self.metrics.count_push("ok");
-            self.poller.set_refused(refused);
+        if let Ok(PushResult::Accepted(response)) = sent {
+            self.accept(response);
         } else {
             self.state.mark_changed();
         }
+    }
+
+    fn accept(&self, ConfigurationResponse { refused, ignored }: ConfigurationResponse) {
+        self.metrics.count_push(if ignored { "ignored" } else { "ok" });
+        self.poller.set_refused(refused);
     }
 
     /// Sends each version of the configuration through the tunnel. The future completes only if the agent does not accept it.
@@ -89,9 +93,8 @@ impl ConfigurationPusher {
             let Some(update) = update else { continue };
             let name = &self.poller.agent().name;
             match Box::pin(push(tunnel, &update)).await {
-                PushResult::Accepted(refused) => {
-                    self.metrics.count_push("ok");
-                    self.poller.set_refused(refused);
+                PushResult::Accepted(response) => {
+                    self.accept(response);
                     pause = FIRST_PAUSE;
                 }
                 PushResult::Refused(error) => {
@@ -110,13 +113,14 @@ impl ConfigurationPusher {
     }
 }
 
-/// Reads which keys agentk refuses. A response of an older agentk has no body.
-async fn refused_keys(body: Body) -> Vec<String> {
+/// Reads which keys agentk refuses. The response has no body if it uses all of them.
+async fn response_of(body: Body) -> ConfigurationResponse {
     let body = timeout(PUSH_TIMEOUT, Limited::new(body, MAX_REFUSED).collect()).await;
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let response: ConfigurationResponse = serde_json::from_slice(&body).unwrap_or_default();
     let shown = response.refused.into_iter().take(100);
-    shown.map(|sentence| short_line(sentence.as_bytes())).collect()
+    let refused = shown.map(|sentence| short_line(sentence.as_bytes())).collect();
+    ConfigurationResponse { refused, ..response }
 }
 
 async fn push(tunnel: &Tunnel, update: &ConfigurationUpdate) -> PushResult {
@@ -127,7 +131,7 @@ async fn push(tunnel: &Tunnel, update: &ConfigurationUpdate) -> PushResult {
         .expect("valid request");
     match timeout(PUSH_TIMEOUT, tunnel.call(request)).await {
         Ok(Ok(response)) if response.status().is_success() => {
-            PushResult::Accepted(refused_keys(response.into_body()).await)
+            PushResult::Accepted(response_of(response.into_body()).await)
         }
         Ok(Ok(response)) => {
             let message = response.headers().get(header::ERROR_MESSAGE).and_then(|it| it.to_str().ok());

@@ -208,10 +208,12 @@ impl ConfigurationState {
         if self.configuration.is_none() && self.error.is_none() {
             return None;
         }
-        let observed = self.observed.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let observed = observed.unwrap_or(Duration::ZERO).as_millis();
+        let observed = self.observed.unwrap_or(SystemTime::UNIX_EPOCH);
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let since = |from: SystemTime, to: SystemTime| millis(to.duration_since(from).unwrap_or_default());
         Some(ConfigurationUpdate {
-            observed: u64::try_from(observed).unwrap_or(u64::MAX),
+            observed: since(SystemTime::UNIX_EPOCH, observed),
+            age: Some(since(observed, SystemTime::now())),
             version: self.version.clone(),
             configuration: self.configuration.as_deref().cloned(),
             error: self.error.as_ref().map(|error| error.message.clone()),
