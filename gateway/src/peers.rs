@@ -35,6 +35,7 @@ mod connection;
 mod header;
 mod health;
 mod recent;
+mod record_mac;
 mod response;
 mod server;
 mod url_mac;
@@ -42,7 +43,10 @@ mod url_mac;
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use proto::ReplicaId;
-use router::{Replica, RouteStore, redis::UrlAuthenticator};
+use router::{
+    Replica, RouteStore,
+    redis::{RecordAuthenticator, UrlAuthenticator},
+};
 use rustls::pki_types::ServerName;
 use settings::{ConfigError, KeyLocations};
 use settings::{Secret, SecretFile};
@@ -50,6 +54,7 @@ use settings::{Secret, SecretFile};
 use self::{
     address::HOST,
     connection::{PeerTls, TcpConnector},
+    record_mac::SecretRecordAuthenticator,
     url_mac::SecretUrlAuthenticator,
 };
 use crate::{
@@ -207,6 +212,11 @@ impl ReplicaContext {
     /// Returns what signs and verifies the URLs in Redis, or `None` if the replicas share no secret.
     pub fn url_authenticator(&self) -> Option<Arc<dyn UrlAuthenticator>> {
         self.secret.clone().map(|secret| Arc::new(SecretUrlAuthenticator(secret)) as _)
+    }
+
+    /// Returns what signs and verifies the records in Redis, or `None` if the replicas share no secret.
+    pub fn record_authenticator(&self) -> Option<Arc<dyn RecordAuthenticator>> {
+        self.secret.clone().map(|secret| Arc::new(SecretRecordAuthenticator(secret)) as _)
     }
 
     /// Creates the context of a single replica. It has neither a secret nor certificates.

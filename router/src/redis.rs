@@ -51,6 +51,7 @@ mod lookup;
 mod members;
 mod project_events;
 mod projects;
+mod record_mac;
 mod routes;
 mod sessions;
 mod settings;
@@ -103,8 +104,13 @@ pub use self::keys::SCHEMA;
 pub use self::looks::SharedLook;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
-pub use self::url_mac::UrlAuthenticator;
+pub use self::{
+    record_mac::{RecordAuthenticator, RecordPlace},
+    url_mac::UrlAuthenticator,
+};
 
+/// The place of the records of deployments.
+const DEPLOYMENTS: RecordPlace<'_> = RecordPlace { kind: "deployment", key: "" };
 /// The number of deployments that are kept.
 pub const MAX_DEPLOYMENTS: usize = 1000;
 /// The most pushes that wait for Redis. The projects of others are polled only.
@@ -255,16 +261,18 @@ impl RedisStore {
     ///
     /// Redis did not answer.
     pub async fn push_deployment(&self, record: &str) -> Result<(), StoreError> {
-        self.query_deployments(0, Some(record)).await.map(drop)
+        let record = self.0.seal(DEPLOYMENTS, record);
+        self.query_deployments(0, Some(&record)).await.map(drop)
     }
 
-    /// Returns the records of [`RedisStore::push_deployment`], the newest first. They are not trusted.
+    /// Returns the records of [`RedisStore::push_deployment`], the newest first. They are not trusted if the replicas share no secret.
     ///
     /// # Errors
     ///
     /// Redis did not answer.
     pub async fn deployments(&self) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.query_deployments(MAX_DEPLOYMENTS, None).await
+        let records = self.query_deployments(MAX_DEPLOYMENTS, None).await?;
+        Ok(records.into_iter().filter_map(|record| self.0.open(DEPLOYMENTS, record)).collect())
     }
 
     async fn query_deployments(

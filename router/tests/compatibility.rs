@@ -86,12 +86,12 @@ fn recorded_project_is_read_and_written() {
 
 #[test]
 fn recorded_event_of_the_log_is_read_and_written() {
-    let event = decode_logged_event(&recorded("logged-event")).unwrap();
+    let event = decode_logged_event(&recorded("logged-event"), Some).unwrap();
     assert_eq!(
         (event.content.kind, event.content.subject.project.as_str()),
         (events::EventKind::Sync, "shop/web")
     );
-    assert_written("logged-event", &encode_logged_event(&event));
+    assert_written("logged-event", &encode_logged_event(&event, str::to_owned));
 }
 
 #[test]

@@ -243,7 +243,8 @@ impl ValidatedConfig {
             fleet.replica.url = url.to_string();
             if let Some(settings) = self.redis {
                 let replica = own.insert(fleet.replica.clone());
-                let settings = RedisSettings { urls: fleet.url_authenticator(), ..settings };
+                let (urls, records) = (fleet.url_authenticator(), fleet.record_authenticator());
+                let settings = RedisSettings { urls, records, ..settings };
                 let (store, sync) = RedisStore::new(settings, replica.clone(), env!("CARGO_PKG_VERSION"));
                 fleet.store = Arc::new(store.clone());
                 redis = Some((store, sync));

@@ -221,6 +221,7 @@ impl RedisConfig {
             dial_timeout: self.dial_timeout,
             response_timeout: self.response_timeout,
             urls: None,
+            records: None,
         };
         settings.validate().map_err(wrong)?;
         Ok(settings)

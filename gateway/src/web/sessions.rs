@@ -32,6 +32,8 @@ use super::{
 const COOKIE: &str = "__Host-kas";
 /// The limits over all replicas.
 const LIMITS: SessionLimits = SessionLimits { sessions: 10_000, per_holder: 50 };
+/// The most sessions that a replica remembers as ended. All replicas together have fewer live ones.
+const MAX_ENDED: usize = 20_000;
 /// The time after which a session that is used is checked again: another replica may have ended it.
 const CHECK_PERIOD: Duration = Duration::from_secs(3);
 /// The same for a session that nobody uses.
@@ -50,6 +52,9 @@ struct LocalSessions {
     entries: HashMap<SessionId, Entry>,
     /// The sessions that have ended, and may still be in the store.
     unsent_ends: HashSet<EndedSessions>,
+    /// The sessions that this replica has seen ending, until the time at which each would have ended by itself. A record that comes back
+    /// in the store is not theirs: only a writer of Redis can put it there.
+    ended: HashMap<SessionId, Instant>,
 }
 
 /// One session.
@@ -141,7 +146,7 @@ impl Sessions {
         };
         match self.store.live_sessions(&[id]).await {
             Ok(live) if live == [false] => {
-                self.local.lock().entries.remove(&id);
+                self.local.lock().remove(id, now);
                 None
             }
             Ok(_) | Err(_) => Some(session),
@@ -169,6 +174,10 @@ impl Sessions {
         let entry = Entry::new(id, record.token, record.holder, now + left, now);
         let mut local = self.local.lock();
         let ended = [EndedSessions::One(id), EndedSessions::OfHolder(record.holder)];
+        if local.ended.contains_key(&id) {
+            tracing::warn!(session = %id, "session of a browser refused: it has ended, and its record was written again");
+            return Ok(None);
+        }
         if left.is_zero() || ended.iter().any(|ended| local.unsent_ends.contains(ended)) {
             return Ok(None);
         }
@@ -189,7 +198,7 @@ impl Sessions {
     pub(super) async fn end(&self, headers: &HeaderMap) -> Result<String, StoreError> {
         if let Some(cookie) = cookies::value(headers, COOKIE) {
             let id = session_record::id(cookie);
-            if self.local.lock().end(EndedSessions::One(id)) {
+            if self.local.lock().end(EndedSessions::One(id), Instant::now()) {
                 self.send_ends().await;
             } else {
                 self.store.end_sessions(EndedSessions::One(id)).await?;
@@ -200,13 +209,13 @@ impl Sessions {
 
     /// Ends a session whose token is refused from now on.
     pub(super) async fn end_one(&self, session: &Session) {
-        self.local.lock().end(EndedSessions::One(session.id));
+        self.local.lock().end(EndedSessions::One(session.id), Instant::now());
         self.send_ends().await;
     }
 
     /// Ends all sessions of a token or of a user at all replicas.
     pub(super) async fn end_all_of(&self, holder: SessionHolder) {
-        self.local.lock().end(EndedSessions::OfHolder(holder));
+        self.local.lock().end(EndedSessions::OfHolder(holder), Instant::now());
         self.send_ends().await;
     }
 
@@ -235,6 +244,7 @@ impl Sessions {
         let due: Vec<SessionId> = {
             let mut local = self.local.lock();
             local.entries.retain(|_, entry| entry.session.end > now);
+            local.ended.retain(|_, end| *end > now);
             local.entries.iter().filter(|(_, entry)| entry.is_due(now)).map(|(id, _)| *id).collect()
         };
         if due.is_empty() {
@@ -244,7 +254,7 @@ impl Sessions {
         let mut local = self.local.lock();
         for (id, is_live) in due.iter().zip(live) {
             if !is_live {
-                local.entries.remove(id);
+                local.remove(*id, now);
             } else if let Some(entry) = local.entries.get_mut(id) {
                 entry.checked = now;
             }
@@ -259,17 +269,36 @@ impl Sessions {
 
 impl LocalSessions {
     /// Removes sessions, and remembers that they have to end in the store. Returns whether they do.
-    fn end(&mut self, ended: EndedSessions) -> bool {
+    fn end(&mut self, ended: EndedSessions, now: Instant) -> bool {
         match ended {
             EndedSessions::One(id) => {
-                if self.entries.remove(&id).is_none() {
+                if !self.remove(id, now) {
                     return false;
                 }
             }
-            EndedSessions::OfHolder(holder) => self.entries.retain(|_, entry| entry.session.holder != holder),
+            EndedSessions::OfHolder(holder) => {
+                let of_holder = self.entries.values().filter(|entry| entry.session.holder == holder);
+                let ids: Vec<SessionId> = of_holder.map(|entry| entry.session.id).collect();
+                for id in ids {
+                    self.remove(id, now);
+                }
+            }
         }
         self.unsent_ends.insert(ended);
         true
+    }
+
+    /// Removes a session that has ended, and does not load it again. Returns whether this replica knew it.
+    fn remove(&mut self, id: SessionId, now: Instant) -> bool {
+        let known = self.entries.remove(&id);
+        if self.ended.len() >= MAX_ENDED {
+            self.ended.retain(|_, end| *end > now);
+        }
+        if self.ended.len() < MAX_ENDED {
+            let end = known.as_ref().map_or(now + SESSION_TTL, |entry| entry.session.end);
+            self.ended.insert(id, end);
+        }
+        known.is_some()
     }
 }
 
@@ -314,6 +343,32 @@ mod tests {
         match sessions.known(headers, Instant::now()).await {
             None => sessions.load(headers, Instant::now()).await.unwrap(),
             known => known,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn record_of_an_ended_session_that_comes_back_is_no_session() {
+        let [sessions, other] = replicas();
+        for ends in ["logout", "logout at the other replica", "end of the holder"] {
+            let request = begin(&sessions, "secret").await;
+            let id = session_record::id(cookies::value(&request, COOKIE).unwrap());
+            assert!(find(&other, &request).await.is_some());
+            let record = sessions.store.session(id).await.unwrap().unwrap();
+            match ends {
+                "logout" => drop(sessions.end(&request).await.unwrap()),
+                "logout at the other replica" => drop(other.end(&request).await.unwrap()),
+                _ => sessions.end_all_of(holder(&TokenHash::of(&"secret".into()))).await,
+            }
+            // Both see that it has ended.
+            sleep(CHECK_PERIOD).await;
+            assert!(find(&sessions, &request).await.is_none() && find(&other, &request).await.is_none());
+            let holder = SessionHolder([9; 16]);
+            let again = NewSession { id, holder, record, ttl: SESSION_TTL };
+            sessions.store.begin_session(again, LIMITS).await.unwrap();
+            for replica in [&sessions, &other] {
+                assert!(find(replica, &request).await.is_none(), "{ends}");
+            }
+            assert!(find(&sessions, &begin(&sessions, "secret").await).await.is_some(), "another login");
         }
     }
 

@@ -125,6 +125,7 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
         prefix: "kas".into(),
         fleet: "default".into(),
         urls: None,
+        records: None,
         dial_timeout: Duration::from_secs(1),
         response_timeout: Duration::from_secs(1),
     };

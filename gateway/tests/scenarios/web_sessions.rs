@@ -231,6 +231,7 @@ fn replica(
         prefix: "kas".into(),
         fleet: "default".into(),
         urls: None,
+        records: None,
         dial_timeout: Duration::from_secs(5),
         response_timeout: Duration::from_secs(2),
     };

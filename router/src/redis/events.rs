@@ -5,9 +5,10 @@ use std::sync::Arc;
 use proto::{AgentId, InstanceId, ReplicaId, events::Event};
 
 use super::{
-    RedisStore, Shared,
+    RecordPlace, RedisStore, Shared,
     client::RedisConnection,
     keys::{CURSORS_TTL, STATES_TTL},
+    record_mac,
     sync::millis,
     wire::{self, EventKind, MAX_LOGGED_EVENT, decode_logged_event, encode_logged_event},
 };
@@ -21,6 +22,11 @@ use crate::{
 
 /// The most events in one script call.
 const PAGE: usize = 100;
+
+/// Returns the place of an event in the log.
+fn place(key: &str) -> RecordPlace<'_> {
+    RecordPlace { kind: "event", key }
+}
 
 /// Returns the word of a scope in the script.
 fn word(scope: StateScope) -> &'static str {
@@ -59,7 +65,7 @@ impl RedisStore {
                     }
                     None => script.arg("").arg("").arg(0).arg(""),
                 };
-                script.arg(encode_logged_event(event));
+                script.arg(encode_logged_event(event, |text| shared.seal(place(key), text)));
             }
             let _: u64 = shared.query(&script).await?;
         }
@@ -156,8 +162,10 @@ impl Shared {
         let position = self.decode_position(position)?;
         let key: Arc<str> =
             str::from_utf8(key).ok().filter(|key| (1..=NewEvent::MAX_TEXT).contains(&key.len()))?.into();
-        let event: Event =
-            decode_logged_event(event).inspect_err(|error| self.reject("logged event", error)).ok()?;
+        let event = decode_logged_event(event, |sealed| {
+            record_mac::open(self.settings.records.as_ref(), place(&key), sealed)
+        });
+        let event: Event = event.inspect_err(|error| self.reject("logged event", error)).ok()?;
         Some(LoggedEvent { position, key, event })
     }
 }

@@ -2,7 +2,7 @@
 
 use proto::notify::{MAX_EVENT, ProjectEvent};
 
-use super::RedisStore;
+use super::{RecordPlace, RedisStore};
 use crate::{
     project_events::{MAX_NAMED_PROJECTS, MAX_REFERENCES, PROJECT_TTL, RecordedEvent},
     store::StoreError,
@@ -11,6 +11,8 @@ use crate::{
 /// The digits of the number and of the length of the id, with which a value begins.
 const NUMBER: usize = 16;
 const LENGTH: usize = 3;
+/// The most bytes of a MAC with its key.
+const MAX_MAC: usize = 128;
 
 impl RedisStore {
     /// Implements `RouteStore::record_event`.
@@ -19,6 +21,7 @@ impl RedisStore {
         let mut script = shared.scripts.record_event.key(shared.keys.projects());
         script.key(shared.keys.project_events(event.project()));
         let text = serde_json::to_string(event).expect("it has keys that are text");
+        let text = shared.seal(place(event.project()), &text);
         script.arg(event.project()).arg(event.reference()).arg(event.id()).arg(text);
         script.arg(MAX_REFERENCES).arg(PROJECT_TTL.as_millis() as u64);
         Ok(match shared.query::<i64>(&script).await? {
@@ -32,12 +35,21 @@ impl RedisStore {
     pub(super) async fn read_events(&self, project: &str) -> Result<Vec<ProjectEvent>, StoreError> {
         let shared = &self.0;
         let mut script = shared.scripts.latest_events.key(shared.keys.project_events(project));
-        script.arg(NUMBER + LENGTH + 255 + MAX_EVENT).arg(MAX_REFERENCES);
+        script.arg(NUMBER + LENGTH + 255 + MAX_EVENT + MAX_MAC).arg(MAX_REFERENCES);
         let values: Vec<Vec<u8>> = shared.query(&script).await?;
-        // A program with access to Redis can put the event of one project in the place of another.
-        let events =
-            values.iter().filter_map(|value| parse(value)).filter(|event| event.project() == project);
+        let events = values
+            .into_iter()
+            .filter_map(|value| self.decode(project, value))
+            .filter(|event| event.project() == project);
         Ok(events.collect())
+    }
+
+    /// Decodes the value of an event, whose text a replica has signed.
+    fn decode(&self, project: &str, value: Vec<u8>) -> Option<ProjectEvent> {
+        let (number, id, sealed) = split(&value)?;
+        let event = self.0.open(place(project), sealed.as_bytes().to_vec())?;
+        let event: ProjectEvent = serde_json::from_slice(&event).ok()?;
+        (event.id() == id).then_some(event.with_sequence(number))
     }
 
     /// Implements `RouteStore::name_projects`.
@@ -56,13 +68,18 @@ impl RedisStore {
     }
 }
 
-fn parse(value: &[u8]) -> Option<ProjectEvent> {
+/// Returns the place of the events of a project.
+fn place(project: &str) -> RecordPlace<'_> {
+    RecordPlace { kind: "project event", key: project }
+}
+
+/// Returns the number, the id and the event of a value.
+fn split(value: &[u8]) -> Option<(u64, &str, &str)> {
     let text = std::str::from_utf8(value).ok()?;
     let (number, rest) = text.split_at_checked(NUMBER)?;
     let (length, rest) = rest.split_at_checked(LENGTH)?;
     let (id, event) = rest.split_at_checked(length.parse().ok()?)?;
-    let event: ProjectEvent = serde_json::from_str(event).ok()?;
-    (event.id() == id).then_some(event.with_sequence(number.parse().ok()?))
+    Some((number.parse().ok()?, id, event))
 }
 
 #[cfg(test)]
@@ -70,21 +87,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_that_is_no_event_is_ignored() {
-        let event = r#"{"id":"a","project":"g/p","time":"2026-11-24T10:00:00Z"}"#;
-        let parsed = |text: &str| parse(text.as_bytes()).map(|event| event.fields().sequence);
-        assert_eq!(parsed(&format!("0000001700000000001a{event}")), Some(1_700_000_000));
+    fn value_has_number_id_and_event() {
+        let value =
+            |text: &str| split(text.as_bytes()).map(|(number, id, event)| format!("{number} {id} {event}"));
+        assert_eq!(value("0000001700000000001a{}").unwrap(), "1700000000 a {}");
         for text in [
             "",
             "0000001700000000",
-            &format!("0000001700000000001b{event}"),
-            &format!("0000001700000000999a{event}"),
-            &format!("000000170000000x001a{event}"),
-            "0000001700000000001a{}",
+            "0000001700000000999a{}",
+            "000000170000000x001a{}",
             "000000170000000\u{e9}01a{}",
         ] {
-            assert_eq!(parsed(text), None, "{text}");
+            assert_eq!(value(text), None, "{text}");
         }
-        assert_eq!(parse(&[0xff; 40]), None);
+        assert_eq!(split(&[0xff; 40]), None);
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use redis::{ClientTlsConfig, ConnectionAddr, RedisConnectionInfo, TlsCertificates};
 
-use super::UrlAuthenticator;
+use super::{RecordAuthenticator, UrlAuthenticator};
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct RedisSettings {
     pub response_timeout: Duration,
     /// Signs the URLs of replicas, and ignores heartbeats with other URLs. Without it, the URLs of all heartbeats are believed.
     pub urls: Option<Arc<dyn UrlAuthenticator>>,
+    /// Signs the records that replicas act on, and ignores others. Without it, all records are believed.
+    pub records: Option<Arc<dyn RecordAuthenticator>>,
 }
 
 /// The topology of the servers.

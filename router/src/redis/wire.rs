@@ -17,7 +17,7 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, DeserializeOwned},
 };
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use crate::{
     pushes::GitPush,
@@ -121,8 +121,8 @@ pub enum WireError {
     /// The URL of the heartbeat cannot be that of a private listener.
     #[error("its address is not an http or https URL of scheme, host and port")]
     InvalidUrl,
-    /// The URL of the heartbeat has no MAC, or one that is not valid.
-    #[error("its address has no MAC of the secret of this replica")]
+    /// The record, or the URL of the heartbeat, has no MAC, or one that is not valid.
+    #[error("it has no MAC of the secret of this replica")]
     InvalidMac,
     /// A text is too long or has control characters.
     #[error("one of its texts is longer than {MAX_TEXT} bytes or has control characters")]
@@ -261,14 +261,19 @@ pub fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, WireErro
     Ok(rows)
 }
 
-/// Encodes an event of the log.
-pub fn encode_logged_event(event: &events::Event) -> String {
-    to_json(&(VERSION, event))
+/// Encodes an event of the log. `seal` adds its MAC.
+pub fn encode_logged_event(event: &events::Event, seal: impl FnOnce(&str) -> String) -> String {
+    format!("[{VERSION},{}]", seal(&to_json(event)))
 }
 
-/// Decodes an event of the log, and cuts it to the limits of events.
-pub fn decode_logged_event(text: &[u8]) -> Result<events::Event, WireError> {
-    let (_, event): (u16, events::Event) = decode(text, MAX_LOGGED_EVENT)?;
+/// Decodes an event of the log, and cuts it to the limits of events. `open` checks its MAC.
+pub fn decode_logged_event(
+    text: &[u8],
+    open: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>,
+) -> Result<events::Event, WireError> {
+    let (_, sealed): (u16, Box<RawValue>) = decode(text, MAX_LOGGED_EVENT)?;
+    let event = open(sealed.get().as_bytes().to_vec()).ok_or(WireError::InvalidMac)?;
+    let event: events::Event = serde_json::from_slice(&event)?;
     Ok(events::Event { content: event.content.bounded(), ..event })
 }
 

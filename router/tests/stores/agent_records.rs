@@ -13,14 +13,14 @@ async fn views_of_an_agent_are_read_by_others() {
     let [here, there] =
         [TestReplica::joined(server.settings()).await, TestReplica::joined(server.settings()).await];
     assert_eq!(there.store.read_views(AGENT).await.unwrap(), None);
-    here.store.write_views(AGENT, b"{\"a\": 1}").await.unwrap();
+    here.store.write_views(AGENT, "{\"a\": 1}").await.unwrap();
     assert_eq!(there.store.read_views(AGENT).await.unwrap().as_deref(), Some(&b"{\"a\": 1}"[..]));
     assert_eq!(there.store.read_views(AgentId(8)).await.unwrap(), None);
     let ttl: i64 = server.run("PTTL kas:views:7").await;
     assert!(ttl > 6 * 86_400_000, "{ttl}");
 
     // A record that is too long is cut, and a value of another type is no record.
-    here.store.write_views(AGENT, &vec![b'x'; 300 << 10]).await.unwrap();
+    here.store.write_views(AGENT, &"x".repeat(300 << 10)).await.unwrap();
     assert_eq!(there.store.read_views(AGENT).await.unwrap().unwrap().len(), 256 << 10);
     let _: () = server.run("DEL kas:views:7").await;
     let _: i64 = server.run("LPUSH kas:views:7 x").await;

@@ -11,6 +11,7 @@ mod cost;
 mod disabled;
 mod events;
 mod fleets;
+mod forged;
 mod looks;
 mod outages;
 mod proxy;

@@ -43,6 +43,7 @@ pub(crate) fn settings(servers: RedisServers) -> RedisSettings {
         dial_timeout: Duration::from_secs(5),
         response_timeout: Duration::from_secs(2),
         urls: None,
+        records: None,
     }
 }
 

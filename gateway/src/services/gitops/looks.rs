@@ -277,6 +277,7 @@ mod tests {
                 dial_timeout: Duration::from_secs(5),
                 response_timeout: Duration::from_secs(2),
                 urls: None,
+                records: None,
             };
             let replica = Replica { id: ReplicaId::random(), url: "http://127.0.0.1:8155".into() };
             let (redis, sync) = RedisStore::new(settings, replica, "0.0.0");

@@ -47,8 +47,8 @@ impl ViewStore {
                 Ok(())
             }
             Self::Redis(redis) => {
-                let bytes = serde_json::to_vec(&record).expect("it has keys that are text");
-                redis.write_views(agent, &bytes).await
+                let text = serde_json::to_string(&record).expect("it has keys that are text");
+                redis.write_views(agent, &text).await
             }
         }
     }
