@@ -16,21 +16,20 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use process::liveness::Liveness;
-use prometheus_client::registry::Registry;
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     runtime::Handle,
-    time::sleep,
 };
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::{health::AgentHealth, metrics};
+use crate::{health::AgentHealth, listen::LimitedListener, metrics};
 
 /// The time that a client may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The most connections. No client has a credential: a new connection replaces the oldest one of the address that has the most.
+const MAX_CONNECTIONS: usize = 64;
 
 /// Serves probes and scrapes.
 #[derive(Debug)]
@@ -68,15 +67,16 @@ impl Admin {
 
 /// Serves the connections of an observability listener. Never completes.
 pub(crate) async fn serve_routes(listener: TcpListener, routes: Router) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(serve(routes.clone(), stream))),
-            Err(error) => {
-                tracing::warn!(%error, "a connection to the observability listener was not accepted");
-                sleep(ACCEPT_PAUSE).await;
-            }
+    let listener = LimitedListener::new("observability", listener, MAX_CONNECTIONS, Counter::default());
+    let never = CancellationToken::new();
+    let connections = listener.serve(&never, move |tcp, _, stranger| {
+        let routes = routes.clone();
+        async move {
+            serve(routes, tcp).await;
+            drop(stranger);
         }
-    }
+    });
+    connections.await.join_all().await;
 }
 
 /// Serves one connection. `axum::serve` would not set the timeout.

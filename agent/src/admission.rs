@@ -10,20 +10,24 @@
 
 mod answer;
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Request, State},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use http::{
-    StatusCode,
-    header::{CONTENT_LENGTH, CONTENT_TYPE},
-};
-use http_body_util::{BodyExt as _, Limited};
+use bytes::{Bytes, BytesMut};
+use http::{StatusCode, header::CONTENT_TYPE};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -35,9 +39,10 @@ use prometheus_client::{
     registry::Registry,
 };
 use proto::ServiceName;
+use strangers::{ByteLimit, BytesGuard, OverLimit, Stranger};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -48,27 +53,30 @@ use crate::{
     AgentMetrics, ListenTls,
     cli::AdmissionOptions,
     file_followers::FileFollowers,
+    listen::LimitedListener,
     metrics,
     policy::{JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
 };
 
 /// The longest question in bytes: an object has at most 1.5 MiB in etcd, and a question has two, as JSON.
 const MAX_REVIEW: usize = 8 << 20;
-/// The most connections. The API server keeps few of them.
+/// The most connections. The API server keeps few of them. A new one replaces that of a client without a certificate which is unused for
+/// the longest time, of the address that has the most.
 const MAX_CONNECTIONS: usize = 256;
 /// The time for a TLS handshake, and for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for a question, which is the longest that the API server waits for its answer.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(30);
-/// The bytes of all questions at the same time. Everybody who reaches the address may send them.
+/// The bytes of all questions that have arrived and have no answer yet. Everybody who reaches the address may send them: a question beyond
+/// the limit replaces the oldest one of the address that holds the most.
 const MAX_IN_FLIGHT: usize = 64 << 20;
+/// The bytes that a connection may have sent before they are read, so that they hardly count.
+const MAX_READ_AHEAD: usize = 32 << 10;
 /// The time for which questions are still accepted after the signal to stop: the API server learns a moment later that the pod is not
 /// ready, and does not repeat a question whose connection was refused.
 const ACCEPT_PERIOD: Duration = Duration::from_secs(5);
 /// The time for questions in flight after that.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A webhook that is ready to run.
 pub struct AdmissionApp {
@@ -86,8 +94,27 @@ struct Webhook {
     policy: Arc<PolicyEnforcer>,
     users: JudgedUsers,
     reviews: Family<ReviewLabels, Counter>,
-    /// A permit for each byte of the questions in flight.
-    bytes: Semaphore,
+    /// The bytes of the questions in flight.
+    bytes: ByteLimit,
+}
+
+/// The client of a connection.
+#[derive(Clone, Debug)]
+struct Client {
+    address: IpAddr,
+    /// Admitted if the client has a certificate of `--client-ca-file`.
+    stranger: Arc<Stranger>,
+}
+
+/// The reason for which a question was not read.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error("a question has at most 8 MiB")]
+    TooLong,
+    #[error("{0}: clients with a certificate of --client-ca-file go first")]
+    OverLimit(#[from] OverLimit),
+    #[error("this is no admission review: {0}")]
+    Broken(axum::BoxError),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -113,7 +140,11 @@ impl AdmissionApp {
         let served = served.map(|name| name.parse().expect("a name"));
         let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served.to_vec(), agent_metrics)?;
         let policy = Arc::new(policy);
-        let tls = ListenTls::read(options.certificate_file, options.certificate_key_file, None)?;
+        let tls = ListenTls::with_optional_clients(
+            options.certificate_file,
+            options.certificate_key_file,
+            options.client_ca_file,
+        )?;
         let mut followers = FileFollowers::new(health, reload);
         followers.add("--policy-file", |file, requests| Arc::clone(&policy).follow(file, requests));
         let check = tls.clone();
@@ -123,7 +154,7 @@ impl AdmissionApp {
                 policy,
                 users: options.judge.users(),
                 reviews,
-                bytes: Semaphore::new(MAX_IN_FLIGHT),
+                bytes: ByteLimit::new(MAX_IN_FLIGHT),
             }),
             tls,
             followers,
@@ -174,42 +205,37 @@ async fn accept(
     webhook: Arc<Webhook>,
     shutdown: CancellationToken,
 ) -> JoinSet<()> {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let mut connections = JoinSet::new();
-    loop {
-        while connections.try_join_next().is_some() {}
-        let accepting = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
-            (listener.accept().await, permit)
-        };
-        match shutdown.run_until_cancelled(accepting).await {
-            None => return connections,
-            Some((Ok((tcp, _)), permit)) => {
-                let serving = serve(tcp, tls.clone(), Arc::clone(&webhook), shutdown.clone());
-                connections.spawn(async move {
-                    serving.await;
-                    drop(permit);
-                });
-            }
-            Some((Err(error), _)) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    let full = webhook.counter("limit");
+    let listener = LimitedListener::new("admission", listener, MAX_CONNECTIONS, full);
+    let stopping = shutdown.clone();
+    let serve_connection = move |tcp, peer: SocketAddr, stranger| {
+        let client = Client { address: peer.ip(), stranger };
+        serve(tcp, client, tls.clone(), Arc::clone(&webhook), stopping.clone())
+    };
+    listener.serve(&shutdown, serve_connection).await
 }
 
-async fn serve(tcp: TcpStream, tls: ListenTls, webhook: Arc<Webhook>, shutdown: CancellationToken) {
-    let peer = tcp.peer_addr().ok();
+async fn serve(
+    tcp: TcpStream,
+    client: Client,
+    tls: ListenTls,
+    webhook: Arc<Webhook>,
+    shutdown: CancellationToken,
+) {
+    let peer = client.address;
     let io = match timeout(HEAD_TIMEOUT, tls.accept(tcp)).await {
         Ok(Ok(io)) => io,
         Ok(Err(error)) => return report(peer, &error),
         Err(_) => return report(peer, &io::Error::from(io::ErrorKind::TimedOut)),
     };
-    let service = TowerToHyperService::new(routes(webhook));
+    if io.get_ref().1.peer_certificates().is_some() {
+        client.stranger.admit();
+    }
+    let service = TowerToHyperService::new(routes(webhook).layer(Extension(client)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_READ_AHEAD)
         .serve_connection(TokioIo::new(io), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
@@ -220,13 +246,13 @@ async fn serve(tcp: TcpStream, tls: ListenTls, webhook: Arc<Webhook>, shutdown: 
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(?peer, %error, "a connection failed");
+        tracing::debug!(%peer, %error, "a connection failed");
     }
 }
 
 /// Reports a failed handshake at the level debug: strangers may cause any number of them, and the API server reports its own.
-fn report(peer: Option<SocketAddr>, error: &io::Error) {
-    tracing::debug!(?peer, %error, "a TLS handshake failed");
+fn report(peer: IpAddr, error: &io::Error) {
+    tracing::debug!(%peer, %error, "a TLS handshake failed");
 }
 
 fn routes(webhook: Arc<Webhook>) -> Router {
@@ -247,23 +273,20 @@ async fn in_time(
     }
 }
 
-async fn validate(State(webhook): State<Arc<Webhook>>, request: Request) -> Response {
-    // The API server sends the length.
-    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let Some(length) = length.filter(|length| *length as usize <= MAX_REVIEW) else {
-        webhook.count("invalid");
-        return (StatusCode::PAYLOAD_TOO_LARGE, "a question has a length of at most 8 MiB\n").into_response();
+async fn validate(
+    State(webhook): State<Arc<Webhook>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Response {
+    client.stranger.renew();
+    let mut bytes = webhook.bytes.begin(client.address, client.stranger.is_admitted());
+    let question = match read(request, &mut bytes).await {
+        Ok(question) => question,
+        Err(error) => return webhook.refuse(&error),
     };
-    let _bytes = webhook.bytes.acquire_many(length).await.expect("it is never closed");
-    let body = Limited::new(request.into_body(), MAX_REVIEW).collect().await;
-    let review = body.map_err(|error| error.to_string());
-    let review = match review.and_then(|body| AdmissionReview::parse(&body.to_bytes())) {
+    let review = match AdmissionReview::parse(&question) {
         Ok(review) => review,
-        Err(error) => {
-            webhook.count("invalid");
-            return (StatusCode::BAD_REQUEST, format!("this is no admission review: {error}\n"))
-                .into_response();
-        }
+        Err(error) => return webhook.refuse(&ReadError::Broken(error.into())),
     };
     let request = &review.request;
     let verdict = webhook.policy.review(&webhook.users, request);
@@ -280,6 +303,25 @@ async fn validate(State(webhook): State<Arc<Webhook>>, request: Request) -> Resp
     answer
 }
 
+/// Reads a question, whose bytes count as they arrive. It ends when another question needs the room.
+async fn read(request: Request, bytes: &mut BytesGuard) -> Result<Bytes, ReadError> {
+    let mut body = Limited::new(request.into_body(), MAX_REVIEW);
+    let mut question = BytesMut::new();
+    let replaced = bytes.replaced();
+    loop {
+        let frame = replaced.run_until_cancelled(body.frame()).await.ok_or(OverLimit)?;
+        let Some(frame) = frame else { return Ok(question.freeze()) };
+        let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+            true => ReadError::TooLong,
+            false => ReadError::Broken(error),
+        })?;
+        if let Ok(data) = frame.into_data() {
+            bytes.grow(data.len())?;
+            question.extend_from_slice(&data);
+        }
+    }
+}
+
 fn json(answer: &AdmissionAnswer<'_>) -> Response {
     let text = serde_json::to_vec(answer).expect("it has keys that are text");
     ([(CONTENT_TYPE, "application/json")], text).into_response()
@@ -287,7 +329,21 @@ fn json(answer: &AdmissionAnswer<'_>) -> Response {
 
 impl Webhook {
     fn count(&self, result: &'static str) {
-        self.reviews.get_or_create(&ReviewLabels { result }).inc();
+        self.counter(result).inc();
+    }
+
+    fn counter(&self, result: &'static str) -> Counter {
+        self.reviews.get_or_create_owned(&ReviewLabels { result })
+    }
+
+    fn refuse(&self, error: &ReadError) -> Response {
+        let (result, status) = match error {
+            ReadError::TooLong => ("invalid", StatusCode::PAYLOAD_TOO_LARGE),
+            ReadError::Broken(_) => ("invalid", StatusCode::BAD_REQUEST),
+            ReadError::OverLimit(_) => ("limit", StatusCode::SERVICE_UNAVAILABLE),
+        };
+        self.count(result);
+        (status, format!("{error}\n")).into_response()
     }
 }
 

@@ -7,7 +7,6 @@
 //! Clients need a certificate of the authority that the owner of the cluster names. The API server sends batches, buffers some of them
 //! while this listener is away, and drops the others: its metric `apiserver_audit_error_total` counts those.
 
-mod handshakes;
 mod metrics;
 mod receiver;
 mod repeated;
@@ -32,27 +31,26 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use process::LogLimiter;
 use prometheus_client::registry::Registry;
+use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    handshakes::{HandshakeGuard, Handshakes},
     metrics::AuditMetrics,
     receiver::{ReceiveError, Receiver},
     writer::RingWriter,
 };
-use crate::{ListenTls, cli::AuditOptions, file_followers::FileFollowers};
+use crate::{ListenTls, cli::AuditOptions, file_followers::FileFollowers, listen::LimitedListener};
 
 /// The path of the webhook.
 const PATH: &str = "/audit";
-/// The most connections of clients with a certificate. The API server keeps few of them.
-const MAX_CONNECTIONS: usize = 64;
+/// The most connections. The API server keeps few of them, and its connections replace those of clients without a certificate.
+const MAX_CONNECTIONS: usize = 128;
 /// The time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time for the head of the first request of a connection.
@@ -62,8 +60,6 @@ const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time for requests in flight after the signal to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The period in which a failing disk, and certificates that are refused, are logged once.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
@@ -163,48 +159,29 @@ async fn accept(
     receiver: Arc<Receiver>,
     shutdown: CancellationToken,
 ) -> JoinSet<()> {
-    let handshakes = Handshakes::default();
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let full = receiver.metrics().requests("limit");
+    let listener = LimitedListener::new("audit", listener, MAX_CONNECTIONS, full);
     let refusals = Arc::new(LogLimiter::<()>::new(LOG_PERIOD));
-    let mut connections = JoinSet::new();
-    loop {
-        while connections.try_join_next().is_some() {}
-        match shutdown.run_until_cancelled(listener.accept()).await {
-            None => return connections,
-            Some(Ok((tcp, peer))) => {
-                let Some(handshake) = handshakes.begin(peer.ip()) else {
-                    receiver.metrics().count_request("limit");
-                    continue;
-                };
-                let (tls, receiver, refusals) = (tls.clone(), Arc::clone(&receiver), Arc::clone(&refusals));
-                let (permits, shutdown) = (Arc::clone(&permits), shutdown.clone());
-                connections.spawn(async move {
-                    let io = match authenticate(tcp, tls, handshake).await {
-                        Ok(io) => io,
-                        Err(error) => return report_handshake(&error, peer, &receiver, &refusals),
-                    };
-                    let Ok(_permit) = permits.try_acquire() else {
-                        return receiver.metrics().count_request("limit");
-                    };
-                    if let Err(error) = serve(io, &receiver, &shutdown).await {
-                        tracing::debug!(%peer, %error, "a connection failed");
-                    }
-                });
-            }
-            Some(Err(error)) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                sleep(ACCEPT_PAUSE).await;
+    let stopping = shutdown.clone();
+    let serve_connection = move |tcp, peer: SocketAddr, stranger: Arc<Stranger>| {
+        let (tls, receiver, refusals) = (tls.clone(), Arc::clone(&receiver), Arc::clone(&refusals));
+        let stopping = stopping.clone();
+        async move {
+            let io = match authenticate(tcp, tls).await {
+                Ok(io) => io,
+                Err(error) => return report_handshake(&error, peer, &receiver, &refusals),
+            };
+            stranger.admit();
+            if let Err(error) = serve(io, &receiver, &stopping).await {
+                tracing::debug!(%peer, %error, "a connection failed");
             }
         }
-    }
+    };
+    listener.serve(&shutdown, serve_connection).await
 }
 
 /// Returns the connection of a client with a certificate of the authority.
-async fn authenticate(
-    tcp: TcpStream,
-    tls: ListenTls,
-    _handshake: HandshakeGuard,
-) -> io::Result<impl AsyncRead + AsyncWrite + Unpin> {
+async fn authenticate(tcp: TcpStream, tls: ListenTls) -> io::Result<impl AsyncRead + AsyncWrite + Unpin> {
     let accepted = timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await;
     accepted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
 }

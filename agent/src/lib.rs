@@ -35,6 +35,7 @@ mod file_followers;
 mod gitlab;
 mod health;
 mod leader;
+mod listen;
 mod log_filter;
 mod metrics;
 pub mod policy;

@@ -131,7 +131,12 @@ impl AgentMetrics {
 
     /// Counts an attempt to open a tunnel.
     pub(crate) fn record_dial(&self, result: &'static str) {
-        self.dials.get_or_create(&ResultLabel { result }).inc();
+        self.dials(result).inc();
+    }
+
+    /// Returns the counter of attempts with this result.
+    pub(crate) fn dials(&self, result: &'static str) -> Counter {
+        self.dials.get_or_create_owned(&ResultLabel { result })
     }
 
     /// Records the end of a tunnel.

@@ -41,6 +41,7 @@ use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
 use router::{
     AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RegistrationGuard, RouteStore,
 };
+use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
@@ -175,8 +176,8 @@ struct TunnelRegistration {
 
 impl AgentServer {
     /// Serves one connection until it is refused, has become a tunnel, or, if it is HTTP/2 of GitLab's agentk, has ended. `peer` is its
-    /// other end: an agent, or a proxy.
-    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
+    /// other end: an agent, or a proxy. The connection is that of the `stranger` until it has sent a valid token.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr, stranger: Arc<Stranger>)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -185,11 +186,11 @@ impl AgentServer {
             return;
         };
         if is_http2 && self.protocols.contains(&AgentProtocol::Http2) {
-            return Box::pin(self.serve_http2(io, peer)).await;
+            return Box::pin(self.serve_http2(io, peer, stranger)).await;
         }
         // `map`, because an async block would have room for the future twice.
         let service = service_fn(|request| {
-            let response = self.handle::<Rewind<T>>(request, peer);
+            let response = self.handle::<Rewind<T>>(request, peer, &stranger);
             response.map(|response| Ok::<_, Infallible>(handshake::close_unless_upgraded(response)))
         });
         let connection = http1::Builder::new()
@@ -203,7 +204,7 @@ impl AgentServer {
     }
 
     /// Serves GitLab's agentk without a WebSocket.
-    async fn serve_http2<T>(self: &Arc<Self>, io: Rewind<T>, peer: SocketAddr)
+    async fn serve_http2<T>(self: &Arc<Self>, io: Rewind<T>, peer: SocketAddr, stranger: Arc<Stranger>)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -217,10 +218,15 @@ impl AgentServer {
         let (first, io) = io.into_parts();
         let stalls = self.metrics.tunnel_write_stalls.clone();
         let io = StallGuard::new(io, self.write_stall_timeout, stalls);
-        gitlab::serve(Arc::clone(self), AuthorityFilter::new(io, &first), client, Some(peer)).await;
+        gitlab::serve(Arc::clone(self), AuthorityFilter::new(io, &first), client, Some(peer), stranger).await;
     }
 
-    async fn handle<T>(self: &Arc<Self>, mut request: Request<Incoming>, peer: SocketAddr) -> Response<Body>
+    async fn handle<T>(
+        self: &Arc<Self>,
+        mut request: Request<Incoming>,
+        peer: SocketAddr,
+        stranger: &Arc<Stranger>,
+    ) -> Response<Body>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -246,6 +252,7 @@ impl AgentServer {
                     Ok(agent) => agent,
                     Err(error) => return refuse(error),
                 };
+                stranger.admit();
                 let welcome = self.welcome(agent.tunnel).encode().expect("ids and numbers are ASCII");
                 headers.insert(header::WELCOME, welcome);
                 let upgrade = hyper::upgrade::on(&mut request);
@@ -254,7 +261,8 @@ impl AgentServer {
             TunnelProtocol::GitLab => {
                 // GitLab's agentk sends its token with each call inside of the WebSocket.
                 let upgrade = hyper::upgrade::on(&mut request);
-                self.connections.tasks.spawn(Arc::clone(self).run_gitlab::<T>(upgrade, client));
+                let running = Arc::clone(self).run_gitlab::<T>(upgrade, client, Arc::clone(stranger));
+                self.connections.tasks.spawn(running);
             }
         }
         let mut response = Response::new(Body::empty());
@@ -289,8 +297,12 @@ impl AgentServer {
     }
 
     /// Serves GitLab's agentk in a WebSocket.
-    async fn run_gitlab<T>(self: Arc<Self>, upgrade: OnUpgrade, client: ClientAddress)
-    where
+    async fn run_gitlab<T>(
+        self: Arc<Self>,
+        upgrade: OnUpgrade,
+        client: ClientAddress,
+        stranger: Arc<Stranger>,
+    ) where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let upgraded = timeout(self.handshake_timeout, upgrade).await;
@@ -301,9 +313,14 @@ impl AgentServer {
         let stalls = self.metrics.tunnel_write_stalls.clone();
         let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
         let socket = WebSocket::new(io, parts.read_buf, Role::Server).with_gitlab_roles();
-        let cut = self.connections.cut.child_token();
-        let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client, None);
-        cut.run_until_cancelled(serving).await;
+        let (cut, replaced) = (self.connections.cut.child_token(), stranger.replaced());
+        let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client, None, stranger);
+        tokio::select! {
+            biased;
+            () = serving => {}
+            () = cut.cancelled() => {}
+            () = poll_on_wake(replaced.cancelled()) => {}
+        }
     }
 
     /// Returns the number of replicas in the route store, with this one.

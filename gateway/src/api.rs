@@ -31,6 +31,7 @@ use http::Uri;
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
+use strangers::Stranger;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -163,6 +164,9 @@ async fn authenticate(
         true => api.verifier.verify(request.headers()).map_err(ApiError::from),
         false => Err(ApiError::Address(client)),
     };
+    if let (Ok(()), Some(stranger)) = (&checked, request.extensions().get::<Arc<Stranger>>()) {
+        stranger.admit();
+    }
     let response = match (checked, grpc::is_grpc(&request)) {
         (Ok(()), false) => next.run(request).await,
         (Ok(()), true) => grpc::handle(rpcs, request).await,

@@ -7,6 +7,7 @@ use futures_util::FutureExt as _;
 use http::Request;
 use hyper::body::Incoming;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
@@ -27,10 +28,11 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves one connection. Handlers get `peer` as [`ConnectInfo`]. The first bytes of the client select HTTP/1.1 or HTTP/2.
+    /// Serves one connection. Handlers get `peer` as [`ConnectInfo`], and the `stranger` as an extension: they admit it once a request
+    /// has a credential. The first bytes of the client select HTTP/1.1 or HTTP/2.
     ///
     /// `axum::serve` would set neither the timeouts nor the limits.
-    pub async fn serve<T>(self, io: T, peer: SocketAddr)
+    pub async fn serve<T>(self, io: T, peer: SocketAddr, stranger: Arc<Stranger>)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -39,6 +41,7 @@ impl HttpServer {
         let counter = Arc::clone(&requests);
         let routes = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
+            request.extensions_mut().insert(Arc::clone(&stranger));
             let guard = RequestGuard::new(&counter);
             let response = self.routes.clone().oneshot(request);
             response.inspect(move |response| {
@@ -109,7 +112,7 @@ mod tests {
         let routes = Router::new()
             .route("/", get(async |ConnectInfo(peer): ConnectInfo<SocketAddr>| peer.to_string()));
         let server = HttpServer { name: "test", routes, header_read_timeout: TIMEOUT };
-        tokio::spawn(server.serve(far, "192.0.2.1:7".parse().unwrap()));
+        tokio::spawn(server.serve(far, "192.0.2.1:7".parse().unwrap(), Arc::default()));
         near
     }
 
@@ -146,7 +149,7 @@ mod tests {
         let (mut near, far) = tokio::io::duplex(64 << 10);
         let routes = Router::new().route("/", get(async move || stream()));
         let server = HttpServer { name: "test", routes, header_read_timeout: TIMEOUT };
-        tokio::spawn(server.serve(far, "192.0.2.1:7".parse().unwrap()));
+        tokio::spawn(server.serve(far, "192.0.2.1:7".parse().unwrap(), Arc::default()));
         near.write_all(b"GET / HTTP/1.1\r\nHost: kas\r\nConnection: close\r\n\r\n").await.unwrap();
         let mut response = String::new();
         near.read_to_string(&mut response).await.unwrap();

@@ -2,7 +2,6 @@
 
 mod rewind;
 mod stall;
-mod strangers;
 
 use std::{
     io::{self, IoSlice},
@@ -11,19 +10,17 @@ use std::{
     task::{Context, Poll},
 };
 
+use strangers::{ConnectionPermit, Stranger};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::OwnedSemaphorePermit,
 };
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
-pub use self::strangers::Stranger;
 pub(crate) use self::{
     rewind::Rewind,
     stall::{StallGuard, is_stall},
-    strangers::Strangers,
 };
 
 /// An accepted TCP connection, with or without TLS, with its permit of the listener. It counts as a stranger until its server
@@ -31,7 +28,7 @@ pub(crate) use self::{
 #[derive(Debug)]
 pub struct Io {
     stream: IoStream,
-    _permit: OwnedSemaphorePermit,
+    _permit: ConnectionPermit,
     stranger: Arc<Stranger>,
 }
 
@@ -44,14 +41,14 @@ enum IoStream {
 
 impl Io {
     /// Wraps a plain connection.
-    pub fn plain(connection: TcpStream, permit: OwnedSemaphorePermit, stranger: Stranger) -> Self {
+    pub fn plain(connection: TcpStream, permit: ConnectionPermit, stranger: Stranger) -> Self {
         Self { stream: IoStream::Plain(connection), _permit: permit, stranger: Arc::new(stranger) }
     }
 
     /// Wraps a connection after its TLS handshake.
     pub fn tls(
         connection: TlsStream<ReadAhead<TcpStream>>,
-        permit: OwnedSemaphorePermit,
+        permit: ConnectionPermit,
         stranger: Stranger,
     ) -> Self {
         Self { stream: IoStream::Tls(Box::new(connection)), _permit: permit, stranger: Arc::new(stranger) }

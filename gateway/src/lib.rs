@@ -80,11 +80,11 @@ pub mod test_support {
         destination::Destination,
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
         hosts::{AgentHosts, HostPattern, Route, TlsName},
-        io::Stranger,
         listen::proxy_header,
         services::{class, dialect},
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
         web::WebServer,
     };
+    pub use strangers::Stranger;
 }

@@ -15,12 +15,13 @@ use std::{
 use cores::{Cores, poll_on_wake};
 use process::LogLimiter;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
+use strangers::ConnectionLimit;
+use tokio::{net::TcpListener, time::sleep};
 
 use self::handshake::{Handshake, HandshakeError};
 use crate::{
     addresses::{AddressRules, canonical},
-    io::{Io, Strangers},
+    io::Io,
     metrics::{Limit, Metrics},
     tasks::TaskGroup,
     tls::Acceptor,
@@ -45,8 +46,7 @@ pub struct Listener {
     pub name: &'static str,
     /// Polled by the runtime that serves it.
     socket: std::net::TcpListener,
-    /// One permit for each connection that may be open.
-    permits: Arc<Semaphore>,
+    limit: ConnectionLimit,
     handshake: Handshake,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Debug for Listener {
 impl Listener {
     /// Binds an address.
     ///
-    /// A connection beyond `max_connections` replaces one of a [`Stranger`](crate::io::Stranger), or else waits until another
+    /// A connection beyond `max_connections` replaces one of a [`Stranger`](strangers::Stranger), or else waits until another
     /// one ends. A connection is closed if its PROXY header and TLS handshake, or its first byte, take longer than
     /// `handshake_timeout`.
     pub async fn bind(
@@ -87,9 +87,9 @@ impl Listener {
             socket.into_std()
         };
         let socket = bind.await.map_err(|source| BindError { name, address, source })?;
-        let permits = Arc::new(Semaphore::new(max_connections));
+        let limit = ConnectionLimit::new(max_connections);
         let handshake = Handshake { tls, addresses, timeout: handshake_timeout };
-        Ok(Self { name, socket, permits, handshake })
+        Ok(Self { name, socket, limit, handshake })
     }
 
     /// Returns the bound address, with the actual port.
@@ -108,12 +108,11 @@ impl Listener {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Self { name, socket, permits, handshake } = self;
+        let Self { name, socket, limit, handshake } = self;
         // Shared: a clone has a reference to each of some seventy metrics.
         let metrics = Arc::new(metrics);
         let socket = TcpListener::from_std(socket).expect("the system has resources for a listener");
         let handshake = Arc::new(handshake);
-        let strangers = Arc::new(Strangers::default());
         metrics.create_refused_connections(name);
         // Both tunnels and callers are spread evenly over the cores: the callers of a core without a tunnel would all use another
         // core.
@@ -122,28 +121,24 @@ impl Listener {
         loop {
             let accepting = async {
                 let (connection, peer) = socket.accept().await?;
-                let permit = match Arc::clone(&permits).try_acquire_owned() {
-                    Ok(permit) => permit,
-                    Err(_) => {
-                        let replaces = strangers.replace_one();
-                        metrics.count_limit(if replaces { Limit::Strangers } else { Limit::Connections });
-                        if let Some(suppressed) = log_limit.admit("full", Instant::now()) {
-                            tracing::warn!(
-                                listener = name,
-                                suppressed,
-                                "connection limit reached, new connections replace those without a credential, or wait"
-                            );
-                        }
-                        Arc::clone(&permits).acquire_owned().await.expect("never closed")
+                let peer = canonical(peer);
+                let acquired = limit.acquire(peer.ip(), |replaces| {
+                    metrics.count_limit(if replaces { Limit::Strangers } else { Limit::Connections });
+                    if let Some(suppressed) = log_limit.admit("full", Instant::now()) {
+                        tracing::warn!(
+                            listener = name,
+                            suppressed,
+                            "connection limit reached, new connections replace those without a credential, or wait"
+                        );
                     }
-                };
+                });
                 // The task that serves it polls it on another runtime.
-                Ok::<_, io::Error>((connection.into_std()?, canonical(peer), permit))
+                Ok::<_, io::Error>((connection.into_std()?, peer, acquired.await))
             };
             let Some(accepted) = connections.draining.run_until_cancelled(accepting).await else {
                 return;
             };
-            let (connection, peer, permit) = match accepted {
+            let (connection, peer, (permit, stranger)) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     if OUT_OF_FILES.contains(&error.raw_os_error()) {
@@ -158,7 +153,6 @@ impl Listener {
             };
             let (handshake, handle, metrics) = (Arc::clone(&handshake), handle.clone(), Arc::clone(&metrics));
             let log_limit = Arc::clone(&log_limit);
-            let stranger = strangers.insert(peer.ip());
             connections.spawn_on(cores.reserve(), async move {
                 let replaced = stranger.replaced();
                 let serving = async move {

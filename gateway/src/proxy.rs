@@ -34,6 +34,7 @@ use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
 use proto::hop_by_hop;
+use strangers::Stranger;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower::{BoxError, Service, ServiceBuilder};
 
@@ -55,7 +56,6 @@ use crate::{
     hosts::{Route, TlsName},
     http_limits::HttpLimits,
     io::StallGuard,
-    io::Stranger,
     kill_switch::RequestAttributes,
     metrics::Limit,
     provisioner::{JobRequest, Provisioner},

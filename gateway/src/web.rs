@@ -50,6 +50,7 @@ use router::RouteStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
@@ -73,7 +74,6 @@ use crate::{
     agents::AgentServer,
     config::WebListen,
     headers::PeerAddress,
-    io::Stranger,
     proxy::{ProxyServer, RequestGuard},
 };
 

@@ -13,9 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use secrecy::ExposeSecret as _;
 use tempfile::TempDir;
 use testing::process::{Signal, send_signal};
+
+#[path = "process/listeners.rs"]
+mod listeners;
 
 /// Each listener has its own IP address. kas chooses the ports, and its log may be unreadable.
 const AGENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -343,71 +345,6 @@ fn idle_connections_leave_descriptors_for_probes_and_agents() {
     let mut lines = String::new();
     log.read_to_string(&mut lines).unwrap();
     assert!(lines.contains("the limit of open files is too low"), "{lines}");
-}
-
-/// Sends a request of a caller, and returns the status and the reason of the response.
-fn send(connection: &mut TcpStream, token: &str) -> (String, String) {
-    connection.set_read_timeout(Some(SOON)).unwrap();
-    write!(
-        connection,
-        "GET /agents/1/kubernetes/api HTTP/1.1\r\nHost: kas\r\nAuthorization: Bearer {token}\r\n\r\n"
-    )
-    .unwrap();
-    let mut response = BufReader::new(connection);
-    let mut lines = String::new();
-    while !lines.ends_with("\r\n\r\n") {
-        assert_ne!(response.read_line(&mut lines).unwrap(), 0, "{lines}");
-    }
-    let value =
-        |name: &str| lines.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
-    let length = value("content-length: ").parse().unwrap();
-    response.read_exact(&mut vec![0; length]).unwrap();
-    (value("HTTP/1.1 "), value("kas-error: "))
-}
-
-/// Opens a connection from another address of this machine.
-fn connect_from(source: Ipv4Addr, address: SocketAddr) -> TcpStream {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-    socket.connect(&address.into()).unwrap();
-    socket.into()
-}
-
-#[test]
-fn attack_90_silent_connections_do_not_keep_callers_out() {
-    let token = access::token::new(access::token::Holder::Caller);
-    let hash = access::token::TokenHash::of(&token);
-    let identity = format!(
-        "agents: [{{id: 1, name: prod, tokens: []}}]\n\
-         callers: [{{name: me, tokens: [\"{hash}\"], agents: [prod], services: [kubernetes]}}]"
-    );
-    let token = token.expose_secret();
-    let one = |_| Ipv4Addr::LOCALHOST;
-    let many = |number: u8| Ipv4Addr::new(127, 0, 1, number);
-    let sources: [&dyn Fn(u8) -> Ipv4Addr; 2] = [&one, &many];
-    for source in sources {
-        let kas =
-            Kas::start(Stdio::null(), "0s", &format!("ulimit -n 256; echo '{identity}' > identity.yaml;"));
-        let public = kas.address(PUBLIC);
-        // The agent is not connected, but the credential is valid.
-        let served = ("503 Service Unavailable".to_owned(), "agent-not-connected".to_owned());
-        let mut known = connect_from(Ipv4Addr::new(127, 0, 0, 9), public);
-        assert_eq!(send(&mut known, token), served);
-        let mut silent = Vec::new();
-        for number in 0..250 {
-            let mut connection = connect_from(source(number), public);
-            // With a byte of a head, the connection may stay for the head_timeout of one minute.
-            let _ = connection.write_all(b"G");
-            silent.push(connection);
-        }
-        let mut new = connect_from(Ipv4Addr::new(127, 0, 0, 10), public);
-        assert_eq!(send(&mut new, token), served, "a new connection of a caller");
-        assert_eq!(send(&mut known, token), served, "the connection of a caller stays");
-        assert!(kas.get("/liveness").starts_with("HTTP/1.1 200"));
-        assert!(kas.metric("kas_limits_total{limit=\"unauthenticated-connections\"}") >= 100);
-        assert_eq!(kas.metric("kas_limits_total{limit=\"connections\"}"), 0);
-        drop(silent);
-    }
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The webhook as the API server calls it.
 
 use axum::body::Body;
+use futures_util::{StreamExt as _, stream};
 use http::Request;
 use serde_json::{Value, json};
+use strangers::Strangers;
+use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
 use super::*;
@@ -21,7 +24,7 @@ fn webhook(mode: &str) -> Arc<Webhook> {
         policy: Arc::new(policy),
         users: JudgedUsers { namespace, service_account, prefixes: Vec::new() },
         reviews: Family::default(),
-        bytes: Semaphore::new(MAX_IN_FLIGHT),
+        bytes: ByteLimit::new(MAX_IN_FLIGHT),
     })
 }
 
@@ -37,20 +40,22 @@ fn question(user: &str, resource: &str) -> String {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).to_string()
 }
 
-async fn send(webhook: &Arc<Webhook>, length: Option<usize>, body: String) -> (StatusCode, String) {
-    let mut request = Request::post("/validate");
-    if let Some(length) = length {
-        request = request.header(CONTENT_LENGTH, length);
-    }
-    let response =
-        routes(Arc::clone(webhook)).oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+/// A client without a certificate.
+fn client(address: [u8; 4]) -> Client {
+    let stranger = Arc::<Strangers>::default().insert(address.into());
+    Client { address: address.into(), stranger: Arc::new(stranger) }
+}
+
+async fn send_as(client: Client, webhook: &Arc<Webhook>, body: Body) -> (StatusCode, String) {
+    let request = Request::post("/validate").body(body).unwrap();
+    let response = routes(Arc::clone(webhook)).layer(Extension(client)).oneshot(request).await.unwrap();
     let status = response.status();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
 async fn answer(webhook: &Arc<Webhook>, question: String) -> Value {
-    let (status, text) = send(webhook, Some(question.len()), question).await;
+    let (status, text) = send_as(client([10, 0, 0, 1]), webhook, Body::from(question)).await;
     assert_eq!(status, StatusCode::OK, "{text}");
     let answer: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
@@ -59,6 +64,20 @@ async fn answer(webhook: &Arc<Webhook>, question: String) -> Value {
     );
     assert_eq!(answer["response"]["uid"], "u-1");
     answer["response"].clone()
+}
+
+/// Begins a question of `bytes` bytes, and sends nothing more.
+fn begin(client: Client, webhook: &Arc<Webhook>, bytes: usize) -> JoinHandle<(StatusCode, String)> {
+    let beginning = stream::iter([Ok::<_, io::Error>(Bytes::from(vec![b' '; bytes]))]);
+    let (webhook, body) = (Arc::clone(webhook), Body::from_stream(beginning.chain(stream::pending())));
+    tokio::spawn(async move { send_as(client, &webhook, body).await })
+}
+
+/// Waits until all questions hold so many bytes.
+async fn until_held(webhook: &Webhook, bytes: usize) {
+    while webhook.bytes.total() != bytes {
+        tokio::task::yield_now().await;
+    }
 }
 
 fn count(webhook: &Webhook, result: &'static str) -> u64 {
@@ -97,34 +116,63 @@ async fn dry_run_warns_and_refuses_nothing() {
 async fn anything_but_a_question_is_refused_with_the_reason() {
     let webhook = webhook("enforce");
     let old = question(AGENTK, "secrets").replace("k8s.io/v1", "k8s.io/v1beta1");
-    for (length, body, expected, message) in [
-        (Some(2), "{}".to_owned(), StatusCode::BAD_REQUEST, "missing field `apiVersion`"),
-        (Some(old.len()), old, StatusCode::BAD_REQUEST, "only admission.k8s.io/v1 is supported"),
-        (Some(MAX_REVIEW + 1), String::new(), StatusCode::PAYLOAD_TOO_LARGE, "at most 8 MiB"),
-        (None, "{}".to_owned(), StatusCode::PAYLOAD_TOO_LARGE, "at most 8 MiB"),
+    for (body, expected, message) in [
+        ("{}".to_owned(), StatusCode::BAD_REQUEST, "missing field `apiVersion`"),
+        (old, StatusCode::BAD_REQUEST, "only admission.k8s.io/v1 is supported"),
+        (" ".repeat(MAX_REVIEW + 1), StatusCode::PAYLOAD_TOO_LARGE, "at most 8 MiB"),
     ] {
-        let (status, text) = send(&webhook, length, body).await;
+        let (status, text) = send_as(client([10, 0, 0, 1]), &webhook, Body::from(body)).await;
         assert_eq!(status, expected, "{text}");
         assert!(text.contains(message), "{text}");
     }
-    assert_eq!(count(&webhook, "invalid"), 4);
-    assert_eq!(webhook.bytes.available_permits(), MAX_IN_FLIGHT, "nothing is held");
+    assert_eq!(count(&webhook, "invalid"), 3);
+    assert_eq!(webhook.bytes.total(), 0, "nothing is held");
 }
 
-/// Strangers who send nothing hold as much as they have announced, and no longer than a question may take.
 #[tokio::test(start_paused = true)]
 async fn questions_that_do_not_arrive_are_given_up() {
     let webhook = webhook("enforce");
-    let silent = || {
-        let body = Body::from_stream(futures_util::stream::pending::<Result<axum::body::Bytes, io::Error>>());
-        let request = Request::post("/validate").header(CONTENT_LENGTH, MAX_REVIEW).body(body).unwrap();
-        tokio::spawn(routes(Arc::clone(&webhook)).oneshot(request))
-    };
-    let strangers: Vec<_> = (0..MAX_IN_FLIGHT / MAX_REVIEW).map(|_| silent()).collect();
-    tokio::task::yield_now().await;
-    for stranger in strangers {
-        assert_eq!(stranger.await.unwrap().unwrap().status(), StatusCode::REQUEST_TIMEOUT);
+    let silent = begin(client([10, 0, 0, 2]), &webhook, 1);
+    assert_eq!(silent.await.unwrap().0, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(webhook.bytes.total(), 0);
+}
+
+/// Questions of eight megabytes, of which one byte arrives, and of which nearly all arrives.
+#[tokio::test(start_paused = true)]
+async fn strangers_who_hold_questions_do_not_keep_the_api_server_out() {
+    let start = tokio::time::Instant::now();
+    for bytes in [1, MAX_REVIEW - 1] {
+        let webhook = webhook("enforce");
+        let strangers: Vec<_> =
+            (0..16).map(|number| begin(client([10, 0, 1, number % 2]), &webhook, bytes)).collect();
+        let kept = (MAX_IN_FLIGHT / bytes).min(strangers.len());
+        until_held(&webhook, kept * bytes).await;
+        let refused = answer(&webhook, question(AGENTK, "secrets")).await;
+        assert_eq!(refused["allowed"], false);
+        let size = " ".repeat(MAX_REVIEW - 1000);
+        let refused = answer(&webhook, size + &question(AGENTK, "secrets")).await;
+        assert_eq!(refused["allowed"], false);
+        for stranger in strangers {
+            stranger.abort();
+        }
     }
-    let refused = answer(&webhook, question(AGENTK, "secrets")).await;
-    assert_eq!(refused["allowed"], false);
+    assert_eq!(start.elapsed(), Duration::ZERO, "the API server does not wait");
+}
+
+#[tokio::test(start_paused = true)]
+async fn question_of_a_client_with_a_certificate_is_not_replaced() {
+    let webhook = webhook("enforce");
+    let api_server = client([10, 0, 0, 1]);
+    api_server.stranger.admit();
+    let slow = begin(api_server, &webhook, MAX_REVIEW - 1);
+    until_held(&webhook, MAX_REVIEW - 1).await;
+    let strangers: Vec<_> =
+        (0..64).map(|number| begin(client([10, 0, 1, number]), &webhook, MAX_REVIEW - 1)).collect();
+    until_held(&webhook, 8 * (MAX_REVIEW - 1)).await;
+    for stranger in strangers {
+        let (status, _) = stranger.await.unwrap();
+        assert!(matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT), "{status}");
+    }
+    assert_eq!(count(&webhook, "limit"), 64 - 7);
+    assert_eq!(slow.await.unwrap().0, StatusCode::REQUEST_TIMEOUT);
 }

@@ -61,8 +61,13 @@ impl AuditMetrics {
 
     /// Counts a request, by result.
     pub(super) fn count_request(&self, result: &'static str) {
+        self.requests(result).inc();
+    }
+
+    /// Returns the counter of requests with this result.
+    pub(super) fn requests(&self, result: &'static str) -> Counter {
         debug_assert!(REQUESTS.contains(&result), "{result} has no series from the start");
-        self.requests.get_or_create(&ResultLabel { result }).inc();
+        self.requests.get_or_create_owned(&ResultLabel { result })
     }
 
     /// Returns the number of events with this result.

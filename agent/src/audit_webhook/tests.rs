@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     sync::{mpsc, watch},
+    time::sleep,
 };
 use tokio_rustls::TlsConnector;
 

@@ -67,6 +67,11 @@ pub struct AdmissionOptions {
     /// Private key (PEM) of that certificate
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_ADMISSION_CERTIFICATE_KEY_FILE")]
     pub certificate_key_file: PathBuf,
+    /// Authority (PEM) of the client certificate of the API server: clients that have one go first
+    ///
+    /// Others are answered, too, as long as there is room for their connections and questions.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_ADMISSION_CLIENT_CA_FILE")]
+    pub client_ca_file: Option<PathBuf>,
     /// Address to serve /liveness, /readiness and /metrics at: [host]:port
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address)]
     pub observability_listen_address: SocketAddr,

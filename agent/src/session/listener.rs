@@ -9,7 +9,6 @@
 //! dials: kas is the client of HTTP/2. kas opens the next tunnel by itself before it sends a drain request.
 
 mod credentials;
-mod strangers;
 
 use std::{collections::BTreeSet, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,9 +24,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{TunnelProtocol, Welcome, header as names};
+use strangers::Stranger;
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{
@@ -36,7 +36,6 @@ use tunnel::{
 };
 
 pub use self::credentials::{ListenConfigError, ListenKey, ListenTls};
-use self::strangers::{Stranger, Strangers};
 use super::{
     LOG_PERIOD,
     active_tunnel::{ActiveTunnel, TunnelEvent},
@@ -44,6 +43,7 @@ use super::{
 use crate::{
     Observability, ServeConfig, Services,
     connect::{BoxIo, TokenChange},
+    listen::{Accepted, LimitedListener},
     tunnel_context::TunnelContext,
 };
 
@@ -51,12 +51,12 @@ use crate::{
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most tunnels: those of several replicas of kas, and others that drain.
 const MAX_TUNNELS: usize = 256;
+/// The most connections that are no tunnels yet.
+const MAX_STRANGERS: usize = 64;
 /// The longest head of a request, in bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// `Retry-After` while agentk stops, or has too many tunnels.
 const RETRY_AFTER_SECONDS: u64 = 5;
-/// The pause after an error of `accept`, mostly because of too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that streams may take in a tunnel with an old token.
 const OLD_TOKEN_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The time between the drains of two tunnels after a change of the token, so that kas has one at any time.
@@ -81,7 +81,6 @@ struct Listener {
     config: ListenConfig,
     context: Arc<TunnelContext>,
     cores: Cores,
-    strangers: Strangers,
     /// The indexes of the open tunnels.
     indexes: Mutex<BTreeSet<u16>>,
     /// Limits the log lines of refused connections, by reason.
@@ -126,7 +125,6 @@ impl ListeningAgent {
             config,
             cores: serve.cores.with_own_counts(),
             context: Arc::new(TunnelContext::new(serve, services, observability)),
-            strangers: Strangers::default(),
             indexes: Mutex::default(),
             refusals: LogLimiter::new(LOG_PERIOD),
         }))
@@ -156,6 +154,8 @@ impl ListeningAgent {
         // Ends the tasks even if this future is dropped.
         let _stop = listener.context.shutdown.clone().drop_guard();
         listener.context.observability.health.set_listening(true);
+        let full = listener.context.observability.metrics.dials("limit");
+        let socket = LimitedListener::new("kas", socket, MAX_STRANGERS, full);
         shutdown.run_until_cancelled(Arc::clone(&listener).accept(&socket, &connections)).await;
         listener.context.observability.health.set_listening(false);
         // kas connects to another pod from now on.
@@ -165,27 +165,20 @@ impl ListeningAgent {
 }
 
 impl Listener {
-    async fn accept(self: Arc<Self>, socket: &TcpListener, connections: &TaskTracker) {
+    async fn accept(self: Arc<Self>, socket: &LimitedListener, connections: &TaskTracker) {
         loop {
-            let (tcp, peer) = match socket.accept().await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    self.report("accept", "cannot accept a connection", &error);
-                    sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
+            let Accepted { tcp, peer, stranger, permit } = socket.accept().await;
             // The task that serves the connection polls it on another runtime.
             let Ok(tcp) = tcp.into_std() else { continue };
-            let (listener, stranger) = (Arc::clone(&self), self.strangers.insert(peer.ip()));
+            let listener = Arc::clone(&self);
             self.cores.reserve().spawn(connections, async move {
                 let serving = Box::pin(listener.serve(tcp, peer, &stranger));
                 tokio::select! {
                     () = serving => {}
-                    () = stranger.evicted() => {}
+                    () = stranger.replaced().cancelled_owned() => {}
                     () = listener.context.shutdown.cancelled() => {}
                 }
-                listener.strangers.remove(&stranger);
+                drop(permit);
             });
         }
     }
@@ -216,7 +209,7 @@ impl Listener {
         let service = service_fn(async |request| {
             Ok::<_, Infallible>(handshake::close_unless_upgraded(match self.handle(request).await {
                 Ok(response) => {
-                    self.strangers.remove(stranger);
+                    stranger.admit();
                     response
                 }
                 Err(refusal) => {

@@ -1,31 +1,16 @@
 //! The addresses of clients: the networks that may connect, and the key of an address in rate limits.
 
-use std::{
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use settings::Network;
 use sha2::{Digest as _, Sha256};
 
+pub use strangers::site;
+
 /// The networks from which clients may connect: all addresses, or those of a list. Clones are cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowedNetworks(Arc<[IpNet]>);
-
-/// The bits of an IPv6 address that one site has (RFC 6177). A client may use any address of its /64.
-const SITE: u128 = !0 << 64;
-
-/// Returns the network that limits count as one client: an IPv4 address, or the /64 of an IPv6 address.
-pub fn site(address: IpAddr) -> IpNet {
-    match address.to_canonical() {
-        address @ IpAddr::V4(_) => address.into(),
-        IpAddr::V6(address) => {
-            let network = IpAddr::V6(Ipv6Addr::from(u128::from(address) & SITE));
-            IpNet::new(network, 64).expect("64 is a length of IPv6")
-        }
-    }
-}
 
 /// Returns a digest of the address, or of its /64 for IPv6: Redis holds no addresses.
 pub fn address_key(address: IpAddr) -> [u8; 16] {

@@ -37,6 +37,7 @@ use gitlab_tunnel::messages::AgentMeta;
 use http::HeaderMap;
 use proto::ServiceName;
 use secrecy::SecretString;
+use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{OnceCell, Semaphore, oneshot, watch},
@@ -73,6 +74,8 @@ struct GitlabConnection {
     client: ClientAddress,
     /// The other end of a connection without a WebSocket. The headers of its first call have the client, if it is a proxy.
     peer: Option<SocketAddr>,
+    /// The connection, until the first call has a valid token.
+    stranger: Arc<Stranger>,
     /// The agent of the first call.
     agent: OnceCell<Admission>,
     /// The calls that may wait for it.
@@ -94,6 +97,7 @@ pub(super) fn serve<S>(
     io: S,
     client: ClientAddress,
     peer: Option<SocketAddr>,
+    stranger: Arc<Stranger>,
 ) -> BoxFuture<'static, ()>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -103,6 +107,7 @@ where
         server,
         client,
         peer,
+        stranger,
         agent: OnceCell::new(),
         admissions: Semaphore::new(MAX_WAITING_CALLS),
         meta: watch::Sender::default(),
@@ -151,7 +156,9 @@ impl GitlabConnection {
                 None => self.client.clone(),
             };
             let admitted = self.server.admit_agent(headers, &client).await;
-            admitted.inspect_err(|error| self.server.report_refusal(&client, error))
+            admitted
+                .inspect(|_| self.stranger.admit())
+                .inspect_err(|error| self.server.report_refusal(&client, error))
         };
         let agent = match self.agent.get() {
             Some(agent) => agent,

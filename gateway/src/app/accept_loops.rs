@@ -32,9 +32,8 @@ impl App {
             move |io, peer| {
                 let agents = Arc::clone(&agents);
                 async move {
-                    // The token follows within the handshake timeout.
-                    io.stranger().admit();
-                    agents.serve(io, peer).await
+                    let stranger = Arc::clone(io.stranger());
+                    agents.serve(io, peer, stranger).await
                 }
             },
         );
@@ -78,16 +77,17 @@ impl App {
         if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
             let server = api.server();
             let serving = listener.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
-                // Each request has a token, and an idle connection is closed soon.
-                io.stranger().admit();
-                server.clone().serve(io, peer)
+                let stranger = Arc::clone(io.stranger());
+                server.clone().serve(io, peer, stranger)
             });
             background.spawn(liveness.heartbeat("accept-api").during(serving));
         }
         let server = Arc::clone(&self.admin).server();
         let serving =
             listeners.observability.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
-                server.clone().serve(io, peer)
+                // No request has a credential there: all clients stay strangers.
+                let stranger = Arc::clone(io.stranger());
+                server.clone().serve(io, peer, stranger)
             });
         background.spawn_in(probes, serving);
     }

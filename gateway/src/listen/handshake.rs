@@ -6,22 +6,17 @@ use std::{
     time::Duration,
 };
 
+use strangers::{ConnectionPermit, Stranger};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    sync::OwnedSemaphorePermit,
     time::{Instant, timeout, timeout_at},
 };
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
 use super::proxy_header::{self, ProxyHeader, ProxyHeaderError};
-use crate::{
-    addresses::AddressRules,
-    io::{Io, Stranger},
-    metrics::RefusedConnection,
-    tls::Acceptor,
-};
+use crate::{addresses::AddressRules, io::Io, metrics::RefusedConnection, tls::Acceptor};
 
 /// The time in which a client may read the response to a refused connection.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -79,8 +74,8 @@ impl Handshake {
         &self,
         connection: std::net::TcpStream,
         peer: SocketAddr,
-        permit: OwnedSemaphorePermit,
-        mut stranger: Stranger,
+        permit: ConnectionPermit,
+        stranger: Stranger,
     ) -> Result<(Io, SocketAddr), HandshakeError> {
         let mut connection = TcpStream::from_std(connection)?;
         connection.set_nodelay(true)?;
@@ -113,7 +108,7 @@ impl Handshake {
 async fn establish(
     connection: TcpStream,
     tls: Option<Acceptor>,
-    permit: OwnedSemaphorePermit,
+    permit: ConnectionPermit,
     stranger: Stranger,
 ) -> io::Result<Io> {
     let first = peek(&connection).await?;

@@ -12,6 +12,7 @@ use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, Replica, RequestPermit, RouteStore, TunnelChoice};
 use settings::Secret;
+use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::SetOnce,
@@ -102,16 +103,16 @@ impl PeerServer {
         let serving = listener.serve(connections, cores, metrics, move |io, address| {
             let server = Arc::clone(&self);
             async move {
-                // Each request has a MAC, unless the handshake has authenticated the replica.
-                io.stranger().admit();
-                server.serve(io, address).await
+                let stranger = Arc::clone(io.stranger());
+                server.serve(io, address, stranger).await
             }
         });
         serving.await;
     }
 
-    /// Serves one connection until it ends. `address` is for the log.
-    pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display)
+    /// Serves one connection until it ends. `address` is for the log. The connection is that of the `stranger` until a request is
+    /// verified.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display, stranger: Arc<Stranger>)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -138,6 +139,7 @@ impl PeerServer {
                         return tracing::debug!(peer = %address, "connection to the private listener closed: it sent no verified request in time");
                     }
                     is_verified = true;
+                    stranger.admit();
                 }
                 () = &mut draining, if !is_draining => {
                     is_draining = true;

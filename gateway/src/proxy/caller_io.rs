@@ -160,13 +160,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CallerIo<T> {
 #[cfg(test)]
 mod tests {
     use prometheus_client::metrics::gauge::Gauge;
+    use strangers::Stranger;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
         time::Instant,
     };
 
     use super::*;
-    use crate::{io::Stranger, proxy::connection::RequestGuard};
+    use crate::proxy::connection::RequestGuard;
 
     /// A connection that has received its first bytes.
     async fn pair(first: &[u8], upgraded: bool) -> (CallerIo<DuplexStream>, DuplexStream) {

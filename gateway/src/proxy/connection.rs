@@ -9,11 +9,12 @@ use std::{
 };
 
 use prometheus_client::metrics::gauge::Gauge;
+use strangers::Stranger;
 use tokio::sync::Notify;
 
 use telemetry::GaugeGuard;
 
-use crate::{io::Stranger, request_count::RequestCount};
+use crate::request_count::RequestCount;
 
 /// Counts the requests of one connection.
 #[derive(Debug)]

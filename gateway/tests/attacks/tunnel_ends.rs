@@ -51,7 +51,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
 pub(crate) fn connect(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
+    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
     near
 }
 

@@ -15,7 +15,7 @@ use tunnel::Body;
 /// Requests `GET /agents` of the observability listener.
 pub(crate) async fn agents(world: &World) -> Value {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
+    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER, Arc::default()));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let answer = sender.send_request(Request::get("/agents").body(Body::empty()).unwrap()).await.unwrap();

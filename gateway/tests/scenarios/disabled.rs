@@ -62,7 +62,7 @@ async fn assert_continues(watch: &mut Incoming) {
 /// Sends a GET request to the observability listener.
 async fn observe(world: &World, path: &str) -> (StatusCode, String) {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
+    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER, Arc::default()));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::get(path).header("host", "kas").body(Body::empty()).unwrap();

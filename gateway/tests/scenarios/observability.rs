@@ -15,7 +15,7 @@ use tunnel::Body;
 
 async fn send(world: &World, method: Method, path: &str) -> Response<Incoming> {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
+    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER, Arc::default()));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::builder().method(method).uri(path).header("host", "kas");

@@ -120,7 +120,7 @@ async fn clock_skew_is_refused() {
 /// Returns the status and the body of `/readiness`.
 async fn readiness(world: &World) -> (u16, String) {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
+    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER, Arc::default()));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::get("/readiness").body(Empty::<bytes::Bytes>::new().boxed()).unwrap();

@@ -227,7 +227,7 @@ async fn upgrade_is_the_only_option_of_the_connection() {
     let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
     let (kas, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
+    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
     let hello = hello(env!("CARGO_PKG_VERSION"));
     let hello = format!(
         "{HELLO}: {}\r\nAuthorization: Bearer {}",

@@ -58,7 +58,7 @@ async fn handshake_of(world: &World, version: &str) -> (u16, String) {
     let hello = hello(version);
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
+    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::get("/").body(Empty::<Bytes>::new()).unwrap();

@@ -41,8 +41,17 @@ pub struct ListenConfigError {
 pub struct ListenTls {
     certificate: PathBuf,
     key: PathBuf,
-    client_ca: Option<PathBuf>,
+    clients: ClientCertificates,
     current: Arc<ArcSwap<ServerConfig>>,
+}
+
+/// The certificates that clients have. The path is that of their authority.
+#[derive(Clone, Debug)]
+enum ClientCertificates {
+    None,
+    /// Clients without a certificate are accepted, too.
+    Optional(PathBuf),
+    Required(PathBuf),
 }
 
 /// The keys that kas may send. Cheap to clone; a new version applies to all clones.
@@ -74,9 +83,26 @@ impl ListenTls {
         key: PathBuf,
         client_ca: Option<PathBuf>,
     ) -> Result<Self, ListenConfigError> {
-        let config = server_config(&certificate, &key, client_ca.as_deref())?;
+        Self::new(certificate, key, client_ca.map_or(ClientCertificates::None, ClientCertificates::Required))
+    }
+
+    /// Reads a certificate chain with its private key, and the authority of clients that may have a certificate. This blocks.
+    pub(crate) fn with_optional_clients(
+        certificate: PathBuf,
+        key: PathBuf,
+        client_ca: Option<PathBuf>,
+    ) -> Result<Self, ListenConfigError> {
+        Self::new(certificate, key, client_ca.map_or(ClientCertificates::None, ClientCertificates::Optional))
+    }
+
+    fn new(
+        certificate: PathBuf,
+        key: PathBuf,
+        clients: ClientCertificates,
+    ) -> Result<Self, ListenConfigError> {
+        let config = server_config(&certificate, &key, &clients)?;
         let current = Arc::new(ArcSwap::from_pointee(config));
-        Ok(Self { certificate, key, client_ca, current })
+        Ok(Self { certificate, key, clients, current })
     }
 
     /// Reads the files of the flags `--<prefix>-certificate-file`, `--<prefix>-certificate-key-file` and `--<prefix>-client-ca-file`. The
@@ -100,7 +126,7 @@ impl ListenTls {
 
     /// Reads the files again. If they are invalid, the present version stays. This blocks.
     pub fn reload(&self) -> Result<(), ListenConfigError> {
-        let config = server_config(&self.certificate, &self.key, self.client_ca.as_deref())?;
+        let config = server_config(&self.certificate, &self.key, &self.clients)?;
         self.current.store(Arc::new(config));
         Ok(())
     }
@@ -108,12 +134,12 @@ impl ListenTls {
     /// Returns the paths of the files.
     pub fn files(&self) -> Vec<PathBuf> {
         let pair = [self.certificate.clone(), self.key.clone()];
-        pair.into_iter().chain(self.client_ca.clone()).collect()
+        pair.into_iter().chain(self.clients.authority().cloned()).collect()
     }
 
     /// Returns true if clients need a certificate.
     pub fn authenticates_clients(&self) -> bool {
-        self.client_ca.is_some()
+        matches!(self.clients, ClientCertificates::Required(_))
     }
 
     pub(crate) async fn accept(&self, tcp: TcpStream) -> io::Result<TlsStream<ReadAhead<TcpStream>>> {
@@ -121,10 +147,19 @@ impl ListenTls {
     }
 }
 
+impl ClientCertificates {
+    fn authority(&self) -> Option<&PathBuf> {
+        match self {
+            Self::None => None,
+            Self::Optional(authority) | Self::Required(authority) => Some(authority),
+        }
+    }
+}
+
 fn server_config(
     certificate: &Path,
     key: &Path,
-    client_ca: Option<&Path>,
+    clients: &ClientCertificates,
 ) -> Result<ServerConfig, ListenConfigError> {
     let read = |path: &Path| files::read(path).map_err(|error| ListenConfigError::unreadable(path, &error));
     let chain = CertificateDer::pem_slice_iter(&read(certificate)?).collect::<Result<Vec<_>, _>>();
@@ -134,12 +169,16 @@ fn server_config(
     }
     let private = PrivateKeyDer::from_pem_slice(&read(key)?)
         .map_err(|_| ListenConfigError::new(key, "holds no PEM private key"))?;
-    let clients: Arc<dyn ClientCertVerifier> = match client_ca {
+    let clients: Arc<dyn ClientCertVerifier> = match clients.authority() {
         Some(path) => {
             let invalid = |what: String| ListenConfigError::new(path, what);
             let roots = tls::parse_roots(&read(path)?).map_err(invalid)?;
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
-            verifier.map_err(|error| invalid(error.to_string()))?
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
+            let verifier = match clients {
+                ClientCertificates::Optional(_) => verifier.allow_unauthenticated(),
+                _ => verifier,
+            };
+            verifier.build().map_err(|error| invalid(error.to_string()))?
         }
         None => Arc::new(NoClientAuth),
     };

@@ -92,7 +92,7 @@ impl Received {
 pub(crate) fn dial(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, AGENT_ADDRESS).await });
+    tokio::spawn(async move { agents.serve(far, AGENT_ADDRESS, Arc::default()).await });
     near
 }
 

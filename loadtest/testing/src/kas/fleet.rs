@@ -131,7 +131,7 @@ impl TestFleet {
             let server = Arc::clone(&world.kas.peer_server);
             let serve = move |io| {
                 let server = Arc::clone(&server);
-                tokio::spawn(async move { server.serve(io, "pipe").await });
+                tokio::spawn(async move { server.serve(io, "pipe", Arc::default()).await });
             };
             let (cut, freeze) = (CancellationToken::new(), CancellationToken::new());
             pipes

@@ -31,7 +31,7 @@ pub fn hello(version: &str) -> Hello {
 pub async fn handshake(world: &World, peer: SocketAddr, headers: &[(&str, &str)]) -> Response<Incoming> {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, peer).await });
+    tokio::spawn(async move { agents.serve(far, peer, Arc::default()).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection.with_upgrades());
     let mut request = Request::get("/")

@@ -60,7 +60,7 @@ fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules
 /// Connects to an internal API.
 pub fn connect_to(api: &Arc<ApiServer>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(api).server().serve(far, CALLER));
+    tokio::spawn(Arc::clone(api).server().serve(far, CALLER, Arc::default()));
     near
 }
 

@@ -403,7 +403,7 @@ impl Dial for World {
             }
         });
         let agents = Arc::clone(&self.kas.agents);
-        tokio::spawn(async move { agents.serve(far, AGENT_ADDRESS).await });
+        tokio::spawn(async move { agents.serve(far, AGENT_ADDRESS, Arc::default()).await });
         Ok(near)
     }
 }
