@@ -115,6 +115,7 @@ async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
     }
     let (mut degraded, disabled) = (admin.health.files.problems(), admin.health.disabled.lines());
     degraded.extend(admin.health.scope.problems());
+    degraded.extend(admin.health.audit.problem());
     let state = match (&*degraded, &*disabled) {
         ([], []) => return "ready\n".into_response(),
         ([], _) => "disabled",

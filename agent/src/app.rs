@@ -144,7 +144,8 @@ impl App {
         let scope = ScopeEnforcer::new(options.namespaces, observability.metrics.clone());
         let scope = Arc::new(if options.require_scope { scope.requiring_configured() } else { scope });
         let stopping = CancellationToken::new();
-        let audit = AuditWebhook::build(options.audit, &mut registry, &mut followers)?;
+        let audit =
+            AuditWebhook::build(options.audit, &observability.health.audit, &mut registry, &mut followers)?;
         let mut policy = None;
         let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
         if let Some(audit) = &audit {

@@ -45,7 +45,10 @@ use self::{
     receiver::{ReceiveError, Receiver},
     writer::RingWriter,
 };
-use crate::{ListenTls, cli::AuditOptions, file_followers::FileFollowers, listen::LimitedListener};
+use crate::{
+    ListenTls, audit_health::AuditHealth, cli::AuditOptions, file_followers::FileFollowers,
+    listen::LimitedListener,
+};
 
 /// The path of the webhook.
 const PATH: &str = "/audit";
@@ -88,6 +91,7 @@ impl AuditWebhook {
     /// A file is invalid, or the directory cannot be used; the error names the flag.
     pub(crate) fn build(
         options: AuditOptions,
+        health: &Arc<AuditHealth>,
         registry: &mut Registry,
         followers: &mut FileFollowers,
     ) -> anyhow::Result<Option<Self>> {
@@ -97,8 +101,8 @@ impl AuditWebhook {
         followers.check("--audit-certificate-file", tls.files(), move || check.reload());
         let ring = Ring::open(&directory, options.audit_max_bytes)
             .with_context(|| format!("--audit-directory: {} cannot be used", directory.display()))?;
-        let metrics = AuditMetrics::register(registry, &ring);
-        let (writer, queue) = RingWriter::start(ring, metrics.clone());
+        let metrics = AuditMetrics::register(registry, &ring, health);
+        let (writer, queue) = RingWriter::start(ring, metrics.clone(), Arc::clone(health));
         let receiver = Arc::new(Receiver::new(queue, metrics));
         Ok(Some(Self { address, tls, receiver, writer }))
     }

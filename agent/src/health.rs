@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
-    disabled::DisabledRules, metrics::AgentMetrics, scope_health::ScopeHealth, services::KubernetesService,
+    audit_health::AuditHealth, disabled::DisabledRules, metrics::AgentMetrics, scope_health::ScopeHealth,
+    services::KubernetesService,
 };
 
 /// The time between two probes of the cluster that succeed, less up to a fifth.
@@ -40,6 +41,8 @@ pub struct AgentHealth {
     cluster_uid: Mutex<Option<String>>,
     /// The namespaces of the scope that agentk cannot serve.
     pub scope: Arc<ScopeHealth>,
+    /// The disk with the audit events.
+    pub audit: Arc<AuditHealth>,
     /// The files that are read again.
     pub files: ReloadHealth,
     /// The rules by which the operator of kas has disabled this agent.

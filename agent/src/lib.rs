@@ -23,6 +23,7 @@
 mod admin;
 pub mod admission;
 mod app;
+mod audit_health;
 mod audit_webhook;
 mod check;
 pub mod cli;

@@ -1,5 +1,7 @@
 //! The metrics of audit events.
 
+use std::sync::Arc;
+
 use cluster_audit::Ring;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -7,6 +9,8 @@ use prometheus_client::{
     registry::Registry,
 };
 use telemetry::CallbackMetric;
+
+use crate::audit_health::AuditHealth;
 
 /// The values of the label `result` of `agentk_audit_events_total`.
 const EVENTS: [&str; 8] =
@@ -30,7 +34,7 @@ struct ResultLabel {
 
 impl AuditMetrics {
     /// Returns registered metrics.
-    pub(super) fn register(registry: &mut Registry, ring: &Ring) -> Self {
+    pub(super) fn register(registry: &mut Registry, ring: &Ring, health: &Arc<AuditHealth>) -> Self {
         let metrics = Self::default();
         // All exist from the start: the rate of a series misses the event with which it begins.
         for result in EVENTS {
@@ -50,6 +54,10 @@ impl AuditMetrics {
         registry.register("agentk_audit_overwritten", help, metrics.overwritten.clone());
         let (view, help) = (ring.view(), "Size of the kept audit events in bytes");
         registry.register_collector(CallbackMetric::gauge("agentk_audit_bytes", help, move || view.bytes()));
+        let help = "Whether the disk is too small for the kept audit events, or cannot be written";
+        let health = Arc::clone(health);
+        let is_degraded = move || u64::from(health.is_degraded());
+        registry.register_collector(CallbackMetric::gauge("agentk_audit_degraded", help, is_degraded));
         metrics
     }
 

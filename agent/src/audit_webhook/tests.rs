@@ -72,7 +72,7 @@ fn options(directory: &Path, server: &Certificates, client: &Certificates) -> Au
 
 fn build(options: AuditOptions) -> anyhow::Result<Option<AuditWebhook>> {
     let mut followers = FileFollowers::new(files::ReloadHealth::default(), watch::Sender::new(()));
-    AuditWebhook::build(options, &mut Registry::default(), &mut followers)
+    AuditWebhook::build(options, &Arc::default(), &mut Registry::default(), &mut followers)
 }
 
 /// Returns a TLS client with the certificate of this client, if there is one.

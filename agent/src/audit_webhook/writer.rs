@@ -1,12 +1,13 @@
 //! The thread that writes events to the ring, so that a slow disk delays nothing else.
 
-use std::{thread, time::Instant};
+use std::{sync::Arc, thread, time::Instant};
 
 use cluster_audit::{Ring, RingView};
 use process::LogLimiter;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{LOG_PERIOD, metrics::AuditMetrics};
+use crate::audit_health::AuditHealth;
 
 /// The most batches that wait for the disk.
 const QUEUE: usize = 16;
@@ -31,12 +32,16 @@ impl RingWriter {
     /// # Panics
     ///
     /// If the system cannot start a thread.
-    pub(super) fn start(ring: Ring, metrics: AuditMetrics) -> (Self, mpsc::Sender<Batch>) {
+    pub(super) fn start(
+        ring: Ring,
+        metrics: AuditMetrics,
+        health: Arc<AuditHealth>,
+    ) -> (Self, mpsc::Sender<Batch>) {
         let view = ring.view();
         let (queue, batches) = mpsc::channel(QUEUE);
         let (ended, finished) = oneshot::channel();
         let writing = move || {
-            write(ring, batches, &metrics);
+            write(ring, batches, &metrics, &health);
             // Nobody waits for the end of a process that was cut.
             let _ = ended.send(());
         };
@@ -57,17 +62,29 @@ impl RingWriter {
     }
 }
 
-fn write(mut ring: Ring, mut batches: mpsc::Receiver<Batch>, metrics: &AuditMetrics) {
-    let failures = LogLimiter::new(LOG_PERIOD);
+fn write(mut ring: Ring, mut batches: mpsc::Receiver<Batch>, metrics: &AuditMetrics, health: &AuditHealth) {
+    let log_limit = LogLimiter::new(LOG_PERIOD);
+    let view = ring.view();
     while let Some(Batch { lines, events }) = batches.blocking_recv() {
         match ring.append(&lines) {
             Ok(appended) => {
                 metrics.count_events("kept", events);
                 metrics.overwritten.inc_by(appended.overwritten);
+                health.set_written(appended.full_at, view.bytes());
+                if let Some(bytes) = appended.full_at
+                    && let Some(suppressed) = log_limit.admit("full", Instant::now())
+                {
+                    tracing::error!(
+                        bytes,
+                        suppressed,
+                        "the oldest audit events were removed: the disk of --audit-directory is full below --audit-max-bytes"
+                    );
+                }
             }
             Err(error) => {
                 metrics.count_events("write-failed", events);
-                if let Some(suppressed) = failures.admit((), Instant::now()) {
+                health.set_failed(error.to_string());
+                if let Some(suppressed) = log_limit.admit("failed", Instant::now()) {
                     tracing::error!(%error, suppressed, "audit events were dropped: --audit-directory cannot be written");
                 }
             }
