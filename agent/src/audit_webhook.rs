@@ -15,7 +15,7 @@ mod writer;
 use std::{
     convert::Infallible,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     pin::pin,
     sync::Arc,
@@ -176,7 +176,7 @@ async fn accept(
                 Err(error) => return report_handshake(&error, peer, &receiver, &refusals),
             };
             stranger.admit();
-            if let Err(error) = serve(io, &receiver, &stopping).await {
+            if let Err(error) = serve(io, peer.ip(), &receiver, &stopping).await {
                 tracing::debug!(%peer, %error, "a connection failed");
             }
         }
@@ -216,12 +216,14 @@ fn is_refused_certificate(error: &io::Error) -> bool {
 /// Serves the requests of a connection until it ends or is idle for too long.
 async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin,
+    address: IpAddr,
     receiver: &Receiver,
     shutdown: &CancellationToken,
 ) -> hyper::Result<()> {
     let has_request = CancellationToken::new();
-    let service =
-        service_fn(async |request| Ok::<_, Infallible>(respond(receiver, request, &has_request).await));
+    let service = service_fn(async |request| {
+        Ok::<_, Infallible>(respond(receiver, address, request, &has_request).await)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_TIMEOUT)
@@ -244,6 +246,7 @@ async fn serve(
 
 async fn respond(
     receiver: &Receiver,
+    address: IpAddr,
     request: Request<Incoming>,
     has_request: &CancellationToken,
 ) -> Response<Full<Bytes>> {
@@ -257,7 +260,7 @@ async fn respond(
         return answer(StatusCode::NOT_FOUND, format!("the API server posts its audit events to {PATH}\n"));
     }
     has_request.cancel();
-    let (result, status, text) = match receiver.receive(request.into_body()).await {
+    let (result, status, text) = match receiver.receive(address, request.into_body()).await {
         Ok(()) => ("ok", StatusCode::OK, String::new()),
         Err(error @ ReceiveError::Timeout) => ("timeout", StatusCode::REQUEST_TIMEOUT, format!("{error}\n")),
         Err(error) => ("invalid", StatusCode::BAD_REQUEST, format!("{error}\n")),

@@ -4,6 +4,7 @@
 
 pub(crate) mod alerts;
 pub(crate) mod audit;
+mod caller_permits;
 pub mod configuration;
 pub(crate) mod control;
 mod error;

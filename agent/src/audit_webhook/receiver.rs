@@ -1,15 +1,19 @@
 //! Reads the events of a request while it arrives, and queues them for the ring.
 
 use std::{
+    collections::HashMap,
     fmt::Display,
+    net::IpAddr,
+    sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use cluster_audit::{EventScanner, ScanError, Scanned, Skipped, append_line, parse};
 use http_body_util::BodyExt as _;
+use parking_lot::Mutex;
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc},
     time::timeout,
 };
 
@@ -17,8 +21,9 @@ use super::{metrics::AuditMetrics, repeated::RecentEvents, writer::Batch};
 
 /// The bytes of lines that are queued together.
 const BATCH: usize = 64 << 10;
-/// The most requests that are read at the same time. Others wait.
+/// The most requests that are read at the same time, and those of one API server. Others wait.
 const MAX_READING: usize = 8;
+const MAX_READING_OF_ADDRESS: usize = 4;
 /// The time for the body of a request.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest wait for the ring, whose disk may be slow. Later events are dropped.
@@ -29,6 +34,8 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Receiver {
     queue: mpsc::Sender<Batch>,
     reading: Semaphore,
+    /// The permits of each API server with a request.
+    addresses: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
     metrics: AuditMetrics,
     recent: RecentEvents,
 }
@@ -53,7 +60,8 @@ pub(super) enum ReceiveError {
 
 impl Receiver {
     pub(super) fn new(queue: mpsc::Sender<Batch>, metrics: AuditMetrics) -> Self {
-        Self { queue, reading: Semaphore::new(MAX_READING), metrics, recent: RecentEvents::default() }
+        let (reading, recent) = (Semaphore::new(MAX_READING), RecentEvents::default());
+        Self { queue, reading, addresses: Mutex::default(), metrics, recent }
     }
 
     pub(super) fn metrics(&self) -> &AuditMetrics {
@@ -61,11 +69,11 @@ impl Receiver {
     }
 
     /// Reads the events of a request. Those before an error are kept. Dropping the future loses the events that are not queued yet.
-    pub(super) async fn receive<B>(&self, mut body: B) -> Result<(), ReceiveError>
+    pub(super) async fn receive<B>(&self, address: IpAddr, mut body: B) -> Result<(), ReceiveError>
     where
         B: http_body::Body<Data = Bytes, Error: Display> + Unpin,
     {
-        let _permit = self.reading.acquire().await.expect("it is never closed");
+        let _permits = self.acquire(address).await;
         let mut scanner = EventScanner::default();
         let mut batch = UnqueuedBatch { receiver: self, batch: Batch::default(), hashes: Vec::new() };
         let now = SystemTime::now();
@@ -85,6 +93,22 @@ impl Receiver {
         let result = timeout(READ_TIMEOUT, read).await.unwrap_or(Err(ReceiveError::Timeout));
         batch.send().await;
         result
+    }
+}
+
+impl Receiver {
+    /// Waits for a permit of the API server, and then for one that all share. In this order, the requests of one leave permits to others.
+    async fn acquire(&self, address: IpAddr) -> (OwnedSemaphorePermit, SemaphorePermit<'_>) {
+        let of_address = {
+            let mut all = self.addresses.lock();
+            all.retain(|_, permits| permits.strong_count() > 0);
+            let permits = all.get(&address).and_then(Weak::upgrade);
+            let permits = permits.unwrap_or_else(|| Arc::new(Semaphore::new(MAX_READING_OF_ADDRESS)));
+            all.insert(address, Arc::downgrade(&permits));
+            permits
+        };
+        let of_address = of_address.acquire_owned().await.expect("it is never closed");
+        (of_address, self.reading.acquire().await.expect("it is never closed"))
     }
 }
 

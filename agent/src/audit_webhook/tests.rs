@@ -24,6 +24,8 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
+const API_SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
 /// An authority, and a certificate of it with its key.
 struct Certificates {
     authority: String,
@@ -276,11 +278,11 @@ async fn events_of_a_request_that_is_cancelled_are_counted_and_kept_when_they_ar
     let whole = list(&[event(0, "ResponseComplete")]);
     let beginning = Bytes::copy_from_slice(&whole.as_bytes()[..whole.len() - 1]);
     let frames = stream::iter([Ok::<_, Infallible>(Frame::data(beginning))]).chain(stream::pending());
-    let mut receiving = Box::pin(receiver.receive(StreamBody::new(frames)));
+    let mut receiving = Box::pin(receiver.receive(API_SERVER, StreamBody::new(frames)));
     assert!(futures_util::poll!(&mut receiving).is_pending());
     drop(receiving);
     assert_eq!(receiver.metrics().events("aborted"), 1);
-    receiver.receive(Full::new(Bytes::from(whole))).await.unwrap();
+    receiver.receive(API_SERVER, Full::new(Bytes::from(whole))).await.unwrap();
     assert_eq!(batches.recv().await.unwrap().events, 1);
     assert_eq!(receiver.metrics().events("repeated"), 0);
 }
@@ -292,8 +294,24 @@ async fn events_of_a_request_that_takes_too_long_are_kept() {
     let whole = list(&[event(0, "ResponseComplete")]);
     let beginning = Bytes::copy_from_slice(&whole.as_bytes()[..whole.len() - 1]);
     let frames = stream::iter([Ok::<_, Infallible>(Frame::data(beginning))]).chain(stream::pending());
-    let error = receiver.receive(StreamBody::new(frames)).await.unwrap_err();
+    let error = receiver.receive(API_SERVER, StreamBody::new(frames)).await.unwrap_err();
     assert!(matches!(error, ReceiveError::Timeout), "{error}");
+    assert_eq!(batches.recv().await.unwrap().events, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_requests_of_one_api_server_do_not_delay_another() {
+    let (queue, mut batches) = mpsc::channel(1);
+    let receiver = Arc::new(Receiver::new(queue, AuditMetrics::default()));
+    for _ in 0..16 {
+        let receiver = Arc::clone(&receiver);
+        let pending = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
+        tokio::spawn(async move { receiver.receive(API_SERVER, pending).await });
+    }
+    tokio::task::yield_now().await;
+    let other = IpAddr::from([10, 0, 0, 2]);
+    let body = Full::new(Bytes::from(list(&[event(0, "ResponseComplete")])));
+    timeout(Duration::from_secs(1), receiver.receive(other, body)).await.unwrap().unwrap();
     assert_eq!(batches.recv().await.unwrap().events, 1);
 }
 
@@ -321,7 +339,7 @@ async fn connection_stays_open_between_requests_and_not_without_one() {
     let connect = || {
         let (ours, theirs) = duplex(64 << 10);
         let receiver = Arc::clone(&receiver);
-        tokio::spawn(async move { serve(theirs, &receiver, &CancellationToken::new()).await });
+        tokio::spawn(async move { serve(theirs, API_SERVER, &receiver, &CancellationToken::new()).await });
         ours
     };
     let (mut sender, connection) = client::handshake(TokioIo::new(connect())).await.unwrap();
@@ -345,11 +363,11 @@ async fn events_are_dropped_and_counted_while_the_disk_is_too_slow() {
     let receiver = Receiver::new(queue, AuditMetrics::default());
     let body = |number| Full::new(Bytes::from(list(&[event(number, "ResponseComplete")])));
     for number in 0..3 {
-        receiver.receive(body(number)).await.unwrap();
+        receiver.receive(API_SERVER, body(number)).await.unwrap();
     }
     assert_eq!(receiver.metrics().events("queue-full"), 2);
     assert_eq!(batches.recv().await.unwrap().events, 1);
-    receiver.receive(body(3)).await.unwrap();
+    receiver.receive(API_SERVER, body(3)).await.unwrap();
     assert_eq!(receiver.metrics().events("queue-full"), 2);
 }
 

@@ -10,19 +10,21 @@ use std::sync::Arc;
 
 use cluster_audit::RingView;
 use http::{Method, Request, Response};
-use proto::{Reason, audit::EVENTS_PATH};
-use tokio::{sync::Semaphore, time::Instant};
+use proto::{Reason, audit::EVENTS_PATH, impersonation};
+use resource_graph::Identity;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
 use self::{parameters::Parameters, stream::EventStream};
 use super::{
     KubernetesService, RequestHandler, ServiceError,
+    caller_permits::{CallerPermits, NoPermit},
     response::{JSON_LINES, bad_request, stream_response, wrong_method},
 };
 use crate::policy::ScopeEnforcer;
 
-/// The most responses at the same time.
+/// The most responses at the same time. One caller has half of them at most.
 const MAX_READERS: usize = 16;
 
 /// Serves callers. Clones share their state.
@@ -32,7 +34,7 @@ pub(crate) struct AuditHandler {
     /// The scope of `--namespaces` and of the agent's configuration.
     scope: Option<Arc<ScopeEnforcer>>,
     kubernetes: KubernetesService,
-    readers: Arc<Semaphore>,
+    readers: CallerPermits,
     /// Cancelled when agentk stops.
     stopping: CancellationToken,
 }
@@ -46,7 +48,7 @@ impl AuditHandler {
         kubernetes: KubernetesService,
         stopping: CancellationToken,
     ) -> Self {
-        Self { ring, scope, kubernetes, readers: Arc::new(Semaphore::new(MAX_READERS)), stopping }
+        Self { ring, scope, kubernetes, readers: CallerPermits::new(MAX_READERS), stopping }
     }
 }
 
@@ -63,8 +65,14 @@ impl RequestHandler for AuditHandler {
         }
         let parameters = Parameters::parse(request.uri().query().unwrap_or_default());
         let parameters = parameters.map_err(|error| bad_request(&error.to_string()))?;
-        let permit = Arc::clone(&self.readers).try_acquire_owned().map_err(|_| {
-            let what = format!("{MAX_READERS} callers read the audit log, which is the most");
+        let caller = Identity::of_request(request.headers(), impersonation::PREFIX);
+        let permit = self.readers.try_acquire(caller).map_err(|reason| {
+            let what = match reason {
+                NoPermit::All => format!("{MAX_READERS} callers read the audit log, which is the most"),
+                NoPermit::Share => {
+                    format!("this caller reads the audit log {} times, which is its share", MAX_READERS / 2)
+                }
+            };
             ServiceError::new(Reason::TooManyRequests, what)
         })?;
         let stream = EventStream {

@@ -34,7 +34,7 @@ use proto::{
 };
 use resource_graph::{Access, Cache, CacheConfig, Identity, Paced, Query, Reviews};
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::watch,
     task::AbortHandle,
     time::{Instant, sleep, timeout},
 };
@@ -45,6 +45,7 @@ use self::parameters::Parameters;
 pub(crate) use self::{environments::WatchedEnvironments, metrics::GraphMetrics};
 use super::{
     KubernetesService, RequestHandler, ServiceError,
+    caller_permits::CallerPermits,
     kube_client::{Restrictions, kube_service},
     response::{bad_request, json, json_text, wrong_method},
 };
@@ -55,7 +56,7 @@ const IDLE: Duration = Duration::from_secs(30 * 60);
 const LOOK: Duration = Duration::from_secs(60);
 /// The longest wait of a request until the objects are loaded. Then the response says what is missing.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most callers that follow the graph at the same time.
+/// The most callers that follow the graph at the same time. One caller has half of them at most.
 const MAX_VIEWERS: usize = 64;
 
 /// Serves callers. Clones share their state.
@@ -71,7 +72,7 @@ pub(crate) struct GraphService {
     section: watch::Sender<Arc<GraphSection>>,
     environments: watch::Sender<Arc<WatchedEnvironments>>,
     running: Mutex<Running>,
-    viewers: Arc<Semaphore>,
+    viewers: CallerPermits,
 }
 
 #[derive(Debug, Default)]
@@ -138,7 +139,7 @@ impl GraphService {
             section: watch::Sender::default(),
             environments: watch::Sender::default(),
             running: Mutex::default(),
-            viewers: Arc::new(Semaphore::new(MAX_VIEWERS)),
+            viewers: CallerPermits::new(MAX_VIEWERS),
         })
     }
 
@@ -166,7 +167,7 @@ impl GraphService {
             }
             let basis = self.basis();
             let mut running = self.running.lock();
-            let busy = self.viewers.available_permits() < MAX_VIEWERS;
+            let busy = self.viewers.used() > 0;
             let is_over =
                 |current: &CurrentCache| current.basis != basis || (!busy && current.used.elapsed() >= IDLE);
             if running.current.as_ref().is_some_and(is_over) {

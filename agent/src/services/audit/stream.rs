@@ -7,13 +7,16 @@ use cluster_audit::{Cursor, EventFilter, Progress};
 use futures_util::{Stream, stream};
 use proto::audit::{AuditLine, ClusterEvent};
 use tokio::{
-    sync::{OwnedSemaphorePermit, watch},
+    sync::watch,
     task::spawn_blocking,
     time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{policy::ScopeEnforcer, services::response::line};
+use crate::{
+    policy::ScopeEnforcer,
+    services::{caller_permits::CallerPermit, response::line},
+};
 
 /// The longest time of a response that does not follow. Then it ends with a position from which the next one continues.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,7 +41,7 @@ pub(super) struct EventStream {
     /// A response that follows ends then, and its caller continues at the position.
     pub(super) stopping: CancellationToken,
     /// One for each response.
-    pub(super) _permit: OwnedSemaphorePermit,
+    pub(super) _permit: CallerPermit,
 }
 
 /// The lines of one chunk of a file.

@@ -243,12 +243,22 @@ async fn response_that_follows_ends_with_its_position_when_agentk_stops() {
 async fn readers_have_a_limit() {
     let fixture = Fixture::new(0..1);
     let mut responses = Vec::new();
-    for _ in 0..MAX_READERS {
+    for _ in 0..MAX_READERS / 2 {
         responses.push(fixture.send(Method::GET, "/v1/events?follow=true").await.unwrap());
     }
     let error = fixture.send(Method::GET, "/v1/events").await.unwrap_err();
     assert_eq!(error.reason, Reason::TooManyRequests);
-    responses.pop();
+    assert!(error.message.contains("8 times, which is its share"), "{error}");
+    let other = |user: &str| {
+        let request = Request::get("/v1/events?follow=true").header("impersonate-user", user);
+        request.body(Body::empty()).unwrap()
+    };
+    for _ in 0..MAX_READERS / 2 {
+        responses.push(fixture.handler.handle(other("jane")).await.unwrap());
+    }
+    let error = fixture.handler.handle(other("joe")).await.unwrap_err();
+    assert!(error.message.contains("16 callers read the audit log"), "{error}");
+    responses.remove(0);
     assert_eq!(ids(&fixture.get("/v1/events").await), ["0"]);
 }
 

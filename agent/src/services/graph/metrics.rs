@@ -14,7 +14,7 @@ use prometheus_client::{
 
 use resource_graph::{GraphLimits, Limit};
 
-use super::{GraphService, MAX_VIEWERS};
+use super::GraphService;
 
 /// Reads the cache at each scrape.
 pub(crate) struct GraphMetrics(Weak<GraphService>);
@@ -32,7 +32,7 @@ impl Collector for GraphMetrics {
         let current = service.current();
         let (objects, bytes) =
             current.as_ref().map_or((0, 0), |cache| cache.read(|graph| (graph.len(), graph.bytes())));
-        let viewers = MAX_VIEWERS - service.viewers.available_permits();
+        let viewers = service.viewers.used();
         for (name, help, value) in [
             (
                 "agentk_graph_objects",

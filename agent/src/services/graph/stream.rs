@@ -8,7 +8,7 @@ use http::{HeaderMap, Response, header::ACCEPT};
 use proto::{Reason, graph::GraphEvent, header::accepts_gzip};
 use resource_graph::{Identity, QueryError, Shown, Viewer};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tunnel::Body;
@@ -21,6 +21,7 @@ use crate::{
     policy::PolicyEnforcer,
     services::{
         ServiceError,
+        caller_permits::{CallerPermit, CallerPermits, NoPermit},
         response::{JSON_LINES, bad_request, stream_response},
     },
 };
@@ -54,21 +55,28 @@ struct Follower {
     /// Compresses the lines, if the caller accepts that.
     gzip: Option<GzipStream>,
     /// One for each caller that may follow.
-    viewers: Arc<Semaphore>,
-    _permit: OwnedSemaphorePermit,
+    viewers: CallerPermits,
+    _permit: CallerPermit,
 }
 
 /// Returns the response, whose body never ends by itself while the cache is there.
 pub(super) async fn respond(
-    viewers: &Arc<Semaphore>,
+    viewers: &CallerPermits,
     policy: Option<&Arc<PolicyEnforcer>>,
     view: View,
     identity: Identity,
     parameters: Parameters,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, ServiceError> {
-    let permit = Arc::clone(viewers).try_acquire_owned().map_err(|_| {
-        let what = format!("{MAX_VIEWERS} callers follow the graph at this pod of agentk, which is the most");
+    let permit = viewers.try_acquire(identity.clone()).map_err(|reason| {
+        let what = match reason {
+            NoPermit::All => {
+                format!("{MAX_VIEWERS} callers follow the graph at this pod of agentk, which is the most")
+            }
+            NoPermit::Share => {
+                format!("this caller follows the graph {} times, which is its share", MAX_VIEWERS / 2)
+            }
+        };
         ServiceError::new(Reason::TooManyRequests, what)
     })?;
     // Subscribed first, so that no change is missed.
@@ -99,7 +107,7 @@ pub(super) async fn respond(
         first: vec![begin],
         sse,
         gzip: accepts_gzip(headers).then(GzipStream::new),
-        viewers: Arc::clone(viewers),
+        viewers: viewers.clone(),
         _permit: permit,
     };
     let is_compressed = follower.gzip.is_some();
@@ -150,7 +158,7 @@ impl Follower {
     fn coalesce(&self) -> Duration {
         match self.parameters.watched {
             Watched::Objects if self.parameters.query.group.is_none() => {
-                let viewers = MAX_VIEWERS - self.viewers.available_permits();
+                let viewers = self.viewers.used();
                 COALESCE + COALESCE_PER_VIEWER * u32::try_from(viewers).unwrap_or(0)
             }
             Watched::Objects | Watched::Groups => COALESCE_GROUPS,
