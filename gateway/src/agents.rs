@@ -401,7 +401,7 @@ impl AgentServer {
         mut driving: BoxFuture<'static, CloseReason>,
     ) -> Result<OpenTunnel, &'static str> {
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let mut session = self.services.attach(&agent.identity, &agent.token, &agent.hello);
+        let mut session = self.services.attach(&agent.identity, &agent.token, &agent.hello, agent.memory());
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
             ready.map_err(|_| "agentk was not ready for requests in time")?;

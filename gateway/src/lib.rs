@@ -34,6 +34,7 @@ mod addresses;
 mod admin;
 mod agent_list;
 mod agent_locations;
+mod agent_memory;
 mod agent_metrics;
 mod agents;
 mod api;

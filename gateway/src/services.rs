@@ -21,7 +21,7 @@ pub(crate) mod views;
 
 use std::{future::pending, sync::Arc};
 
-use crate::{events::Events, kill_switch::KillSwitch};
+use crate::{agent_memory::AgentMemory, events::Events, kill_switch::KillSwitch};
 use access::{AgentIdentity, ErrorDialect, Identities, Target, UrlPathPrefix};
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
@@ -225,12 +225,13 @@ impl TunnelServices {
         agent: &AgentIdentity,
         token: &SecretString,
         hello: &Hello,
+        memory: &AgentMemory,
     ) -> Box<TunnelSession> {
         let configuration = self.configuration.subscribe(agent, hello);
-        let gitops = self.gitops.attach(agent, token, hello, configuration.state());
-        let notify = self.notify.attach(agent, token, hello, configuration.state());
-        let views = self.views.attach(agent, hello, configuration.state());
-        let events = self.events.attach(agent, hello, configuration.state());
+        let gitops = self.gitops.attach(agent, token, hello, configuration.state(), memory);
+        let notify = self.notify.attach(agent, token, hello, configuration.state(), memory);
+        let views = self.views.attach(agent, hello, configuration.state(), memory);
+        let events = self.events.attach(agent, hello, configuration.state(), memory);
         let environments = self.environments.attach(agent, configuration.state());
         let reporter = self.events.reporter(agent, configuration.state());
         Box::new(TunnelSession { configuration, gitops, notify, views, events, environments, reporter })

@@ -16,7 +16,7 @@ use secrecy::SecretString;
 use tokio::time::Instant;
 
 use super::{AgentServer, receptive::DialledTunnel, refusal::HandshakeError, version_skew::VersionSkew};
-use crate::metrics::Limit;
+use crate::{agent_memory::AgentMemory, metrics::Limit};
 
 /// An agent whose token is valid and whose tunnel is within the limits.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub(super) struct AuthenticatedAgent {
     pub(super) client: ClientAddress,
     /// The slot of the tunnel, if kas has dialled it.
     pub(super) dialled: Option<DialledTunnel>,
-    _permit: Arc<TunnelPermit>,
+    permit: Arc<TunnelPermit>,
 }
 
 /// The address of an agent.
@@ -54,11 +54,23 @@ pub(super) struct ClientAddress {
     pub(super) text: String,
 }
 
+impl Admission {
+    /// Returns the memory of the agent.
+    pub(super) fn memory(&self) -> &AgentMemory {
+        &self.permit.memory
+    }
+}
+
 impl AuthenticatedAgent {
     pub(super) fn new(admission: Admission, hello: Hello) -> Self {
         let Admission { identity, token, source, permit, client, is_of_gitlab: _ } = admission;
         let (hello, tunnel) = (Arc::new(hello), TunnelId::random());
-        Self { identity, token, source, hello, tunnel, client, dialled: None, _permit: permit }
+        Self { identity, token, source, hello, tunnel, client, dialled: None, permit }
+    }
+
+    /// Returns the memory of the agent.
+    pub(super) fn memory(&self) -> &AgentMemory {
+        &self.permit.memory
     }
 }
 
@@ -243,41 +255,50 @@ fn hello(headers: &HeaderMap) -> Result<Hello, HandshakeError> {
 #[derive(Clone, Debug)]
 pub struct TunnelPermits {
     limit: usize,
-    counts: Arc<Mutex<HashMap<AgentId, usize>>>,
+    agents: Arc<Mutex<HashMap<AgentId, AgentTunnels>>>,
+}
+
+/// The tunnels of one agent.
+#[derive(Debug, Default)]
+struct AgentTunnels {
+    count: usize,
+    memory: AgentMemory,
 }
 
 /// Counts one tunnel until it is dropped.
 #[derive(Debug)]
 pub(super) struct TunnelPermit {
     agent: AgentId,
-    counts: Arc<Mutex<HashMap<AgentId, usize>>>,
+    memory: AgentMemory,
+    agents: Arc<Mutex<HashMap<AgentId, AgentTunnels>>>,
 }
 
 impl TunnelPermits {
     /// Allows `limit` tunnels for each agent.
     pub fn new(limit: usize) -> Self {
-        Self { limit, counts: Arc::default() }
+        Self { limit, agents: Arc::default() }
     }
 
     /// Takes a permit, or returns `None` if the agent has as many tunnels as allowed.
     pub(super) fn try_acquire(&self, agent: AgentId) -> Option<TunnelPermit> {
-        let mut counts = self.counts.lock();
-        let count = counts.entry(agent).or_default();
-        if *count >= self.limit {
+        let mut agents = self.agents.lock();
+        let tunnels = agents.entry(agent).or_default();
+        if tunnels.count >= self.limit {
             return None;
         }
-        *count += 1;
-        Some(TunnelPermit { agent, counts: Arc::clone(&self.counts) })
+        tunnels.count += 1;
+        let memory = tunnels.memory.clone();
+        Some(TunnelPermit { agent, memory, agents: Arc::clone(&self.agents) })
     }
 }
 
 impl Drop for TunnelPermit {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock();
-        if let Some(count) = counts.get_mut(&self.agent) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.agent);
+        let mut agents = self.agents.lock();
+        if let Some(tunnels) = agents.get_mut(&self.agent) {
+            tunnels.count -= 1;
+            if tunnels.count == 0 {
+                agents.remove(&self.agent);
             }
         }
     }

@@ -8,6 +8,7 @@
 //! connection belongs to the agent of its first call; each further call must have the same token.
 
 mod bridge;
+mod call_body;
 mod calls;
 mod codec;
 mod configuration;
@@ -35,6 +36,8 @@ use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use gitlab_tunnel::messages::AgentMeta;
 use http::HeaderMap;
+use parking_lot::Mutex;
+use prost::Message as _;
 use proto::ServiceName;
 use secrecy::SecretString;
 use strangers::Stranger;
@@ -43,6 +46,7 @@ use tokio::{
     sync::{OnceCell, Semaphore, oneshot, watch},
     time::{sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tunnel::{CloseReason, DrainHandle, Tunnel, TunnelConfig, direct};
 
@@ -53,6 +57,7 @@ use super::{
     admission::{Admission, AuthenticatedAgent, ClientAddress},
     refusal::HandshakeError,
 };
+use crate::agent_memory::MemoryGuard;
 
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
 const CALL_WINDOW: u32 = 1 << 20;
@@ -63,6 +68,8 @@ const MAX_CALLS: u32 = 600;
 const MAX_WAITING_CALLS: usize = 16;
 /// The longest headers of a call in bytes.
 const MAX_HEADERS: u32 = 16 << 10;
+/// The longest description of an agentk, in bytes.
+const MAX_META: usize = 4 << 10;
 /// The time for which a new tunnel waits until agentk has described itself.
 const META_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that agentk has to open another connection before this one takes no more requests.
@@ -82,6 +89,8 @@ struct GitlabConnection {
     admissions: Semaphore,
     /// The last description that agentk has sent of itself.
     meta: watch::Sender<AgentMeta>,
+    /// Cancelled when agentk calls `ReconcileProjects` again: the newest call has all of its projects.
+    reconciling: Mutex<CancellationToken>,
     /// The requests of modules to GitLab that may be handled at the same time.
     module_calls: Semaphore,
     /// A call of an unknown method was logged.
@@ -111,6 +120,7 @@ where
         agent: OnceCell::new(),
         admissions: Semaphore::new(MAX_WAITING_CALLS),
         meta: watch::Sender::default(),
+        reconciling: Mutex::default(),
         module_calls: Semaphore::new(gitlab_access::MAX_CALLS),
         unknown_reported: AtomicBool::new(false),
         pool: StreamPool::default(),
@@ -186,9 +196,16 @@ impl GitlabConnection {
 
     /// Notes the description that agentk has sent of itself.
     fn describe(&self, meta: Option<AgentMeta>) {
-        if let Some(meta) = meta {
-            self.meta.send_replace(meta);
+        match meta {
+            Some(meta) if meta.encoded_len() > MAX_META => self.server.gitlab_calls.count_violation(),
+            Some(meta) => drop(self.meta.send_replace(meta)),
+            None => {}
         }
+    }
+
+    /// Returns a guard of memory of the agent.
+    fn memory(&self) -> MemoryGuard {
+        self.agent.get().expect("each call is admitted").memory().guard()
     }
 
     /// Waits until agentk should open another connection. Returns the time for the requests in flight.

@@ -32,6 +32,7 @@ use self::checked::EventChecker;
 pub(super) use self::configuration::ConfigurationReporter;
 use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace, shared::shared};
 use crate::{
+    agent_memory::AgentMemory,
     events::{AgentEventResult, Events, agent_attributes},
     kill_switch::{KillSwitch, RequestAttributes},
 };
@@ -79,6 +80,7 @@ pub(crate) struct EventsFeed {
     instance: InstanceId,
     pace: Arc<ServerPace>,
     configuration: watch::Receiver<ConfigurationState>,
+    memory: AgentMemory,
 }
 
 impl AgentEvents {
@@ -104,6 +106,7 @@ impl AgentEvents {
         agent: &AgentIdentity,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
+        memory: &AgentMemory,
     ) -> Option<EventsFeed> {
         hello.serves(ServiceName::AGENT_EVENTS).then(|| EventsFeed {
             service: self.clone(),
@@ -111,6 +114,7 @@ impl AgentEvents {
             instance: hello.instance,
             pace: shared(&self.0.paces, agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
             configuration,
+            memory: memory.clone(),
         })
     }
 
@@ -175,7 +179,7 @@ impl EventsFeed {
         if !response.status().is_success() {
             return Err(format!("agentk responds {}", response.status()));
         }
-        let mut lines = Lines::new(response.into_body(), MAX_EVENT_LINE);
+        let mut lines = Lines::new(response.into_body(), MAX_EVENT_LINE).counted(&self.memory);
         while let Some(line) = lines.next::<AgentEventLine>().await? {
             match line {
                 AgentEventLine::Missed(count) => {

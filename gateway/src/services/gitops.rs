@@ -44,7 +44,7 @@ use self::{
     sources::{LookContext, Sources},
 };
 pub(super) use self::{feed::call, gitlab::NO_ANSWER};
-use crate::kill_switch::KillSwitch;
+use crate::{agent_memory::AgentMemory, kill_switch::KillSwitch};
 
 use super::{RequestType, ServiceContext, configuration::ConfigurationState};
 
@@ -120,10 +120,12 @@ impl GitopsService {
         token: &SecretString,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
+        memory: &AgentMemory,
     ) -> Option<GitopsFeed> {
         hello.serves(ServiceName::MANIFESTS).then(|| {
             let (agent, token, kubernetes) = (agent.clone(), token.clone(), hello.kubernetes_version.clone());
-            GitopsFeed { service: self.clone(), agent, token, configuration, kubernetes }
+            let memory = memory.clone();
+            GitopsFeed { service: self.clone(), agent, token, configuration, memory, kubernetes }
         })
     }
 

@@ -6,12 +6,16 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 
+use crate::agent_memory::{AgentMemory, MemoryGuard};
+
 /// Reads lines from a body.
 pub(crate) struct Lines<B> {
     body: B,
     buffer: BytesMut,
     /// The longest line, in bytes.
     max: usize,
+    /// Counts the bytes of lines that have not arrived whole.
+    memory: Option<MemoryGuard>,
 }
 
 impl<B> Lines<B>
@@ -20,14 +24,19 @@ where
     B::Error: Display,
 {
     pub(crate) fn new(body: B, max: usize) -> Self {
-        Self { body, buffer: BytesMut::new(), max }
+        Self { body, buffer: BytesMut::new(), max, memory: None }
+    }
+
+    /// Counts lines that have not arrived whole in the memory of the agent that sends them.
+    pub(crate) fn counted(self, memory: &AgentMemory) -> Self {
+        Self { memory: Some(memory.guard()), ..self }
     }
 
     /// Returns the next line, or `None` at the end. Cancel-safe.
     ///
     /// # Errors
     ///
-    /// The line is too long or not of this type, or the body has ended early.
+    /// The line is too long or not of this type, kas keeps too much for the agent, or the body has ended early.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
         // The bytes before have no end of a line.
         let mut searched = 0;
@@ -39,6 +48,9 @@ where
                     .map_err(|error| format!("agentk sent an invalid line: {error}"));
             }
             searched = self.buffer.len();
+            if let Some(memory) = &mut self.memory {
+                memory.set(searched).map_err(|error| error.to_string())?;
+            }
             if self.buffer.len() > self.max {
                 return Err(format!("agentk sent a line of over {} bytes", self.max));
             }

@@ -38,7 +38,7 @@ use tokio::{
 pub(crate) use self::feed::NotifyFeed;
 use self::metrics::NotifyMetrics;
 use super::{ServiceContext, configuration::ConfigurationState, gitops::GitopsService};
-use crate::kill_switch::KillSwitch;
+use crate::{agent_memory::AgentMemory, kill_switch::KillSwitch};
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;
@@ -101,10 +101,11 @@ impl NotifyService {
         token: &SecretString,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
+        memory: &AgentMemory,
     ) -> Option<NotifyFeed> {
         hello.serves(ServiceName::NOTIFY).then(|| {
-            let (agent, token) = (agent.clone(), token.clone());
-            NotifyFeed { service: self.clone(), agent, token, configuration }
+            let (agent, token, memory) = (agent.clone(), token.clone(), memory.clone());
+            NotifyFeed { service: self.clone(), agent, token, configuration, memory }
         })
     }
 

@@ -35,7 +35,10 @@ use tunnel::{Body, Tunnel};
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
 use super::{ServiceContext, configuration::ConfigurationState, lines::Lines, shared::shared};
-use crate::kill_switch::{KillSwitch, RequestAttributes};
+use crate::{
+    agent_memory::AgentMemory,
+    kill_switch::{KillSwitch, RequestAttributes},
+};
 use router::StoreError;
 
 /// The time that agentk may take for the head of the response. It loads the graph meanwhile.
@@ -67,6 +70,7 @@ pub(crate) struct ViewsFeed {
     service: ViewsService,
     agent: AgentIdentity,
     configuration: watch::Receiver<ConfigurationState>,
+    memory: AgentMemory,
 }
 
 impl ViewsService {
@@ -86,10 +90,16 @@ impl ViewsService {
         agent: &AgentIdentity,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
+        memory: &AgentMemory,
     ) -> Option<ViewsFeed> {
         // An agent that does not receive its configuration computes no view of it.
         let has_views = hello.serves(ServiceName::GRAPH) && hello.serves(ServiceName::CONFIGURATION);
-        has_views.then(|| ViewsFeed { service: self.clone(), agent: agent.clone(), configuration })
+        has_views.then(|| ViewsFeed {
+            service: self.clone(),
+            agent: agent.clone(),
+            configuration,
+            memory: memory.clone(),
+        })
     }
 
     /// Returns the last values of the views of an agent, or `None` if there were none in the last week.
@@ -194,7 +204,7 @@ impl ViewsFeed {
         if !response.status().is_success() {
             return Err(format!("agentk responds {}", response.status()));
         }
-        let mut lines = Lines::new(response.into_body(), MAX_LINE);
+        let mut lines = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
         let mut current = None;
         loop {
             let line = timeout(LINE_TIMEOUT, lines.next::<GraphEvent>()).await;

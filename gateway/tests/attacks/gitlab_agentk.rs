@@ -1,5 +1,6 @@
 //! Attacks by GitLab's agentk: an agent with a valid token, or a stranger, speaks GitLab's protocol to kas.
 
+mod agent_memory;
 #[path = "../scenarios/gitlab_agentk/client.rs"]
 mod client;
 #[path = "../scenarios/gitlab_agentk/messages.rs"]
@@ -131,7 +132,7 @@ impl Sends {
         match self {
             Self::Step(step) => stream.step(step),
             Self::Raw(flag, bytes) => stream.send_raw(flag, &bytes),
-            Self::Beginning(length) => stream.send_beginning(length),
+            Self::Beginning(length) => stream.send_beginning(length, 1),
         }
     }
 }
@@ -614,7 +615,7 @@ async fn token_of_another_agent_opens_no_stream_in_the_connection() {
 async fn hostile_description_of_agentk_is_harmless() {
     let attacked = Attacked::new().await;
     let mut attacker = Agentk::connect(&attacked.world).await;
-    let hostile = "\u{1b}[2J\r\n<script>\u{202e}".repeat(1000);
+    let hostile = "\u{1b}[2J\r\n<script>\u{202e}".repeat(30);
     let meta = messages::AgentMeta {
         version: hostile.clone(),
         commit_id: hostile.clone(),

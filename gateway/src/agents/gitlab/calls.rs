@@ -1,13 +1,7 @@
 //! The methods that GitLab's agentk calls.
 
-use std::{
-    error::Error as _,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::{error::Error as _, pin::Pin, sync::Arc};
 
-use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use gitlab_tunnel::{
     KUBERNETES_METHOD, MAX_MESSAGE, Order,
@@ -16,16 +10,17 @@ use gitlab_tunnel::{
         ReconcileProjectsRequest, RegisterRequest,
     },
 };
-use h2::Reason;
 use http::{Request, Response};
-use http_body::{Body as _, Frame};
+use http_body::Body as _;
 use prost::Message as _;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming, body::Body as GrpcBody};
 use tower::service_fn;
-use tunnel::{Body, BodyError, StreamMonitor};
+use tunnel::{Body, StreamMonitor};
 
-use super::{GitlabConnection, codec::grpc, configuration, flux, gitlab_access, pool::Steps};
+use super::{
+    GitlabConnection, call_body::CallBody, codec::grpc, configuration, flux, gitlab_access, pool::Steps,
+};
 
 const CONNECT: &str = "/gitlab.agent.reverse_tunnel.rpc.ReverseTunnel/Connect";
 const GET_CONFIGURATION: &str = "/gitlab.agent.agent_configuration.rpc.AgentConfiguration/GetConfiguration";
@@ -46,40 +41,18 @@ const UNKNOWN: &str = "unknown";
 /// The responses of a method that has several.
 pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The messages of agentk in one call.
-struct CallBody(Body);
-
-impl http_body::Body for CallBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        Poll::Ready(match ready!(Pin::new(&mut self.0).poll_frame(cx)) {
-            // agentk has cancelled the call.
-            Some(Err(BodyError::Tunnel(error)))
-                if matches!(error.reason(), Some(Reason::CANCEL | Reason::NO_ERROR)) =>
-            {
-                None
-            }
-            polled => polled,
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
-    }
-}
-
 /// Authenticates a call and handles it. The response begins before the call has ended.
 pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<Body>) -> Response<Body> {
     let metrics = connection.server.gitlab_calls.clone();
     let methods = [CONNECT, GET_CONFIGURATION, REGISTER, UNREGISTER, RECONCILE_PROJECTS, GITLAB_ACCESS];
     let method = methods.into_iter().find(|method| *method == request.uri().path()).unwrap_or(UNKNOWN);
-    let response = match connection.admit(request.headers()).await {
-        Ok(_) => dispatch(connection, method, request).await,
+    let (head, body) = request.into_parts();
+    let monitor = body.monitor();
+    let admitted = connection.admit(&head.headers).await.and_then(|agent| {
+        CallBody::new(body, agent.memory()).map_err(|error| Status::resource_exhausted(error.to_string()))
+    });
+    let response = match admitted {
+        Ok(body) => dispatch(connection, method, Request::from_parts(head, body), monitor).await,
         Err(status) => status.into_http(),
     };
     let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
@@ -91,10 +64,9 @@ pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<B
 async fn dispatch(
     connection: Arc<GitlabConnection>,
     method: &'static str,
-    request: Request<Body>,
+    request: Request<CallBody>,
+    monitor: Option<StreamMonitor>,
 ) -> Response<GrpcBody> {
-    let monitor = request.body().monitor();
-    let request = request.map(CallBody);
     match method {
         CONNECT => {
             let service = service_fn(move |request: tonic::Request<Streaming<ConnectRequest>>| {
@@ -106,8 +78,7 @@ async fn dispatch(
         GET_CONFIGURATION => {
             let service = service_fn(move |request: tonic::Request<ConfigurationRequest>| {
                 let connection = Arc::clone(&connection);
-                let configurations = configuration::follow(&connection, request.into_inner());
-                async move { Ok(tonic::Response::new(configurations)) }
+                async move { configuration::follow(&connection, request.into_inner()).map(tonic::Response::new) }
             });
             grpc(MAX_REQUEST).server_streaming(service, request).await
         }

@@ -11,6 +11,7 @@ use tonic::Status;
 
 use super::{
     GitlabConnection,
+    call_body::CALL_BYTES,
     calls::{Responses, until_leaving},
     hello::hello,
 };
@@ -18,22 +19,30 @@ use super::{
 /// The commit of an agent without a configuration. GitLab's agentk refuses an empty one.
 const NO_COMMIT: &str = "0000000000000000000000000000000000000000";
 
+/// The longest id of a commit: a SHA-256.
+const MAX_COMMIT: usize = 64;
+
 /// Returns the versions of the configuration that agentk does not have yet. An invalid version ends the call with an error, as GitLab's
 /// kas does: agentk logs it, and asks again.
 pub(super) fn follow(
     connection: &GitlabConnection,
     request: ConfigurationRequest,
-) -> Responses<ConfigurationResponse> {
-    let ConfigurationRequest { commit_id, agent_meta, .. } = request;
+) -> Result<Responses<ConfigurationResponse>, Status> {
+    let ConfigurationRequest { mut commit_id, agent_meta, .. } = request;
     connection.describe(agent_meta);
+    if commit_id.len() > MAX_COMMIT {
+        commit_id = String::new();
+    }
+    let mut memory = connection.memory();
+    memory.set(CALL_BYTES).map_err(|error| Status::resource_exhausted(error.to_string()))?;
     let admission = connection.agent.get().expect("each call is admitted");
     let hello = hello(admission, &connection.meta.borrow());
     // The poller runs as long as its pusher exists.
     let pusher = connection.server.services.configuration.subscribe(&admission.identity, &hello);
     let identity = admission.identity.clone();
     let url = connection.server.gitlab_url.clone();
-    let state = (pusher.state(), pusher, commit_id);
-    let versions = stream::try_unfold(state, move |(mut state, pusher, last)| {
+    let state = (pusher.state(), pusher, commit_id, memory);
+    let versions = stream::try_unfold(state, move |(mut state, pusher, last, memory)| {
         let (url, identity) = (url.clone(), identity.clone());
         async move {
             loop {
@@ -50,7 +59,7 @@ pub(super) fn follow(
                         let agent = i64::try_from(identity.id.0).unwrap_or_default();
                         let configuration = Some(configuration(update, agent, project, url));
                         let response = ConfigurationResponse { configuration, commit_id: commit.clone() };
-                        return Ok(Some((response, (state, pusher, commit))));
+                        return Ok(Some((response, (state, pusher, commit, memory))));
                     }
                 }
                 if state.changed().await.is_err() {
@@ -59,7 +68,7 @@ pub(super) fn follow(
             }
         }
     });
-    until_leaving(connection, versions)
+    Ok(until_leaving(connection, versions))
 }
 
 fn configuration(

@@ -1,9 +1,9 @@
 //! `GitLabFlux/ReconcileProjects`: pushes to the projects that agentk names, so that it makes Flux reconcile them at once.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, mem, time::Duration};
 
 use ::gitlab::GitLabClient;
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use gitlab_tunnel::messages::{FluxProject, ReconcileProjectsRequest, ReconcileProjectsResponse};
 use router::GitPush;
 use secrecy::SecretString;
@@ -11,15 +11,20 @@ use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{
     GitlabConnection,
+    call_body::CALL_BYTES,
     calls::{Responses, until_leaving},
 };
+use crate::agent_memory::MemoryGuard;
 
 /// The most projects of one agent.
 const MAX_PROJECTS: usize = 10_000;
+/// The bytes that a project needs besides its path.
+const PROJECT_BYTES: usize = 128;
 /// The time for which GitLab's answer is used that the agent may read a project, and that it may not.
 const ACCESS_TTL: [Duration; 2] = [Duration::from_secs(300), Duration::from_secs(60)];
 
@@ -30,9 +35,12 @@ struct ProjectPushes {
     projects: HashMap<String, Option<(Instant, bool)>>,
     gitlab: GitLabClient,
     token: SecretString,
+    /// Counts the projects.
+    _memory: MemoryGuard,
 }
 
-/// Returns a response for each push to one of the projects, if the agent may read it.
+/// Returns a response for each push to one of the projects, if the agent may read it. The call ends when agentk makes another one on the
+/// same connection.
 pub(super) fn follow(
     connection: &GitlabConnection,
     request: ReconcileProjectsRequest,
@@ -41,17 +49,23 @@ pub(super) fn follow(
         return Err(Status::invalid_argument(format!("the request has more than {MAX_PROJECTS} projects")));
     }
     let (gitlab, token) = connection.gitlab()?;
+    let current = CancellationToken::new();
+    mem::replace(&mut *connection.reconciling.lock(), current.clone()).cancel();
+    let bytes: usize = request.project.iter().map(|project| project.id.len() + PROJECT_BYTES).sum();
+    let mut memory = connection.memory();
+    memory.set(CALL_BYTES + bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
     let pushes = ProjectPushes {
         pushes: connection.server.store.pushes(),
         projects: request.project.into_iter().map(|project| (project.id, None)).collect(),
         gitlab: gitlab.clone(),
         token: token.clone(),
+        _memory: memory,
     };
     let responses = stream::unfold(pushes, async |mut pushes| {
         let project = Some(FluxProject { id: pushes.next().await? });
         Some((Ok(ReconcileProjectsResponse { project }), pushes))
     });
-    Ok(until_leaving(connection, responses))
+    Ok(until_leaving(connection, responses.take_until(Box::pin(current.cancelled_owned()))))
 }
 
 impl ProjectPushes {

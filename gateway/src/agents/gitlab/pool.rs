@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures_util::{FutureExt as _, Stream};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use gitlab_tunnel::messages::{ConnectRequest, ConnectResponse};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
@@ -43,10 +43,13 @@ struct PoolState {
 /// A stream that waits for a request. Dropping it ends the call.
 #[derive(Debug)]
 pub(super) struct ReadyStream {
-    incoming: Streaming<ConnectRequest>,
+    incoming: WaitingIncoming,
     monitor: StreamMonitor,
     begin: oneshot::Sender<OpenSteps>,
 }
+
+/// The steps of agentk in a stream that waits for a request. They are read at once: agentk has nothing to send before the request.
+type WaitingIncoming = Arc<Mutex<Option<Streaming<ConnectRequest>>>>;
 
 /// A stream for one request.
 #[derive(Debug)]
@@ -72,7 +75,7 @@ pub(super) struct Steps {
 #[derive(Debug)]
 enum StepsState {
     /// The stream waits for a request.
-    Waiting(oneshot::Receiver<OpenSteps>),
+    Waiting(oneshot::Receiver<OpenSteps>, WaitingIncoming),
     Open(OpenSteps),
     Complete,
 }
@@ -88,6 +91,7 @@ impl ReadyStream {
     /// Begins a request. Returns `None` if agentk has ended the stream.
     pub(super) fn open(self) -> Option<OpenStream> {
         let Self { incoming, monitor, begin } = self;
+        let incoming = incoming.lock().take()?;
         let (outgoing, steps) = mpsc::channel(STEPS);
         let end = Arc::<OnceLock<Status>>::default();
         begin.send(OpenSteps { steps, end: Arc::clone(&end) }).ok()?;
@@ -99,6 +103,8 @@ impl StreamPool {
     /// Adds a stream whose descriptor has arrived, and returns the steps of kas in it. They end at once if the pool is closed.
     pub(super) fn add(&self, incoming: Streaming<ConnectRequest>, monitor: StreamMonitor) -> Steps {
         let (begin, waiting) = oneshot::channel();
+        let incoming = Arc::new(Mutex::new(Some(incoming)));
+        let read = Arc::clone(&incoming);
         let mut state = self.0.state.lock();
         state.next += 1;
         let number = state.next;
@@ -107,7 +113,7 @@ impl StreamPool {
         }
         drop(state);
         self.0.opened.cancel();
-        Steps { state: StepsState::Waiting(waiting), pool: self.clone(), number }
+        Steps { state: StepsState::Waiting(waiting, read), pool: self.clone(), number }
     }
 
     /// Returns the stream that has waited for the longest time, or waits for the next one. `None` if the pool is closed, or if agentk
@@ -200,15 +206,33 @@ impl PoolState {
     }
 }
 
+/// Completes if agentk ends a stream that waits for a request, or sends something in it.
+fn poll_early(incoming: &WaitingIncoming, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+    // A request has the steps otherwise.
+    let mut incoming = incoming.lock();
+    let Some(steps) = incoming.as_mut() else { return Poll::Pending };
+    let early = ready!(steps.poll_next_unpin(cx));
+    *incoming = None;
+    Poll::Ready(match early {
+        None => Ok(()),
+        Some(Ok(_)) => Err(Status::invalid_argument("the stream has a message before its request")),
+        Some(Err(status)) => Err(status),
+    })
+}
+
 impl Stream for Steps {
     type Item = Result<ConnectResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             let (next, ended) = match &mut self.state {
-                StepsState::Waiting(begin) => match ready!(begin.poll_unpin(cx)) {
-                    Ok(open) => (StepsState::Open(open), None),
-                    Err(_) => (StepsState::Complete, None),
+                StepsState::Waiting(begin, incoming) => match begin.poll_unpin(cx) {
+                    Poll::Ready(Ok(open)) => (StepsState::Open(open), None),
+                    Poll::Ready(Err(_)) => (StepsState::Complete, None),
+                    Poll::Pending => match ready!(poll_early(incoming, cx)) {
+                        Err(status) => (StepsState::Complete, Some(status)),
+                        Ok(()) => (StepsState::Complete, None),
+                    },
                 },
                 StepsState::Open(open) => match ready!(open.steps.poll_recv(cx)) {
                     Some(step) => return Poll::Ready(Some(Ok(step))),

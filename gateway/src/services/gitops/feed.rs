@@ -39,6 +39,7 @@ use super::{
     versions::ClusterReader,
 };
 use crate::{
+    agent_memory::AgentMemory,
     kill_switch::RequestAttributes,
     services::{configuration::ConfigurationState, lines::Lines},
 };
@@ -68,6 +69,7 @@ pub(crate) struct GitopsFeed {
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
+    pub(super) memory: AgentMemory,
     /// The version of Kubernetes that agentk named when it opened the tunnel.
     pub(super) kubernetes: Option<String>,
 }
@@ -147,7 +149,7 @@ impl GitopsFeed {
         if !has_projects && (status == StatusCode::NO_CONTENT || status.is_client_error()) {
             return Ok(SubscriptionEnd::NotNeeded);
         }
-        let mut notices = Lines::new(check_status(response)?.into_body(), MAX_LINE);
+        let mut notices = Lines::new(check_status(response)?.into_body(), MAX_LINE).counted(&self.memory);
         let wanted = broadcast::Sender::new(QUEUE);
         let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
         let mut previews = FuturesUnordered::new();
@@ -311,7 +313,8 @@ impl GitopsFeed {
             .body(sync_body(head, files));
         let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
         let response = response.map_err(|_| FeedError::Tunnel("no response in time".to_owned()))?;
-        sent.events = Some(Lines::new(response.map_err(FeedError::Tunnel)?.into_body(), MAX_LINE));
+        let events = Lines::new(response.map_err(FeedError::Tunnel)?.into_body(), MAX_LINE);
+        sent.events = Some(events.counted(&self.memory));
         sent.commit = Some(id);
         self.set_target(target, sent);
         Ok(())

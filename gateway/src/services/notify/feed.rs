@@ -29,6 +29,7 @@ use super::{
     EventOrigin, NotifyService, WantedGuard, access::EventSections, commit_event_id, outbox::Outbox,
 };
 use crate::{
+    agent_memory::AgentMemory,
     kill_switch::RequestAttributes,
     services::{configuration::ConfigurationState, gitops::call, lines::Lines},
 };
@@ -54,6 +55,7 @@ pub(crate) struct NotifyFeed {
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
+    pub(super) memory: AgentMemory,
 }
 
 type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), String>)> + Send + 'a>>;
@@ -94,7 +96,8 @@ impl NotifyFeed {
         let path = format!("{SUBSCRIPTION_PATH}?agent={}", self.agent.id);
         let request = Request::get(path).header(header::SERVICE, ServiceName::NOTIFY).body(Body::empty());
         let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-        let mut lines = Lines::new(response.map_err(|_| "no response in time")??.into_body(), MAX_LINE);
+        let lines = Lines::new(response.map_err(|_| "no response in time")??.into_body(), MAX_LINE);
+        let mut lines = lines.counted(&self.memory);
         let mut outbox = Outbox::default();
         let mut guard = None;
         let mut asked = (Subscription::default(), Instant::now());

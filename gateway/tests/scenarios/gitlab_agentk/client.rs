@@ -269,9 +269,9 @@ impl Call {
         let _ = self.requests.send_data(framed.into(), false);
     }
 
-    /// Sends only the beginning of a message that has this length.
-    pub(crate) fn send_beginning(&mut self, length: u32) {
-        let beginning = [&[0][..], &length.to_be_bytes(), &[0]].concat();
+    /// Sends only so many bytes of a message that has this length.
+    pub(crate) fn send_beginning(&mut self, length: u32, sent: usize) {
+        let beginning = [&[0][..], &length.to_be_bytes(), &vec![0; sent]].concat();
         let _ = self.requests.send_data(beginning.into(), false);
     }
 
