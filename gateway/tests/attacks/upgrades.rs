@@ -313,6 +313,30 @@ async fn attack_27_both_directions_flow_concurrently() {
     writing.await.unwrap();
 }
 
+/// A caller sends before its 101, and the first bytes of the API server arrive together with the head of its 101.
+#[tokio::test]
+async fn attack_27_raw_bytes_that_follow_a_head_at_once_arrive() {
+    let (world, _running) = world(async |mut server: TcpStream| {
+        let head = server::read_head(&mut server).await;
+        assert!(!head.contains("early"), "{head}");
+        let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nfirst output, ";
+        server.write_all(answer.as_bytes()).await.unwrap();
+        let mut input = Vec::new();
+        server.read_to_end(&mut input).await.unwrap();
+        server.write_all(&input).await.unwrap();
+    })
+    .await;
+    let mut caller = world.connect();
+    let request = format!("{}early input", upgrade(&world, SPDY));
+    caller.write_all(request.as_bytes()).await.unwrap();
+    let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
+    assert_eq!(status(&head), 101, "{head}");
+    caller.shutdown().await.unwrap();
+    let mut output = String::new();
+    timeout(SOON, caller.read_to_string(&mut output)).await.unwrap().unwrap();
+    assert_eq!(output, "first output, early input");
+}
+
 #[tokio::test]
 async fn attack_28_disconnect_ends_the_exec() {
     let (ended, mut noticed) = mpsc::unbounded_channel();
