@@ -2,9 +2,12 @@
 
 use std::{fs, process::Stdio, thread};
 
-use crate::support::{
-    Cluster, Installation, Kubectl, KubectlVersion, Process, Simulator, assert_same_output, curl, eventually,
-    path_argument,
+use crate::{
+    support::{
+        Cluster, Installation, Kubectl, KubectlVersion, Process, Simulator, assert_same_output, curl,
+        eventually, path_argument,
+    },
+    upgrades::INPUTS,
 };
 
 const IDLE: &str = "exec sleep 1000";
@@ -49,9 +52,9 @@ fn stdin_eof_closes_one_direction() {
     namespace.pod("shell", IDLE);
     let through =
         [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.in_namespace(&namespace.name));
-    let script = "wc -c; sleep 1; seq 20000; echo end >&2; exit 6";
+    let script = "read line; wc -c; sleep 1; seq 20000; echo end >&2; exit 6";
     let arguments = ["exec", "--stdin", "shell", "--", "sh", "-c", script];
-    for input in ["", "words\n"] {
+    for input in INPUTS {
         let code = assert_same_output(&namespace.kubectl, &[&through[0], &through[1]], &arguments, input);
         assert_eq!(code, 6);
     }

@@ -19,6 +19,13 @@ use crate::support::{
 
 const IDLE: &str = "exec sleep 1000";
 
+/// Inputs for a script that begins with `read line` and then reads to the end, which comes at once or after more bytes.
+///
+/// No input ends before its first line was read. The end of an input without bytes is sometimes lost inside the pod, also
+/// without the tunnel: containerd's shim opens its end of the input's FIFO in the background. If all writers have closed the
+/// FIFO before that, the shim waits for another writer forever, and the program for the end of its input.
+pub(crate) const INPUTS: [&str; 2] = ["line\n", "line\nmore words\n"];
+
 fn with_shell_pod(cluster: &Cluster, topic: &str) -> (Installation, Namespace, [Kubectl; 2]) {
     let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace(topic);

@@ -11,7 +11,7 @@ use crate::{
     support::{
         Cluster, Installation, Kubectl, KubectlVersion, Namespace, assert_same_output, curl, path_argument,
     },
-    upgrades::pod_that_reads,
+    upgrades::{INPUTS, pod_that_reads},
 };
 
 /// The variables of kubectl that switch WebSocket on and off.
@@ -49,8 +49,8 @@ impl Upgrades {
     /// Asserts that both have the same output and exit code. Returns the protocols of exec, attach, cp and port-forward
     /// of each.
     fn compare(&self, direct: &Kubectl, through: &Kubectl, mode: &str) -> [Vec<String>; 2] {
-        let script = "wc -c; seq 20000; echo end >&2; exit 6";
-        for input in ["", "words\n"] {
+        let script = "read line; wc -c; seq 20000; echo end >&2; exit 6";
+        for input in INPUTS {
             let exec = ["exec", "--stdin", "shell", "--", "sh", "-c", script];
             assert_eq!(assert_same_output(direct, &[through], &exec, input), 6, "{mode}");
         }
