@@ -26,6 +26,12 @@ const IDLE: &str = "exec sleep 1000";
 /// FIFO before that, the shim waits for another writer forever, and the program for the end of its input.
 pub(crate) const INPUTS: [&str; 2] = ["line\n", "line\nmore words\n"];
 
+/// A script that prints its input after the end of it.
+///
+/// kubectl sends the end of its input on its own. If that is on its way when the container has ended, the API server or the kubelet
+/// cannot forward it, and then drops the output that it has not forwarded yet, also without the tunnel.
+const READ_ALL: &str = "words=$(cat); echo heard $words";
+
 fn with_shell_pod(cluster: &Cluster, topic: &str) -> (Installation, Namespace, [Kubectl; 2]) {
     let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace(topic);
@@ -150,17 +156,16 @@ fn run_and_attach_reach_the_pod() {
     let attached = agents.run_with_stdin(&["attach", "--stdin", "echoer"], b"some words\n");
     assert_eq!((attached.code, attached.text()), (0, "heard some words\n".to_owned()), "{}", attached.stderr);
 
-    let script = "read line; echo heard $line; exit 5";
+    let script = format!("{READ_ALL}; exit 5");
     let run = ["run", "runner", "--image=busybox:1.35", "--image-pull-policy=Never", "--restart=Never"];
     let rest =
-        ["--stdin", "--rm", "--quiet", "--pod-running-timeout=40s", "--command", "--", "sh", "-c", script];
+        ["--stdin", "--rm", "--quiet", "--pod-running-timeout=40s", "--command", "--", "sh", "-c", &script];
     let ran = agents.run_with_stdin(&[&run[..], &rest].concat(), b"more words\n");
     assert_eq!((ran.code, ran.text()), (5, "heard more words\n".to_owned()), "{}", ran.stderr);
 }
 
 pub(crate) fn pod_that_reads(name: &str) -> String {
-    let mut manifest: serde_json::Value =
-        serde_json::from_str(&pod_manifest(name, "read line; echo heard $line")).unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_str(&pod_manifest(name, READ_ALL)).unwrap();
     let container = &mut manifest["spec"]["containers"][0];
     container["stdin"] = true.into();
     container["stdinOnce"] = true.into();

@@ -40,8 +40,9 @@
 0@1.23 kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/alone --timeout=50s
 0     kubectl logs alone
 0     kubectl delete pod alone --grace-period=0 --force
+# The container prints after the end of its input (see READ_ALL in upgrades.rs).
 5     echo words | kubectl run reader --image=busybox:1.35 --restart=Never --rm --stdin --quiet --command --
-      sh -c 'read line; echo heard $line; exit 5'
+      sh -c 'words=$(cat); echo heard $words; exit 5'
 1     kubectl debug none --image=busybox:1.35
 0     kubectl delete deployment web --cascade=orphan
 0     kubectl get replicasets -o name | wc -l
