@@ -162,14 +162,15 @@ impl AsyncWrite for ServerStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        // TLS writes its close_notify here.
+        self.poll_write_with(cx, (), |io, cx| io.poll_shutdown(cx))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+        io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter, duplex},
         net::{TcpListener, TcpStream},
         time::{Instant, timeout},
     };
@@ -202,6 +203,27 @@ mod tests {
         let mut response = [0; 8];
         client.read_exact(&mut response).await.unwrap();
         assert_eq!(&response, b"response");
+    }
+
+    #[tokio::test]
+    async fn received_bytes_are_read_after_a_failed_shutdown() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        // Its shutdown writes, as that of TLS does.
+        let mut client = ServerStream::new(BufWriter::new(client), TIMEOUT);
+        let (mut server, _) = listener.accept().await.unwrap();
+
+        client.write_all(b"input").await.unwrap();
+        client.flush().await.unwrap();
+        server.write_all(b"output").await.unwrap();
+        server.readable().await.unwrap();
+        drop(server);
+        client.write_all(b"last words").await.unwrap();
+        client.shutdown().await.unwrap();
+
+        let mut output = [0; 6];
+        client.read_exact(&mut output).await.unwrap();
+        assert_eq!(&output, b"output");
     }
 
     #[tokio::test(start_paused = true)]
