@@ -27,7 +27,7 @@ use crate::{
     monitor::{COMPACT_PERIOD, ReceiveStream, ReceivedStreams},
     overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
-    upgrade::{self, UpgradedConnection, UpgradedStream},
+    upgrade::{self, UpgradedConnection},
     websocket::WebSocket,
 };
 
@@ -345,7 +345,7 @@ async fn send_upgrade(
     let Ok(stream) = respond.send_response(head, false) else {
         return;
     };
-    if let Err(error) = upgrade::splice(UpgradedStream::new(stream, raw), outside).await {
+    if let Err(error) = upgrade::splice_cluster(stream, raw, outside).await {
         tracing::debug!(%error, "an upgraded connection was aborted");
     }
 }

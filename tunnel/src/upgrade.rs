@@ -16,7 +16,7 @@
 use std::{fmt, future::poll_fn, io, sync::Arc};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::{
     HeaderMap, HeaderValue, Response, StatusCode, Version,
     header::{CONNECTION, CONTENT_LENGTH, UPGRADE},
@@ -25,7 +25,9 @@ use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{Body, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SMALL_CHUNK};
+use crate::{
+    Body, BodyError, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SMALL_CHUNK,
+};
 
 /// Bytes that are read at once from a connection outside of the tunnel.
 const READ_BYTES: usize = 32 << 10;
@@ -91,9 +93,9 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     match upgraded.0 {
-        RawStream::Http2 { sending, receiving } => {
+        RawStream::Http2 { mut sending, receiving } => {
             let (reader, writer) = tokio::io::split(outside);
-            tokio::try_join!(copy_outward(receiving, writer), copy_inward(reader, sending))?;
+            tokio::try_join!(copy_outward(receiving, writer), copy_inward(reader, &mut sending))?;
         }
         RawStream::Io { mut io, .. } => {
             let mut outside = outside;
@@ -101,6 +103,25 @@ where
         }
     }
     Ok(())
+}
+
+/// Copies both ways between the tunnel and the connection of a cluster, as [`splice`] does. The bytes that were read before an error still
+/// arrive at kas.
+pub(crate) async fn splice_cluster<T>(
+    mut sending: SendStream<Bytes>,
+    receiving: ReceiveStream,
+    cluster: T,
+) -> io::Result<()>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let (reader, writer) = tokio::io::split(cluster);
+    let copied = tokio::try_join!(copy_outward(receiving, writer), copy_inward(reader, &mut sending));
+    if copied.is_err() {
+        // h2 discards unsent bytes when an unfinished stream is dropped. This fails if kas has reset the stream.
+        let _ = sending.send_data(Bytes::new(), true);
+    }
+    copied.map(|_| ())
 }
 
 /// Copies both ways between two tunnels, until both directions have ended.
@@ -188,8 +209,8 @@ pub(crate) fn connect_response(mut headers: HeaderMap) -> Response<()> {
 }
 
 async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
-    while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
-        let mut data = data.map_err(io::Error::other)?;
+    while let Some(data) = next_data(&receiving).await {
+        let mut data = data?;
         while !data.is_empty() {
             let written = outside.write(&data).await?;
             if written == 0 {
@@ -204,14 +225,14 @@ async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + U
     outside.shutdown().await
 }
 
-async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Bytes>) -> io::Result<()> {
+async fn copy_inward(mut outside: impl AsyncRead + Unpin, sending: &mut SendStream<Bytes>) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(READ_BYTES);
         let read = tokio::select! {
             read = outside.read_buf(&mut buffer) => read?,
             // Without this branch, a reset is detected only when there are bytes to send.
-            reset = wait_reset(&mut sending) => return Err(reset),
+            reset = wait_reset(sending) => return reset,
         };
         if read == 0 {
             return sending.send_data(Bytes::new(), true).map_err(io::Error::other);
@@ -224,20 +245,20 @@ async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStrea
         } else {
             buffer.split().freeze()
         };
-        send_all(data, &mut sending).await?;
+        send_all(data, sending).await?;
     }
 }
 
 async fn copy_across(receiving: ReceiveStream, mut sending: SendStream<Bytes>) -> io::Result<()> {
     loop {
         let data = tokio::select! {
-            data = poll_fn(|cx| receiving.poll_data(cx)) => data,
-            reset = wait_reset(&mut sending) => return Err(reset),
+            data = next_data(&receiving) => data,
+            reset = wait_reset(&mut sending) => return reset,
         };
         let Some(data) = data else {
             return sending.send_data(Bytes::new(), true).map_err(io::Error::other);
         };
-        let data = data.map_err(io::Error::other)?;
+        let data = data?;
         let length = data.len();
         send_all(data, &mut sending).await?;
         // Released after the send: a slow receiver slows its own stream and no other.
@@ -245,11 +266,27 @@ async fn copy_across(receiving: ReceiveStream, mut sending: SendStream<Bytes>) -
     }
 }
 
-/// Waits until the other end resets the stream or the connection ends. Returns the reason.
-async fn wait_reset(sending: &mut SendStream<Bytes>) -> io::Error {
+/// Returns the next bytes, or `None` at the end.
+///
+/// agentk ends its half before it resets a stream with NO_ERROR, and h2 returns that reset in place of the end.
+async fn next_data(receiving: &ReceiveStream) -> Option<io::Result<Bytes>> {
+    match poll_fn(|cx| receiving.poll_data(cx)).await? {
+        Ok(data) => Some(Ok(data)),
+        Err(BodyError::Tunnel(error)) if error.reason() == Some(Reason::NO_ERROR) => None,
+        Err(error) => Some(Err(io::Error::other(error))),
+    }
+}
+
+/// Waits until the other end resets the stream or the connection ends.
+///
+/// # Errors
+///
+/// The reason, unless it is NO_ERROR: then the other end has sent everything, and only reads no more (RFC 9113 section 8.1).
+async fn wait_reset(sending: &mut SendStream<Bytes>) -> io::Result<()> {
     match poll_fn(|cx| sending.poll_reset(cx)).await {
-        Ok(reason) => io::Error::other(h2::Error::from(reason)),
-        Err(error) => io::Error::other(error),
+        Ok(Reason::NO_ERROR) => Ok(()),
+        Ok(reason) => Err(io::Error::other(h2::Error::from(reason))),
+        Err(error) => Err(io::Error::other(error)),
     }
 }
 

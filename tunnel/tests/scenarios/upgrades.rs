@@ -192,3 +192,29 @@ async fn tiny_chunks_to_a_stopped_reader_keep_the_tunnel_open() {
     cluster.read_exact(&mut received).await.unwrap();
     assert!(received.iter().all(|byte| *byte == b'x'));
 }
+
+/// The API server resets its connection after its output, for example since it has not read the end of the input.
+#[tokio::test(start_paused = true)]
+async fn output_before_a_reset_reaches_a_slow_caller() {
+    const OUTPUT: usize = 40_000;
+    let pair = pair(move |_: Request<Body>| async move {
+        let reset = Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+        let output = futures_util::stream::iter([Ok(Bytes::from(vec![b'x'; OUTPUT])), reset]);
+        let output = tokio::io::join(tokio_util::io::StreamReader::new(output), tokio::io::empty());
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+        response.extensions_mut().insert(upgrade::UpgradedConnection::new(output));
+        response
+    })
+    .await;
+    let mut response = pair.tunnel.call(exec()).await.unwrap();
+    let (near, mut caller) = tokio::io::duplex(16);
+    let splice = tokio::spawn(upgrade::splice(upgrade::take(&mut response).unwrap(), near));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let mut received = Vec::new();
+    caller.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received.len(), OUTPUT);
+    splice.await.unwrap().unwrap();
+}
