@@ -30,7 +30,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use settings::{ConfigError, KeyLocations, parse, read_text};
 
-use self::gitlab_keys::{ExternalConfig, GitLabKey};
+use self::gitlab_keys::ExternalConfig;
 use crate::cors::Origin;
 
 pub use self::agent::{
@@ -40,6 +40,7 @@ pub use self::agent::{
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
+pub(crate) use self::gitlab_keys::GitLabKey;
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::listeners::ListenNetwork;
 pub use self::managed_resources::ManagedResourcesConfig;
@@ -116,11 +117,13 @@ impl Config {
         let text = read_text(file)?;
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
-        config.check_sources(file)?;
-        config.check_gitlab_keys(file)?;
-        config.apply_networks(file)?;
-        config.check_proxies(file)?;
-        config.check_web(file)?;
+        ConfigError::check_all([
+            config.check_sources(file),
+            config.check_gitlab_keys(file),
+            config.apply_networks(file),
+            config.check_proxies(file),
+            config.check_web(file),
+        ])?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [

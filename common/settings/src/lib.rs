@@ -14,4 +14,7 @@ pub use self::bounds::{AnyDuration, Rate, Timeout, Within};
 pub use self::file::{read_text, unreadable};
 pub use self::network::Network;
 pub use self::secret::{KeySet, Secret, SecretError, SecretFile, SecretKey};
-pub use self::yaml::{Budget, ConfigError, KeyLocations, Location, Spanned, parse, parse_with_budget};
+pub use self::yaml::{
+    Budget, ConfigError, DuplicateKeyPolicy, KeyLocations, Location, Options, Spanned, options, parse,
+    parse_with_budget, parse_with_options,
+};

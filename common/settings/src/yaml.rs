@@ -1,5 +1,6 @@
 //! Parses YAML text. Errors name file, line, column and key.
 
+mod errors;
 mod keys;
 
 use std::{
@@ -9,12 +10,13 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
-pub use serde_saphyr::{Budget, Location, Spanned};
+use serde_path_to_error::Path as KeyPath;
+pub use serde_saphyr::{Budget, DuplicateKeyPolicy, Location, Options, Spanned, options};
 use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 
 pub use self::keys::KeyLocations;
 
-/// The reason why a configuration file cannot be used.
+/// The reason why a configuration file cannot be used. A file with several errors has all of them, each on a line of its own.
 #[derive(Debug, thiserror::Error)]
 pub struct ConfigError {
     file: PathBuf,
@@ -22,34 +24,80 @@ pub struct ConfigError {
     at: Option<(u64, u64)>,
     key: Option<String>,
     what: String,
+    /// The other errors.
+    others: Vec<Self>,
+}
+
+/// An error with the path of its value.
+struct TrackedError {
+    path: KeyPath,
+    at: Option<(u64, u64)>,
+    what: String,
 }
 
 impl ConfigError {
     /// Creates an error about the value at a location.
     pub fn new(file: &Path, at: Location, key: impl Into<String>, what: impl Into<String>) -> Self {
         let at = Some((at.line(), at.column()));
-        Self { file: file.to_owned(), at, key: Some(key.into()), what: what.into() }
+        Self { file: file.to_owned(), at, key: Some(key.into()), what: what.into(), others: Vec::new() }
     }
 
     /// Creates an error about a key. If the file does not set the key, the location is that of its section.
     pub fn about(file: &Path, keys: &KeyLocations, key: impl Into<String>, what: impl Into<String>) -> Self {
         let key = key.into();
-        Self { file: file.to_owned(), at: keys.locate(&key), key: Some(key), what: what.into() }
+        Self {
+            file: file.to_owned(),
+            at: keys.locate(&key),
+            key: Some(key),
+            what: what.into(),
+            others: Vec::new(),
+        }
     }
 
     /// Creates an error about a place that has no key: its line and column, from 1.
     pub fn at(file: &Path, place: (u64, u64), what: impl Into<String>) -> Self {
-        Self { file: file.to_owned(), at: Some(place), key: None, what: what.into() }
+        Self { file: file.to_owned(), at: Some(place), key: None, what: what.into(), others: Vec::new() }
     }
 
     /// Creates an error about the file as a whole.
     pub fn whole(file: &Path, what: impl Into<String>) -> Self {
-        Self { file: file.to_owned(), at: None, key: None, what: what.into() }
+        Self { file: file.to_owned(), at: None, key: None, what: what.into(), others: Vec::new() }
     }
-}
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Combines errors, in the order of their lines.
+    pub fn several(errors: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let mut errors: Vec<Self> = errors.into_iter().flat_map(Self::into_parts).collect();
+        errors.sort_by_key(|error| error.at);
+        let mut errors = errors.into_iter();
+        let first = errors.next()?;
+        Some(Self { others: errors.collect(), ..first })
+    }
+
+    /// Returns an error with all errors of several checks.
+    ///
+    /// # Errors
+    ///
+    /// A check has failed.
+    pub fn check_all(checks: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+        Self::several(checks.into_iter().filter_map(Result::err)).map_or(Ok(()), Err)
+    }
+
+    /// Returns the text on one line, for logs and reports.
+    pub fn to_line(&self) -> String {
+        self.to_string().replace('\n', "; ")
+    }
+
+    fn into_parts(mut self) -> Vec<Self> {
+        let others = std::mem::take(&mut self.others);
+        [self].into_iter().chain(others).collect()
+    }
+
+    /// Returns whether another error is about the same problem of the same key.
+    fn has_problem_of(&self, other: &Self) -> bool {
+        self.key == other.key && self.what == other.what
+    }
+
+    fn fmt_one(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
         if let Some((line, column)) = self.at {
             write!(f, ":{line}:{column}")?;
@@ -59,6 +107,16 @@ impl fmt::Display for ConfigError {
             write!(f, ": {}", key.escape_debug())?;
         }
         write!(f, ": {}", self.what)
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_one(f)?;
+        self.others.iter().try_for_each(|other| {
+            f.write_str("\n")?;
+            other.fmt_one(f)
+        })
     }
 }
 
@@ -73,28 +131,40 @@ pub fn parse_with_budget<T: DeserializeOwned>(
     text: &str,
     budget: Budget,
 ) -> Result<T, ConfigError> {
-    let options = serde_saphyr::options! { budget: Some(budget) };
+    parse_with_options(file, text, options! { budget: Some(budget) })
+}
+
+/// Parses the text of a file with the options of the library. Errors name `file`.
+pub fn parse_with_options<T: DeserializeOwned>(
+    file: &Path,
+    text: &str,
+    options: Options,
+) -> Result<T, ConfigError> {
     if let Ok(parsed) = serde_saphyr::from_str_with_options(text, options.clone()) {
         return Ok(parsed);
     }
 
-    // Parsing with the path of the key takes twice the time, so only a text with an error is parsed that way.
-    let mut track = serde_path_to_error::Track::new();
-    let parsed = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
-        T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
-    });
+    let Err(TrackedError { path, at, what }) = parse_tracked::<T>(text, &options) else {
+        unreachable!("the text was parsed with the same options")
+    };
+    let first =
+        ConfigError { file: file.to_owned(), at, key: key(&path.to_string()), what, others: Vec::new() };
+    Err(errors::all_errors::<T>(file, text, &options, first))
+}
 
+/// Parses a text with the path of the value in errors, which takes twice the time.
+fn parse_tracked<T: DeserializeOwned>(text: &str, options: &Options) -> Result<T, TrackedError> {
+    let mut track = serde_path_to_error::Track::new();
+    let parsed =
+        serde_saphyr::with_deserializer_from_str_with_options(text, options.clone(), |deserializer| {
+            T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
+        });
     parsed.map_err(|error| {
         let error = error.without_snippet();
         let what = error.render_with_formatter(&PlainMessages);
         // The location is displayed before the message.
-        let what = what.rsplit_once(" at line ").map_or(&*what, |(what, _)| what);
-        ConfigError {
-            file: file.to_owned(),
-            at: error.location().map(|at| (at.line(), at.column())),
-            key: key(&track.path().to_string()),
-            what: what.to_owned(),
-        }
+        let what = what.rsplit_once(" at line ").map_or(&*what, |(what, _)| what).to_owned();
+        TrackedError { path: track.path(), at: error.location().map(|at| (at.line(), at.column())), what }
     })
 }
 
@@ -120,11 +190,16 @@ impl MessageFormatter for PlainMessages {
             Error::DuplicateMappingKey { key: Some(key), .. } => {
                 format!("the key {key} is set twice: remove one of them").into()
             }
-            Error::SerdeMissingField { field, .. } => format!("the key {field} is missing").into(),
+            Error::SerdeMissingField { field, .. } => missing(field).into(),
             Error::Budget { .. } => "the file has too many entries".into(),
             error => UserMessageFormatter.format_message(error),
         }
     }
+}
+
+/// Returns the message about a key that is missing.
+fn missing(key: &str) -> String {
+    format!("the key {key} is missing")
 }
 
 /// Returns the message about a value that is not of a Rust type.

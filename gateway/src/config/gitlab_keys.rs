@@ -11,7 +11,7 @@ use super::Config;
 
 /// The presence of a key of GitLab's kas in the file. Its value is not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct GitLabKey(bool);
+pub(crate) struct GitLabKey(bool);
 
 /// A section of GitLab's kas with the path of an HTTP endpoint.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -38,12 +38,15 @@ impl EndpointConfig {
 
 impl Config {
     /// Returns all keys that are ignored, and whether the file has them.
-    fn ignored(&self) -> [(&'static str, GitLabKey); 19] {
+    fn ignored(&self) -> [(&'static str, GitLabKey); 22] {
         let (agent, observability) = (&self.agent, &self.observability);
         let api = self.api.as_ref().map(|api| &api.listen);
         let private = self.private_api.as_ref().map(|api| &api.listen);
         let redis = self.redis.as_ref();
         [
+            ("agent.gitops.max_number_of_paths", agent.gitops.max_number_of_paths),
+            ("agent.gitops.project_info_cache_error_ttl", agent.gitops.project_info_cache_error_ttl),
+            ("agent.gitops.project_info_cache_ttl", agent.gitops.project_info_cache_ttl),
             (
                 "agent.kubernetes_api.websocket_token_secret_file",
                 agent.kubernetes_api.websocket_token_secret_file,
@@ -117,12 +120,10 @@ impl Config {
         ]
     }
 
-    /// Returns an error for a key that asks for something that kas does not do.
+    /// Returns an error for all keys that ask for something that kas does not do.
     pub(super) fn check_gitlab_keys(&self, file: &Path) -> Result<(), ConfigError> {
-        match self.refused().into_iter().find(|(_, is_set, _)| *is_set) {
-            Some((key, _, reason)) => Err(self.error(file, key, reason)),
-            None => Ok(()),
-        }
+        let refused = self.refused().into_iter().filter(|(_, is_set, _)| *is_set);
+        ConfigError::check_all(refused.map(|(key, _, reason)| Err(self.error(file, key, reason))))
     }
 
     /// Returns the keys of the file that are ignored, with their lines.
@@ -167,6 +168,7 @@ mod tests {
 
     const OMNIBUS: &str = include_str!("../../tests/command_line/gitlab/omnibus.yaml");
     const CHART: &str = include_str!("../../tests/command_line/gitlab/chart.yaml");
+    const VERSION_16: &str = include_str!("../../tests/command_line/gitlab/version-16.yaml");
 
     fn read(text: &str) -> Result<Config, String> {
         let file = Path::new("kas.yaml");
@@ -285,9 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn files_of_both_packages_are_accepted() {
-        for text in [OMNIBUS, CHART] {
+    fn files_of_both_packages_and_of_version_16_are_accepted() {
+        for text in [OMNIBUS, CHART, VERSION_16] {
             read(text).unwrap();
         }
+    }
+
+    #[test]
+    fn all_refused_keys_are_named_at_once() {
+        let text = "identity: {file: i}\nobservability:\n  listen: {certificate_file: a, key_file: b}\n  prometheus: {url_path: /m}\n";
+        let error = read(text).unwrap_err();
+        assert_eq!(error.lines().count(), 3, "{error}");
     }
 }

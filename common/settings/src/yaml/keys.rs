@@ -1,16 +1,23 @@
 //! Locations of the keys of a file, for errors about values that were parsed before.
 
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+};
 
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
 };
-use serde_saphyr::Spanned;
+use serde_saphyr::{DuplicateKeyPolicy, Spanned};
 
 /// Line and column of each key and of each element of a list, by its path (`agents[0].name`).
 #[derive(Clone, Debug, Default)]
-pub struct KeyLocations(HashMap<String, (u64, u64)>);
+pub struct KeyLocations {
+    places: HashMap<String, (u64, u64)>,
+    /// The keys that a section has twice, each with the place of the second one.
+    repeated: Vec<(String, (u64, u64))>,
+}
 
 /// A value: a mapping, a list, or any other value, which has no keys.
 enum Node {
@@ -23,7 +30,9 @@ impl KeyLocations {
     /// Parses the text of a file. A text that is not YAML has no keys.
     pub fn parse(text: &str) -> Self {
         let mut keys = Self::default();
-        if let Ok(node) = serde_saphyr::from_str::<Node>(text) {
+        // The visitor receives each entry of a mapping.
+        let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
+        if let Ok(node) = serde_saphyr::from_str_with_options::<Node>(text, options) {
             keys.insert("", node);
         }
         keys
@@ -32,29 +41,40 @@ impl KeyLocations {
     fn insert(&mut self, section: &str, node: Node) {
         match node {
             Node::Mapping(entries) => {
+                let mut names = HashSet::new();
                 for (key, value) in entries {
+                    let is_new = names.insert(key.value.clone());
                     let path =
                         if section.is_empty() { key.value } else { format!("{section}.{}", key.value) };
+                    let place = (key.referenced.line(), key.referenced.column());
+                    if !is_new {
+                        self.repeated.push((path.clone(), place));
+                    }
+                    self.places.insert(path.clone(), place);
                     self.insert(&path, value);
-                    self.0.insert(path, (key.referenced.line(), key.referenced.column()));
                 }
             }
             Node::List(elements) => {
                 for (index, element) in elements.into_iter().enumerate() {
                     let path = format!("{section}[{index}]");
                     self.insert(&path, element.value);
-                    self.0.insert(path, (element.referenced.line(), element.referenced.column()));
+                    self.places.insert(path, (element.referenced.line(), element.referenced.column()));
                 }
             }
             Node::Other => {}
         }
     }
 
+    /// Returns the keys that a section has twice, each with the place of the second one.
+    pub fn repeated(&self) -> &[(String, (u64, u64))] {
+        &self.repeated
+    }
+
     /// Returns line and column of a key, or of the closest section around it that the file has.
     pub fn locate(&self, key: &str) -> Option<(u64, u64)> {
         let mut key = key;
         loop {
-            if let Some(&at) = self.0.get(key) {
+            if let Some(&at) = self.places.get(key) {
                 return Some(at);
             }
             key = &key[..key.rfind(['.', '['])?];
@@ -143,5 +163,12 @@ mod tests {
             assert_eq!(keys.locate(key), at, "{key}");
         }
         assert_eq!(KeyLocations::parse("a: [").locate("a"), None);
+    }
+
+    #[test]
+    fn repeated_key_is_located_at_the_last_one() {
+        let keys = KeyLocations::parse("a: {b: 1}\nc:\n- {d: 1, d: 2}\na: 2\n");
+        assert_eq!(keys.repeated(), [("c[0].d".to_owned(), (3, 10)), ("a".to_owned(), (4, 1))]);
+        assert_eq!((keys.locate("a"), keys.locate("c")), (Some((4, 1)), Some((2, 1))));
     }
 }

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use settings::{ConfigError, Network, Rate, Spanned, Timeout, Within};
 
 use super::sources::SourceSettings;
+use crate::config::GitLabKey;
 
 /// This program, which sets the limits of programs that render.
 const LIMITER: &str = "/proc/self/exe";
@@ -42,6 +43,12 @@ pub struct GitopsConfig {
     /// The most files of a project.
     #[serde(with = "Within::<1, 20_000>")]
     pub max_number_of_files: usize,
+    /// Ignored: a project may have 100 paths.
+    pub(crate) max_number_of_paths: GitLabKey,
+    /// Ignored: kas keeps GitLab's answers about projects for a fixed time.
+    pub(crate) project_info_cache_ttl: GitLabKey,
+    /// Ignored, like `project_info_cache_ttl`.
+    pub(crate) project_info_cache_error_ttl: GitLabKey,
     /// The networks to which registries may redirect. Without them, all but addresses with a special meaning.
     #[schemars(with = "Vec<String>")]
     pub allowed_networks: Vec<Network>,
@@ -103,6 +110,9 @@ impl Default for GitopsConfig {
             max_manifest_file_size: 5 << 20,
             max_total_manifest_file_size: 20 << 20,
             max_number_of_files: 1000,
+            max_number_of_paths: GitLabKey::default(),
+            project_info_cache_ttl: GitLabKey::default(),
+            project_info_cache_error_ttl: GitLabKey::default(),
             allowed_networks: Vec::new(),
             render: GitopsRenderConfig::default(),
             repositories: Vec::new(),
