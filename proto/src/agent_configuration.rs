@@ -1,14 +1,16 @@
 //! The configuration file of an agent, `.gitlab/agents/<name>/config.yaml`, and the request that carries it to agentk.
 //!
-//! The keys are those of GitLab's agent, and `scope`. Sections of features that do not exist here are accepted, so that a file
-//! of GitLab works unchanged, and [`AgentConfiguration::warnings`] names them. All other unknown keys are errors.
+//! The keys are those of GitLab's agent, and `scope`. Sections of features that do not exist here are accepted with any keys, so
+//! that a file of GitLab works unchanged, and [`AgentConfiguration::warnings`] names them. All other unknown keys are errors.
 
 mod access;
 pub mod alerts;
 pub mod environments;
+mod gitlab_syntax;
 pub mod gitops;
 pub mod graph;
 pub mod notify;
+mod unset;
 mod update;
 
 use std::path::Path;
@@ -26,7 +28,8 @@ pub use self::{
         ProvisionSettings, TemplateFile,
     },
 };
-use settings::{Budget, ConfigError, KeyLocations, parse_with_budget};
+use self::{gitlab_syntax::GitLabSyntax, unset::null_as_default};
+use settings::{Budget, ConfigError, DuplicateKeyPolicy, KeyLocations, Options, options, parse_with_options};
 
 /// The default limit of a file, in bytes, which is that of GitLab's kas.
 pub const DEFAULT_MAX_BYTES: usize = 128 << 10;
@@ -54,7 +57,7 @@ pub struct AgentConfiguration {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gitops: Option<gitops::Gitops>,
     /// The environments whose objects are in the cluster.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub environments: Vec<environments::NamedEnvironment>,
     /// The graph of what runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,6 +83,9 @@ pub struct AgentConfiguration {
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Value>,
+    /// A sentence for each part of the file that GitLab's parser drops.
+    #[serde(skip)]
+    dropped: Vec<String>,
 }
 
 /// Section `events`.
@@ -114,17 +120,21 @@ pub struct Logging {
     pub grpc_level: Option<LogLevel>,
 }
 
-/// A level of the log.
+/// A level of the log, by its word or its number in GitLab's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Events of interest for operators.
+    #[serde(alias = "0")]
     Info,
     /// Details for the search of a defect.
+    #[serde(alias = "1")]
     Debug,
     /// Problems that agentk handles.
+    #[serde(alias = "2")]
     Warn,
     /// Problems that agentk does not handle.
+    #[serde(alias = "3")]
     Error,
 }
 
@@ -144,27 +154,43 @@ impl AgentConfiguration {
     /// The text is not YAML, has an unknown key or an invalid value, or expands to too many nodes. The error names file, line and
     /// key.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        let parsed: Option<Self> = parse_with_budget(file, text, budget())?;
-        let configuration = parsed.unwrap_or_default();
-        configuration
-            .validate()
-            .map_err(|(key, what)| ConfigError::about(file, &KeyLocations::parse(text), key, what))?;
-        Ok(configuration)
+        let syntax = GitLabSyntax::new(text);
+        let parsed: Result<Option<Self>, _> = parse_with_options(file, syntax.text, parser_options());
+        let keys = KeyLocations::parse(syntax.text);
+        let checked = syntax.check(file, &keys);
+        let (parsed, dropped) = match (parsed, checked) {
+            (Ok(parsed), Ok(dropped)) => (parsed.unwrap_or_default(), dropped),
+            (parsed, checked) => {
+                let errors = parsed.err().into_iter().chain(checked.err());
+                return Err(ConfigError::several(errors).expect("one of both has failed"));
+            }
+        };
+        let about = |(key, what)| ConfigError::about(file, &keys, key, what);
+        ConfigError::check_all(parsed.validate().map(|result| result.map_err(about)))?;
+        Ok(Self { dropped, ..parsed })
     }
 
-    /// Returns the key and the problem of the first invalid value.
-    fn validate(&self) -> Result<(), (String, String)> {
-        if let Some(scope) = &self.scope {
-            scope.validate().map_err(|what| ("scope.namespaces".to_owned(), what))?;
-        }
-        self.gitops.iter().try_for_each(gitops::Gitops::validate)?;
-        environments::validate(&self.environments)?;
-        self.graph.iter().try_for_each(graph::GraphSection::validate)?;
-        self.notify.iter().try_for_each(notify::Notify::validate)?;
-        self.flux.iter().try_for_each(notify::Flux::validate)?;
-        self.alerts.iter().try_for_each(alerts::AlertsSection::validate)?;
-        self.ci_access.iter().try_for_each(CiAccess::validate)?;
-        self.user_access.iter().try_for_each(UserAccess::validate)
+    /// Returns the configuration of a file as its text has it, for GitLab: without the defaults of the other keys.
+    pub fn as_written(&self, text: &str) -> Value {
+        let mut value = serde_json::to_value(self).expect("serializable");
+        gitlab_syntax::remove_defaults(&mut value, GitLabSyntax::new(text).text);
+        value
+    }
+
+    /// Returns the key and the problem of the first invalid value of each section.
+    fn validate(&self) -> [Result<(), (String, String)>; 9] {
+        let scope = self.scope.iter().try_for_each(Scope::validate);
+        [
+            scope.map_err(|what| ("scope.namespaces".to_owned(), what)),
+            self.gitops.iter().try_for_each(gitops::Gitops::validate),
+            environments::validate(&self.environments),
+            self.graph.iter().try_for_each(graph::GraphSection::validate),
+            self.notify.iter().try_for_each(notify::Notify::validate),
+            self.flux.iter().try_for_each(notify::Flux::validate),
+            self.alerts.iter().try_for_each(alerts::AlertsSection::validate),
+            self.ci_access.iter().try_for_each(CiAccess::validate),
+            self.user_access.iter().try_for_each(UserAccess::validate),
+        ]
     }
 
     /// Returns a sentence for each key that is accepted and has no effect.
@@ -176,11 +202,17 @@ impl AgentConfiguration {
             ("remote_development", self.remote_development.is_some()),
             ("config", self.config.is_some()),
             ("observability.google_profiler", observability.is_some_and(|it| it.google_profiler.is_some())),
-            ("observability.logging.grpc_level", logging.is_some_and(|it| it.grpc_level.is_some())),
         ];
         let absent = absent.into_iter().filter(|(_, is_set)| *is_set);
-        let absent = absent.map(|(key, _)| format!("{key} has no effect: agentk does not have this feature"));
-        absent.collect()
+        let absent = absent.map(|(key, _)| {
+            format!("{key} has no effect in the cluster: kas sends this feature of GitLab to no agentk, also not to that of GitLab")
+        });
+        let grpc_level = logging.is_some_and(|logging| logging.grpc_level.is_some());
+        let grpc_level = grpc_level.then(|| {
+            "observability.logging.grpc_level has an effect with GitLab's agentk only: agentk of kas does not use gRPC".to_owned()
+        });
+        let flux = self.flux.as_ref().and_then(notify::Flux::warning);
+        self.dropped.iter().cloned().chain(absent).chain(grpc_level).chain(flux).collect()
     }
 
     /// Returns the keys of the webhooks, which the policy of agentk may refuse.
@@ -190,7 +222,7 @@ impl AgentConfiguration {
             let count = entry.webhooks.len();
             (0..count).map(move |index| notify::webhook_key(project, index))
         });
-        let flux = self.flux.as_ref().and_then(|flux| flux.webhook_receiver_url.as_ref());
+        let flux = self.flux.as_ref().and_then(notify::Flux::receiver);
         webhooks.chain(flux.map(|_| notify::RECEIVER_KEY.to_owned())).collect()
     }
 
@@ -244,6 +276,11 @@ impl LogLevel {
 fn is_namespace(name: &str) -> bool {
     let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     inner && (1..=63).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+/// Returns the options of the parser, which takes the last one of several keys, as GitLab's does.
+fn parser_options() -> Options {
+    options! { budget: Some(budget()), duplicate_keys: DuplicateKeyPolicy::LastWins }
 }
 
 /// Returns the limits of the parser: the nodes that fit into the largest file, and few aliases.

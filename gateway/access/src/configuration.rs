@@ -25,7 +25,7 @@ pub trait ConfigurationSource: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<Option<Reading>, ReadError>>;
 }
 
-/// Receives each configuration that comes into force, as JSON.
+/// Receives each configuration that comes into force, as JSON with the keys of its file.
 ///
 /// It is called on a thread of a runtime and must not block. Each replica that holds a tunnel of the agent calls it.
 pub type ConfigurationObserver = Arc<dyn Fn(&AgentIdentity, &Arc<Value>) + Send + Sync>;

@@ -2,15 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::unset::{null_as_default, text};
+
 /// Section `ci_access`: the CI jobs that may use the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CiAccess {
     /// Projects, by their full path.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub projects: Vec<CiAuthorization>,
     /// Groups with their descendants, by their full path.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<CiAuthorization>,
     /// All projects of the GitLab instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,13 +26,13 @@ pub struct CiAuthorization {
     /// The full path.
     pub id: String,
     /// The namespace in the kubeconfig of the job.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "text", skip_serializing_if = "Option::is_none")]
     pub default_namespace: Option<String>,
     /// The identity of the job in the cluster. The default is that of agentk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_as: Option<CiAccessAs>,
     /// Names of environments, which may contain `*`. The default is all jobs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub environments: Vec<String>,
     /// True if only jobs of protected branches may use the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,13 +61,13 @@ pub struct Impersonate {
     /// The name of the user.
     pub username: String,
     /// The groups of the user.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
     /// The uid of the user.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "text", skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
     /// Further attributes of the user.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub extra: Vec<Extra>,
 }
 
@@ -84,7 +86,7 @@ pub struct Extra {
 #[serde(deny_unknown_fields)]
 pub struct ResourceManagement {
     /// True if GitLab may manage resources.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub enabled: bool,
 }
 
@@ -96,10 +98,10 @@ pub struct UserAccess {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_as: Option<UserAccessAs>,
     /// Projects whose developers may use the agent.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub projects: Vec<UserAuthorization>,
     /// Groups whose developers may use the agent.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<UserAuthorization>,
     /// All users of the GitLab instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]

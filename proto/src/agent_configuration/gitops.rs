@@ -14,7 +14,10 @@ pub use self::{
     field_path::{FieldPath, PathSegment},
     run_as::RunAs,
 };
-use super::is_namespace;
+use super::{
+    is_namespace,
+    unset::{null_as_default, text},
+};
 
 /// The most projects of an agent.
 const MAX_PROJECTS: usize = 100;
@@ -22,6 +25,10 @@ const MAX_PROJECTS: usize = 100;
 const MAX_PATHS: usize = 100;
 /// The longest name of a release of helm.
 const MAX_RELEASE_NAME: usize = 53;
+/// The namespace of namespaced objects that name none.
+const DEFAULT_NAMESPACE: &str = "default";
+/// The time for objects to become healthy, or to disappear.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The longest id of a project, in bytes.
 const MAX_ID: usize = 255;
 
@@ -30,7 +37,7 @@ const MAX_ID: usize = 255;
 #[serde(deny_unknown_fields)]
 pub struct Gitops {
     /// The projects whose manifests are applied.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub manifest_projects: Vec<ManifestProject>,
 }
 
@@ -49,22 +56,28 @@ pub struct ManifestProject {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#ref: Option<GitRef>,
     /// The namespace of namespaced objects that name none.
+    #[serde(deserialize_with = "default_namespace")]
     pub default_namespace: String,
     /// The files. A file that two globs match is applied once.
+    #[serde(deserialize_with = "default_paths")]
     pub paths: Vec<ManifestPath>,
     /// The time that the objects may take to become healthy. Zero: the sync does not wait.
-    #[serde(with = "AnyDuration")]
+    #[serde(with = "default_timeout")]
     pub reconcile_timeout: Duration,
     /// The kind of dry run, if there is one.
+    #[serde(deserialize_with = "null_as_default")]
     pub dry_run_strategy: DryRunStrategy,
     /// Objects that left Git are deleted.
+    #[serde(deserialize_with = "default_prune")]
     pub prune: bool,
     /// The time that deleted objects may take to disappear.
-    #[serde(with = "AnyDuration")]
+    #[serde(with = "default_timeout")]
     pub prune_timeout: Duration,
     /// The propagation policy for the dependents of a deleted object.
+    #[serde(deserialize_with = "null_as_default")]
     pub prune_propagation_policy: PropagationPolicy,
     /// The policy for objects that exist without this project.
+    #[serde(deserialize_with = "null_as_default")]
     pub inventory_policy: InventoryPolicy,
     /// The kinds that may be applied. Without an entry, all kinds may.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -157,6 +170,7 @@ pub struct PathMatcher {
 pub enum DryRunStrategy {
     /// No dry run: objects are written.
     #[default]
+    #[serde(alias = "")]
     None,
     /// Objects are parsed and validated in agentk.
     Client,
@@ -174,6 +188,7 @@ pub enum PropagationPolicy {
     Background,
     /// They are deleted before it.
     #[default]
+    #[serde(alias = "")]
     Foreground,
 }
 
@@ -183,6 +198,7 @@ pub enum PropagationPolicy {
 pub enum InventoryPolicy {
     /// No object is taken over: a manifest of such an object is an error.
     #[default]
+    #[serde(alias = "")]
     MustMatch,
     /// Objects that belong to no other project are taken over.
     AdoptIfNoInventory,
@@ -260,12 +276,12 @@ impl Default for ManifestProject {
             name: None,
             id: None,
             r#ref: None,
-            default_namespace: "default".to_owned(),
-            paths: vec![ManifestPath { glob: "**/*.{yaml,yml,json}".to_owned() }],
-            reconcile_timeout: Duration::from_secs(3600),
+            default_namespace: DEFAULT_NAMESPACE.to_owned(),
+            paths: all_manifests(),
+            reconcile_timeout: DEFAULT_TIMEOUT,
             dry_run_strategy: DryRunStrategy::default(),
             prune: true,
-            prune_timeout: Duration::from_secs(3600),
+            prune_timeout: DEFAULT_TIMEOUT,
             prune_propagation_policy: PropagationPolicy::default(),
             inventory_policy: InventoryPolicy::default(),
             resource_inclusions: Vec::new(),
@@ -415,8 +431,8 @@ impl ManifestProject {
         if self.namespaces.as_ref().is_some_and(Vec::is_empty) {
             return Err("namespaces: name at least one namespace, or remove the key to allow all".to_owned());
         }
-        if self.paths.is_empty() || self.paths.len() > MAX_PATHS {
-            return Err(format!("paths must have 1 to {MAX_PATHS} entries"));
+        if self.paths.len() > MAX_PATHS {
+            return Err(format!("paths must have at most {MAX_PATHS} entries"));
         }
         self.matchers()?;
         if self.max_prune_percent > 100 {
@@ -583,6 +599,41 @@ impl<'de> Deserialize<'de> for SelfHeal {
     }
 }
 
+fn all_manifests() -> Vec<ManifestPath> {
+    vec![ManifestPath { glob: "**/*.{yaml,yml,json}".to_owned() }]
+}
+
+/// Deserializes a namespace. An empty one is the default.
+fn default_namespace<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(text(deserializer)?.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()))
+}
+
+/// Deserializes a list of paths. An empty one is the default.
+fn default_paths<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ManifestPath>, D::Error> {
+    let paths: Vec<ManifestPath> = null_as_default(deserializer)?;
+    Ok(if paths.is_empty() { all_manifests() } else { paths })
+}
+
+fn default_prune<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(true))
+}
+
+/// A duration that may be null, for `#[serde(with)]`.
+mod default_timeout {
+    use super::{AnyDuration, DEFAULT_TIMEOUT, Deserialize, Deserializer, Duration, Serializer};
+
+    #[derive(Deserialize)]
+    struct Set(#[serde(with = "AnyDuration")] Duration);
+
+    pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        AnyDuration::serialize(value, serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        Ok(Option::<Set>::deserialize(deserializer)?.map_or(DEFAULT_TIMEOUT, |Set(value)| value))
+    }
+}
+
 /// A duration that may be absent, for `#[serde(with)]`.
 pub(super) mod optional_duration {
     use super::{AnyDuration, Deserializer, Duration, Serializer};
@@ -643,6 +694,25 @@ mod tests {
     }
 
     #[test]
+    fn empty_value_is_the_default() {
+        for keys in [
+            "paths:",
+            "paths: []",
+            "default_namespace:",
+            "default_namespace: ''",
+            "dry_run_strategy:",
+            "dry_run_strategy: ''",
+            "prune_propagation_policy: ''",
+            "inventory_policy: ''",
+            "{prune_propagation_policy: , inventory_policy: , prune: , reconcile_timeout: , prune_timeout: , ref: , id: }",
+        ] {
+            let keys = if keys.starts_with('{') { keys.to_owned() } else { format!("{{{keys}}}") };
+            assert_eq!(parse(&keys), Ok(ManifestProject::default()), "{keys}");
+        }
+        assert_eq!(serde_saphyr::from_str::<Gitops>("manifest_projects:").unwrap(), Gitops::default());
+    }
+
+    #[test]
     fn every_key_is_parsed_and_survives_json() {
         let project = parse(
             "{ignore_differences: [{kinds: [Deployment.apps], paths: [spec.replicas, 'spec.a[*].b']}], \
@@ -681,7 +751,6 @@ mod tests {
             ("{default_namespace: A}", "\"A\" is not a namespace"),
             ("{namespaces: []}", "name at least one namespace"),
             ("{namespaces: ['*']}", "\"*\" is not a namespace"),
-            ("{paths: []}", "paths must have 1 to 100"),
             ("{paths: [{glob: ''}]}", "must not be empty"),
             ("{paths: [{glob: 'a{b'}]}", "paths: error parsing glob"),
             ("{max_prune_percent: 101}", "max_prune_percent"),

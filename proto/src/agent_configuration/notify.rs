@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use super::gitops::optional_duration;
+use super::{
+    gitops::optional_duration,
+    unset::{null_as_default, text},
+};
 use crate::notify::{MAX_PROJECTS, is_project_path};
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +21,7 @@ const MIN_POLL: Duration = Duration::from_secs(10);
 #[serde(deny_unknown_fields)]
 pub struct Notify {
     /// The projects whose changes matter to the cluster.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub projects: Vec<NotifiedProject>,
 }
 
@@ -30,14 +33,14 @@ pub struct NotifiedProject {
     pub id: String,
     /// The full names of the branches and tags whose changes matter, such as `refs/heads/main`. All do if there is none. A name may end
     /// with `*`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub refs: Vec<String>,
     /// The time between two looks of kas at the default branch of the repository. Without it, only events of GitLab and of programs
     /// count.
     #[serde(default, with = "optional_duration", skip_serializing_if = "Option::is_none")]
     pub poll: Option<Duration>,
     /// The URLs in the cluster to which agentk sends the event.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub webhooks: Vec<Webhook>,
     /// agentk keeps an object `Repository` with the latest commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,9 +79,13 @@ pub struct ArgoCd {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flux {
-    /// The address of Flux' notification controller, as GitLab's agent calls it. With it, agentk keeps a `Receiver` for each
-    /// `GitRepository`, and calls it. Without it, agentk annotates the sources.
+    /// False: Flux is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// The address of Flux' notification controller, as GitLab's agent calls it. With it, agentk keeps a `Receiver` for each
+    /// `GitRepository`, and calls it. Without it, agentk annotates the sources. GitLab's agent has a path of the API server's proxy here,
+    /// too; agentk annotates the sources then, which needs no proxy.
+    #[serde(default, deserialize_with = "text", skip_serializing_if = "Option::is_none")]
     pub webhook_receiver_url: Option<String>,
 }
 
@@ -166,11 +173,39 @@ impl NotifiedProject {
 }
 
 impl Flux {
+    /// Returns the section unless it is switched off.
+    pub fn enabled(self) -> Option<Self> {
+        (self.enabled != Some(false)).then_some(self)
+    }
+
+    /// Returns the address of the notification controller, if agentk calls it.
+    pub fn receiver(&self) -> Option<&str> {
+        self.webhook_receiver_url.as_deref().filter(|url| !is_service_proxy(url))
+    }
+
     /// Returns the key and the problem of the first invalid value.
     pub fn validate(&self) -> Result<(), (String, String)> {
-        let problem = self.webhook_receiver_url.as_deref().and_then(webhook_problem);
+        let problem = self.receiver().and_then(webhook_problem);
         problem.map_or(Ok(()), |what| Err((RECEIVER_KEY.to_owned(), what.to_owned())))
     }
+
+    /// Returns a sentence for a key without effect.
+    pub(super) fn warning(&self) -> Option<String> {
+        let proxied = self.webhook_receiver_url.is_some() && self.receiver().is_none();
+        proxied.then(|| {
+            format!(
+                "{RECEIVER_KEY} has no effect, since it is a path of the API server's proxy: agentk annotates the sources of Flux, \
+                 which reconcile at once, too"
+            )
+        })
+    }
+}
+
+/// Returns whether a text is the path of a Service behind the API server's proxy.
+fn is_service_proxy(url: &str) -> bool {
+    let parts: Vec<&str> = url.trim_end_matches('/').split('/').collect();
+    matches!(parts[..], ["", "api", "v1", "namespaces", namespace, "services", service, "proxy"]
+        if !namespace.is_empty() && !service.is_empty())
 }
 
 /// Returns the problem of the URL of a webhook, if it has one.

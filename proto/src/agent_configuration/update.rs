@@ -163,7 +163,9 @@ fn events(configuration: &Value) -> Result<(Notify, Option<Flux>), String> {
     let notify: Notify = value(configuration, "/notify")?.unwrap_or_default();
     let flux: Option<Flux> = value(configuration, "/flux")?;
     let valid = notify.validate().and_then(|()| flux.iter().try_for_each(Flux::validate));
-    valid.map_err(|(key, what)| format!("{key}: {what}")).map(|()| (notify, flux))
+    valid.map_err(|(key, what)| format!("{key}: {what}"))?;
+    let flux = flux.and_then(Flux::enabled);
+    Ok((notify, flux))
 }
 
 fn value<T: DeserializeOwned>(configuration: &Value, pointer: &str) -> Result<Option<T>, String> {

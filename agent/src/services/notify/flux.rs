@@ -37,7 +37,7 @@ pub(super) async fn follow_sources(notify: &Notify) {
         match section.filter(|_| leading) {
             Some(section) => {
                 let _working = notify.leader.begin_work();
-                let looked = look(notify, section.webhook_receiver_url.is_some()).await;
+                let looked = look(notify, section.receiver().is_some()).await;
                 for error in looked.difference(&failures) {
                     tracing::warn!(error, "a source of Flux is not followed");
                 }

@@ -73,7 +73,7 @@ pub(super) fn possible_targets(sections: &EventSections, project: &str) -> BTree
         targets.extend(project.repository.iter().map(|target| Target::Repository(target.namespace.clone())));
         targets.extend(project.argocd.iter().map(|target| Target::ArgoCd(target.namespace.clone())));
     }
-    targets.extend(sections.flux.iter().map(|section| Target::Flux(section.webhook_receiver_url.clone())));
+    targets.extend(sections.flux.iter().map(|section| Target::Flux(section.receiver().map(str::to_owned))));
     targets
 }
 
@@ -92,7 +92,7 @@ pub(super) fn remove_refused(
             result.map_err(|what| refused.push((webhook_key(index, number - 1), what))).is_ok()
         });
     }
-    let receiver = sections.flux.as_mut().and_then(|flux| flux.webhook_receiver_url.as_ref());
+    let receiver = sections.flux.as_ref().and_then(|flux| flux.receiver());
     if let Some(Err(what)) = receiver.map(|url| check(&receiver_prefix(url), false)) {
         refused.push((RECEIVER_KEY.to_owned(), what));
         sections.flux = None;

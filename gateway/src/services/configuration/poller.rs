@@ -122,12 +122,11 @@ impl PollerState {
         let result = after.apply(reading, SystemTime::now());
         self.log(&before, &after);
         // Without a version there is no file: GitLab keeps what it has.
-        if after.configuration() != before.configuration()
-            && after.has_version()
-            && let Some(configuration) = after.configuration()
+        if after.written() != before.written()
+            && let Some(written) = after.written()
         {
             for observer in service.observers.read().clone() {
-                observer(&self.agent, configuration);
+                observer(&self.agent, written);
             }
         }
         let differs = after.differs(&before);

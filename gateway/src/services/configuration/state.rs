@@ -22,6 +22,8 @@ pub(crate) struct ConfigurationState {
     version: Option<String>,
     /// The configuration in force as JSON, or `None` if no valid one was read yet.
     configuration: Option<Arc<Value>>,
+    /// The same as its text has it, without our defaults.
+    written: Option<Arc<Value>>,
     warnings: Vec<String>,
     /// The places of the keys that the owner of the cluster may refuse.
     places: BTreeMap<String, String>,
@@ -127,7 +129,7 @@ impl ConfigurationState {
         self.project = file.project;
         let managed = file.content.as_deref().is_some_and(is_about_managed_resources);
         match parse(&file.path, file.content) {
-            Ok((configuration, places)) => {
+            Ok(ParsedFile { configuration, written, places }) => {
                 self.warnings = configuration.warnings();
                 self.places = places;
                 self.warnings.extend(file.template.as_ref().and_then(problem));
@@ -136,6 +138,9 @@ impl ConfigurationState {
                 let value = serde_json::to_value(&configuration).expect("serializable");
                 if self.configuration.as_deref() != Some(&value) {
                     self.configuration = Some(Arc::new(value));
+                }
+                if self.written.as_deref() != Some(&written) {
+                    self.written = Some(Arc::new(written));
                 }
                 self.version = Some(file.version);
                 self.error = None;
@@ -159,11 +164,6 @@ impl ConfigurationState {
         self.last.as_ref()
     }
 
-    /// Returns true if a file is in force.
-    pub(super) fn has_version(&self) -> bool {
-        self.version.is_some()
-    }
-
     /// Returns the path of the Git project.
     pub(crate) fn project(&self) -> Option<&str> {
         self.project.as_deref()
@@ -172,6 +172,11 @@ impl ConfigurationState {
     /// Returns the configuration in force.
     pub(crate) fn configuration(&self) -> Option<&Arc<Value>> {
         self.configuration.as_ref()
+    }
+
+    /// Returns the configuration in force as its text has it, or `None` if there is no file.
+    pub(super) fn written(&self) -> Option<&Arc<Value>> {
+        self.written.as_ref()
     }
 
     /// Returns the reason why the newest version cannot be used.
@@ -243,24 +248,26 @@ impl ConfigurationState {
 /// The beginning of the message about a source that does not respond.
 const UNAVAILABLE: &str = "the configuration cannot be read: ";
 
-/// Returns the configuration, and the places of the keys that the owner of the cluster may refuse.
-fn parse(
-    path: &Path,
-    content: Option<Vec<u8>>,
-) -> Result<(AgentConfiguration, BTreeMap<String, String>), String> {
+/// A valid file.
+struct ParsedFile {
+    configuration: AgentConfiguration,
+    written: Value,
+    /// The places of the keys that the owner of the cluster may refuse.
+    places: BTreeMap<String, String>,
+}
+
+fn parse(path: &Path, content: Option<Vec<u8>>) -> Result<ParsedFile, String> {
     let text = String::from_utf8(content.unwrap_or_default())
         .map_err(|_| format!("{}: the file is not UTF-8 text", path.display()))?;
-    let configuration = AgentConfiguration::parse(path, &text).map_err(|error| error.to_string())?;
+    let configuration = AgentConfiguration::parse(path, &text).map_err(|error| error.to_line())?;
+    let written = configuration.as_written(&text);
     let keys = configuration.keys_of_webhooks();
-    if keys.is_empty() {
-        return Ok((configuration, BTreeMap::new()));
-    }
-    let known = KeyLocations::parse(&text);
+    let known = if keys.is_empty() { KeyLocations::default() } else { KeyLocations::parse(&text) };
     let place = |key: String| {
         let (line, column) = known.locate(&key)?;
         Some((key, format!("{}:{line}:{column}", path.display())))
     };
-    Ok((configuration, keys.into_iter().filter_map(place).collect()))
+    Ok(ParsedFile { configuration, written, places: keys.into_iter().filter_map(place).collect() })
 }
 
 /// Returns the problem of a template, which fails the jobs of environments.

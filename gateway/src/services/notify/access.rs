@@ -12,7 +12,7 @@ use crate::services::{configuration::ConfigurationState, gitops::NO_ANSWER};
 pub(super) struct EventSections {
     /// The projects of the section `notify`.
     pub(super) projects: Arc<[NotifiedProject]>,
-    /// The section `flux` exists.
+    /// The section `flux` exists, and is not switched off.
     pub(super) flux: bool,
     /// The project with the configuration.
     pub(super) own: String,
@@ -25,7 +25,7 @@ impl EventSections {
         let notify: Option<Notify> = section("notify").and_then(|it| serde_json::from_value(it.clone()).ok());
         Self {
             projects: notify.unwrap_or_default().projects.into(),
-            flux: section("flux").is_some_and(|section| !section.is_null()),
+            flux: section("flux").is_some_and(|section| !section.is_null() && section["enabled"] != false),
             own: state.project().unwrap_or("configuration").to_owned(),
         }
     }
