@@ -3,7 +3,7 @@
 //! ```text
 //!   Descriptor ──► RequestInfo? ──► head ──► Tunnel::call ──► response, while the rest of the request arrives
 //!                     ├── end of the stream: the pool opens another one
-//!                     └── drain: the stream is reset
+//!                     └── drain by agentk: the stream is reset
 //! ```
 
 use std::pin::pin;

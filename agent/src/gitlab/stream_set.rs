@@ -1,4 +1,4 @@
-//! The `Connect` streams of a connection: opens enough of them, and ends them at a drain.
+//! The `Connect` streams of a connection: opens enough of them, and ends them at a drain, unless kas does.
 
 use std::{collections::HashSet, future::pending, pin::pin, time::Duration};
 
@@ -116,7 +116,11 @@ impl StreamSet {
                 }
                 within = &mut drain, if !drained => {
                     drained = true;
-                    self.drain.cancel();
+                    // After its GOAWAY, kas still sends requests to idle streams, and ends them some time later. A reset could meet
+                    // such a request.
+                    if !going_away.is_cancelled() {
+                        self.drain.cancel();
+                    }
                     if !stopped {
                         deadline.as_mut().reset(Instant::now() + within);
                     }

@@ -203,14 +203,17 @@ async fn goaway_opens_another_connection_first_and_completes_requests() {
     let (services, release, _) = held();
     let (agent, mut kas, mut old) = connect(services).await;
     let mut streams = old.streams().await;
-    let (mut idle, mut busy) = (streams.remove(0), streams.remove(0));
+    let (idle, mut busy) = (streams.remove(0), streams.remove(0));
     busy.get("/slow");
-    assert_eq!(old.streams().await.len(), 10);
+    let more = old.streams().await;
+    assert_eq!(more.len(), 10);
 
     old.go_away();
     let mut new = timeout(Duration::from_millis(1), kas.connection()).await.unwrap();
     assert_eq!(new.streams().await.len(), 2);
-    assert_eq!(timeout(Duration::from_secs(1), idle.step()).await.unwrap(), Step::Reset);
+    for stream in more.into_iter().chain([idle]) {
+        stream.end(0);
+    }
     sleep(Duration::from_secs(600)).await;
     assert!(old.ended.try_recv().is_err(), "the request is still running");
     release.send(()).unwrap();
@@ -219,6 +222,23 @@ async fn goaway_opens_another_connection_first_and_completes_requests() {
     assert!(timeout(Duration::from_secs(1), old.ended).await.is_ok());
     agent.tunnels(1).await;
     assert_eq!(kas.dials.lock().len(), 2);
+}
+
+/// GitLab's kas sends GOAWAY after a fifth of the age, and requests to idle streams for some time more.
+#[tokio::test(start_paused = true)]
+async fn request_to_an_idle_stream_is_served_at_and_after_goaway() {
+    let (agent, mut kas, mut old) = connect(echo()).await;
+    let mut streams = old.streams().await;
+    old.go_away();
+    streams[0].get("/at-goaway");
+    let _new = kas.connection().await;
+    assert_eq!(streams[0].response().await.0, 200);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(get(streams.remove(1), "/later").await.0, 200);
+    assert!(old.streams().await.is_empty(), "the old connection takes no more streams");
+    streams.remove(0).end(0);
+    assert!(timeout(Duration::from_secs(1), old.ended).await.is_ok());
+    agent.tunnels(1).await;
 }
 
 #[tokio::test(start_paused = true)]
