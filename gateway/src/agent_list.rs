@@ -193,7 +193,9 @@ fn several_clusters(tunnels: &[TunnelStatus], elsewhere: &[AgentOwner]) -> Vec<S
 
 impl TunnelStatus {
     fn new(view: &TunnelView<TunnelEntry>) -> Self {
-        let TunnelEntry { tunnel, hello, peer, since, .. } = view.handle();
+        let entry = view.handle();
+        let TunnelEntry { tunnel, peer, since, .. } = entry;
+        let hello = entry.hello();
         let service = |(name, now): (&ServiceName, RequestsInFlight)| ServiceLoad {
             name: name.clone(),
             short: now.short,
@@ -206,7 +208,7 @@ impl TunnelStatus {
             draining: view.is_draining(),
             instance: hello.instance,
             index: hello.tunnel_index,
-            reported: (&**hello).into(),
+            reported: (&*hello).into(),
             round_trip_ms: tunnel.round_trip().map(|took| took.as_micros() as f64 / 1000.0),
             services: view.services().filter(|(name, _)| !name.is_internal()).map(service).collect(),
         }

@@ -79,10 +79,11 @@ impl AgentMonitor {
         }
         let mut known = self.known.lock();
         let views = self.tunnels.views();
-        let mut here: HashMap<AgentId, Vec<(InstanceId, &str)>> = HashMap::new();
+        let mut here: HashMap<AgentId, Vec<(InstanceId, String)>> = HashMap::new();
         for view in &views {
-            let TunnelEntry { agent, hello, .. } = view.handle();
-            here.entry(view.agent).or_default().push((hello.instance, &hello.version));
+            let hello = view.handle().hello();
+            let TunnelEntry { agent, .. } = view.handle();
+            here.entry(view.agent).or_default().push((hello.instance, hello.version.clone()));
             known.connected(&self.identities, view.agent, &agent.name, agent.project, now);
         }
         self.gauges.set(known.count(&self.identities, &here, self.max_agents));
@@ -145,7 +146,7 @@ impl KnownConnections {
     fn count(
         &self,
         identities: &Identities,
-        here: &HashMap<AgentId, Vec<(InstanceId, &str)>>,
+        here: &HashMap<AgentId, Vec<(InstanceId, String)>>,
         max_agents: usize,
     ) -> AgentCounts {
         let identity = identities.load_full();
@@ -162,7 +163,7 @@ impl KnownConnections {
         let agents = of_file.chain(of_gitlab).collect();
         let elsewhere = self.elsewhere.values().flatten().map(|(id, version)| (*id, &**version));
         let instances: HashMap<InstanceId, &str> =
-            elsewhere.chain(here.values().flatten().copied()).collect();
+            elsewhere.chain(here.values().flatten().map(|(id, version)| (*id, &**version))).collect();
         AgentCounts::new(agents, instances.into_values(), max_agents)
     }
 

@@ -438,7 +438,7 @@ impl AgentServer {
         let entry = TunnelEntry {
             agent: identity.clone(),
             tunnel: tunnel.clone(),
-            hello: Arc::clone(hello),
+            described: Arc::clone(&agent.described),
             peer: client.text.clone(),
             since: SystemTime::now(),
             move_requested: move_requested.clone(),

@@ -236,7 +236,8 @@ impl Forwarder {
         let served = served.collect::<Vec<_>>().join(", ");
         let (agent, service) = (to.label(), &to.service);
         let tunnels = self.tunnels.views_of(to.agent);
-        let gitlab = tunnels.iter().find_map(|tunnel| tunnel.handle().hello.gitlab_version());
+        let gitlab =
+            tunnels.iter().find_map(|tunnel| tunnel.handle().hello().gitlab_version().map(str::to_owned));
         let what = match gitlab {
             Some(version) => format!(
                 "agent {agent} speaks GitLab's protocol (agentk {version}), which has no {service}; it serves: {served}. For the \

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use arc_swap::ArcSwap;
 use proto::Hello;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
@@ -15,8 +16,8 @@ pub struct TunnelEntry {
     pub tunnel: Tunnel,
     /// The agent at the other end of the tunnel.
     pub agent: AgentIdentity,
-    /// The hello of the agent. It is bounded and printable, but otherwise not trusted.
-    pub hello: Arc<Hello>,
+    /// The hello of the agent. It is bounded and printable, but otherwise not trusted. GitLab's agentk may describe itself again.
+    pub described: Arc<ArcSwap<Hello>>,
     /// The address of the agent.
     pub peer: String,
     /// The time at which the tunnel was opened.
@@ -25,4 +26,11 @@ pub struct TunnelEntry {
     pub move_requested: CancellationToken,
     /// True if kas has dialled the tunnel.
     pub dialled: bool,
+}
+
+impl TunnelEntry {
+    /// Returns the agent as it has described itself last.
+    pub fn hello(&self) -> Arc<Hello> {
+        self.described.load_full()
+    }
 }

@@ -117,6 +117,8 @@ pub enum HelloError {
 impl Hello {
     /// The beginning of the version of GitLab's agentk, for which kas writes the hello.
     pub const GITLAB: &str = "gitlab-";
+    /// The version of GitLab's agentk before it names it.
+    pub const UNKNOWN: &str = "unknown";
 
     /// Returns whether the agent serves the request type with this name.
     pub fn serves(&self, service: &str) -> bool {
@@ -126,6 +128,16 @@ impl Hello {
     /// Returns the version of GitLab's agentk, or `None` for this one.
     pub fn gitlab_version(&self) -> Option<&str> {
         self.version.strip_prefix(Self::GITLAB)
+    }
+
+    /// Returns whether the process has named its version. GitLab's agentk does so after the first requests.
+    pub fn is_described(&self) -> bool {
+        self.gitlab_version() != Some(Self::UNKNOWN)
+    }
+
+    /// Returns the version as the agent itself names it.
+    pub fn own_version(version: &str) -> String {
+        version.strip_prefix(Self::GITLAB).map_or_else(|| version.to_owned(), |own| format!("v{own}"))
     }
 
     /// Returns the header value.

@@ -137,7 +137,7 @@ impl Usage {
             let event = RegisterEvent {
                 project_id: project,
                 agent_id: agent,
-                agent_version: hello.version.clone(),
+                agent_version: Hello::own_version(&hello.version),
                 kubernetes_version: hello.kubernetes_version.clone(),
             };
             agents.insert((agent, hello.instance), event);

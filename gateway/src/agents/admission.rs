@@ -8,6 +8,7 @@ use std::{
 };
 
 use access::{AgentAuthenticator, AgentIdentity, address_key, token::TokenHash};
+use arc_swap::ArcSwap;
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
 use proto::{AgentId, Hello, TunnelId, header};
@@ -39,6 +40,8 @@ pub(super) struct AuthenticatedAgent {
     /// Reports the revocation of the token.
     pub(super) source: Arc<dyn AgentAuthenticator>,
     pub(super) hello: Arc<Hello>,
+    /// The hello with what GitLab's agentk says later.
+    pub(super) described: Arc<ArcSwap<Hello>>,
     pub(super) tunnel: TunnelId,
     pub(super) client: ClientAddress,
     /// The slot of the tunnel, if kas has dialled it.
@@ -65,7 +68,8 @@ impl AuthenticatedAgent {
     pub(super) fn new(admission: Admission, hello: Hello) -> Self {
         let Admission { identity, token, source, permit, client, is_of_gitlab: _ } = admission;
         let (hello, tunnel) = (Arc::new(hello), TunnelId::random());
-        Self { identity, token, source, hello, tunnel, client, dialled: None, permit }
+        let described = Arc::new(ArcSwap::new(Arc::clone(&hello)));
+        Self { identity, token, source, hello, described, tunnel, client, dialled: None, permit }
     }
 
     /// Returns the memory of the agent.

@@ -10,25 +10,37 @@ use crate::tunnel_entry::TunnelEntry;
 
 impl AgentServer {
     /// Announces to the other replicas that this one holds the agent.
-    pub(super) async fn announce(&self, AuthenticatedAgent { identity, hello, .. }: &AuthenticatedAgent) {
+    pub(super) async fn announce(&self, authenticated: &AuthenticatedAgent) {
+        let identity = &authenticated.identity;
         let agent = identity.id;
         if let Some(project) = identity.project
             && self.identities.load().name(agent).is_none()
         {
-            // The other tunnels of the process would repeat it.
-            if hello.tunnel_index == 0 {
-                self.usage.register_agent(agent, project, hello);
-            }
             let project_path = identity.project_path.clone();
             let described = ProjectAgent { agent, name: identity.name.clone(), project, project_path };
             self.store.set_project(described, self.replica);
         }
-        self.describe(agent);
+        self.publish_description(authenticated);
         let epoch = Epoch(self.epoch.fetch_add(1, Relaxed) + 1);
         let route = Route { replica: self.replica, epoch };
         if let Err(error) = self.store.announce(agent, route).await {
             tracing::warn!(agent.id = %agent, %error, "route of an agent not announced");
         }
+    }
+
+    /// Publishes the agent as it has described itself.
+    pub(super) fn publish_description(&self, authenticated: &AuthenticatedAgent) {
+        let AuthenticatedAgent { identity, described, .. } = authenticated;
+        let hello = described.load();
+        // The other tunnels of the process would repeat it.
+        if let Some(project) = identity.project
+            && self.identities.load().name(identity.id).is_none()
+            && hello.tunnel_index == 0
+            && hello.is_described()
+        {
+            self.usage.register_agent(identity.id, project, &hello);
+        }
+        self.describe(identity.id);
     }
 
     /// Publishes the agentk processes that have tunnels here.
@@ -67,11 +79,12 @@ pub(super) fn instances(tunnels: &[TunnelView<TunnelEntry>]) -> Vec<Instance> {
     instances
 }
 
-fn instance(TunnelEntry { hello, since, .. }: &TunnelEntry) -> Instance {
+fn instance(entry: &TunnelEntry) -> Instance {
+    let hello = entry.hello();
     Instance {
         id: hello.instance,
-        reported: ReportedInfo::from(&**hello),
-        since: seconds(*since),
+        reported: ReportedInfo::from(&*hello),
+        since: seconds(entry.since),
         tunnels: 1,
     }
 }

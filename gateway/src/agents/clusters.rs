@@ -101,7 +101,7 @@ impl AgentServer {
     /// later one finds both.
     pub(super) async fn check_clusters(&self, agent: AgentId, name: &AgentName) {
         let here = self.tunnels.views_of(agent);
-        let here = here.iter().filter_map(|view| view.handle().hello.cluster.clone());
+        let here = here.iter().filter_map(|view| view.handle().hello().cluster.clone());
         let list = self.store.list_instances(&[agent]).await;
         let others = list.connected.into_iter().filter(|entry| entry.replica != self.replica);
         let elsewhere =

@@ -38,7 +38,7 @@ use gitlab_tunnel::messages::AgentMeta;
 use http::HeaderMap;
 use parking_lot::Mutex;
 use prost::Message as _;
-use proto::ServiceName;
+use proto::{Hello, ServiceName};
 use secrecy::SecretString;
 use strangers::Stranger;
 use tokio::{
@@ -194,13 +194,19 @@ impl GitlabConnection {
         Ok((gitlab.ok_or_else(|| Status::failed_precondition(what))?, &agent.token))
     }
 
-    /// Notes the description that agentk has sent of itself.
+    /// Notes the description that agentk has sent of itself. Its first one is incomplete, and so may be that of another call.
     fn describe(&self, meta: Option<AgentMeta>) {
-        match meta {
-            Some(meta) if meta.encoded_len() > MAX_META => self.server.gitlab_calls.count_violation(),
-            Some(meta) => drop(self.meta.send_replace(meta)),
-            None => {}
+        let Some(meta) = meta else { return };
+        if meta.encoded_len() > MAX_META {
+            self.server.gitlab_calls.count_violation();
+            return;
         }
+        self.meta.send_if_modified(|known| {
+            let merged = hello::merge(known, meta);
+            let differs = merged != *known;
+            *known = merged;
+            differs
+        });
     }
 
     /// Returns a guard of memory of the agent.
@@ -234,12 +240,34 @@ impl GitlabConnection {
     }
 
     /// Returns the agent as it has described itself.
-    fn authenticated(&self, admission: &Admission) -> AuthenticatedAgent {
-        let mut hello = hello(admission, &self.meta.borrow());
+    fn hello(&self, admission: &Admission, meta: &AgentMeta) -> Hello {
+        let mut hello = hello(admission, meta);
         if self.server.gitlab_prometheus.is_some() {
             hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
         }
-        AuthenticatedAgent::new(admission.clone(), hello)
+        hello
+    }
+
+    /// Follows the descriptions of agentk, which names its version and that of Kubernetes only when it registers.
+    async fn follow_descriptions(
+        &self,
+        agent: &AuthenticatedAgent,
+        admission: &Admission,
+        mut meta: watch::Receiver<AgentMeta>,
+    ) -> Infallible {
+        while meta.changed().await.is_ok() {
+            let mut hello = self.hello(admission, &meta.borrow_and_update());
+            let known = agent.described.load_full();
+            // The processes of an agent without names of pods would change with each description.
+            if hello.pod_name.is_none() {
+                hello.instance = known.instance;
+            }
+            if hello != *known {
+                agent.described.store(Arc::new(hello));
+                self.server.publish_description(agent);
+            }
+        }
+        pending().await
     }
 
     /// Serves the tunnel from the first stream of agentk to the end of the connection, for which `end` has the reason.
@@ -264,7 +292,8 @@ impl GitlabConnection {
         let mut meta = self.meta.subscribe();
         let _ = timeout(META_TIMEOUT, meta.wait_for(|meta| !meta.version.is_empty())).await;
         let Some(admission) = self.agent.get() else { return tunnel.close() };
-        let agent = self.authenticated(admission);
+        let hello = self.hello(admission, &meta.borrow_and_update());
+        let agent = AuthenticatedAgent::new(admission.clone(), hello);
         let driving = end.map(|reason| reason.unwrap_or(CloseReason::LocallyClosed)).boxed();
         let serving = async {
             match Box::pin(self.server.prepare(&agent, tunnel.clone(), driving)).await {
@@ -278,6 +307,7 @@ impl GitlabConnection {
         tokio::select! {
             () = serving => tunnel.close(),
             never = poll_on_wake(self.drain(drain)) => match never {},
+            never = poll_on_wake(self.follow_descriptions(&agent, admission, meta)) => match never {},
         }
     }
 

@@ -221,7 +221,7 @@ impl PeerServer {
             }
             let Ok(request_permit) = chosen else { return incoming.refuse() };
             if let (Some(recent), Some(id)) = (&self.recent, &id) {
-                let tunnel = (request_permit.tunnel(), Arc::clone(&request_permit.handle().hello));
+                let tunnel = (request_permit.tunnel(), request_permit.handle().hello());
                 recent.requests.push_relay(id.clone(), request.header.from, request.header.agent, tunnel);
             }
             let Err(failed) = incoming.relay(&request_permit.handle().tunnel).await else { return };

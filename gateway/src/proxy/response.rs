@@ -61,9 +61,8 @@ pub(super) async fn respond(
     context.audit(|record| record.set_response(response.status()));
     log(&context, &access, response.status(), &timing);
     context.complete_record(|record| {
-        let local = |permit: &RequestPermit<TunnelEntry>| {
-            Hop::Tunnel(permit.tunnel(), Arc::clone(&permit.handle().hello))
-        };
+        let local =
+            |permit: &RequestPermit<TunnelEntry>| Hop::Tunnel(permit.tunnel(), permit.handle().hello());
         let hop = request_permit.as_ref().map(local).or_else(|| owner.map(Hop::Replica));
         record.answered(response.status().as_u16(), timing, hop)
     });

@@ -414,7 +414,7 @@ async fn hostile(
 ) -> RunningAgent {
     let tunnels = Arc::clone(&world.kas.agents.tunnels);
     let services = Services::new().with_fn("agent-events", move |_: Request<Body>| {
-        let lines = lines(tunnels.views()[0].handle().hello.instance);
+        let lines = lines(tunnels.views()[0].handle().hello().instance);
         let frames = lines.into_iter().map(|line| Ok::<_, std::io::Error>(Frame::data(line)));
         let body = Body::new(StreamBody::new(stream::iter(frames.collect::<Vec<_>>())));
         std::future::ready(Response::new(body))

@@ -24,7 +24,8 @@ pub(super) fn hello(agent: &Admission, meta: &AgentMeta) -> Hello {
         }
         None => InstanceId::random(),
     };
-    let version = printable(meta.version.trim_start_matches('v')).unwrap_or_else(|| "unknown".to_owned());
+    let version =
+        printable(meta.version.trim_start_matches('v')).unwrap_or_else(|| Hello::UNKNOWN.to_owned());
     let kubernetes = meta.kubernetes_version.as_ref().and_then(|version| printable(&version.git_version));
     Hello {
         instance,
@@ -37,4 +38,21 @@ pub(super) fn hello(agent: &Admission, meta: &AgentMeta) -> Hello {
         cluster: None,
         scope: None,
     }
+}
+
+/// Returns what is known after a further description. A text that is empty in it keeps its value.
+pub(super) fn merge(known: &AgentMeta, mut newer: AgentMeta) -> AgentMeta {
+    let texts = [
+        (&mut newer.version, &known.version),
+        (&mut newer.commit_id, &known.commit_id),
+        (&mut newer.pod_namespace, &known.pod_namespace),
+        (&mut newer.pod_name, &known.pod_name),
+    ];
+    for (newer, known) in texts.into_iter().filter(|(newer, _)| newer.is_empty()) {
+        newer.clone_from(known);
+    }
+    if newer.kubernetes_version.as_ref().is_none_or(|version| version.git_version.is_empty()) {
+        newer.kubernetes_version.clone_from(&known.kubernetes_version);
+    }
+    newer
 }

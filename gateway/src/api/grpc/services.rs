@@ -6,7 +6,7 @@ use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configu
 use gitlab::gitaly::{GitalyRepository, GitalyServer};
 use gitlab_tunnel::messages::{AgentMeta, KubernetesVersion};
 use proto::{
-    AgentId,
+    AgentId, Hello,
     notify::{ProjectEvent, ProjectEventFields},
 };
 use router::GitPush;
@@ -181,7 +181,7 @@ fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentI
     let id = u128::from_str_radix(&id.to_string(), 16).unwrap_or_default();
     ConnectedAgentInfo {
         agent_meta: Some(AgentMeta {
-            version: reported.version,
+            version: Hello::own_version(&reported.version),
             commit_id: String::new(),
             pod_namespace: reported.pod_namespace.unwrap_or_default(),
             pod_name: reported.pod_name.unwrap_or_default(),

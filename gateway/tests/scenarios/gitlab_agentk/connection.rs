@@ -6,6 +6,7 @@ use agent::Services;
 use futures_util::future::join_all;
 use gateway::config::AgentProtocol;
 use http::{Request, Response, StatusCode};
+use proto::AgentId;
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 use testing::kas::world::World;
@@ -54,6 +55,29 @@ async fn agentk_in_a_websocket_is_served() {
     let calling = get(&world, "/version");
     first.serve().await;
     assert_eq!(calling.await.unwrap(), (StatusCode::OK, "/version".to_owned()));
+}
+
+/// agentk asks the API server for its version first, and the tunnel does not wait for that.
+#[tokio::test(start_paused = true)]
+async fn agentk_that_registers_late_is_listed_with_what_it_reports_then() {
+    let world = World::new();
+    let mut agentk = Agentk::connect(&world).await;
+    let _streams = [agentk.idle().await, agentk.idle().await];
+    world.tunnels(1).await;
+    let version = async || {
+        let listed = agents(&world).await;
+        let tunnel = listed[0]["tunnels"][0].clone();
+        (tunnel["version"].clone(), tunnel["kubernetes_version"].clone())
+    };
+    assert_eq!(version().await, (json!("gitlab-unknown"), json!(null)));
+    sleep(Duration::from_secs(5)).await;
+    agentk.register("agentk-1").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(version().await, (json!("gitlab-16.5.0-8daa08cc"), json!("v1.37.2")));
+    let published = world.kas.agents.store.list_instances(&[AgentId(1)]).await.connected;
+    let reported = &published[0].instances[0].reported;
+    assert_eq!(reported.version, "gitlab-16.5.0-8daa08cc");
+    assert_eq!(reported.pod_name.as_deref(), Some("agentk-1"));
 }
 
 /// Versions after 16.5 describe themselves later, or not at all.
