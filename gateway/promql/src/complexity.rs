@@ -35,11 +35,7 @@ impl ParserBudget {
     /// Subtracts the work of a text.
     pub(super) fn spend(&mut self, text: &str) -> Result<(), QueryError> {
         let left = self.bytes.checked_sub(text.len());
-        self.bytes = left.ok_or_else(|| {
-            QueryError::bad_request(format!(
-                "the request has more than {MAX_BYTES} bytes of PromQL, which is the limit for callers with labels"
-            ))
-        })?;
+        self.bytes = left.ok_or_else(too_long)?;
         let mut rest = text;
         let mut before = PrecedingToken::Other;
         while let Some(first) = rest.chars().next() {
@@ -109,6 +105,13 @@ impl ParserBudget {
         })?;
         Ok(())
     }
+}
+
+/// Returns the error of a request with too much PromQL.
+pub(super) fn too_long() -> QueryError {
+    QueryError::bad_request(format!(
+        "the request has more than {MAX_BYTES} bytes of PromQL, which is the limit for callers with labels"
+    ))
 }
 
 /// The kind of the token before the next one.

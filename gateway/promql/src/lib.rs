@@ -3,7 +3,7 @@
 //! ```text
 //!  request ──► endpoints: the parameters with PromQL ──► parameters: of the URL and the form
 //!                                                             │
-//!  request ◄── encoded again ◄── selectors: add the matchers ◄── complexity: limit the work of the parser
+//!  request ◄── encoded again ◄── selectors: add the matchers ◄── complexity: limit the work of the parser ◄── spelling
 //! ```
 //!
 //! * **Unknown input is refused.** Endpoints, methods, content types and PromQL expressions are allowlists.
@@ -19,6 +19,7 @@ mod form;
 mod labels;
 mod parameters;
 mod selectors;
+mod spelling;
 
 use std::error::Error;
 

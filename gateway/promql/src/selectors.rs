@@ -5,7 +5,11 @@ use promql_parser::{
     parser::{self, BinModifier, Expr, LabelModifier, VectorSelector},
 };
 
-use super::{complexity::ParserBudget, labels::Labels};
+use super::{
+    complexity::{MAX_BYTES, ParserBudget, too_long},
+    labels::Labels,
+    spelling,
+};
 use crate::QueryError;
 
 /// Rewrites the PromQL of one request.
@@ -49,8 +53,12 @@ impl<'a> Rewriter<'a> {
     }
 
     fn parse(&mut self, text: &str) -> Result<Expr, QueryError> {
-        self.budget.spend(text)?;
-        parser::parse(text)
+        if text.len() > MAX_BYTES {
+            return Err(too_long());
+        }
+        let text = spelling::normalize(text);
+        self.budget.spend(&text)?;
+        parser::parse(&text)
             .map_err(|error| QueryError::bad_request(format!("the PromQL is invalid: {error}")))
     }
 }

@@ -49,6 +49,7 @@ mod oidc;
 mod policy;
 mod project_events;
 mod prometheus;
+mod promql;
 mod reading;
 mod receptive;
 mod redis;
