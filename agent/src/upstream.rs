@@ -37,8 +37,8 @@ use std::{
 
 use cores::PerCore;
 use http::{
-    Method, Request, Response, Uri, Version,
-    header::{HOST, UPGRADE},
+    HeaderValue, Method, Request, Response, Uri, Version,
+    header::{CONTENT_LOCATION, HOST, LOCATION, UPGRADE},
 };
 use http_body::Body as _;
 use tokio::time::Instant;
@@ -183,7 +183,7 @@ impl Upstream {
         let pool = self.0.pools.current();
         if let Some(pooled) = pool.checkout(Instant::now()) {
             match self.exchange(pooled, request, upgrading, response_timeout).await {
-                Ok(response) => return Ok(response),
+                Ok(response) => return Ok(self.without_base_path(response)),
                 Err(AttemptError { error, retryable: None }) => return Err(error),
                 Err(AttemptError { error, retryable: Some(retryable) }) => {
                     tracing::debug!(%error, "pooled connection closed; sending the request on a new one");
@@ -194,8 +194,25 @@ impl Upstream {
         // Boxed: it is rare, and would be most of the size of this future.
         let new = Box::pin(self.0.connector.connect(pool)).await?;
 
-        let exchange = self.exchange(new, request, upgrading, response_timeout);
-        exchange.await.map_err(|failed| failed.error)
+        let exchanged = self.exchange(new, request, upgrading, response_timeout).await;
+        exchanged.map(|response| self.without_base_path(response)).map_err(|failed| failed.error)
+    }
+
+    /// Removes the base path from the addresses of a response: the caller does not know it.
+    fn without_base_path(&self, mut response: Response<ResponseBody>) -> Response<ResponseBody> {
+        let base = self.url().base_path();
+        if !base.is_empty() {
+            for name in [LOCATION, CONTENT_LOCATION] {
+                if let Some(value) = response.headers_mut().get_mut(name)
+                    && let Some(path) = value.as_bytes().strip_prefix(base.as_bytes())
+                    && path.first().is_none_or(|next| b"/?#".contains(next))
+                {
+                    let path = if path.is_empty() { b"/" } else { path };
+                    *value = HeaderValue::from_bytes(path).expect("a part of a value");
+                }
+            }
+        }
+        response
     }
 
     async fn exchange(

@@ -154,6 +154,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let class = services::class(&target, upgrade);
     let destination = Destination { agent, name, project_path, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
+    let prefix = outside_prefix(head.uri().path(), uri.path()).into();
     context.audit(|record| {
         let (grant, destination) = (Arc::clone(&grant), destination.clone());
         record.set_access(AuditedAccess { grant, destination, upgrade, login }, &uri, context.trace_id());
@@ -161,7 +162,13 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     context.record_access(&grant, &destination);
     // After the audit log has the caller.
     disabled?;
-    Ok(Access { grant, destination, uri, upgrade, environment })
+    Ok(Access { grant, destination, uri, prefix, upgrade, environment })
+}
+
+/// Returns the part of a path that kas has removed from it for the agent.
+fn outside_prefix<'a>(outside: &'a str, inside: &str) -> &'a str {
+    // The last slash may be missing outside.
+    outside.strip_suffix(inside).unwrap_or(if inside == "/" { outside } else { "" })
 }
 
 /// Builds the service for all requests, the outermost layer first.

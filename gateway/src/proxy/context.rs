@@ -133,6 +133,8 @@ pub(super) struct Access {
     pub(super) destination: Destination,
     /// Path and query as the service receives them.
     pub(super) uri: Uri,
+    /// The part of the path before that, by which kas serves the agent.
+    pub(super) prefix: Box<str>,
     /// The caller asks for an upgrade to another protocol.
     pub(super) upgrade: bool,
     /// The environment whose objects have to exist before.

@@ -53,6 +53,7 @@ pub(super) async fn respond(
     metrics.observe_head(response.status(), &timing);
     let upgraded = upgrade::take(&mut response);
     headers::to_caller(response.headers_mut(), upgraded.is_some(), &server.extra_headers, &context.id);
+    headers::rewrite_addresses(response.headers_mut(), &access.prefix);
     // HTTP/2 clients treat a length without content as a protocol error (RFC 9110 section 8.6).
     if response.status() == StatusCode::NO_CONTENT {
         response.headers_mut().remove(CONTENT_LENGTH);

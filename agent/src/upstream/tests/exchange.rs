@@ -66,6 +66,28 @@ async fn redirect_is_returned() {
     assert_eq!(response.status(), 307);
 }
 
+/// A caller that is told of the base path would ask for it twice.
+#[tokio::test]
+async fn base_path_is_removed_from_redirects() {
+    for (base, location, expected) in [
+        ("/k8s/clusters/c-1", "/k8s/clusters/c-1/api/v1/x/proxy/?a", "/api/v1/x/proxy/?a"),
+        ("/k8s/clusters/c-1", "/k8s/clusters/c-1", "/"),
+        ("/k8s/clusters/c-1", "/k8s/clusters/c-10/api", "/k8s/clusters/c-10/api"),
+        ("/k8s/clusters/c-1", "logs/", "logs/"),
+        ("", "/api", "/api"),
+    ] {
+        let server = Server::answering(format!(
+            "HTTP/1.1 301 Moved\r\nLocation: {location}\r\nContent-Location: {location}\r\nContent-Length: 0\r\n\r\n"
+        ));
+        let server = server.await;
+        let upstream = upstream(&format!("{}{base}", server.url), UpstreamConfig::default());
+        let response = soon(upstream.send(get("/"))).await.unwrap();
+        for name in ["location", "content-location"] {
+            assert_eq!(response.headers()[name], expected, "{base} {location}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn refused_connection_is_an_error() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
