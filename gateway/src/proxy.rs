@@ -62,7 +62,8 @@ use crate::{
     services,
 };
 use access::{
-    AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError, without_credentials,
+    AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError, take_websocket_token,
+    without_credentials,
 };
 
 /// The time for which a connection that was asked to close may stay without a request.
@@ -72,8 +73,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// Dropping the future cancels the request in the cluster.
 async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestError> {
-    let ProxyRequest { head, context } = request;
+    let ProxyRequest { mut head, context } = request;
     request::validate(&context.server, &head)?;
+    take_websocket_token(head.headers_mut())?;
     let access = check_access(&context, &head).await?;
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
     let mut ended = access.ended(&context);

@@ -22,6 +22,7 @@ mod session;
 mod target;
 pub mod token;
 mod unknown;
+mod websocket_token;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -49,6 +50,7 @@ pub use self::{
     session::without_credentials,
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
+    websocket_token::take_websocket_token,
 };
 
 /// A source of answers: may this caller reach this agent, and as whom?

@@ -1,7 +1,9 @@
 //! Headers between callers and clusters.
 
 use agent::Services;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Request, Response, StatusCode};
+use secrecy::ExposeSecret as _;
 use testing::kas::world::{World, text};
 use tunnel::Body;
 
@@ -108,4 +110,67 @@ async fn pages_of_other_origins_are_refused() {
     preflight.headers_mut().remove("authorization");
     preflight.headers_mut().insert("access-control-request-method", "DELETE".parse().unwrap());
     assert_eq!(world.send(preflight).await.status(), StatusCode::NO_CONTENT);
+}
+
+/// The API server redirects to the directory of a Service behind its proxy, and so do the applications behind it.
+#[tokio::test(start_paused = true)]
+async fn redirect_of_the_cluster_leads_to_the_same_agent() {
+    let world = World::new();
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        let response = Response::builder().status(301).header("location", format!("{path}/"));
+        let response = response.header("content-location", &path).header("refresh", format!("0; url={path}"));
+        response.body(Body::empty()).expect("constants")
+    });
+    let _agent = world.agent(services).await;
+    let path = "/api/v1/namespaces/px/pods/http:box:8080/proxy";
+    let answer = world.get(&format!("/agents/prod/kubernetes{path}")).await;
+    let header = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
+    assert_eq!(header("location"), format!("/agents/prod/kubernetes{path}/"));
+    assert_eq!(header("content-location"), format!("/agents/prod/kubernetes{path}"));
+    assert_eq!(header("refresh"), format!("0; url=/agents/prod/kubernetes{path}"));
+    let root = world.get("/agents/prod/kubernetes").await;
+    assert_eq!(root.headers()["content-location"], "/agents/prod/kubernetes/");
+    assert!(!root.headers().contains_key("location"), "// is the beginning of another origin");
+}
+
+/// Browsers cannot set `Authorization` for a WebSocket.
+#[tokio::test(start_paused = true)]
+async fn token_in_the_websocket_subprotocol_authenticates_and_stays_at_kas() {
+    let world = World::new();
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let said: Vec<String> =
+            request.headers().iter().map(|(name, value)| format!("{name}: {value:?}\n")).collect();
+        Response::builder().status(403).body(Body::from(said.concat())).unwrap()
+    });
+    let _agent = world.agent(services).await;
+    let token = URL_SAFE_NO_PAD.encode(world.caller_token.expose_secret());
+    for (protocols, status) in [
+        (format!("base64url.bearer.authorization.k8s.io.{token}, v5.channel.k8s.io"), StatusCode::FORBIDDEN),
+        (
+            "base64url.bearer.authorization.k8s.io.d3Jvbmc, v5.channel.k8s.io".to_owned(),
+            StatusCode::UNAUTHORIZED,
+        ),
+        (format!("base64url.bearer.authorization.k8s.io.{token}"), StatusCode::BAD_REQUEST),
+        ("v5.channel.k8s.io".to_owned(), StatusCode::UNAUTHORIZED),
+    ] {
+        let mut request = world.request("/agents/prod/kubernetes/api/v1/namespaces/a/pods/b/exec?command=sh");
+        request.headers_mut().remove("authorization");
+        for (name, value) in [
+            ("connection", "Upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+            ("sec-websocket-protocol", &protocols),
+        ] {
+            request.headers_mut().insert(name, value.parse().unwrap());
+        }
+        let answer = world.send(request).await;
+        assert_eq!(answer.status(), status, "{protocols}");
+        let seen = text(answer).await;
+        assert!(!seen.contains("base64url") && !seen.contains(&token), "{seen}");
+        if status == StatusCode::FORBIDDEN {
+            assert!(seen.contains("sec-websocket-protocol: \"v5.channel.k8s.io\"\n"), "{seen}");
+        }
+    }
 }
