@@ -29,7 +29,7 @@ use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, ti
 
 use bytes::Bytes;
 use cores::poll_on_wake;
-use http::{Request, Response, Uri, uri::PathAndQuery};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header::CONNECTION, uri::PathAndQuery};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
@@ -153,10 +153,10 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
     let path = without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
+    let prefix = outside_prefix(head.uri().path(), uri.path()).into();
     let class = services::class(&target, upgrade);
     let destination = Destination { agent, name, project_path, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
-    let prefix = outside_prefix(head.uri().path(), uri.path()).into();
     context.audit(|record| {
         let (grant, destination) = (Arc::clone(&grant), destination.clone());
         record.set_access(AuditedAccess { grant, destination, upgrade, login }, &uri, context.trace_id());
@@ -245,7 +245,20 @@ impl ProxyServer {
         let (limits, metrics) = (&self.limits, &self.metrics);
         let state = Arc::new(ConnectionState::new(&metrics.connections, stranger));
         let _idle = self.idle_connections.insert(&state);
-        let service = service_fn(|request| answer(request, RequestGuard::new(&state)));
+        let service = service_fn(|request: Request<Incoming>| {
+            let leaving = (request.version() < Version::HTTP_2).then(|| self.connections.leaving.clone());
+            let answered = answer(request, RequestGuard::new(&state));
+            async move {
+                let mut response = answered.await?;
+                // A load balancer sends no new connections here, and must not use this one again.
+                if leaving.is_some_and(|leaving| leaving.is_cancelled())
+                    && response.status() != StatusCode::SWITCHING_PROTOCOLS
+                {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(response)
+            }
+        });
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
         let timeouts = metrics.limit_counter(Limit::HeadTimeout).clone();
         let io = CallerIo::new(io, Arc::clone(&state), limits.head_timeout, timeouts);

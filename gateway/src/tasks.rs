@@ -13,6 +13,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 /// Tasks that end together. Clones are cheap, and are the same group.
 #[derive(Clone, Debug, Default)]
 pub struct TaskGroup {
+    /// Cancelled some time before that: clients should open their next connection to another replica.
+    pub leaving: CancellationToken,
     /// Cancelled when the tasks should finish their work and end.
     pub draining: CancellationToken,
     /// Cancelled when the tasks must end at once.

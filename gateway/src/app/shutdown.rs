@@ -61,7 +61,7 @@ impl From<GracePeriods> for Deadlines {
 /// The parts of a replica, which end in this order:
 ///
 /// 1. The replica is not ready, so that load balancers send no new connections. It still accepts them for
-///    `listen_grace_period`.
+///    `listen_grace_period`, and closes those of callers after their next response.
 /// 2. It accepts no more connections of callers and agents. Callers' idle connections close. Agents are asked to leave:
 ///    each opens a tunnel to another replica before it closes the one to this replica.
 /// 3. Requests of callers finish. After `shutdown_grace_period` their connections are cut.
@@ -93,6 +93,7 @@ impl Shutdown {
         let (start, deadlines) = (Instant::now(), Deadlines::from(grace));
 
         readiness.set_stopping();
+        callers.leaving.cancel();
         tracing::info!(grace = ?grace.accept, "stopping: not ready, but still accepting connections");
         sleep_until(start + deadlines.accept).await;
 

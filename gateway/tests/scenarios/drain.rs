@@ -20,6 +20,21 @@ fn services() -> Services {
     })
 }
 
+/// A load balancer that keeps its connections would send requests until kas closes them.
+#[tokio::test(start_paused = true)]
+async fn replica_that_stops_closes_connections_of_callers_after_their_next_response() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let connection = async || {
+        let answer = world.get("/agents/prod/kubernetes/").await;
+        let connection = answer.headers().get("connection").map(|value| value.to_str().unwrap().to_owned());
+        (answer.status(), connection)
+    };
+    assert_eq!(connection().await, (StatusCode::OK, None));
+    world.kas.callers.connections.leaving.cancel();
+    assert_eq!(connection().await, (StatusCode::OK, Some("close".to_owned())));
+}
+
 #[tokio::test(start_paused = true)]
 async fn draining_under_load_loses_no_request() {
     // Two minutes of load, in which every tunnel is replaced about a dozen times.
