@@ -12,6 +12,7 @@ mod max_age;
 mod rebalancer;
 mod receptive;
 mod refusal;
+mod repeated_tokens;
 mod tunnel_ends;
 mod version_skew;
 
@@ -70,6 +71,7 @@ pub(crate) use self::{
     gitlab::RpcMetrics,
     max_age::MaxAge,
     receptive::{AgentDialer, DialErrors},
+    repeated_tokens::RepeatedTokens,
 };
 use crate::{
     addresses::AddressRules,
@@ -128,6 +130,8 @@ pub struct AgentServer {
     pub token_rate: KeyedRateLimiter,
     /// `agent.listen.connections_per_address_per_minute` and `agent.listen.unknown_tokens_per_address_per_minute`.
     pub address_rate: AddressRateLimiter,
+    /// The unknown tokens that count for that limit already.
+    pub repeated_tokens: RepeatedTokens,
     /// `agent.listen.max_connection_age`: at this age, ±5 %, a tunnel is replaced.
     pub max_age: MaxAge,
     /// `agent.kubernetes_api.listen.shutdown_grace_period`: the time that the streams of a tunnel may take once the replica stops.

@@ -188,13 +188,16 @@ impl AgentServer {
             None => Some(false),
         };
         self.check_address(self.address_rate.check(address, recalled == Some(true)))?;
+        let hash = token.as_ref().map(TokenHash::of);
         let agent = match token {
             Some(token) if recalled != Some(false) => {
                 self.sources.authenticate(&token).await?.map(|agent| (token, agent))
             }
             _ => None,
         };
-        self.check_address(self.address_rate.admit(address, agent.is_some()).await)?;
+        let is_counted = |hash: TokenHash| self.repeated_tokens.record(address, &hash);
+        let is_known = agent.is_some() || hash.is_some_and(is_counted);
+        self.check_address(self.address_rate.admit(address, is_known).await)?;
         Ok(agent)
     }
 

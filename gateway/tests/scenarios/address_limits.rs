@@ -1,7 +1,11 @@
 //! The limits of an address of agents: connections, and unknown tokens.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use http::{StatusCode, header::RETRY_AFTER};
 use secrecy::ExposeSecret as _;
@@ -24,8 +28,10 @@ async fn known(world: &World, peer: &str) -> StatusCode {
     connect(world, peer, world.agent_token.expose_secret()).await
 }
 
+/// Sends a token that nobody has sent before.
 async fn unknown(world: &World, peer: &str) -> StatusCode {
-    connect(world, peer, "unknown").await
+    static SENT: AtomicU64 = AtomicU64::new(0);
+    connect(world, peer, &format!("unknown-{}", SENT.fetch_add(1, Relaxed))).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -52,6 +58,23 @@ async fn unknown_tokens_of_an_address_are_limited_and_good_ones_pass() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(unknown(&world, peer).await, StatusCode::UNAUTHORIZED, "one more each second");
     assert_eq!(unknown(&world, peer).await, StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// GitLab's agentk sends a revoked token in each of its calls.
+#[tokio::test(start_paused = true)]
+async fn token_that_is_sent_again_and_again_does_not_shut_out_others() {
+    let gitlab = standin().await;
+    let limit = |config: &mut gateway::config::Config| {
+        config.agent.listen.unknown_tokens_per_address_per_minute = 5;
+    };
+    let (world, peer) = (World::with_gitlab(client(&gitlab), TOKEN, limit), "192.0.2.7:40000");
+    for _ in 0..100 {
+        assert_eq!(connect(&world, peer, "glagent-revoked").await, StatusCode::UNAUTHORIZED);
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(known(&world, peer).await, StatusCode::BAD_REQUEST, "a token that is new to kas");
+    assert_eq!(world.limit_count("unknown-tokens-per-address"), 0.0);
+    gitlab.assert_no_violations();
 }
 
 #[tokio::test(start_paused = true)]
