@@ -97,9 +97,12 @@ impl Forwarder {
     ) -> Result<ForwardedResponse, RequestError> {
         let id = request.headers().get(header::REQUEST_ID).cloned();
         let mut retry = RetryPolicy::new(&request);
-        let mut tried = Vec::new();
+        let (mut tried, mut is_busy) = (Vec::new(), false);
         loop {
-            let next_hop = self.next_hop(to, &tried, request.body().is_end_stream()).await?;
+            let next_hop = match is_busy {
+                false => self.next_hop(to, &tried, request.body().is_end_stream()).await?,
+                true => Box::pin(self.next_hop_of_busy(to, &tried)).await?,
+            };
             let sent = Instant::now();
             let called = match &next_hop {
                 NextHop::Tunnel(request_permit) => {
@@ -126,6 +129,7 @@ impl Forwarder {
                     // Only tunnels are excluded: an owner that failed may have another tunnel.
                     if let NextHop::Tunnel(request_permit) = next_hop {
                         tried.push(request_permit.tunnel());
+                        is_busy |= matches!(error.kind, CallErrorKind::Busy);
                     }
                     request = *whole;
                 }
@@ -158,6 +162,15 @@ impl Forwarder {
         }
         // Boxed: most requests find a tunnel at once, and should not reserve memory for the wait.
         Box::pin(self.wait_for_next_hop(to, tried)).await
+    }
+
+    /// Returns another tunnel of an agent, of which one is busy. It waits for none, since the agent is connected.
+    async fn next_hop_of_busy(&self, to: &Destination, tried: &[TunnelId]) -> Result<NextHop, RequestError> {
+        if let TunnelChoice::Tunnel(request_permit) = self.choose_tunnel(to, tried) {
+            return Ok(NextHop::Tunnel(request_permit));
+        }
+        let owner = self.peers.find_owner(&*self.store, to).await;
+        owner.map(NextHop::Owner).map_err(|_| busy(to))
     }
 
     /// Waits until this replica or another one has a tunnel of the agent.
@@ -293,6 +306,16 @@ fn too_many_requests(to: &Destination) -> RequestError {
     RequestError::new(Reason::TooManyRequests, what).with_retry_after(Duration::from_secs(1))
 }
 
+/// Returns the error for an agent whose processes serve as many requests as they can.
+fn busy(to: &Destination) -> RequestError {
+    let what = format!(
+        "all streams of agent {} carry requests: GitLab's agentk serves at most 500 at the same time in each of its pods. End \
+         watches that are not needed, or run more pods",
+        to.label()
+    );
+    RequestError::new(Reason::TooManyRequests, what).with_retry_after(Duration::from_secs(1))
+}
+
 /// Returns the error for a request whose last attempt failed.
 fn call_error(to: &Destination, next_hop: &NextHop, error: &CallError) -> RequestError {
     let name = to.label();
@@ -320,6 +343,7 @@ fn call_error(to: &Destination, next_hop: &NextHop, error: &CallError) -> Reques
             let what = format!("agent {name} is draining its tunnel and has no other one");
             RequestError::new(Reason::AgentNotConnected, what).with_retry_after(RETRY_AFTER)
         }
+        CallErrorKind::Busy => busy(to),
         CallErrorKind::Lost(_) => RequestError::new(
             Reason::TunnelLost,
             format!(

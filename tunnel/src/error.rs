@@ -28,6 +28,9 @@ pub enum CallErrorKind {
     /// agentk refused the stream and did not process the request.
     #[error("the agent refused the request without processing it")]
     Refused,
+    /// agentk serves as many requests as it can at the same time, and the request was not sent.
+    #[error("the agent serves as many requests as it can")]
+    Busy,
     /// The connection was lost while the request was in flight.
     #[error("the tunnel was lost before the agent responded: {0}")]
     Lost(#[source] h2::Error),

@@ -342,7 +342,10 @@ impl OwnerConnection {
             CallErrorKind::Closed => self.peer.retire(to.class, &self.connection),
             CallErrorKind::Refused => self.connection.clear_answer(),
             CallErrorKind::Lost(_) => self.peer.record_failure(&error.kind, metrics),
-            CallErrorKind::Reset(_) | CallErrorKind::Body(_) | CallErrorKind::Unsupported(_) => {}
+            CallErrorKind::Busy
+            | CallErrorKind::Reset(_)
+            | CallErrorKind::Body(_)
+            | CallErrorKind::Unsupported(_) => {}
         }
         metrics.record_forward(match error.kind {
             CallErrorKind::Closed | CallErrorKind::Refused => ForwardResult::Refused,

@@ -100,9 +100,19 @@ impl Bridge {
         };
         // A request for an upgrade has no body.
         let (mut body, unsent) = if upgrading { (Body::empty(), Some(body)) } else { (body, None) };
+        let mut refusal = CallErrorKind::Refused;
         for _ in 0..MAX_TRIES {
             // No stream in time: another tunnel of the agent may have one.
-            let Ok(Some(stream)) = timeout(STREAM_TIMEOUT, self.pool.take()).await else { break };
+            let stream = match timeout(STREAM_TIMEOUT, self.pool.take()).await {
+                Ok(Some(stream)) => stream,
+                Ok(None) => break,
+                Err(_) => {
+                    if self.pool.is_busy() {
+                        refusal = CallErrorKind::Busy;
+                    }
+                    break;
+                }
+            };
             let exchange = match Exchange::start(stream, &header, body, upgrading, self.limits.clone()) {
                 Ok(exchange) => exchange,
                 // agentk has just ended it.
@@ -134,7 +144,7 @@ impl Bridge {
             return Err(failed(kind, delivery, head, whole));
         }
         let whole = Some(unsent.unwrap_or(body));
-        Err(failed(CallErrorKind::Refused, Delivery::NotProcessed, head, whole))
+        Err(failed(refusal, Delivery::NotProcessed, head, whole))
     }
 
     /// Sends a request that only reads to Prometheus, through the API server.

@@ -36,6 +36,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct PoolState {
     next: u64,
+    /// The streams that have not ended.
+    streams: usize,
     ready: VecDeque<(u64, ReadyStream)>,
     waiting: VecDeque<oneshot::Sender<ReadyStream>>,
 }
@@ -107,6 +109,7 @@ impl StreamPool {
         let read = Arc::clone(&incoming);
         let mut state = self.0.state.lock();
         state.next += 1;
+        state.streams += 1;
         let number = state.next;
         if !self.0.closed.is_cancelled() {
             state.give(number, ReadyStream { incoming, monitor, begin });
@@ -177,9 +180,16 @@ impl StreamPool {
         drop(ended);
     }
 
-    /// Removes a stream that agentk has ended.
+    /// Returns whether all streams carry a request. agentk opens more if it can, so that this is its limit.
+    pub(super) fn is_busy(&self) -> bool {
+        let state = self.0.state.lock();
+        state.streams > 0 && state.ready.is_empty()
+    }
+
+    /// Removes a stream that has ended.
     fn remove(&self, number: u64) {
         let mut state = self.0.state.lock();
+        state.streams -= 1;
         let Some(position) = state.ready.iter().position(|(other, _)| *other == number) else { return };
         let removed = state.ready.remove(position);
         let mut waiting = VecDeque::new();

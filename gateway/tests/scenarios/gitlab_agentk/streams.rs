@@ -167,3 +167,18 @@ async fn agentk_that_stops_completes_its_request_and_gets_no_other() {
     agentk.closed().await;
     world.tunnels(0).await;
 }
+
+/// GitLab's agentk opens at most 500 streams, which watches can take up.
+#[tokio::test(start_paused = true)]
+async fn agentk_without_a_free_stream_is_busy() {
+    let world = World::new();
+    let (_agentk, [mut first, mut second]) = Agentk::start(&world).await;
+    let _watches = [get(&world, "/watch"), get(&world, "/watch")];
+    first.request().await;
+    second.request().await;
+    let started = Instant::now();
+    let (status, body) = get(&world, "/later").await.unwrap();
+    assert_eq!((status, reason(&body).as_str()), (StatusCode::TOO_MANY_REQUESTS, "too-many-requests"));
+    assert!(body.contains("all streams of agent prod carry requests"), "{body}");
+    assert_eq!(started.elapsed().as_secs(), 2, "agentk had time to open another one");
+}
