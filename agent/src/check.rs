@@ -278,6 +278,12 @@ impl CheckCommand {
                 report.ok("upgrade", "a server answers, and requires an agent token");
                 return Err(failed("authentication", TOKEN_HINT)(error));
             }
+            Err(error @ DialError::GitLabKas { .. }) => {
+                return Err(failed(
+                    "upgrade",
+                    "the option chooses a protocol that GitLab's kas does not have",
+                )(error));
+            }
             Err(error) => {
                 let hint = "--kas-address must be kas's address for agents, and proxies in front of it must allow \
                             WebSocket upgrades";

@@ -33,7 +33,8 @@ use tokio::{
     time::{Duration, Instant, timeout, timeout_at},
 };
 use tunnel::{
-    DrainHandle, TunnelConfig, TunnelServer, handshake,
+    DrainHandle, TunnelConfig, TunnelServer,
+    handshake::{self, UpgradeResponseError},
     websocket::{Role, WebSocket},
 };
 
@@ -128,7 +129,7 @@ pub(crate) async fn open<D: Dial>(
                 return Err(refusal(kas, token, response).await);
             }
             let protocol = handshake::verify_response(&response, &upgrade.key, target.protocol.offered())
-                .map_err(|cause| DialError::NotKas { address: kas.to_string(), cause })?;
+                .map_err(|cause| not_kas(kas, &response, cause))?;
             match protocol {
                 TunnelProtocol::KasTunnel => {
                     let welcome = welcome(kas, &response)?;
@@ -170,6 +171,15 @@ impl GitLabStream {
     /// Closes the connection.
     pub(crate) async fn decline(mut self) {
         let _ = timeout(CLOSE_TIMEOUT, self.io.shutdown()).await;
+    }
+}
+
+/// Returns the error of a 101 that does not answer the request.
+fn not_kas(kas: &KasAddress, response: &Response<Incoming>, cause: UpgradeResponseError) -> DialError {
+    let address = kas.to_string();
+    match response.headers().get(SERVER) {
+        Some(server) if server.as_bytes().starts_with(b"gitlab-kas") => DialError::GitLabKas { address },
+        _ => DialError::NotKas { address, cause },
     }
 }
 

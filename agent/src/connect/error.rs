@@ -121,6 +121,14 @@ pub enum DialError {
         /// The mismatch of the handshake.
         cause: UpgradeResponseError,
     },
+    /// The response was a 101 of GitLab's kas, which does not have the chosen protocol.
+    #[error(
+        "{address} is GitLab's kas, which does not have the protocol kas-tunnel: use --protocol gitlab, or leave --protocol out"
+    )]
+    GitLabKas {
+        /// The address of kas.
+        address: String,
+    },
     /// The response was a 101 without a welcome.
     #[error("{address} is not kas, or a proxy removes the header Kas-Welcome")]
     NoWelcome {
@@ -191,6 +199,7 @@ impl DialError {
             | Self::Redirect { .. }
             | Self::Refused { .. }
             | Self::NotKas { .. }
+            | Self::GitLabKas { .. }
             | Self::NoWelcome { .. }
             | Self::Welcome { .. }
             | Self::NotHttp2 { .. }

@@ -326,7 +326,11 @@ async fn only_the_chosen_protocol_is_offered() {
     let address = "ws://kas.test:8150".parse().unwrap();
     let config = SessionConfig { kas: address, protocol: ProtocolChoice::KasTunnel, ..super::config() };
     let error = start(config, dial, echo()).dial_error().await;
-    assert!(error.contains("broke") || error.contains("HTTP"), "{error}");
+    assert_eq!(
+        error,
+        "ws://kas.test:8150 is GitLab's kas, which does not have the protocol kas-tunnel: use --protocol gitlab, or leave \
+         --protocol out"
+    );
 }
 
 #[tokio::test]

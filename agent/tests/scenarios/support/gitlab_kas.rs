@@ -169,8 +169,16 @@ where
         async move {
             let mut response = Response::new(Empty::<Bytes>::new());
             *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-            (*response.headers_mut(), _) =
-                handshake::response_headers(&request, &[TunnelProtocol::GitLab]).unwrap();
+            let accepted = handshake::response_headers(&request, &[TunnelProtocol::GitLab]);
+            // Without its subprotocol, GitLab's kas accepts the WebSocket, and closes it.
+            let headers = accepted.or_else(|_| {
+                let other = handshake::response_headers(&request, &[TunnelProtocol::KasTunnel]);
+                other.map(|(mut headers, protocol)| {
+                    headers.remove("sec-websocket-protocol");
+                    (headers, protocol)
+                })
+            });
+            (*response.headers_mut(), _) = headers.unwrap();
             response.headers_mut().insert("server", "gitlab-kas/v16.5.0-8daa08cc/8daa08cc".parse().unwrap());
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
