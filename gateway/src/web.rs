@@ -280,7 +280,7 @@ impl WebServer {
         if let Some((_, grant)) = &session
             && !is_agent
             && !matches!(path, SESSION_PATH | ISSUERS_PATH)
-            && let Err(response) = self.check_enabled(client, grant, None)
+            && let Some(response) = self.disabled_response(client, grant, None)
         {
             return own(response);
         }
@@ -501,10 +501,8 @@ impl WebServer {
             return refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it");
         };
         let agent = AgentAttributes { id, name: None, project_path: None };
-        match self.check_enabled(client, grant, Some(agent)) {
-            Ok(()) => json(&self.inspector.inspect(id)),
-            Err(response) => response,
-        }
+        let disabled = self.disabled_response(client, grant, Some(agent));
+        disabled.unwrap_or_else(|| json(&self.inspector.inspect(id)))
     }
 
     async fn environments(&self, grant: &Grant) -> Response<Body> {

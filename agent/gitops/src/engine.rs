@@ -336,8 +336,8 @@ impl<C: Cluster> Engine<C> {
         let (mut awaited, mut failed_hooks) = (Vec::new(), Vec::new());
         for stage in &stages {
             // While an earlier stage waits or has failed, what was applied before is set back all the same.
-            let is_held_up = !awaited.is_empty() || !failed_hooks.is_empty();
-            let again = (sync.writes() && is_held_up).then(|| self.applied_part(stage, &manifests));
+            let is_blocked = !awaited.is_empty() || !failed_hooks.is_empty();
+            let again = (sync.writes() && is_blocked).then(|| self.applied_part(stage, &manifests));
             let is_next = again.is_none();
             let stage = again.as_ref().unwrap_or(stage);
             let applied = self.apply_stage(stage, &manifests, &state.members, &sync, report).await;

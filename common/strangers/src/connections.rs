@@ -68,7 +68,7 @@ mod tests {
             () = tokio::task::yield_now() => {}
         }
         drop(first);
-        waiting.await;
+        drop(waiting.await);
         assert!(!known.replaced().is_cancelled() && !other.replaced().is_cancelled());
     }
 }

@@ -13,24 +13,19 @@ use super::{WebServer, response::refused};
 use crate::kill_switch::RequestAttributes;
 
 impl WebServer {
-    /// Checks that no rule disables a request, which is about this agent if it is about one.
-    ///
-    /// # Errors
-    ///
-    /// The response with the rule.
-    pub(super) fn check_enabled(
+    /// Returns the response with the rule that disables a request, which is about this agent if it is about one.
+    pub(super) fn disabled_response(
         &self,
         client: IpAddr,
         grant: &Grant,
         agent: Option<AgentAttributes<'_>>,
-    ) -> Result<(), Response<Body>> {
+    ) -> Option<Response<Body>> {
         let service = service();
         let request = RequestAttributes { agent, ..attributes(client, &service, grant) };
-        self.proxy.kill_switch.check(&request).map_err(|error| {
-            let mut response = refused(&error);
-            response.headers_mut().insert(ERROR, HeaderValue::from_static(error.reason.as_str()));
-            response
-        })
+        let error = self.proxy.kill_switch.check(&request).err()?;
+        let mut response = refused(&error);
+        response.headers_mut().insert(ERROR, HeaderValue::from_static(error.reason.as_str()));
+        Some(response)
     }
 
     /// Completes when a rule disables the requests of a caller. Cancel-safe.
