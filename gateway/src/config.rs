@@ -32,6 +32,7 @@ use settings::{ConfigError, KeyLocations, parse, read_text};
 
 use self::gitlab_keys::ExternalConfig;
 use crate::cors::Origin;
+use crate::gitlab_key::GitLabKey;
 
 pub use self::agent::{
     AgentConfig, AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge, GitlabAgentkConfig,
@@ -40,7 +41,6 @@ pub use self::agent::{
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
-pub(crate) use self::gitlab_keys::GitLabKey;
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::listeners::ListenNetwork;
 pub use self::managed_resources::ManagedResourcesConfig;

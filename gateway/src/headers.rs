@@ -22,7 +22,7 @@ use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 use serde::Deserialize;
 
 pub use self::forwarded::{ForwardedFor, PeerAddress};
-pub(crate) use self::redirect::rewrite as rewrite_addresses;
+pub use self::redirect::rewrite as rewrite_addresses;
 
 /// Request headers for kas itself.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];

@@ -48,6 +48,7 @@ mod destination;
 pub mod event_sources;
 pub mod events;
 mod forward;
+mod gitlab_key;
 mod headers;
 mod hold_open;
 mod hosts;
@@ -79,7 +80,7 @@ pub mod test_support {
         api::{ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,
-        headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
+        headers::{ForwardedFor, PeerAddress, ProxyHeaders, rewrite_addresses, to_agent, to_caller},
         hosts::{AgentHosts, HostPattern, Route, TlsName},
         listen::proxy_header,
         services::{class, dialect},

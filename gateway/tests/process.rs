@@ -273,7 +273,7 @@ fn disable_command_refuses_mistakes_and_leaves_an_invalid_file_alone() {
         ("disable --file off.yaml --reason a", "name what to disable"),
         ("disable --file off.yaml --all", "--reason"),
         ("disable --file off.yaml --all --agent a --reason b", "cannot be used with"),
-        ("disable --file off.yaml --agent UP --reason b", "neither the id nor the name"),
+        ("disable --file off.yaml --agent UP --reason b", "names no agent"),
         ("disable --file off.yaml --all --reason b --until soon", "not a time in UTC"),
         ("disable --file bad.yaml --all --reason b", "bad.yaml:1:"),
         ("disable --config kas.yaml --all --reason b", "has no disabled.file"),

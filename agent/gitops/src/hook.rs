@@ -94,6 +94,11 @@ impl Role {
     }
 }
 
+/// Returns whether an object is not applied.
+pub(crate) fn is_skipped(manifest: &Manifest) -> bool {
+    Role::of(manifest) == Ok(Role::Skipped)
+}
+
 /// Returns whether an object is a hook that runs and ends. It is deleted and created again for each version of the manifests.
 pub(crate) fn runs(manifest: &Manifest) -> bool {
     let ObjectId { group, kind, .. } = &manifest.id;

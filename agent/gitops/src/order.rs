@@ -86,7 +86,7 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
         return Err(errors);
     }
     let mut order: Vec<usize> =
-        (0..manifests.len()).filter(|index| !is_skipped(&manifests[*index])).collect();
+        (0..manifests.len()).filter(|index| !hook::is_skipped(&manifests[*index])).collect();
     order.sort_by_key(|index| (places[*index], rank(&manifests[*index]), &manifests[*index].id));
     let mut stages: Vec<(Place, Stage)> = Vec::new();
     for index in order {
@@ -132,11 +132,6 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
         }
     }
     Ok(stages.into_iter().map(|(_, stage)| stage).collect())
-}
-
-/// Returns whether an object is not applied.
-pub(crate) fn is_skipped(manifest: &Manifest) -> bool {
-    Role::of(manifest) == Ok(Role::Skipped)
 }
 
 /// Returns the order in which objects are deleted: the reverse of that in which they would be applied.

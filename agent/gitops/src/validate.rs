@@ -8,7 +8,7 @@ use proto::{
 };
 use serde_json::Value;
 
-use crate::{GroupKind, Manifest, order};
+use crate::{GroupKind, Manifest, hook};
 
 /// The kind of definitions of further kinds.
 pub const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDefinition");
@@ -89,7 +89,7 @@ pub fn validate(
     let mut seen: HashMap<ObjectId, String> = HashMap::with_capacity(manifests.len());
     for manifest in manifests {
         let validated = validate_one(manifest, scopes, project);
-        if order::is_skipped(manifest) {
+        if hook::is_skipped(manifest) {
             continue;
         }
         if let Err(what) = validated {

@@ -126,12 +126,16 @@ impl ConfigurationService {
         let Inner { scope, log, metrics, state } = &*self.inner;
         let mut state = state.lock();
         if !state.order.admit(order::age(&update, SystemTime::now()), Instant::now()) {
-            tracing::info!(
-                version = update.version,
-                applied = state.version,
-                "configuration ignored: another replica of kas has read it later"
-            );
-            return Ok(ConfigurationResponse { refused: state.refused.clone(), ignored: true });
+            // The other tunnels bring the version that is applied a second time.
+            let ignored = update.version != state.version;
+            if ignored {
+                tracing::info!(
+                    version = update.version,
+                    applied = state.version,
+                    "configuration ignored: another replica of kas has read it later"
+                );
+            }
+            return Ok(ConfigurationResponse { refused: state.refused.clone(), ignored });
         }
         metrics.set_configuration_error(update.error.is_some());
         if update.error != state.error {

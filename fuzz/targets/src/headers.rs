@@ -18,7 +18,9 @@ use std::{
 };
 
 use access::AccessAs;
-use gateway::test_support::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller};
+use gateway::test_support::{
+    ForwardedFor, PeerAddress, ProxyHeaders, rewrite_addresses, to_agent, to_caller,
+};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, LOCATION, UPGRADE, VIA},
@@ -172,7 +174,13 @@ fn check_to_caller(input: &HeaderMap, upgraded: bool) {
     assert_eq!(values(&output, "x-content-type-options"), ["nosniff"]);
     for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
         match name {
-            "x-request-id" | "x-content-type-options" | "content-security-policy" | "via" | "location" => {
+            "x-request-id"
+            | "x-content-type-options"
+            | "content-security-policy"
+            | "via"
+            | "location"
+            | "content-location"
+            | "refresh" => {
                 continue;
             }
             _ if TO_CALLER.contains(&name) || upgraded && TO_CALLER_UPGRADED.contains(&name) => {
@@ -183,6 +191,7 @@ fn check_to_caller(input: &HeaderMap, upgraded: bool) {
     }
 
     let here = Url::parse("https://kas.example:8154/agents/a/kubernetes/api/v1").expect("it is a URL");
+    rewrite_addresses(&mut output, "/agents/a/kubernetes");
     for location in output.get_all(LOCATION) {
         // A browser does not follow an invalid URL.
         if let Ok(there) = here.join(&String::from_utf8_lossy(location.as_bytes())) {

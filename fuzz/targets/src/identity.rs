@@ -1,7 +1,7 @@
 //! The identity file, with any content.
 //!
 //! * The file is accepted or rejected quickly and in little memory (libFuzzer's `-timeout` and `-malloc_limit_mb`).
-//! * An error begins with the file's name, is one line, and never contains a value of `tokens`: an operator may have
+//! * Each line of an error begins with the file's name, and none contains a value of `tokens`: an operator may have
 //!   written a token there instead of its hash.
 //! * `Identity::read` and `Identity::parse` return the same for the same content.
 //! * An accepted identity is consistent: it finds an agent by id and by name, and no token belongs to an agent and to a
@@ -18,8 +18,10 @@ pub fn run(data: &[u8]) {
     let path = file.path();
     let read = Identity::read(path).map_err(|error| error.to_string());
     if let Err(error) = &read {
-        let what = error.strip_prefix(path.to_str().expect("it is UTF-8")).expect("the file is named");
-        assert!(what.starts_with(':') && !what.contains(|c: char| c.is_control()), "{error:?}");
+        for line in error.split('\n') {
+            let what = line.strip_prefix(path.to_str().expect("it is UTF-8")).expect("the file is named");
+            assert!(what.starts_with(':') && !what.contains(char::is_control), "{error:?}");
+        }
     }
     let Ok(text) = str::from_utf8(data) else {
         assert!(read.is_err(), "it is not UTF-8");

@@ -9,12 +9,11 @@ use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
     AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork, ManagedResourcesConfig,
-    ReceptiveConfig,
-    gitlab_keys::GitLabKey,
-    listeners,
+    ReceptiveConfig, listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::{AddressRules, ProxyProtocol};
+use crate::gitlab_key::GitLabKey;
 
 /// Section `agent`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

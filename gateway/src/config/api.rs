@@ -8,12 +8,11 @@ use serde_saphyr::Spanned;
 use settings::Network;
 
 use super::{
-    ListenNetwork,
-    gitlab_keys::GitLabKey,
-    listeners,
+    ListenNetwork, listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::{AddressRules, ProxyProtocol};
+use crate::gitlab_key::GitLabKey;
 
 /// Section `api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

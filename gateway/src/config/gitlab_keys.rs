@@ -1,17 +1,14 @@
 //! Keys of GitLab's kas that do not exist here. Most of them have no meaning, and are ignored with one warning. A key that asks
 //! for something that kas would silently not do is refused. `docs/gitlab.md` lists both.
 
-use std::{borrow::Cow, path::Path};
+use std::path::Path;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use settings::ConfigError;
 
 use super::Config;
-
-/// The presence of a key of GitLab's kas in the file. Its value is not read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GitLabKey(bool);
+use crate::gitlab_key::GitLabKey;
 
 /// A section of GitLab's kas with the path of an HTTP endpoint.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -90,12 +87,12 @@ impl Config {
             ),
             (
                 "config.command",
-                self.config.as_ref().is_some_and(|config| config.command.0),
+                self.config.as_ref().is_some_and(|config| config.command.is_set()),
                 "kas runs no command for its configuration, and would lose the keys that this one prints: write them into this \
                  file",
             ),
-            ("observability.listen.certificate_file", observability.listen.certificate_file.0, NO_TLS),
-            ("observability.listen.key_file", observability.listen.key_file.0, NO_TLS),
+            ("observability.listen.certificate_file", observability.listen.certificate_file.is_set(), NO_TLS),
+            ("observability.listen.key_file", observability.listen.key_file.is_set(), NO_TLS),
             (
                 "observability.liveness_probe.url_path",
                 observability.liveness_probe.differs_from("/liveness"),
@@ -128,7 +125,7 @@ impl Config {
 
     /// Returns the keys of the file that are ignored, with their lines.
     pub fn ignored_keys(&self) -> Option<String> {
-        let keys = self.ignored().into_iter().filter(|(_, GitLabKey(is_set))| *is_set);
+        let keys = self.ignored().into_iter().filter(|(_, key)| key.is_set());
         let keys: Vec<String> = keys
             .map(|(key, _)| match self.keys.locate(key) {
                 Some((line, _)) => format!("{key} (line {line})"),
@@ -136,27 +133,6 @@ impl Config {
             })
             .collect();
         (!keys.is_empty()).then(|| keys.join(", "))
-    }
-}
-
-impl<'de> Deserialize<'de> for GitLabKey {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        IgnoredAny::deserialize(deserializer)?;
-        Ok(Self(true))
-    }
-}
-
-impl JsonSchema for GitLabKey {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "GitLabKey".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"description": "A key of GitLab's kas, which is ignored."})
     }
 }
 

@@ -9,14 +9,13 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    ListenNetwork,
-    gitlab_keys::GitLabKey,
-    listeners,
+    ListenNetwork, listeners,
     schema::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
 use crate::{
     addresses::{AddressRules, ProxyProtocol},
     cors::Origin,
+    gitlab_key::GitLabKey,
     headers::ExtraHeader,
     hosts::HostPattern,
 };

@@ -10,10 +10,11 @@ use telemetry::{OtlpEndpoint, SampleRatio};
 
 use super::{
     ListenNetwork,
-    gitlab_keys::{EndpointConfig, GitLabKey},
+    gitlab_keys::EndpointConfig,
     listeners,
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
+use crate::gitlab_key::GitLabKey;
 
 /// Section `observability`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

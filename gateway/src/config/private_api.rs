@@ -8,11 +8,10 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network};
 
 use super::{
-    ListenNetwork,
-    gitlab_keys::GitLabKey,
-    listeners,
+    ListenNetwork, listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
+use crate::gitlab_key::GitLabKey;
 
 /// Section `private_api`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

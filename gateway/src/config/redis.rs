@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use settings::{ConfigError, KeyLocations, Timeout, Within};
 
-use super::{gitlab_keys::GitLabKey, schema::REDIS_ADDRESS};
+use super::schema::REDIS_ADDRESS;
+use crate::gitlab_key::GitLabKey;
 
 /// The message for a certificate without its key, and for a key without its certificate.
 const TOGETHER: &str = "certificate_file and key_file go together, and this one is missing";

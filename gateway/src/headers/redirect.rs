@@ -9,7 +9,7 @@ use http::{
 };
 
 /// Rewrites the addresses of a response, or removes them.
-pub(crate) fn rewrite(headers: &mut HeaderMap, prefix: &str) {
+pub fn rewrite(headers: &mut HeaderMap, prefix: &str) {
     for name in [LOCATION, CONTENT_LOCATION] {
         replace(headers, &name, |value| with_prefix(value, prefix));
     }

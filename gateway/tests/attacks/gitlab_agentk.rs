@@ -487,7 +487,8 @@ async fn agentk_that_never_reads_is_cut_and_needs_little_memory() {
     // The bodies of the callers are 64 MiB of it.
     memory.assert_below((64 << 20) + (64 << 20));
     for calling in callers {
-        assert!(timeout(Duration::from_secs(600), calling).await.unwrap().unwrap().is_server_error());
+        let status = timeout(Duration::from_secs(600), calling).await.unwrap().unwrap();
+        assert!(status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS, "{status}");
     }
     attacked.world.tunnels(1).await;
     attacked.assert_undisturbed().await;

@@ -110,14 +110,17 @@ async fn attack_31_credentials_do_not_reach_the_cluster() {
     let (world, _seen, _agent) = attacked(ALICE).await;
     let head = head(&world, "GET", "/kubernetes/who");
     let lines = "Cookie: session=stolen\r\nProxy-Authorization: Basic stolen\r\nX-Csrf-Token: stolen\r\n\
-                 Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.stolen, v5.channel.k8s.io\r\n\
-                 Sec-WebSocket-Protocol: BASE64URL.bearer.authorization.k8s.io.stolen\r\n";
+                 Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.c3RvbGVu, v5.channel.k8s.io\r\n\
+                 Sec-WebSocket-Protocol: BASE64URL.bearer.authorization.k8s.io.c3RvbGVu\r\n";
     let answer = exchange(&world, format!("{head}{lines}\r\n")).await;
     assert_eq!(status(&answer), 200, "{answer}");
     assert!(answer.contains("sec-websocket-protocol: \"v5.channel.k8s.io\""), "{answer}");
-    for secret in ["stolen", world.caller_token.expose_secret()] {
+    for secret in ["stolen", "c3RvbGVu", world.caller_token.expose_secret()] {
         assert!(!answer.contains(secret), "{answer}");
     }
+    let twice = "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.c3RvbGVu\r\n".repeat(2);
+    let answer = exchange(&world, format!("{head}{twice}\r\n")).await;
+    assert!(status(&answer) == 400 && !answer.contains("c3RvbGVu"), "{answer}");
 }
 
 #[tokio::test(start_paused = true)]

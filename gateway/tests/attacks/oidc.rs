@@ -90,12 +90,15 @@ async fn attack_32_misplaced_token_is_refused_and_not_logged() {
         format!("Authorization: Bearer {token}{long}{long}"),
         format!("Cookie: token={token}"),
         format!("X-Id-Token: {token}"),
-        format!("Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.{token}"),
     ] {
         let answer = send(&world, &lines).await;
         assert_eq!(status(&answer), 401, "{lines}: {answer}");
         assert!(!answer.contains(&token), "{answer}");
     }
+    // It is not encoded.
+    let protocol = format!("Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.{token}");
+    let answer = send(&world, &protocol).await;
+    assert!(status(&answer) == 400 && !answer.contains(&token), "{answer}");
     let line = format!("GET /agents/prod/kubernetes/who?id_token={token} HTTP/1.1\r\nHost: kas\r\n\r\n");
     assert_eq!(status(&exchange(&world, line).await), 401);
     assert_eq!(seen.all(), Vec::<String>::new());

@@ -115,8 +115,10 @@ async fn attack_33_token_is_refused_at_other_listeners() {
 async fn attack_86_tunnels_that_an_agent_aborts_set_the_age_of_no_other_agent() {
     let (world, other) = with_another();
     let _honest = world.agent(services()).await;
+    // Tunnels that end with their process say nothing about a load balancer.
+    let instance = InstanceId::random();
     for _ in 0..8 {
-        let hostile = agent_by(&world, &upgrade_as(&other, InstanceId::random()), &[]).await;
+        let hostile = agent_by(&world, &upgrade_as(&other, instance), &[]).await;
         world.tunnels(3).await;
         sleep(Duration::from_secs(11)).await;
         drop(hostile);

@@ -218,7 +218,10 @@ async fn attack_80_exec_on_a_reused_connection_is_not_sent_again() {
 #[tokio::test]
 async fn attack_26_redirect_of_an_upgrade_is_not_followed() {
     for (answer, location) in [
-        ("HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", Some("/elsewhere")),
+        (
+            "HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n",
+            Some("/agents/prod/kubernetes/elsewhere"),
+        ),
         (
             "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
             None,

@@ -3,6 +3,10 @@
 use std::{fs, net::SocketAddr};
 
 use access::token::TokenHash;
+use base64::{
+    Engine as _,
+    prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
+};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
@@ -62,12 +66,16 @@ pub(crate) fn headers(start: &Start<'_>, front: SocketAddr) -> Vec<String> {
             headers.push(format!("Cookie: {}", log_in(start, front)));
             headers
         }
+        Caller::WebSocketToken => {
+            let token = BASE64_URL_SAFE_NO_PAD.encode(start.tokens.ops.expose_secret());
+            let token = format!("base64url.bearer.authorization.k8s.io.{token}");
+            vec![format!("Sec-WebSocket-Protocol: v5.channel.k8s.io, {token}")]
+        }
         _ => {
             let user = user(start);
             match user["token"].as_str() {
                 Some(token) => vec![format!("Authorization: Bearer {token}")],
                 None => {
-                    use base64::{Engine as _, prelude::BASE64_STANDARD};
                     let pair = format!(
                         "{}:{}",
                         user["username"].as_str().unwrap(),
@@ -89,7 +97,7 @@ pub(crate) fn user(start: &Start<'_>) -> Value {
         Caller::Oidc => json!({"token": start.login.unwrap().token}),
         Caller::Job => json!({"token": format!("ci:{id}:{JOB}")}),
         Caller::Pat => json!({"token": format!("pat:{id}:{PAT}")}),
-        Caller::GitLabSession | Caller::PageSession => json!({}),
+        Caller::WebSocketToken | Caller::GitLabSession | Caller::PageSession => json!({}),
     }
 }
 
@@ -118,7 +126,7 @@ fn log_in(start: &Start<'_>, front: SocketAddr) -> String {
 /// Takes the right away from the caller.
 pub(crate) fn revoke(world: &World) {
     match world.case.caller {
-        Caller::Token | Caller::Basic | Caller::Oidc | Caller::PageSession => {
+        Caller::Token | Caller::Basic | Caller::WebSocketToken | Caller::Oidc | Caller::PageSession => {
             for replica in ["kas-0", "kas-1"] {
                 let file = |name: &str| world.directory.path().join(replica).join(name);
                 let mut identity: Value =
@@ -136,6 +144,6 @@ pub(crate) fn revoke(world: &World) {
 impl Client {
     /// Returns whether kubectl can have the credential.
     pub(crate) fn of_kubectl(caller: Caller) -> bool {
-        !matches!(caller, Caller::GitLabSession | Caller::PageSession)
+        !matches!(caller, Caller::WebSocketToken | Caller::GitLabSession | Caller::PageSession)
     }
 }

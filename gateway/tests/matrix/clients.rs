@@ -120,7 +120,8 @@ impl Client {
             let name = HeaderName::try_from(name).unwrap();
             request.headers_mut().insert(name, value.parse().unwrap());
         }
-        request.headers_mut().insert("sec-websocket-protocol", "v5.channel.k8s.io".parse().unwrap());
+        let protocol = "v5.channel.k8s.io".parse().unwrap();
+        request.headers_mut().entry("sec-websocket-protocol").or_insert(protocol);
         let (mut socket, _) = match tokio_tungstenite::client_async(request, stream).await {
             Ok(opened) => opened,
             Err(tokio_tungstenite::tungstenite::Error::Http(response)) => {

@@ -91,6 +91,12 @@ fn rules() -> Vec<Rule> {
     }
     let other = Refused(403, Some("forbidden"), "the credential is for another agent than the path names");
     rules.push(answer(Name::Dot, AgentKind::GitLab, other));
+    // Other requests have no subprotocol.
+    for request in Request::ALL {
+        if *request != Request::ExecWebSocket {
+            rules.push(impossible(Caller::WebSocketToken, *request));
+        }
+    }
     // Browsers have no SPDY, and no page forwards ports.
     for caller in [Caller::GitLabSession, Caller::PageSession] {
         for request in [Request::ExecSpdy, Request::ForwardSpdy, Request::ForwardWebSocket] {

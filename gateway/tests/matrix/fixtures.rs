@@ -20,6 +20,7 @@ pub(crate) const OBJECTS: usize = 5_000;
 
 /// The pod: a web server with a small and a large page, and a program that counts the bytes of a request.
 const SCRIPT: &str = r#"mkdir -p /www/cgi-bin
+echo index >/www/index.html
 echo small >/www/small
 head -c 12582912 /dev/zero | tr '\0' x >/www/large
 cat >/www/cgi-bin/count <<'END'

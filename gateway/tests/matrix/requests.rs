@@ -66,6 +66,11 @@ pub(crate) fn send(world: &World) -> Result<(), Failure> {
             expect(&response, 200, objects == OBJECTS && response.body.len() > LARGE)
         }
         Request::Post => post(world),
+        Request::PodProxy => {
+            let path = format!("/api/v1/namespaces/{}/pods/shell:8080/proxy", place.namespace.name);
+            let response = client.cluster(&path, &["--location"]);
+            expect(&response, 301, response.text().ends_with("index\n"))
+        }
         Request::PromQl => {
             let response = client.service("/prometheus/api/v1/query?query=vector(7)");
             expect(&response, 200, response.text().contains(r#","7"]"#))

@@ -32,6 +32,8 @@ dimension!(
         Token = "token",
         /// The same token as the password of basic authentication.
         Basic = "basic",
+        /// The same token in the subprotocol of a WebSocket, as browsers send it.
+        WebSocketToken = "websocket-token",
         /// An ID token of an OpenID Provider.
         Oidc = "oidc",
         /// A job of GitLab.
@@ -124,6 +126,8 @@ dimension!(
         List = "list",
         Watch = "watch",
         Post = "post",
+        /// A page of a pod, which the API server forwards after a redirect.
+        PodProxy = "pod-proxy",
         /// `kubectl logs --follow`
         Logs = "logs",
         ExecWebSocket = "exec-ws",

@@ -51,7 +51,7 @@ pub const SCHEMA: &str = "\
 |---|---|---|---|---|---|
 | `{kas}:replicas` | set | ids of the replicas; a dead one until another replica removes it | none | when a replica joins or leaves | 32 bytes per replica |
 | `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started,tunnels,mac}]`; `mac` signs id, fleet and URL with the secret of `private_api` | 17 s | when a replica joins; it and its TTL every 5 s | 200 bytes per replica |
-| `{kas}:routes:<id>` | hash | the agents of the replica: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels,cluster,scope],…]]`; the field `generation` counts the connections of the replica; with GitLab, the fields `p<project>` have its agents: `[1,[[id,name],…]]` | 1 h | when an agent connects or disconnects; its TTL every 15 s | under 260 bytes per agent, overhead included |
+| `{kas}:routes:<id>` | hash | the agents of the replica: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels,cluster,scope],…]]`; the field `generation` counts the connections of the replica; with GitLab, the fields `p<project>` have its agents: `[1,[[id,name],…]]`, and `n<project>` has its path | 1 h | when an agent connects or disconnects; its TTL every 15 s | under 260 bytes per agent, overhead included |
 | `{kas}:routes:<id>:next` | hash | the same, until it is complete and replaces `{kas}:routes:<id>` | 1 h | when a replica connects to Redis | |
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |

@@ -7,7 +7,7 @@ use proto::gitops::{
 };
 
 use super::{Failure, Outcome, Stopped, SyncContext, SyncInput, stage::Awaited};
-use crate::{Manifest, order};
+use crate::{Manifest, hook};
 
 /// The longest message of an error, in characters.
 const MAX_MESSAGE: usize = 1000;
@@ -78,7 +78,7 @@ impl<'a> Report<'a> {
     }
 
     pub(super) fn planned(&mut self, manifests: &[Manifest]) {
-        let objects = manifests.iter().filter(|manifest| !order::is_skipped(manifest)).count();
+        let objects = manifests.iter().filter(|manifest| !hook::is_skipped(manifest)).count();
         self.objects.total = u32::try_from(objects).unwrap_or(u32::MAX);
         let message = format!("the files are valid and have {objects} objects");
         let planned = SyncEvent::new(EventKind::Planned, None, message);
