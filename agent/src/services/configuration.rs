@@ -274,7 +274,8 @@ mod tests {
 
     /// An update that kas has read so many milliseconds after another point in time, which is `MAX` ago.
     fn update(read: u64, configuration: &Value) -> Value {
-        json!({"observed": 0, "age": MAX - read, "version": "1", "configuration": configuration, "error": null})
+        let version = read.to_string();
+        json!({"observed": 0, "age": MAX - read, "version": version, "configuration": configuration, "error": null})
     }
 
     const PODS: &str = "/api/v1/namespaces/b/pods";
