@@ -1,6 +1,6 @@
 //! The programs of a caller: curl, kubectl, and a WebSocket of a page.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{fs, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use rustls::{
@@ -8,7 +8,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject as _},
 };
 use serde_json::json;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _, http::HeaderName};
 
 use super::{
@@ -97,13 +97,14 @@ impl Client {
         Process::start("curl", &mut command)
     }
 
-    /// Runs a command in a container by a WebSocket, as a page does, with this standard input. Returns the standard output.
-    pub(crate) fn exec(&self, path: &str, input: &[u8]) -> Result<Vec<u8>, String> {
+    /// Runs a command in a container by a WebSocket, as a page does, with this standard input. Returns the standard
+    /// output once it has this length.
+    pub(crate) fn exec(&self, path: &str, input: &[u8], expected: usize) -> Result<Vec<u8>, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(self.exec_in_runtime(path, input))
+        runtime.block_on(self.exec_in_runtime(path, input, expected))
     }
 
-    async fn exec_in_runtime(&self, path: &str, input: &[u8]) -> Result<Vec<u8>, String> {
+    async fn exec_in_runtime(&self, path: &str, input: &[u8], expected: usize) -> Result<Vec<u8>, String> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.authority).unwrap() {
             roots.add(certificate.unwrap()).unwrap();
@@ -135,13 +136,21 @@ impl Client {
             let message = Message::binary([&[0], chunk].concat());
             socket.send(message).await.map_err(|error| error.to_string())?;
         }
-        socket.send(Message::binary(vec![255, 0])).await.map_err(|error| error.to_string())?;
-        let mut output = Vec::new();
-        while let Some(message) = socket.next().await {
-            match message.map_err(|error| error.to_string())? {
-                Message::Binary(data) if data.first() == Some(&1) => output.extend_from_slice(&data[1..]),
-                Message::Binary(data) if data.first() == Some(&3) => break,
-                _ => {}
+        if !input.is_empty() {
+            socket.send(Message::binary(vec![255, 0])).await.map_err(|error| error.to_string())?;
+        }
+        let (mut output, mut has_status) = (Vec::new(), false);
+        // The kubelet may send the status before the rest of the output.
+        while !has_status || output.len() < expected {
+            let message = timeout(Duration::from_secs(30), socket.next()).await;
+            match message.map_err(|_| format!("nothing came after {} bytes", output.len()))? {
+                Some(Ok(Message::Binary(data))) if data.first() == Some(&1) => {
+                    output.extend_from_slice(&data[1..])
+                }
+                Some(Ok(Message::Binary(data))) if data.first() == Some(&3) => has_status = true,
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(format!("{error} after {} bytes", output.len())),
+                None => break,
             }
         }
         Ok(output)

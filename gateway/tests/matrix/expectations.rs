@@ -104,6 +104,8 @@ fn rules() -> Vec<Rule> {
         }
     }
     rules.push(answer(Caller::PageSession, Request::ExecWebSocket, Refused(403, None, "")));
+    let no_pages = Refused(403, None, "web pages of the cluster are not shown here");
+    rules.push(answer(Caller::PageSession, Request::PodProxy, no_pages));
     for request in Request::ALL {
         for size in Size::ALL {
             if !sizes(*request).contains(size) {

@@ -153,10 +153,11 @@ fn exec_in_page(world: &World, size: Size) -> Result<(), Failure> {
     let command: String =
         ["sh", "-c", script].iter().map(|word| format!("&command={}", word.replace(' ', "%20"))).collect();
     let path = format!(
-        "/api/v1/namespaces/{}/pods/shell/exec?stdin=true&stdout=true&stderr=true{command}",
-        world.place.namespace.name
+        "/api/v1/namespaces/{}/pods/shell/exec?stdin={}&stdout=true&stderr=true{command}",
+        world.place.namespace.name,
+        input > 0,
     );
-    let output = world.client.exec(&path, &vec![b'x'; input]).map_err(Failure::of_text)?;
+    let output = world.client.exec(&path, &vec![b'x'; input], expected).map_err(Failure::of_text)?;
     if output.len() == expected {
         return Ok(());
     }

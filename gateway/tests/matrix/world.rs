@@ -363,7 +363,7 @@ impl Start<'_> {
             require_scope: false,
             pod_namespace: Some(place.namespace.name.clone()),
             collector: None,
-            tunnels: 1,
+            tunnels: 2,
             grace: 25,
             network: None,
             gitlab_protocol: false,
