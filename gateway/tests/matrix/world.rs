@@ -263,6 +263,8 @@ impl Start<'_> {
             membership: Some(membership),
             // A revoked job or user is noticed when the answer about it is no longer valid.
             kubernetes_api: vec![("allowed_agent_cache_ttl", json!("1s"))],
+            // docs/gitlab.md advises this for agents of GitLab.
+            reconnect_wait: (case.agent == AgentKind::Independent).then_some("10s"),
             sections,
             ..KasOptions::default()
         }

@@ -38,6 +38,8 @@ pub(crate) struct KasOptions {
     pub(crate) gitops: Vec<(&'static str, Value)>,
     /// Additional keys of `agent.kubernetes_api`.
     pub(crate) kubernetes_api: Vec<(&'static str, Value)>,
+    /// `agent.tunnel.reconnect_wait`, or `None` for the default.
+    pub(crate) reconnect_wait: Option<&'static str>,
     /// The patterns of `agent.kubernetes_api.hosts`.
     pub(crate) hosts: Vec<String>,
     /// The Service of Prometheus in clusters of GitLab's agentk.
@@ -269,6 +271,9 @@ impl KasOptions {
         });
         for (key, value) in &self.kubernetes_api {
             config["agent"]["kubernetes_api"][key] = value.clone();
+        }
+        if let Some(wait) = self.reconnect_wait {
+            config["agent"]["tunnel"] = json!({"reconnect_wait": wait});
         }
         if !self.hosts.is_empty() {
             config["agent"]["kubernetes_api"]["hosts"] = json!(self.hosts);
