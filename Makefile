@@ -65,7 +65,7 @@ e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is
 .PHONY: matrix
 matrix: ## Pairs of callers, agents, transports, replicas, names, requests, sizes and events (KUBECONFIG); CASES selects by a part of the name
 	cargo build --workspace --bins
-	cargo test -p gateway --test matrix -- --test-threads 3 $(CASES)
+	cargo test -p gateway --test matrix -- --test-threads 4 $(CASES)
 
 # Paths with %2F, which differential_http_reading has, do not fit into GitLab's protocol.
 GITLAB_PROTOCOL = test(/^(upgrades|websocket|cancellation|impersonation|streams|terminals|changes|reading|lifecycle)::/) | \
