@@ -54,26 +54,17 @@ impl GitRepository {
 
     /// Commits versions of files. `None` removes a file.
     pub(crate) fn commit_files(&self, files: &[(&str, Option<&str>)]) {
-        for (path, text) in files {
-            let file = self.path.join(path);
-            match text {
-                Some(text) => {
-                    fs::create_dir_all(file.parent().unwrap()).unwrap();
-                    fs::write(file, text).unwrap();
-                }
-                None => fs::remove_file(file).unwrap(),
-            }
-        }
-        git(&self.path, &["add", "--all"]);
-        git(&self.path, &["commit", "--quiet", "--allow-empty", "--message=change"]);
+        commit_in(&self.path, files);
     }
 
-    /// Commits files to a new branch, and returns to `main`.
+    /// Commits files to a new branch. `HEAD`, which is the default branch for kas, stays `main`.
     pub(crate) fn commit_to_branch(&self, branch: &str, files: &[(&str, &str)]) {
-        git(&self.path, &["checkout", "--quiet", "-b", branch]);
+        let directory = tempfile::tempdir().unwrap();
+        let worktree = directory.path().join("worktree");
+        git(&self.path, &["worktree", "add", "--quiet", "-b", branch, path_argument(&worktree), "main"]);
         let files: Vec<_> = files.iter().map(|(path, text)| (*path, Some(*text))).collect();
-        self.commit_files(&files);
-        git(&self.path, &["checkout", "--quiet", "main"]);
+        commit_in(&worktree, &files);
+        git(&self.path, &["worktree", "remove", "--force", path_argument(&worktree)]);
     }
 
     /// Returns the id of the commit of a branch.
@@ -202,6 +193,22 @@ pub(crate) fn new_ssh_key(directory: &Path, name: &str) -> PathBuf {
 }
 
 /// Runs git without the configuration of the user.
+/// Commits versions of files to the branch of a directory. `None` removes a file.
+fn commit_in(directory: &Path, files: &[(&str, Option<&str>)]) {
+    for (path, text) in files {
+        let file = directory.join(path);
+        match text {
+            Some(text) => {
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, text).unwrap();
+            }
+            None => fs::remove_file(file).unwrap(),
+        }
+    }
+    git(directory, &["add", "--all"]);
+    git(directory, &["commit", "--quiet", "--allow-empty", "--message=change"]);
+}
+
 fn git(directory: &Path, arguments: &[&str]) {
     git_with(directory, arguments, &[]);
 }
