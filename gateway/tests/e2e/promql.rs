@@ -14,7 +14,12 @@ fn result(prometheus: &Prometheus, query: &str) -> Option<Value> {
     let (query, time) = (format!("query={query}"), format!("time={}", prometheus.time));
     let url = format!("{}/api/v1/query", prometheus.url);
     let response = curl(&["--data-urlencode", &query, "--data-urlencode", &time, &url]);
-    (response.status == 200).then(|| response.json()["data"].clone())
+    let mut data = (response.status == 200).then(|| response.json()["data"].clone())?;
+    // Prometheus returns the series of some functions, such as histogram_quantile, in any order.
+    if let Some(series) = data["result"].as_array_mut() {
+        series.sort_by_key(Value::to_string);
+    }
+    Some(data)
 }
 
 /// Prometheus scrapes itself only, so that all of its series have the label of the tenant.
