@@ -1,4 +1,4 @@
-//! Whether the audit events of the API server are kept, for `/readiness`.
+//! Tells `/readiness` if audit events of the API server are lost.
 
 use parking_lot::Mutex;
 

@@ -1,4 +1,4 @@
-//! What the strangers of one listener hold, by site.
+//! Places and bytes that the strangers of one listener hold, by site.
 
 use std::{
     cmp::Reverse,
@@ -38,7 +38,7 @@ pub(crate) struct Place {
     number: u64,
 }
 
-/// What replaceable holders hold. The units are connections, or bytes.
+/// Shares of holders that others may replace. The units are connections, or bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     next: u64,

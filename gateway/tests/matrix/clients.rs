@@ -17,7 +17,7 @@ use super::{
     world::Start,
 };
 
-/// What a caller needs to send requests.
+/// The address, the credential and the programs with which a caller sends requests.
 pub(crate) struct Client {
     /// The address of kas or of its proxy, with TLS.
     pub(crate) address: SocketAddr,

@@ -1,4 +1,4 @@
-//! What happens while the request of a case runs, and what the caller sees of it.
+//! Events while the request of a case runs, and their effects for the caller.
 
 use std::{
     fs,
@@ -101,7 +101,7 @@ fn happen(world: &World) {
     }
 }
 
-/// What runs ends, and further requests are refused.
+/// The running request ends, and further requests are refused.
 fn try_refusal(world: &World, happen: impl Fn(), is_expected: impl Fn(&Failure) -> bool) {
     let running = Running::start(world).transpose().unwrap();
     happen();

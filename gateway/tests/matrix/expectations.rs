@@ -2,7 +2,7 @@
 
 use super::values::{AgentKind, Caller, Case, Event, Name, Request, Size, Transport, Value};
 
-/// What a case must do.
+/// The result that a case must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expectation {
     /// The answer is that of the cluster without kas.

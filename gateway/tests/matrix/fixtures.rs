@@ -1,4 +1,4 @@
-//! What all cases share: the namespace with its pod and its list, a Prometheus, and the token of a user of an OpenID Provider.
+//! Things that all cases share: the namespace with its pod and its list, a Prometheus, and the token of a user of an OpenID Provider.
 
 use std::{
     fs,

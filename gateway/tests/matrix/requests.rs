@@ -14,7 +14,7 @@ use super::{
     world::World,
 };
 
-/// What a caller got in place of the expected answer.
+/// An answer that a caller got in place of the expected one.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The status, if the client shows it.

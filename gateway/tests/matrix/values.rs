@@ -84,7 +84,7 @@ dimension!(
 );
 
 dimension!(
-    /// What is between the caller and kas. All of it has TLS.
+    /// The proxy between the caller and kas. Each of them has TLS.
     Front {
         Direct = "direct",
         Nginx = "nginx",
@@ -119,7 +119,7 @@ dimension!(
 );
 
 dimension!(
-    /// What the caller asks for.
+    /// The request of the caller.
     Request {
         Get = "get",
         /// 5,000 objects of 12 MiB.
@@ -158,7 +158,7 @@ dimension!(
 );
 
 dimension!(
-    /// What happens while the request runs.
+    /// The event while the request runs.
     Event {
         Nothing = "nothing",
         /// SIGTERM of one of two pods of the agent.

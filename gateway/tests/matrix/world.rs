@@ -44,7 +44,7 @@ pub(crate) struct World {
     pub(crate) callers_replica: usize,
     /// The pods of the agent.
     pub(crate) pods: Vec<Process>,
-    /// What is before the listeners of agents, or before the pods of a receptive agent.
+    /// The load balancer before the listeners of agents, or before the pods of a receptive agent.
     pub(crate) balancer: LoadBalancer,
     /// The addresses behind the balancer: of replicas, or of pods.
     pub(crate) targets: Vec<SocketAddr>,
@@ -212,7 +212,7 @@ fn add_to_gitlab(gitlab: &GitLab, case: Case) -> String {
     token
 }
 
-/// What the programs of a case have in common while they start.
+/// Settings and files that the programs of a case share while they start.
 pub(crate) struct Start<'a> {
     pub(crate) case: Case,
     pub(crate) directory: TempDir,

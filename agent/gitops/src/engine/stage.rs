@@ -77,7 +77,7 @@ enum Written {
     },
 }
 
-/// What the next stage needs, and is not there.
+/// Objects that the next stage needs, and that are not there.
 #[derive(Default)]
 pub(super) struct Unmet {
     pub(super) awaited: Vec<Awaited>,

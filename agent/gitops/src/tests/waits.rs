@@ -1,4 +1,4 @@
-//! What a sync shows while it runs, and the rules of the user for what it waits for.
+//! The report of a sync while it runs, and the user's health rules for the objects that it waits for.
 
 use object_health::HealthRules;
 

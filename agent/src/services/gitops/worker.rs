@@ -410,7 +410,7 @@ async fn sync(
         }
         std::future::pending::<Infallible>().await
     };
-    // What `show_error` has begun to write, the status after the sync replaces.
+    // The status after the sync replaces the one that `show_error` has begun to write.
     let mut outcome = tokio::select! {
         outcome = engine.sync(input, &fence, &events) => outcome,
         never = show_error => match never {},
