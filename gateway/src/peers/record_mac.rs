@@ -1,11 +1,9 @@
 //! The MACs of the records in Redis that replicas act on.
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use hmac::Mac as _;
 use router::redis::{RecordAuthenticator, RecordPlace};
 use settings::Secret;
 
-use super::auth::append;
+use super::auth::{self, append};
 
 /// Computes the MACs with the secret of all replicas.
 #[derive(Debug)]
@@ -13,14 +11,11 @@ pub(super) struct SecretRecordAuthenticator(pub(super) Secret);
 
 impl RecordAuthenticator for SecretRecordAuthenticator {
     fn sign(&self, place: RecordPlace<'_>, record: &[u8]) -> String {
-        let mac = self.0.keys().signing().hmac().chain_update(content(place, record)).finalize();
-        BASE64_URL_SAFE_NO_PAD.encode(mac.into_bytes())
+        auth::sign(&self.0, &content(place, record))
     }
 
     fn verify(&self, place: RecordPlace<'_>, record: &[u8], mac: &str) -> bool {
-        let Ok(mac) = BASE64_URL_SAFE_NO_PAD.decode(mac) else { return false };
-        let content = content(place, record);
-        self.0.keys().iter().any(|key| key.hmac().chain_update(&content).verify_slice(&mac).is_ok())
+        auth::verify(&self.0, &content(place, record), mac)
     }
 }
 
@@ -34,7 +29,7 @@ fn content(RecordPlace { kind, key }: RecordPlace<'_>, record: &[u8]) -> Vec<u8>
 
 #[cfg(test)]
 mod tests {
-    use base64::prelude::BASE64_STANDARD;
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
 
     use super::*;
 

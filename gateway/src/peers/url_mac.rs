@@ -1,12 +1,10 @@
 //! The MACs of the URLs that replicas publish in Redis.
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use hmac::Mac as _;
 use proto::ReplicaId;
 use router::redis::UrlAuthenticator;
 use settings::Secret;
 
-use super::auth::append;
+use super::auth::{self, append};
 
 /// Computes the MACs with the secret of all replicas.
 #[derive(Debug)]
@@ -14,14 +12,11 @@ pub(super) struct SecretUrlAuthenticator(pub(super) Secret);
 
 impl UrlAuthenticator for SecretUrlAuthenticator {
     fn sign(&self, replica: ReplicaId, fleet: &str, url: &str) -> String {
-        let mac = self.0.keys().signing().hmac().chain_update(content(replica, fleet, url)).finalize();
-        BASE64_URL_SAFE_NO_PAD.encode(mac.into_bytes())
+        auth::sign(&self.0, &content(replica, fleet, url))
     }
 
     fn verify(&self, replica: ReplicaId, fleet: &str, url: &str, mac: &str) -> bool {
-        let Ok(mac) = BASE64_URL_SAFE_NO_PAD.decode(mac) else { return false };
-        let content = content(replica, fleet, url);
-        self.0.keys().iter().any(|key| key.hmac().chain_update(&content).verify_slice(&mac).is_ok())
+        auth::verify(&self.0, &content(replica, fleet, url), mac)
     }
 }
 
@@ -35,7 +30,7 @@ fn content(replica: ReplicaId, fleet: &str, url: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use base64::prelude::BASE64_STANDARD;
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
 
     use super::*;
 
