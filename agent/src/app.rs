@@ -39,7 +39,7 @@ use crate::{
     cluster::{Cluster, KubeconfigOptions},
     events::EventLog,
     file_followers::FileFollowers,
-    leader::{Leader, LeaderTask},
+    leader::{Leader, LeaderTask, LedFeature, Process},
     log_filter::log_filter,
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
@@ -79,7 +79,7 @@ pub struct App {
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
-    leader: LeaderTask,
+    leaders: Vec<LeaderTask>,
     gitops: Option<GitopsTasks>,
     notify: Option<NotifyTasks>,
     graph: Option<Arc<GraphService>>,
@@ -184,11 +184,23 @@ impl App {
         let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
         let namespace = namespace.unwrap_or_else(|| "default".to_owned());
         let pod = options.pod_name.as_deref().unwrap_or("agentk");
-        let (leader, leader_task) = Leader::new(own, namespace, format!("{pod}-{instance}"));
+        let process = Process {
+            own,
+            namespace,
+            identity: format!("{pod}-{instance}"),
+            agent: watch::Sender::default(),
+        };
+        let mut leaders = Vec::new();
+        let mut leader = |feature| {
+            let (leader, task) = Leader::new(feature, process.clone());
+            leaders.push(task);
+            leader
+        };
         let gitops = (!options.no_gitops).then(|| {
             let metrics = gitops_metrics.clone();
             let restricted = cluster_client(kubernetes.clone(), &restrictions, metrics.clone());
-            let (gitops, tasks) = Gitops::new(restricted, Arc::clone(&leader), metrics, events.clone());
+            let (gitops, tasks) =
+                Gitops::new(restricted, leader(LedFeature::Gitops), metrics, events.clone());
             GitopsMetrics::register_states(&mut registry, &gitops);
             (gitops, tasks)
         });
@@ -206,7 +218,7 @@ impl App {
             let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
             let metrics = NotifyMetrics::register(&mut registry);
             let policy = restrictions.policy.clone();
-            let (notify, tasks) = Notify::new(cluster, Arc::clone(&leader), policy, metrics);
+            let (notify, tasks) = Notify::new(cluster, leader(LedFeature::ProjectEvents), policy, metrics);
             // Added after the policy: what it writes to the cluster passes it.
             let handler = NotifyHandler(Arc::clone(&notify));
             services = std::mem::take(&mut services).with_handler(ServiceName::NOTIFY, handler);
@@ -216,7 +228,7 @@ impl App {
         let alerts = alert_sources.map(|sources| {
             let (kubernetes, restrictions) = (kubernetes.clone(), restrictions.clone());
             let metrics = AlertsMetrics::register(&mut registry);
-            let leader = Arc::clone(&leader);
+            let leader = leader(LedFeature::Alerts);
             // Without a Lease, each pod reports, and kas leaves out what another pod has reported.
             let leads = move || leader.is_leading_or_unnamed();
             let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events.clone(), metrics);
@@ -303,7 +315,7 @@ impl App {
             kubernetes,
             discovery,
             scope,
-            leader: leader_task,
+            leaders,
             gitops,
             notify: notify_tasks,
             graph,
@@ -350,8 +362,10 @@ impl App {
             self.cores.reserve_at(core).spawn(&TaskTracker::new(), beat);
         }
         background.spawn(self.observability.probe_cluster(self.kubernetes));
-        let lease_ended = self.leader.ended();
-        background.spawn(self.leader.run(shutdown.clone()));
+        let leases_ended = self.leaders.iter().map(LeaderTask::ended).collect::<Vec<_>>();
+        for leader in self.leaders {
+            background.spawn(leader.run(shutdown.clone()));
+        }
         let audit = audit.map(|audit| tokio::spawn(audit.run(shutdown.clone())));
         if let Some(gitops) = self.gitops {
             background.spawn(gitops.run());
@@ -393,7 +407,9 @@ impl App {
         });
 
         requests_ended.cancel();
-        let _ = timeout_at(end, lease_ended.cancelled()).await;
+        for lease_ended in leases_ended {
+            let _ = timeout_at(end, lease_ended.cancelled()).await;
+        }
         if let Some(audit) = audit {
             let _ = timeout_at(end, audit).await;
         }

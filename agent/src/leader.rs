@@ -1,18 +1,13 @@
-//! The Lease of an agent: the pod that holds it writes to the cluster, and the other pods wait.
+//! The Leases of an agent: the pod that holds that of a feature does its work, and the other pods wait.
 //!
-//! GitOps and events share it, so that one pod does all work of an agent.
+//! Each feature has its own Lease, because the pods of an agent may run different features: one that does not run a feature must not keep
+//! others from it.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use gitops_engine::{ApiError, Candidate, Fence, KubeCluster, Leadership, Stopped, while_open};
 use proto::AgentId;
-use tokio::{
-    sync::{Notify, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::{TaskTracker, task_tracker::TaskTrackerToken},
@@ -21,16 +16,59 @@ use tokio_util::{
 /// The time after the start for which a pod waits for a kas that names the agent, before it takes itself for one without a Lease.
 const AGENT_WAIT: Duration = Duration::from_secs(30);
 
-/// The leadership of this pod, as its workers see it.
-pub(crate) struct Leader {
+/// The beginning of the names of Leases.
+pub(crate) const LEASE_PREFIX: &str = "agentk-";
+
+/// A feature of which one pod of an agent does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LedFeature {
+    Gitops,
+    ProjectEvents,
+    Alerts,
+}
+
+impl LedFeature {
+    /// All features.
+    pub(crate) const ALL: [Self; 3] = [Self::Gitops, Self::ProjectEvents, Self::Alerts];
+
+    /// Returns the end of the name of the Lease, which begins with `agentk-` and the id of the agent.
+    pub(crate) const fn lease_suffix(self) -> &'static str {
+        match self {
+            Self::Gitops => "-gitops",
+            Self::ProjectEvents => "-notify",
+            Self::Alerts => "-alerts",
+        }
+    }
+
+    /// Returns the name for logs.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gitops => "GitOps",
+            Self::ProjectEvents => "project events",
+            Self::Alerts => "alerts",
+        }
+    }
+}
+
+/// A process of agentk, as it takes part in the choice of leaders.
+#[derive(Clone)]
+pub(crate) struct Process {
     /// The cluster as agentk uses it itself.
-    own: KubeCluster,
-    namespace: String,
-    /// The name of this process in the Lease.
-    identity: String,
+    pub own: KubeCluster,
+    /// The namespace of agentk.
+    pub namespace: String,
+    /// The name of this process in the Leases, which differs for each one.
+    pub identity: String,
     /// The agent, once a kas has said which one this is.
-    agent: OnceLock<AgentId>,
-    agent_known: Notify,
+    pub agent: watch::Sender<Option<AgentId>>,
+}
+
+/// The leadership of this pod in a feature, as its workers see it.
+pub(crate) struct Leader {
+    feature: LedFeature,
+    process: Process,
+    /// The agent, once the feature has work.
+    agent: watch::Sender<Option<AgentId>>,
     leadership: watch::Sender<Leadership>,
     started: Instant,
     /// Cancelled when the workers must stop writing, because the Lease is given back.
@@ -45,14 +83,17 @@ pub(crate) struct LeaderTask {
 }
 
 impl Leader {
-    /// Returns the leadership and its task. `namespace` is that of agentk, and `identity` differs for each process.
-    pub(crate) fn new(own: KubeCluster, namespace: String, identity: String) -> (Arc<Self>, LeaderTask) {
+    /// Returns the leadership in a feature and its task.
+    pub(crate) fn new(feature: LedFeature, process: Process) -> (Arc<Self>, LeaderTask) {
+        let agent = match feature {
+            LedFeature::Gitops | LedFeature::ProjectEvents => watch::Sender::default(),
+            // No request of kas is about alerts.
+            LedFeature::Alerts => process.agent.clone(),
+        };
         let leader = Arc::new(Self {
-            own,
-            namespace,
-            identity,
-            agent: OnceLock::new(),
-            agent_known: Notify::new(),
+            feature,
+            process,
+            agent,
             leadership: watch::Sender::default(),
             started: Instant::now(),
             stopping: CancellationToken::new(),
@@ -61,30 +102,35 @@ impl Leader {
         (Arc::clone(&leader), LeaderTask { leader, ended: CancellationToken::new().drop_guard() })
     }
 
-    /// Notes which agent this is. All replicas of kas say the same.
+    /// Notes which agent this is, and that the feature has work. All replicas of kas say the same.
     pub(crate) fn set_agent(&self, agent: AgentId) {
-        if self.agent.set(agent).is_ok() {
-            self.agent_known.notify_one();
+        for known in [&self.agent, &self.process.agent] {
+            known.send_if_modified(|known| known.replace(agent).is_none());
         }
     }
 
     /// Returns the agent, once a kas has said which one this is.
     pub(crate) fn agent(&self) -> Option<AgentId> {
-        self.agent.get().copied()
+        *self.agent.borrow()
     }
 
     /// Returns the cluster as agentk uses it itself.
     pub(crate) fn own_cluster(&self) -> &KubeCluster {
-        &self.own
+        &self.process.own
     }
 
     /// Returns the namespace of agentk.
     pub(crate) fn namespace(&self) -> &str {
-        &self.namespace
+        &self.process.namespace
     }
 
     pub(crate) fn is_leading(&self) -> bool {
         self.leadership.borrow().is_held()
+    }
+
+    /// Returns why no pod leads, as far as this one knows, if that is so for more than a moment.
+    pub(crate) fn unattended(&self) -> Option<String> {
+        self.leadership.borrow().unattended().map(str::to_owned)
     }
 
     /// Returns whether this pod leads, or no pod can: without GitOps and events of projects, no kas names the agent, and there is no Lease.
@@ -122,12 +168,9 @@ impl Leader {
     }
 
     async fn agent_when_known(&self) -> AgentId {
-        loop {
-            match self.agent() {
-                Some(agent) => return agent,
-                None => self.agent_known.notified().await,
-            }
-        }
+        let mut agent = self.agent.subscribe();
+        let known = agent.wait_for(Option::is_some).await;
+        known.ok().and_then(|agent| *agent).expect("the sender is in self")
     }
 }
 
@@ -150,9 +193,9 @@ impl LeaderTask {
             leader.stopping.cancel();
             return;
         };
-        // The name of older versions, in which GitOps alone had a Lease.
-        let name = format!("agentk-{agent}-gitops");
-        let mut candidate = Candidate::new(leader.own.clone(), &leader.namespace, &name, &leader.identity);
+        let Process { own, namespace, identity, .. } = &leader.process;
+        let lease = format!("{LEASE_PREFIX}{agent}{}", leader.feature.lease_suffix());
+        let mut candidate = Candidate::new(own.clone(), leader.feature.name(), namespace, &lease, identity);
         shutdown.run_until_cancelled(candidate.run(&leader.leadership)).await;
         leader.leadership.send_replace(Leadership::default());
         // The next leader must not meet a write of this one.
@@ -165,7 +208,7 @@ impl LeaderTask {
 
 impl std::fmt::Debug for Leader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Leader").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("Leader").field("feature", &self.feature).finish_non_exhaustive()
     }
 }
 
@@ -179,7 +222,13 @@ mod tests {
     async fn pod_waits_for_the_name_of_its_agent_before_it_acts_without_a_lease() {
         let new = || {
             let cluster = KubeCluster::new(|| panic!("no request is sent"));
-            Leader::new(cluster, "default".to_owned(), "pod".to_owned()).0
+            let process = Process {
+                own: cluster,
+                namespace: "default".to_owned(),
+                identity: "pod".to_owned(),
+                agent: watch::Sender::default(),
+            };
+            Leader::new(LedFeature::Alerts, process).0
         };
         let (named, unnamed) = (new(), new());
         assert!(!named.is_leading_or_unnamed() && !unnamed.is_leading_or_unnamed());

@@ -21,14 +21,24 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The time between two attempts.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The time until which this process may write to the cluster, if it leads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Leadership(Option<Instant>);
+/// The leader, as this process knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Leadership {
+    /// Another process leads, or nothing is known yet.
+    #[default]
+    Other,
+    /// This process leads, and may write to the cluster until this time.
+    Own(Instant),
+    /// No process is known to lead, since the Lease could not be read or written for longer than it lasts. This is the last error.
+    Unattended(String),
+}
 
 /// The candidacy of this process.
 #[derive(Debug)]
 pub struct Candidate {
     cluster: KubeCluster,
+    /// The name of what the leader does, for logs.
+    feature: &'static str,
     namespace: String,
     name: String,
     identity: String,
@@ -63,22 +73,45 @@ struct LeaseSpec {
 
 impl Leadership {
     /// Returns whether this process may write now.
-    pub fn is_held(self) -> bool {
+    pub fn is_held(&self) -> bool {
         self.until().is_some()
     }
 
     /// Returns the time until which this process may write, if it may now.
-    pub fn until(self) -> Option<Instant> {
-        self.0.filter(|until| Instant::now() < *until)
+    pub fn until(&self) -> Option<Instant> {
+        self.term().filter(|until| Instant::now() < *until)
+    }
+
+    /// Returns why no process is known to lead, if that is so.
+    pub fn unattended(&self) -> Option<&str> {
+        match self {
+            Self::Unattended(error) => Some(error),
+            Self::Other | Self::Own(_) => None,
+        }
+    }
+
+    /// Returns the end of the time of this process, which may have passed.
+    fn term(&self) -> Option<Instant> {
+        match self {
+            Self::Own(until) => Some(*until),
+            Self::Other | Self::Unattended(_) => None,
+        }
     }
 }
 
 impl Candidate {
-    /// Returns a candidate for a Lease. `identity` differs for each process.
-    pub fn new(cluster: KubeCluster, namespace: &str, name: &str, identity: &str) -> Self {
+    /// Returns a candidate for the Lease of a feature. `identity` differs for each process.
+    pub fn new(
+        cluster: KubeCluster,
+        feature: &'static str,
+        namespace: &str,
+        name: &str,
+        identity: &str,
+    ) -> Self {
         let text = str::to_owned;
         Self {
             cluster,
+            feature,
             namespace: text(namespace),
             name: text(name),
             identity: text(identity),
@@ -89,32 +122,40 @@ impl Candidate {
     /// Holds the Lease whenever that is possible. The future never completes.
     pub async fn run(&mut self, leadership: &watch::Sender<Leadership>) {
         let mut failure = None;
+        let mut last_known = Instant::now();
         loop {
             let began = Instant::now();
             let held = timeout(RENEW_DEADLINE, self.attempt()).await;
             let held = held.unwrap_or_else(|_| {
                 Err(ApiError { message: "no response in time".to_owned(), ..ApiError::default() })
             });
-            let was = leadership.borrow().0;
+            let term = leadership.borrow().term();
             match held {
                 Ok(true) => {
-                    if was.is_none() {
-                        tracing::info!(lease = self.name, "this pod leads GitOps");
+                    if term.is_none() {
+                        tracing::info!(lease = self.name, "this pod leads {}", self.feature);
                     }
-                    failure = None;
+                    (failure, last_known) = (None, began);
                     leadership.send_if_modified(|leadership| {
-                        *leadership = Leadership(Some(began + RENEW_DEADLINE));
-                        was.is_none_or(|until| began >= until)
+                        *leadership = Leadership::Own(began + RENEW_DEADLINE);
+                        term.is_none_or(|until| began >= until)
                     });
                 }
-                Ok(false) => self.lose(leadership, was),
+                Ok(false) => {
+                    (failure, last_known) = (None, began);
+                    self.follow(leadership, Leadership::Other);
+                }
                 Err(error) => {
+                    let text = error.to_string();
                     if failure.as_ref() != Some(&error) {
-                        tracing::warn!(lease = self.name, %error, "the Lease of GitOps cannot be got or renewed");
+                        let feature = self.feature;
+                        tracing::warn!(lease = self.name, %error, "the Lease of {feature} cannot be read or written");
                         failure = Some(error);
                     }
-                    if was.is_some_and(|until| Instant::now() >= until) {
-                        self.lose(leadership, was);
+                    if began >= last_known + DURATION {
+                        self.follow(leadership, Leadership::Unattended(text));
+                    } else if term.is_some_and(|until| Instant::now() >= until) {
+                        self.follow(leadership, Leadership::Other);
                     }
                 }
             }
@@ -127,16 +168,21 @@ impl Candidate {
         if self.observed.as_ref().is_some_and(|observed| observed.holder == self.identity) {
             self.identity.clear();
             if let Ok(Err(error)) = timeout(PERIOD, self.write(Step::Renew)).await {
-                tracing::debug!(lease = self.name, %error, "the Lease of GitOps was not given back");
+                tracing::debug!(lease = self.name, %error, "the Lease was not given back");
             }
         }
     }
 
-    fn lose(&self, leadership: &watch::Sender<Leadership>, was: Option<Instant>) {
-        if was.is_some() {
-            tracing::info!(lease = self.name, "this pod does not lead GitOps any more");
-            leadership.send_replace(Leadership::default());
-        }
+    /// Notes that this process does not lead.
+    fn follow(&self, leadership: &watch::Sender<Leadership>, now: Leadership) {
+        leadership.send_if_modified(|leadership| {
+            if leadership.term().is_some() {
+                tracing::info!(lease = self.name, "this pod does not lead {} any more", self.feature);
+            }
+            let differs = *leadership != now;
+            *leadership = now;
+            differs
+        });
     }
 
     /// Tries to get or to renew the Lease. Returns whether this process holds it.
@@ -230,7 +276,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn leader_that_was_frozen_finds_its_time_over() {
-        let leadership = Leadership(Some(Instant::now() + RENEW_DEADLINE));
+        let leadership = Leadership::Own(Instant::now() + RENEW_DEADLINE);
         assert!(leadership.is_held());
         tokio::time::advance(RENEW_DEADLINE).await;
         assert!(!leadership.is_held(), "before another candidate may take over");

@@ -9,12 +9,10 @@ use serde_json::{Value, json};
 use super::{
     Policy, PolicyMode,
     object_rule::ObjectRule,
-    review::{
-        ADDED_GROUPS, INVENTORY_PREFIX, JudgedUsers, LEASE_PREFIX, LEASE_SUFFIX, OWN_QUESTIONS,
-        WRITING_SERVICES,
-    },
+    review::{ADDED_GROUPS, INVENTORY_PREFIX, JudgedUsers, OWN_QUESTIONS, WRITING_SERVICES},
     rule::{Action, ResourceScope, Rule, UserPatterns},
 };
+use crate::leader::{LEASE_PREFIX, LedFeature};
 
 /// The most rules. Their expression is nested once for each, and the API server limits the depth.
 const MAX_RULES: usize = 100;
@@ -188,9 +186,12 @@ impl JudgedUsers {
             format!("(variables.group == '{group}' && variables.resource == '{resource}')")
         };
         let here = format!("variables.inNamespace == {}", literal(&self.namespace));
+        let suffixes =
+            LedFeature::ALL.map(|feature| format!("variables.name.endsWith('{}')", feature.lease_suffix()));
         let lease = format!(
-            "{} && {here} && variables.name.startsWith('{LEASE_PREFIX}') && variables.name.endsWith('{LEASE_SUFFIX}')",
-            is("coordination.k8s.io", "leases")
+            "{} && {here} && variables.name.startsWith('{LEASE_PREFIX}') && ({})",
+            is("coordination.k8s.io", "leases"),
+            suffixes.join(" || ")
         );
         let inventory =
             format!("{} && {here} && variables.name.startsWith('{INVENTORY_PREFIX}')", is("", "configmaps"));

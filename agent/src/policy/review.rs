@@ -12,6 +12,7 @@ use super::{
     request_info::{RequestInfo, RequestTarget, ResourceTarget},
     user::EffectiveUser,
 };
+use crate::leader::{LEASE_PREFIX, LedFeature};
 
 /// The services whose requests may be writes to the cluster.
 pub(super) const WRITING_SERVICES: [&str; 4] =
@@ -20,9 +21,7 @@ pub(super) const WRITING_SERVICES: [&str; 4] =
 pub(super) const ADDED_GROUPS: [&str; 3] =
     ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:"];
 
-/// The names of the Lease and of the inventories of GitOps.
-pub(super) const LEASE_PREFIX: &str = "agentk-";
-pub(super) const LEASE_SUFFIX: &str = "-gitops";
+/// The names of the inventories of GitOps.
 pub(super) const INVENTORY_PREFIX: &str = "gitops-";
 /// The questions of a user about itself, which change nothing. agentk asks them as the caller.
 pub(super) const OWN_QUESTIONS: [(&str, &str); 3] = [
@@ -80,14 +79,15 @@ impl JudgedUsers {
         }
     }
 
-    /// Returns whether agentk itself writes such objects, whatever its policy is: the Lease, the inventories with the statuses, and the
+    /// Returns whether agentk itself writes such objects, whatever its policy is: the Leases, the inventories with the statuses, and the
     /// events of GitOps. The policy is a ConfigMap, too, and not among them.
     fn is_own_object(&self, request: &AdmissionRequest) -> bool {
         let resource = request.requested();
         let (name, is_here) = (&request.name, request.namespace == self.namespace);
         match (&*resource.group, &*resource.resource) {
             ("coordination.k8s.io", "leases") => {
-                is_here && name.starts_with(LEASE_PREFIX) && name.ends_with(LEASE_SUFFIX)
+                let has_suffix = |feature: LedFeature| name.ends_with(feature.lease_suffix());
+                is_here && name.starts_with(LEASE_PREFIX) && LedFeature::ALL.into_iter().any(has_suffix)
             }
             ("", "configmaps") => is_here && name.starts_with(INVENTORY_PREFIX),
             ("" | "events.k8s.io", "events") => request.operation != Operation::Delete,

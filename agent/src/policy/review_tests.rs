@@ -173,6 +173,8 @@ fn users_of_others_and_agentks_own_objects_are_not_judged() {
     }
     for (group, resource, namespace, name, operation, of_agentk, of_ci) in [
         ("coordination.k8s.io", "leases", "agentk", "agentk-7-gitops", "UPDATE", false, true),
+        ("coordination.k8s.io", "leases", "agentk", "agentk-7-notify", "UPDATE", false, true),
+        ("coordination.k8s.io", "leases", "agentk", "agentk-7-alerts", "CREATE", false, true),
         ("coordination.k8s.io", "leases", "agentk", "other", "UPDATE", true, true),
         ("coordination.k8s.io", "leases", "kube-system", "agentk-7-gitops", "UPDATE", true, true),
         ("", "configmaps", "agentk", "gitops-7-shop-1a2b", "DELETE", false, true),

@@ -97,6 +97,8 @@ pub enum ProjectState {
     Failed,
     /// The record of the objects of the project is gone or wrong. Nothing is written before a person has approved a new one.
     InventoryLost,
+    /// No pod of agentk works on the project, so that nothing newer is known of it.
+    Unattended,
     /// A state that this version does not know.
     #[serde(other)]
     Unknown,
@@ -297,6 +299,7 @@ impl ProjectState {
             Self::Empty => "empty",
             Self::OutOfSync => "out-of-sync",
             Self::Contested => "contested",
+            Self::Unattended => "unattended",
             Self::Degraded => "degraded",
             Self::Suspended => "suspended",
             Self::Held => "held",

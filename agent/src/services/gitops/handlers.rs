@@ -29,7 +29,7 @@ use tokio::{
 use tunnel::Body;
 
 use super::{
-    Gitops, diff,
+    Gitops, attendance, diff,
     project::Submitted,
     recovery::PLAN,
     sources::QUEUE,
@@ -285,12 +285,22 @@ impl GitopsHandler {
         Ok(statuses)
     }
 
+    /// Returns the statuses as people see them.
+    async fn shown(&self) -> Result<Vec<ProjectStatus>, ServiceError> {
+        let mut statuses = self.statuses().await?;
+        let leaderless = self.0.leader.unattended();
+        for status in &mut statuses {
+            attendance::mark(status, leaderless.as_deref(), SystemTime::now());
+        }
+        Ok(statuses)
+    }
+
     async fn list(&self) -> Result<Response<Body>, ServiceError> {
-        Ok(json_response(&json!({"projects": self.statuses().await?})))
+        Ok(json_response(&json!({"projects": self.shown().await?})))
     }
 
     async fn show(&self, id: &str) -> Result<Response<Body>, ServiceError> {
-        let found = self.statuses().await?.into_iter().find(|status| status.project == id);
+        let found = self.shown().await?.into_iter().find(|status| status.project == id);
         found.map(|status| json_response(&status)).ok_or_else(|| unknown_project(id))
     }
 

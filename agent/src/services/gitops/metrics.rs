@@ -167,6 +167,14 @@ impl Collector for States {
         let help = "1 if this pod leads GitOps, else 0";
         let gauge = ConstGauge::new(i64::from(leads));
         gauge.encode(encoder.encode_descriptor("agentk_gitops_leader", help, None, MetricType::Gauge)?)?;
+        let help = "1 if no pod leads GitOps, as far as this pod knows, else 0";
+        let gauge = ConstGauge::new(i64::from(gitops.leader.unattended().is_some()));
+        gauge.encode(encoder.encode_descriptor(
+            "agentk_gitops_unattended",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)?;
         let help = "1 for the state of each project, in the pod that leads";
         let mut states =
             encoder.encode_descriptor("agentk_gitops_project_state", help, None, MetricType::Gauge)?;

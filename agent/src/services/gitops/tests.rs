@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, convert::Infallible};
 
 use bytes::Bytes;
+use gitops_engine::Leadership;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use kube::client::Body as KubeBody;
@@ -15,7 +16,10 @@ use tower::service_fn;
 use tunnel::Body;
 
 use super::*;
-use crate::{leader::LeaderTask, services::RequestHandler as _};
+use crate::{
+    leader::{LeaderTask, LedFeature, Process},
+    services::RequestHandler as _,
+};
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/agentk/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/agentk/leases";
@@ -32,6 +36,8 @@ struct ClusterState {
     requests: Vec<String>,
     /// The status of responses to lists; 0 is that of a success.
     list_status: u16,
+    /// Nobody may read Leases.
+    forbids_leases: bool,
 }
 
 impl TestCluster {
@@ -74,6 +80,9 @@ impl ClusterState {
         let mut path = uri.path().to_owned();
         self.requests.push(format!("{method} {path}"));
         let failure = |status: u16| (status, json!({"kind": "Status", "code": status, "message": "no"}));
+        if self.forbids_leases && path.starts_with(LEASES) {
+            return failure(403);
+        }
         if *method != Method::GET {
             let mut object: Value = serde_json::from_slice(body).unwrap();
             object["metadata"]["resourceVersion"] = self.requests.len().to_string().into();
@@ -111,7 +120,7 @@ struct Pod {
 
 impl Pod {
     fn start(cluster: &TestCluster) -> Self {
-        let (leader, task) = Leader::new(cluster.client(), "agentk".to_owned(), "pod".to_owned());
+        let (leader, task) = Leader::new(LedFeature::Gitops, process(cluster, "pod"));
         let metrics = GitopsMetrics::register(&mut Registry::default());
         let log = EventLog::new(InstanceId::random());
         let (gitops, tasks) = Gitops::new(cluster.client(), leader, metrics, log);
@@ -141,6 +150,12 @@ impl Pod {
         let projects = body["projects"].as_array().unwrap().iter();
         Ok(projects.map(|project| (text(&project["project"]), text(&project["state"]))).collect())
     }
+}
+
+/// Returns a process of agentk by the name of its pod.
+fn process(cluster: &TestCluster, name: &str) -> Process {
+    let agent = watch::Sender::default();
+    Process { own: cluster.client(), namespace: "agentk".to_owned(), identity: name.to_owned(), agent }
 }
 
 fn projects(list: &[(&str, &str)]) -> Result<Vec<(String, String)>, u16> {
@@ -247,4 +262,38 @@ async fn caller_waits_for_the_first_subscription() {
     sleep(Duration::from_secs(30)).await;
     let start = Instant::now();
     assert_eq!((other.list().await, start.elapsed()), (projects(&[]), Duration::ZERO));
+}
+
+/// The pod for audit events applies no manifests, and receives project events.
+#[tokio::test(start_paused = true)]
+async fn pod_without_gitops_does_not_keep_another_one_from_it() {
+    let cluster = TestCluster::default();
+    let (events, task) = Leader::new(LedFeature::ProjectEvents, process(&cluster, "audit"));
+    events.set_agent(AgentId(7));
+    let lead = LeaderTask::run(task, CancellationToken::new());
+    let _lead = AbortOnDropHandle::new(tokio::spawn(lead));
+    let held = async |leader: &Leader| leader.subscribe().wait_for(Leadership::is_held).await.is_ok();
+    assert!(held(&events).await);
+
+    let pod = Pod::start(&cluster);
+    let _subscription = pod.subscribe("/v1/source?agent=7").await;
+    assert!(held(&pod.gitops.leader).await && events.is_leading());
+}
+
+#[tokio::test(start_paused = true)]
+async fn project_without_a_leader_is_unattended() {
+    let cluster = TestCluster::default();
+    cluster.add(&ApplySet::new(AgentId(7), "group/shop", "agentk").name, "group/shop", "synced");
+    cluster.0.lock().forbids_leases = true;
+    let pod = Pod::start(&cluster);
+    let _subscription = pod.subscribe("/v1/source?agent=7").await;
+    assert_eq!(pod.list().await, projects(&[("group/shop", "synced")]), "another pod may lead");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(pod.list().await, projects(&[("group/shop", "unattended")]));
+    let text = pod.gitops.leader.unattended().unwrap();
+    assert!(text.contains("403"), "{text}");
+
+    cluster.0.lock().forbids_leases = false;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(pod.list().await, projects(&[("group/shop", "synced")]));
 }

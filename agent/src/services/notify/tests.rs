@@ -26,7 +26,10 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower::service_fn;
 
 use super::*;
-use crate::AgentMetrics;
+use crate::{
+    AgentMetrics,
+    leader::{LedFeature, Process},
+};
 
 /// An API server that keeps what is written.
 #[derive(Clone, Default)]
@@ -135,7 +138,13 @@ impl Pod {
         let file = directory.path().join("policy.yaml");
         write_policy(&directory, url);
         let policy = Arc::new(PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap());
-        let (leader, leader_task) = Leader::new(cluster.client(), "agentk".to_owned(), "pod".to_owned());
+        let process = Process {
+            own: cluster.client(),
+            namespace: "agentk".to_owned(),
+            identity: "pod".to_owned(),
+            agent: watch::Sender::default(),
+        };
+        let (leader, leader_task) = Leader::new(LedFeature::ProjectEvents, process);
         let metrics = NotifyMetrics::register(&mut prometheus_client::registry::Registry::default());
         let (notify, tasks) =
             Notify::new(cluster.client(), Arc::clone(&leader), Some(Arc::clone(&policy)), metrics);
