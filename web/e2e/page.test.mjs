@@ -551,6 +551,12 @@ it("a commit that waits, a held plan and a lost inventory are seen, and their pl
   await shop.getByText("and 2 more").waitFor();
   await shop.getByText(/^\d+s ago$/).waitFor();
 
+  const started = section("new");
+  await started.getByText("3 in Git, 2 starting").waitFor();
+  await started.getByText("1 applied, 2 unchanged").waitFor();
+  await started.getByText("What starts (2)").waitFor();
+  await started.getByText("Pod shop/web: it pulls images").waitFor();
+
   const blog = section("blog");
   await blog.getByText("1 object would be deleted, and this waits for an approval.").waitFor();
   await blog.getByText("Held for 5h, since the commit cccccccccccc").waitFor();
@@ -893,6 +899,12 @@ function waitingProjects(now) {
       ...{ ...common, project: "lost", state: "inventory-lost" },
       message: "the inventory was deleted: kas gitops recover",
     },
-    new: { ...common, project: "new", state: "of-the-future", message: "agentk is newer", as_of: 1e300 },
+    new: {
+      ...{ ...common, project: "new", state: "of-the-future", message: "agentk is newer", as_of: 1e300 },
+      starting: [
+        { object: { kind: "Pod", namespace: "shop", name: "web" }, reason: "it pulls images", since: 0 },
+      ],
+      objects: { ...common.objects, progressing: 2 },
+    },
   };
 }

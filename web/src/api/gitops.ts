@@ -16,6 +16,7 @@ export type ProjectState =
   | "inventory-lost"
   | "contested"
   | "empty"
+  | "unattended"
   | "unknown";
 
 export interface Commit {
@@ -108,6 +109,8 @@ export interface Project {
   attempted?: Commit;
   /** The first objects that the sync waits for. */
   waiting?: AwaitedObject[];
+  /** The first objects that start, after the commit was applied. Nothing waits for them. */
+  starting?: AwaitedObject[];
   /** The time at which agentk saw the cluster in this state, in milliseconds; 0 is unknown. */
   as_of?: number;
   held?: HeldDeletions;

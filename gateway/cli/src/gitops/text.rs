@@ -85,11 +85,11 @@ pub(super) fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> 
         status.objects;
     lines.add(
         "Objects",
-        format!(
-            "{total} in Git: {applied} applied, {unchanged} unchanged, {failed} failed, {degraded} degraded, {progressing} starting; \
-             {pruned} deleted, {kept} kept"
-        ),
+        format!("{total} in Git, {failed} failed, {degraded} degraded, {progressing} starting"),
     );
+    // Git is compared with the cluster all the time, and mostly nothing is to be done.
+    lines
+        .add("Last sync", format!("{applied} applied, {unchanged} unchanged, {pruned} deleted, {kept} kept"));
     for (name, objects, count) in
         [("Waits", &status.waiting, waiting), ("Starts", &status.starting, progressing)]
     {
@@ -285,7 +285,8 @@ Source:     the repository does not answer
 Follows:    branch main
 Synced:     nothing yet
 Attempted:  cccccccccccc Deploy?[2J (Ada)
-Objects:    3 in Git: 1 applied, 1 unchanged, 1 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
+Objects:    3 in Git, 1 failed, 0 degraded, 0 starting
+Last sync:  1 applied, 1 unchanged, 0 deleted, 0 kept
 Error:      app.yaml:3: ConfigMap a: exceeded quota (403)
 Kept:       ConfigMap a: it belongs to another object (ownerReferences)
 
@@ -321,7 +322,8 @@ cccccccccccc  failed  1        0        1       55ms  1m30s
 Synced:     aaaaaaaaaaaa Before (Ada)
 Working:    bbbbbbbbbbbb Now (Ada)
 As of:      12s ago
-Objects:    0 in Git: 0 applied, 0 unchanged, 0 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
+Objects:    0 in Git, 0 failed, 0 degraded, 0 starting
+Last sync:  0 applied, 0 unchanged, 0 deleted, 0 kept
 Waits:      PersistentVolumeClaim data: it has the finalizer kubernetes.io/pvc-protection, for 5m10s
 Waits:      Pod a: it starts
 Waits:      and 3 more

@@ -6,6 +6,7 @@ import {
   type AwaitedObject,
   command,
   getProjects,
+  type ObjectCounts,
   type ObjectError,
   type Project,
   type ProjectState,
@@ -39,6 +40,7 @@ const LOOKS: Readonly<Record<ProjectState, string>> = {
   "inventory-lost": "degraded",
   contested: "degraded",
   empty: "degraded",
+  unattended: "degraded",
   unknown: "unknown",
 };
 
@@ -90,12 +92,8 @@ function ProjectView({
   onChange: () => void;
 }) {
   const { objects } = project;
-  const counts = [
-    `${objects.total} in Git`,
-    ...(["applied", "unchanged", "failed", "degraded", "progressing", "pruned", "kept"] as const)
-      .filter((name) => objects[name] > 0)
-      .map((name) => `${objects[name]} ${name}`),
-  ];
+  const counts = [`${objects.total} in Git`, ...nonZero(objects, ["failed", "degraded", "progressing"])];
+  const lastSync = nonZero(objects, ["applied", "unchanged", "pruned", "kept"]);
   const { synced, working, attempted, as_of: asOf = 0 } = project;
   const isTried = attempted !== undefined && ![synced?.id, working?.id].includes(attempted.id);
   return (
@@ -128,8 +126,10 @@ function ProjectView({
           </Fact>
         )}
         <Fact name="Objects">{counts.join(", ")}</Fact>
+        {lastSync.length > 0 && <Fact name="Last sync">{lastSync.join(", ")}</Fact>}
       </dl>
-      <Waiting waiting={project.waiting ?? []} count={objects.waiting ?? 0} />
+      <Awaited what="What the sync waits for" awaited={project.waiting ?? []} count={objects.waiting ?? 0} />
+      <Awaited what="What starts" awaited={project.starting ?? []} count={objects.progressing} />
       <Errors title="What failed" errors={project.errors ?? []} open />
       <Errors title="Objects that left Git and stay" errors={project.kept ?? []} />
       <Commands agent={agent} project={project} onChange={onChange} />
@@ -147,14 +147,32 @@ function Fact({ name, children }: { name: string; children: ComponentChildren })
   );
 }
 
-/** The objects that a sync waits for, of which agentk names the first ones. */
-function Waiting({ waiting, count }: { waiting: AwaitedObject[]; count: number }) {
-  const all = Math.max(count, waiting.length);
+/** The names of counts for people. */
+const COUNTS = {
+  applied: "applied",
+  unchanged: "unchanged",
+  failed: "failed",
+  degraded: "degraded",
+  progressing: "starting",
+  pruned: "deleted",
+  kept: "kept",
+} as const;
+
+/** Returns the counts that are not zero, such as "2 failed". */
+function nonZero(objects: ObjectCounts, names: readonly (keyof typeof COUNTS)[]): string[] {
+  return names.filter((name) => objects[name] > 0).map((name) => `${objects[name]} ${COUNTS[name]}`);
+}
+
+/** Objects that are not healthy yet, of which agentk names the first ones. */
+function Awaited({ what, awaited, count }: { what: string; awaited: AwaitedObject[]; count: number }) {
+  const all = Math.max(count, awaited.length);
   if (all === 0) return null;
   return (
     <details open>
-      <summary>What the sync waits for ({all})</summary>
-      <FirstOf items={waiting} count={all}>
+      <summary>
+        {what} ({all})
+      </summary>
+      <FirstOf items={awaited} count={all}>
         {({ object, reason, since }) => (
           <>
             <b>{objectName(object)}: </b>
