@@ -33,6 +33,9 @@ pub const AGENTS_DIRECTORY: &str = ".gitlab/agents";
 /// The name of the configuration file in the directory of an agent.
 pub const CONFIGURATION_FILE: &str = "config.yaml";
 
+/// The prefix of the names of the temporary directories of repositories.
+pub const WORK_DIRECTORY_PREFIX: &str = "kas-git-";
+
 /// The prefix of references that are branches.
 const HEADS: &str = "refs/heads/";
 

@@ -14,10 +14,10 @@ use std::{
     time::Duration,
 };
 
+use files::WorkDirectory;
 use gix_hash::ObjectId;
 use proto::AgentName;
 use router::BoxFuture;
-use tempfile::TempDir;
 use tokio::{
     sync::Mutex,
     task::spawn_blocking,
@@ -31,7 +31,8 @@ use super::{
     ssh,
 };
 use crate::{
-    Commit, CommitId, FileSelection, Location, Repository, RepositoryError, RepositorySettings, SelectedFiles,
+    Commit, CommitId, FileSelection, Location, Repository, RepositoryError, RepositorySettings,
+    SelectedFiles, WORK_DIRECTORY_PREFIX,
 };
 
 /// The time for one exchange with the server, from the connection to the last byte.
@@ -72,7 +73,7 @@ struct Cache {
 #[derive(Clone, Debug)]
 struct Snapshot {
     commit: CommitId,
-    directory: Arc<TempDir>,
+    directory: Arc<WorkDirectory>,
 }
 
 /// A connection to the server, and what ends it.
@@ -175,7 +176,7 @@ impl RemoteRepository {
         if let Some(snapshot) = cache.snapshot.as_ref().filter(|snapshot| snapshot.commit == *commit) {
             return Ok(snapshot.clone());
         }
-        let directory = tempfile::Builder::new().prefix("kas-git-").tempdir().and_then(|directory| {
+        let directory = WorkDirectory::create(WORK_DIRECTORY_PREFIX).and_then(|directory| {
             std::fs::create_dir_all(directory.path().join(PACKS))?;
             Ok(directory)
         });

@@ -26,6 +26,7 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use files::WorkDirectory;
 use process::child::{self, RunError};
 use proto::agent_configuration::gitops::{IgnoredFields, ManifestProject};
 use sha2::{Digest as _, Sha256};
@@ -42,6 +43,8 @@ use self::{
 pub type Tree = BTreeMap<String, Vec<u8>>;
 
 /// The most bytes of rendered manifests that are kept for further agents.
+/// The prefix of the names of the temporary directories of jobs.
+pub const WORK_DIRECTORY_PREFIX: &str = "kas-render-";
 const MAX_CACHED: usize = 32 << 20;
 /// The most results that are kept.
 const MAX_RESULTS: usize = 1000;
@@ -222,7 +225,7 @@ impl Renderer {
                 place()
             )));
         }
-        let directory = tempfile::Builder::new().prefix("kas-render-").tempdir().map_err(lost)?;
+        let directory = WorkDirectory::create(WORK_DIRECTORY_PREFIX).map_err(lost)?;
         let mut command = command::prepare(job, project, cluster, tree, directory.path()).map_err(lost)?;
         let RenderSettings { timeout, max_memory, allow_network, .. } = self.settings;
         let mut limited =

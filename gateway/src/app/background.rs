@@ -1,11 +1,11 @@
 //! The tasks of a replica that run from time to time.
 
-use std::sync::Arc;
+use std::{env, sync::Arc, time::SystemTime};
 
 use futures_util::FutureExt as _;
 use gitlab::{SwitchMonitor, UsageReporter};
 use router::BoxFuture;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::spawn_blocking};
 
 use super::App;
 use crate::{kill_switch::KillSwitch, tasks::TaskGroup};
@@ -19,6 +19,7 @@ impl App {
                 until.run_until_cancelled(task).await;
             });
         };
+        spawn(remove_left_behind().boxed());
         let (budget, metrics) = (Arc::clone(&self.callers.budget), self.callers.metrics.clone());
         spawn(async move { budget.run(&metrics).await }.boxed());
         let callers = Arc::clone(&self.callers);
@@ -66,6 +67,22 @@ impl App {
             let switch = Arc::clone(&self.callers.kill_switch);
             spawn(follow_gitlab_switch(client.switched_off(), switch).boxed());
             spawn(async move { SwitchMonitor { client }.run().await }.boxed());
+        }
+    }
+}
+
+/// Removes the temporary directories of a kas that was killed, once.
+async fn remove_left_behind() {
+    const PREFIXES: [&str; 2] = [git::WORK_DIRECTORY_PREFIX, render::WORK_DIRECTORY_PREFIX];
+    let parent = env::temp_dir();
+    let removed =
+        spawn_blocking(move || files::remove_left_behind(&parent, &PREFIXES, SystemTime::now())).await;
+    match removed {
+        Ok(Ok(0)) => {}
+        Ok(Ok(removed)) => tracing::info!(removed, "temporary directories of a killed kas were removed"),
+        Ok(Err(error)) => tracing::debug!(%error, "the temporary directory is not readable"),
+        Err(error) => {
+            tracing::error!(%error, "the removal of temporary directories has panicked; this is a defect")
         }
     }
 }
