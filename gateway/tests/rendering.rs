@@ -370,3 +370,11 @@ async fn dropped_render_kills_the_program_with_its_children() {
         }
     }
 }
+
+/// The kernel ends a program with SIGKILL when the memory of the pod is exhausted.
+#[tokio::test]
+async fn program_that_was_killed_names_memory_and_time() {
+    let error = run_script("kill -9 $$", settings()).await.unwrap_err();
+    assert!(error.contains("kustomize was killed: it used the CPU for more than 60 s"), "{error}");
+    assert!(error.contains("agent.gitops.render.max_memory"), "{error}");
+}

@@ -5,6 +5,7 @@
 //! * [`child`] runs a program with limits, and kills it together with its own children.
 //! * [`descriptors`] raises the limit of open files.
 //! * [`liveness`] detects blocked threads, and a [`Notifier`] sends messages to systemd.
+//! * [`memory_limit`] is the memory that a container or a service may use.
 //! * [`resources`] has the metrics `process_*`.
 #![warn(missing_docs)]
 
@@ -14,10 +15,12 @@ mod line_writer;
 pub mod liveness;
 mod log_limiter;
 pub mod logs;
+mod memory_limit;
 pub mod resources;
 pub mod signals;
 mod systemd;
 
 pub use self::line_writer::LineWriter;
 pub use self::log_limiter::LogLimiter;
+pub use self::memory_limit::memory_limit;
 pub use self::systemd::Notifier;

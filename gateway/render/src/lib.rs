@@ -20,13 +20,14 @@ mod unstable;
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
+    os::unix::process::ExitStatusExt as _,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use files::WorkDirectory;
+use parking_lot::Mutex;
 use process::child::{self, RunError};
 use proto::agent_configuration::gitops::{IgnoredFields, ManifestProject};
 use sha2::{Digest as _, Sha256};
@@ -42,12 +43,14 @@ use self::{
 /// The files of a commit that a job may read, by their paths from the root of the repository.
 pub type Tree = BTreeMap<String, Vec<u8>>;
 
-/// The most bytes of rendered manifests that are kept for further agents.
 /// The prefix of the names of the temporary directories of jobs.
 pub const WORK_DIRECTORY_PREFIX: &str = "kas-render-";
+/// The most bytes of rendered manifests that are kept for further agents.
 const MAX_CACHED: usize = 32 << 20;
 /// The most results that are kept.
 const MAX_RESULTS: usize = 1000;
+/// The signal of the kernel for a program that exceeds its time or the memory of the machine.
+const SIGKILL: i32 = 9;
 /// The time for which a failure is not tried again.
 const FAILURE_TIME: Duration = Duration::from_secs(600);
 
@@ -122,7 +125,8 @@ struct CachedResult {
 impl Renderer {
     /// Returns a renderer. `limiter` is the path of kas, whose hidden subcommand [`limits::SUBCOMMAND`] sets the limits.
     pub fn new(settings: RenderSettings, limiter: PathBuf) -> Self {
-        let slots = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let slots = slots(cores, settings.max_memory, process::memory_limit());
         Self { settings, limiter, shares: Shares::new(slots), cache: Mutex::default() }
     }
 
@@ -253,8 +257,22 @@ impl Renderer {
                 "{name} needs more memory than {mib} MiB (agent.gitops.render.max_memory): {said}"
             )));
         }
+        if output.status.signal() == Some(SIGKILL) {
+            let seconds = timeout.as_secs();
+            return Err(failed(format!(
+                "{name} was killed: it used the CPU for more than {seconds} s (agent.gitops.render.timeout), or the memory of the pod or the \
+                 machine of kas was exhausted (agent.gitops.render.max_memory): {said}"
+            )));
+        }
         Err(failed(format!("{name} failed ({}): {said}", output.status)))
     }
+}
+
+/// Returns the number of jobs at the same time: one for each core, as long as half of the memory of the pod is enough for them.
+fn slots(cores: usize, job_memory: u64, memory: Option<u64>) -> usize {
+    let of_memory = memory.map(|memory| memory / 2 / job_memory.max(1));
+    let of_memory = of_memory.and_then(|slots| usize::try_from(slots).ok()).unwrap_or(usize::MAX);
+    cores.min(of_memory).max(1)
 }
 
 impl RenderSettings {
@@ -345,6 +363,15 @@ fn digest(project: &ManifestProject, cluster: &TargetCluster, job: &Job, tree: &
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn jobs_at_the_same_time_fit_into_the_memory_of_the_pod() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(slots(8, GIB / 2, None), 8);
+        assert_eq!(slots(8, GIB / 2, Some(64 * GIB)), 8);
+        assert_eq!(slots(8, GIB / 2, Some(2 * GIB)), 2);
+        assert_eq!(slots(8, GIB / 2, Some(GIB / 2)), 1, "one at least");
+    }
 
     #[test]
     fn result_depends_on_everything_that_is_read() {
