@@ -91,6 +91,9 @@ pub struct TunnelStatus {
     pub id: TunnelId,
     /// The address of the agent.
     pub peer: String,
+    /// The first digits of the hash of the token with which it was opened, or nothing in a list of an older kas.
+    #[serde(default)]
+    pub token: String,
     /// The time at which it was opened.
     #[serde(with = "rfc3339")]
     pub since: SystemTime,
@@ -194,7 +197,7 @@ fn several_clusters(tunnels: &[TunnelStatus], elsewhere: &[AgentOwner]) -> Vec<S
 impl TunnelStatus {
     fn new(view: &TunnelView<TunnelEntry>) -> Self {
         let entry = view.handle();
-        let TunnelEntry { tunnel, peer, since, .. } = entry;
+        let TunnelEntry { tunnel, peer, token, since, .. } = entry;
         let hello = entry.hello();
         let service = |(name, now): (&ServiceName, RequestsInFlight)| ServiceLoad {
             name: name.clone(),
@@ -204,6 +207,7 @@ impl TunnelStatus {
         Self {
             id: view.tunnel(),
             peer: peer.clone(),
+            token: token.short(),
             since: *since,
             draining: view.is_draining(),
             instance: hello.instance,

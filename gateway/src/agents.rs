@@ -84,7 +84,7 @@ use crate::{
     tunnel_entry::TunnelEntry,
 };
 use ::gitlab::{GitLabClient, Usage};
-use access::{AgentIdentity, AgentSources, Identities, address_key};
+use access::{AgentIdentity, AgentSources, Identities, address_key, token::TokenHash};
 use telemetry::GaugeGuard;
 
 /// Serves agents.
@@ -444,6 +444,7 @@ impl AgentServer {
             tunnel: tunnel.clone(),
             described: Arc::clone(&agent.described),
             peer: client.text.clone(),
+            token: TokenHash::of(&agent.token),
             since: SystemTime::now(),
             move_requested: move_requested.clone(),
             dialled: agent.dialled.is_some(),

@@ -7,7 +7,7 @@ use proto::Hello;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
-use access::AgentIdentity;
+use access::{AgentIdentity, token::TokenHash};
 
 /// A tunnel that ends at this replica.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct TunnelEntry {
     pub described: Arc<ArcSwap<Hello>>,
     /// The address of the agent.
     pub peer: String,
+    /// The hash of the token with which the tunnel was opened.
+    pub token: TokenHash,
     /// The time at which the tunnel was opened.
     pub since: SystemTime,
     /// Cancelled once the tunnel should move to another replica.

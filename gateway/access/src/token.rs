@@ -108,6 +108,13 @@ impl TryFrom<String> for TokenHash {
     }
 }
 
+impl TokenHash {
+    /// Returns the first 8 hexadecimal digits, which tell the tokens of one holder apart.
+    pub fn short(&self) -> String {
+        self.0.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 impl fmt::Display for TokenHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("sha256:")?;

@@ -96,6 +96,8 @@ Columns:
               last five minutes (`kas agents show NAME` has the reason)
   AWAY        time since the last tunnel ended
   REPLICAS    owners of the agent, the queried one first
+  TOKEN       with --output wide: the beginning of the hash of the
+              token of the tunnel, as the identity file has it
   IN-FLIGHT   requests in flight on the queried replica: 2/3 is 2 short
               ones and 3 watches, logs, exec or port-forward
   ROUND-TRIP  the slowest last measurement of those tunnels

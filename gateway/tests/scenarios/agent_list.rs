@@ -52,6 +52,7 @@ async fn connected_agent_is_listed_with_its_tunnels() {
         assert_eq!(tunnel["version"], env!("CARGO_PKG_VERSION"));
         assert!(tunnel["since"].as_str().unwrap().ends_with('Z'), "{tunnel}");
         assert!(tunnel["round_trip_ms"].is_number(), "{tunnel}");
+        assert_eq!(tunnel["token"], TokenHash::of(&world.agent_token).to_string()[7..15], "after sha256:");
     }
     let long = |service: usize| -> u64 {
         tunnels.iter().map(|tunnel| tunnel["services"][service]["long"].as_u64().unwrap()).sum()

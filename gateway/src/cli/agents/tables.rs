@@ -67,6 +67,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
         "TUNNEL",
         "OPEN",
         "PEER",
+        "TOKEN",
         "INSTANCE",
         "POD",
         "AGENTK",
@@ -87,6 +88,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
                 short(&tunnel.id.to_string()),
                 since(tunnel.since, listing.time),
                 tunnel.peer.clone(),
+                tunnel.token.clone(),
                 format!("{}#{}", short(&tunnel.instance.to_string()), tunnel.index),
                 pod(&tunnel.reported),
                 agentk_version(&tunnel.reported.version, listing),
@@ -103,7 +105,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
             }
         }
         if agent.tunnels.is_empty() && agent.elsewhere.is_empty() {
-            let mut cells = [const { String::new() }; 14];
+            let mut cells = [const { String::new() }; 15];
             cells[..4].clone_from_slice(&[
                 id,
                 name,
@@ -122,15 +124,15 @@ fn other_replica_cells(
     replica: String,
     instance: &InstanceInfo,
     listing: &AgentList,
-) -> [String; 14] {
-    let mut cells = [const { String::new() }; 14];
+) -> [String; 15] {
+    let mut cells = [const { String::new() }; 15];
     cells[..3].clone_from_slice(&agent.map(str::to_owned));
     cells[4..7].clone_from_slice(&[
         replica,
         format!("{}x", instance.tunnels),
         since(instance.since, listing.time),
     ]);
-    cells[8..12].clone_from_slice(&[
+    cells[9..13].clone_from_slice(&[
         short(&instance.id.to_string()),
         pod(&instance.reported),
         agentk_version(&instance.reported.version, listing),
@@ -221,7 +223,7 @@ mod tests {
       "replica": "0123456789abcdef0123456789abcdef", "version": "0.3.0", "time": "2026-11-20T13:00:00Z",
       "missing": null, "agents": [
         {"id": 1, "name": "production", "state": "connected", "tunnels": [
-          {"id": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "peer": "192.0.2.7:40312", "since": "2026-11-20T11:48:00Z",
+          {"id": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "peer": "192.0.2.7:40312", "token": "1a2b3c4d", "since": "2026-11-20T11:48:00Z",
            "draining": true, "instance": "cccccccccccccccccccccccccccccccc", "index": 0, "version": "0.1.0",
            "pod_namespace": "agentk", "pod_name": "agentk-7d9c", "kubernetes_version": "v1.34.1", "scope": "shop,web", "round_trip_ms": 12.3,
            "services": [{"name": "kubernetes", "short": 1, "long": 2}, {"name": "prometheus", "short": 3, "long": 0}]},
@@ -261,24 +263,24 @@ ID  NAME        STATE                          AWAY   REPLICAS           TUNNELS
     fn wide_table_has_a_line_per_tunnel() {
         let table = wide(&listing());
         let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert!(lines.iter().all(|line| line.len() == 14), "{table}");
+        assert!(lines.iter().all(|line| line.len() == 15), "{table}");
         assert_eq!(
             lines[1].join(" "),
-            "1 production draining - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0(outdated) v1.34.1 12ms \
+            "1 production draining - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 1a2b3c4d cccccccc#0 agentk/agentk-7d9c 0.1.0(outdated) v1.34.1 12ms \
              kubernetes=1/2,prometheus=3/0"
         );
         assert_eq!(
             lines[2].join(" "),
-            "1 production connected - 01234567 bbbbbbbb 30s 192.0.2.7:40313 cccccccc#1 - 0.2.0 - - kubernetes=1/0"
+            "1 production connected - 01234567 bbbbbbbb 30s 192.0.2.7:40313 - cccccccc#1 - 0.2.0 - - kubernetes=1/0"
         );
         assert_eq!(
             lines[3].join(" "),
-            "1 production elsewhere - fedcba98 3x 1m0s - cccccccc - 0.1.0(outdated) - - -"
+            "1 production elsewhere - fedcba98 3x 1m0s - - cccccccc - 0.1.0(outdated) - - -"
         );
-        assert_eq!(lines[4].join(" "), "2 staging away,several-clusters,refused 40m0s - - - - - - - - - -");
+        assert_eq!(lines[4].join(" "), "2 staging away,several-clusters,refused 40m0s - - - - - - - - - - -");
         assert_eq!(
             lines[6].join(" "),
-            "4 other elsewhere - fedcba98 2x 30s - dddddddd agentk/agentk-9 0.3.0 v1.33.0 - -"
+            "4 other elsewhere - fedcba98 2x 30s - - dddddddd agentk/agentk-9 0.3.0 v1.33.0 - -"
         );
     }
 }
