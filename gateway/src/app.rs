@@ -276,7 +276,8 @@ impl App {
         }
         if let Some((store, sync)) = self.redis.take() {
             let (switch, record) = (Arc::clone(&self.callers.kill_switch), self.admin.files.file(fleet::KEY));
-            let (rules, until) = (fleet::follow(store.clone(), switch, record), draining.clone());
+            let copy = self.config.disabled.fleet_file.as_ref().map(|path| path.value.clone());
+            let (rules, until) = (fleet::follow(store.clone(), switch, record, copy), draining.clone());
             background.spawn(async move {
                 until.run_until_cancelled(rules).await;
             });

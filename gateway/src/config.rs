@@ -136,6 +136,7 @@ impl Config {
             &mut tracing.otlp_ca_certificate_file,
             &mut tracing.otlp_token_secret_file,
             &mut config.disabled.file,
+            &mut config.disabled.fleet_file,
             &mut config.observability.audit.file,
         ]
         .into_iter()

@@ -15,7 +15,7 @@ mod rule;
 
 use std::{
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, SystemTime},
 };
 
@@ -51,6 +51,8 @@ pub struct KillSwitch {
     sources: Mutex<Sources>,
     changes: watch::Sender<()>,
     gauges: Family<WhatLabel, Gauge>,
+    /// The time at which the rules for all replicas were written, in seconds since 1970; 0 without such rules.
+    fleet_time: Gauge<f64, AtomicU64>,
 }
 
 /// The rules by their source.
@@ -79,13 +81,16 @@ impl KillSwitch {
             sources: Mutex::default(),
             changes: watch::Sender::new(()),
             gauges,
+            fleet_time: Gauge::default(),
         }
     }
 
-    /// Registers `kas_disabled`.
+    /// Registers `kas_disabled` and `kas_disabled_fleet_timestamp_seconds`.
     pub fn register(&self, registry: &mut Registry) {
         let help = "1 if a rule that disables requests selects by this, else 0";
         registry.register("kas_disabled", help, self.gauges.clone());
+        let help = "time at which the rules for all replicas were written, or 0 if this replica has none";
+        registry.register("kas_disabled_fleet_timestamp_seconds", help, self.fleet_time.clone());
     }
 
     /// Replaces the rules of `disabled.file`.
@@ -93,8 +98,9 @@ impl KillSwitch {
         self.update(|sources| sources.file = rules);
     }
 
-    /// Replaces the rules for all replicas.
-    pub fn set_fleet(&self, rules: Vec<DisableRule>) {
+    /// Replaces the rules for all replicas. `version`: that of the record, the time in microseconds since 1970.
+    pub fn set_fleet(&self, version: u64, rules: Vec<DisableRule>) {
+        self.fleet_time.set(version as f64 / 1e6);
         self.update(|sources| sources.fleet = rules);
     }
 
@@ -282,12 +288,12 @@ mod tests {
         assert!(switch.check(&request).is_ok());
         switch.set_file(vec![rule(Some("prod"), "file")]);
         switch.set_external(Some("outside".to_owned()));
-        switch.set_fleet(vec![rule(Some("test"), "fleet")]);
+        switch.set_fleet(1, vec![rule(Some("test"), "fleet")]);
         assert_eq!(switch.lines(), ["agent prod: file", "agent test: fleet", "everything: outside"]);
 
         switch.set_file(Vec::new());
         assert_eq!(switch.lines(), ["agent test: fleet", "everything: outside"]);
-        switch.set_fleet(Vec::new());
+        switch.set_fleet(2, Vec::new());
         assert!(switch.check(&request).unwrap_err().message.ends_with("everything: outside"));
         switch.set_external(None);
         assert!(switch.check(&request).is_ok());

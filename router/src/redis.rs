@@ -104,6 +104,7 @@ pub use self::keys::SCHEMA;
 pub use self::looks::SharedLook;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
+pub use self::wire::MAX_DISABLED;
 pub use self::{
     record_mac::{RecordAuthenticator, RecordPlace},
     url_mac::UrlAuthenticator,

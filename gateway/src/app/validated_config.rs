@@ -14,7 +14,7 @@ use oidc::Issuers;
 use proto::ReplicaId;
 use router::{
     MemoryStore,
-    redis::{RedisSettings, RedisStore},
+    redis::{DisabledRecord, RedisSettings, RedisStore},
 };
 use serde_saphyr::Spanned;
 use settings::{ConfigError, SecretFile, unreadable};
@@ -51,6 +51,8 @@ pub struct ValidatedConfig {
     identity: Identity,
     environments: Option<EnvironmentFile>,
     disabled: Vec<DisableRule>,
+    /// The copy of the rules for all replicas.
+    disabled_fleet: Option<(DisabledRecord, Vec<DisableRule>)>,
     issuers: Issuers,
     certificates: ListenerCertificates,
     dial_certificate: Option<Certificate>,
@@ -112,6 +114,18 @@ impl ValidatedConfig {
             kill_switch::file::read(&path.value)
         });
         let disabled = disabled.transpose()?.unwrap_or_default();
+        let disabled_fleet = config.disabled.fleet_file.as_ref().map(|path| {
+            let key = "disabled.fleet_file";
+            if redis.is_none() {
+                let what = "this file is a copy of rules in Redis, and there is no section redis";
+                return Err(ConfigError::new(file, path.referenced, key, what));
+            }
+            kill_switch::fleet::read_copy(&path.value).map_err(|error| {
+                let what = format!("{error}; without this file, kas starts without these rules");
+                ConfigError::new(file, path.referenced, key, what)
+            })
+        });
+        let disabled_fleet = disabled_fleet.transpose()?.flatten();
         let issuers = Issuers::read(file, &config.oidc)?;
         if let Some(section) = &config.identity {
             identity.check_issuers(&section.file.value, &issuers.names())?;
@@ -132,6 +146,7 @@ impl ValidatedConfig {
             identity,
             environments,
             disabled,
+            disabled_fleet,
             issuers,
             certificates,
             dial_certificate,
@@ -263,6 +278,9 @@ impl ValidatedConfig {
         };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
+        if let (Some((record, rules)), Some((store, _))) = (self.disabled_fleet, &app.redis) {
+            kill_switch::fleet::accept(store, &app.callers.kill_switch, record, rules);
+        }
         if let Some(AuditOutput(sink)) = self.audit {
             let metrics = app.callers.metrics.audit.clone();
             let recent = app.callers.recent.clone();

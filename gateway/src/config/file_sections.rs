@@ -31,4 +31,7 @@ pub struct DisabledConfig {
     /// The file with the rules by which requests are disabled. It is read again when it changes. Without it there are no rules.
     #[schemars(with = "Option<PathBuf>")]
     pub file: Option<Spanned<PathBuf>>,
+    /// The file in which the replica keeps the rules of `kas disable --fleet`, for a start with an empty Redis. The replica writes it.
+    #[schemars(with = "Option<PathBuf>")]
+    pub fleet_file: Option<Spanned<PathBuf>>,
 }

@@ -205,12 +205,17 @@ fn written(rules: &[DisableRule]) -> WrittenFile<'_> {
 ///
 /// The new version cannot be written, or not be renamed.
 pub fn replace(path: &Path, rules: &[DisableRule]) -> io::Result<()> {
+    replace_text(path, &render(rules))
+}
+
+/// Replaces a file by one with this text in the same way.
+pub(super) fn replace_text(path: &Path, text: &str) -> io::Result<()> {
     // A symbolic link stays, and its target is replaced.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().map(ToOwned::to_owned).unwrap_or_default();
     name.push(format!(".{}.new", std::process::id()));
     let next = path.with_file_name(name);
-    let written = write_new(&next, &path, rules).and_then(|()| fs::rename(&next, &path));
+    let written = write_new(&next, &path, text).and_then(|()| fs::rename(&next, &path));
     if written.is_err() {
         // The error of the write is reported.
         let _ = fs::remove_file(&next);
@@ -218,12 +223,12 @@ pub fn replace(path: &Path, rules: &[DisableRule]) -> io::Result<()> {
     written
 }
 
-fn write_new(next: &PathBuf, path: &Path, rules: &[DisableRule]) -> io::Result<()> {
+fn write_new(next: &PathBuf, path: &Path, text: &str) -> io::Result<()> {
     let mut file = File::create(next)?;
     if let Ok(metadata) = fs::metadata(path) {
         file.set_permissions(metadata.permissions())?;
     }
-    file.write_all(render(rules).as_bytes())?;
+    file.write_all(text.as_bytes())?;
     file.sync_all()
 }
 

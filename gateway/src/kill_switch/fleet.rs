@@ -1,13 +1,19 @@
 //! The rules for all replicas: the record that `kas disable --fleet` writes to Redis.
 //!
 //! Redis is not trusted. A record that is malformed or has an invalid rule is refused, as a version of the file is: the last
-//! valid one stays in use, also while Redis is away or has lost the record.
+//! valid one stays in use, also while Redis is away or has lost the record. With `disabled.fleet_file`, a replica has a copy on its disk, so
+//! that the rules also survive a restart of all replicas with an empty Redis.
 
-use std::{path::Path, sync::Arc, time::SystemTime};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use files::WatchedFile;
-use router::redis::{DisabledRecord, RedisStore};
-use tokio::time::Instant;
+use router::redis::{DisabledRecord, MAX_DISABLED, RedisStore};
+use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{DisableRule, KillSwitch, file};
 
@@ -17,27 +23,62 @@ pub const KEY: &str = "disabled.fleet";
 /// The place of the record, for errors.
 const PLACE: &str = "the key {kas}:disabled of Redis";
 
-/// Returns the record and its rules.
+/// Returns the record of Redis and its rules.
 ///
 /// # Errors
 ///
 /// The record is malformed or has an invalid rule.
 pub fn parse(text: &[u8]) -> Result<(DisabledRecord, Vec<DisableRule>), String> {
-    let record = DisabledRecord::decode(text).map_err(|error| format!("{PLACE}: {error}"))?;
-    let rules = file::parse(Path::new(PLACE), record.rules.get()).map_err(|error| error.to_string())?;
+    parse_at(Path::new(PLACE), text)
+}
+
+/// Reads the copy on the disk; `None` if there is none yet.
+///
+/// # Errors
+///
+/// The copy cannot be read, is malformed or has an invalid rule.
+pub fn read_copy(path: &Path) -> Result<Option<(DisabledRecord, Vec<DisableRule>)>, String> {
+    match files::read_text_at_most(path, MAX_DISABLED as u64) {
+        Ok(text) => parse_at(path, text.as_bytes()).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+fn parse_at(place: &Path, text: &[u8]) -> Result<(DisabledRecord, Vec<DisableRule>), String> {
+    let record = DisabledRecord::decode(text).map_err(|error| format!("{}: {error}", place.display()))?;
+    let rules = file::parse(place, record.rules.get()).map_err(|error| error.to_string())?;
     Ok((record, rules))
 }
 
-/// Applies each valid record that is found in Redis. The future never completes.
-pub async fn follow(store: RedisStore, switch: Arc<KillSwitch>, record: WatchedFile) {
+/// Uses a valid record, also when Redis has lost it.
+pub fn accept(store: &RedisStore, switch: &KillSwitch, record: DisabledRecord, rules: Vec<DisableRule>) {
+    switch.set_fleet(record.version, rules);
+    store.accept_disabled(record);
+}
+
+/// Writes a record to the disk.
+async fn write_copy(path: PathBuf, text: String) {
+    let shown = path.display().to_string();
+    let written = spawn_blocking(move || file::replace_text(&path, &text)).await;
+    if let Err(error) = written.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
+        tracing::error!(%error, file = shown, "the rules of the kill switch were not written to disabled.fleet_file");
+    }
+}
+
+/// Applies each valid record that is found in Redis, and writes it to the file `copy`. The future never completes.
+pub async fn follow(store: RedisStore, switch: Arc<KillSwitch>, record: WatchedFile, copy: Option<PathBuf>) {
     let mut records = store.disabled_records();
     loop {
         let text = records.borrow_and_update().clone();
         match text.as_deref().map(parse) {
             Some(Ok((accepted, rules))) => {
-                store.accept_disabled(accepted);
-                switch.set_fleet(rules);
+                let text = accepted.encode();
+                accept(&store, &switch, accepted, rules);
                 record.set_accepted();
+                if let Some(copy) = copy.clone() {
+                    write_copy(copy, text).await;
+                }
             }
             Some(Err(error)) if record.set_refused(&error, SystemTime::now(), Instant::now()) => {
                 tracing::error!(error, "the record of the kill switch in Redis is refused");
@@ -62,6 +103,21 @@ mod tests {
         let again = DisabledRecord { version: 7, rules: file::to_json(&rules) };
         assert_eq!(again.encode().as_bytes(), text);
         assert_eq!(parse(br#"[1,7,{"rules":[]}]"#).unwrap().1, []);
+    }
+
+    #[tokio::test]
+    async fn copy_on_the_disk_is_the_record_of_redis() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fleet.json");
+        assert!(read_copy(&path).unwrap().is_none(), "the first start");
+        let text = r#"[1,7,{"rules":[{"agent":"prod","reason":"drill"}]}]"#;
+        write_copy(path.clone(), text.to_owned()).await;
+        let (record, rules) = read_copy(&path).unwrap().unwrap();
+        assert_eq!((record.encode(), rules.len()), (text.to_owned(), 1));
+
+        std::fs::write(&path, "[1,7").unwrap();
+        let error = read_copy(&path).unwrap_err();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
     }
 
     #[test]

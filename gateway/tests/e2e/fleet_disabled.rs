@@ -1,9 +1,12 @@
 //! The kill switch of all replicas: `kas disable --fleet` and `kas enable --fleet`.
 
 use std::{
+    fs,
     process::Command,
     time::{Duration, Instant},
 };
+
+use serde_json::json;
 
 use crate::support::{
     AGENT, Agent, CurlResponse, Fleet, Kas, Process, Redis, Simulator, eventually, run_under_load,
@@ -127,4 +130,26 @@ fn rule_of_the_fleet_lasts_while_redis_is_away() {
     }
     fleet.run_kas("enable", &["--fleet", "--every-rule"]);
     wait_for_status(&fleet, &replicas, 200);
+}
+
+#[test]
+fn rule_of_the_fleet_survives_a_restart_of_all_replicas_with_an_empty_redis() {
+    let (Some(mut redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
+    let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
+    let copy = fleet.directory().join("disabled-fleet.json");
+    fleet.options.sections.push(("disabled", json!({"fleet_file": copy})));
+    let [mut before] = fleet.start_replicas();
+    fleet.run_kas("disable", &[&["--fleet"][..], &RULE, &REASON].concat());
+    let has_rule = |text: &str| text.contains("incident 4711");
+    eventually("the replica has a copy", || fs::read_to_string(&copy).is_ok_and(|text| has_rule(&text)));
+
+    before.process.kill();
+    redis.server.kill();
+    redis.server.restart();
+    let after: [Kas; 1] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&after[0]);
+    assert_eq!(fleet.get_version(&after[0]).header("kas-error"), Some("disabled"));
+    eventually("the replica writes the record back", || has_rule(&redis.run(&["GET", "{kas}:disabled"])));
+    fleet.run_kas("enable", &["--fleet", "--every-rule"]);
+    wait_for_status(&fleet, &after, 200);
 }

@@ -91,7 +91,7 @@ fn disable(fleet: &TestFleet, of_fleet: bool, agent: &str) {
         let switch = &replica.kas.callers.kill_switch;
         if of_fleet {
             let record = format!("[1,7,{{\"rules\":[{{\"agent\":\"{agent}\",\"reason\":\"incident\"}}]}}]");
-            switch.set_fleet(fleet::parse(record.as_bytes()).unwrap().1);
+            switch.set_fleet(7, fleet::parse(record.as_bytes()).unwrap().1);
         } else {
             let text = format!("rules: [{{agent: '{agent}', reason: incident}}]");
             switch.set_file(file::parse(Path::new("disabled.yaml"), &text).unwrap());
@@ -102,7 +102,7 @@ fn disable(fleet: &TestFleet, of_fleet: bool, agent: &str) {
 fn enable(fleet: &TestFleet) {
     for replica in &fleet.replicas {
         replica.kas.callers.kill_switch.set_file(Vec::new());
-        replica.kas.callers.kill_switch.set_fleet(Vec::new());
+        replica.kas.callers.kill_switch.set_fleet(8, Vec::new());
     }
 }
 

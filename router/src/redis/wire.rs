@@ -31,7 +31,7 @@ pub(super) const MAX_RECORD: usize = 2048;
 /// The greatest length of the list of a project's agents in bytes: some 180 agents or more.
 pub(super) const MAX_PROJECT: usize = 16_384;
 /// The greatest length of the record of the kill switch in bytes.
-pub(super) const MAX_DISABLED: usize = 65_536;
+pub const MAX_DISABLED: usize = 65_536;
 /// The greatest length of an event of the log in bytes.
 pub(super) const MAX_LOGGED_EVENT: usize = 8192;
 /// The greatest length of an event in bytes.
