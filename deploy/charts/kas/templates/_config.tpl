@@ -15,6 +15,11 @@ proxy_protocol: v2
 {{- end }}
 {{- end -}}
 
+{{/* "true" with the web page. */}}
+{{- define "kas.web" -}}
+{{- if or .Values.web.enabled (hasKey .Values.customConfig "web") -}}true{{- end -}}
+{{- end -}}
+
 {{- define "kas.config.defaults" -}}
 agent:
   listen:
@@ -36,7 +41,7 @@ agent:
 observability:
   listen:
     address: 0.0.0.0:8151
-{{- if .Values.web.enabled }}
+{{- if include "kas.web" . }}
 web:
   listen:
     address: 0.0.0.0:8156
@@ -57,12 +62,18 @@ redis:
   password_file: /etc/kas/redis/password
   {{- end }}
 private_api:
-  # The secret authenticates requests between pods. Whoever does not trust the network of the pods sets certificates in
-  # customConfig.private_api.listen.
+  {{- if not .Values.privateApi.tls.existingSecret }}
+  # The secret authenticates requests between pods. privateApi.tls encrypts them.
   allow_plaintext: true
+  {{- end }}
   listen:
     address: 0.0.0.0:8155
     authentication_secret_file: /etc/kas/private-api/secret
+    {{- if .Values.privateApi.tls.existingSecret }}
+    certificate_file: /etc/kas/private-api-tls/tls.crt
+    key_file: /etc/kas/private-api-tls/tls.key
+    ca_certificate_file: /etc/kas/private-api-tls/ca.crt
+    {{- end }}
 {{- end }}
 identity:
   file: /etc/kas/identity/identity.yaml
@@ -73,6 +84,39 @@ disabled:
 {{/* kas.yaml: what the chart writes, and customConfig merged over it. */}}
 {{- define "kas.config" -}}
 {{- mergeOverwrite (include "kas.config.defaults" . | fromYaml) (deepCopy .Values.customConfig) | toYaml -}}
+{{- end -}}
+
+{{/* The listeners of kas.yaml by the names of their ports, without those on loopback. */}}
+{{- define "kas.listeners" -}}
+{{- $config := include "kas.config" . | fromYaml -}}
+{{- $listeners := dict "agent" $config.agent.listen "public" $config.agent.kubernetes_api.listen -}}
+{{- range $name, $section := dict "observability" "observability" "private" "private_api" "web" "web" "api" "api" -}}
+{{- with get $config $section -}}
+{{- $_ := set $listeners $name .listen -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $listener := $listeners }}
+{{- if not (regexMatch "^(localhost|127[.]|\\[::1\\])" $listener.address) }}
+{{ $name }}: {{ toJson $listener }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The ports of the pods: those of the listeners. The numbers of the Services do not change with them. */}}
+{{- define "kas.ports" -}}
+{{- range $name, $listener := include "kas.listeners" . | fromYaml }}
+{{ $name }}: {{ regexFind "[0-9]+$" $listener.address }}
+{{- end }}
+{{- end -}}
+
+{{/* "true" if the listener of callers uses TLS. kas.validate refuses an ingress if that of agents differs. */}}
+{{- define "kas.tls" -}}
+{{- if (include "kas.listeners" . | fromYaml).public.certificate_file -}}true{{- end -}}
+{{- end -}}
+
+{{/* The path of GitLab's kas, without a slash at its end. */}}
+{{- define "kas.pathPrefix" -}}
+{{- dig "agent" "kubernetes_api" "url_path_prefix" "/k8s-proxy/" .Values.customConfig | trimSuffix "/" -}}
 {{- end -}}
 
 {{/* The seconds that a pod has to stop: both periods of kas, and 15 for the last steps. */}}

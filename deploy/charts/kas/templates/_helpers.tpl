@@ -87,6 +87,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.privateApi.existingSecret | default (printf "%s-private-api" (include "kas.fullname" .)) }}
 {{- end -}}
 
+{{/* "true" if extraEnv has the address for other replicas. */}}
+{{- define "kas.ownAddress" -}}
+{{- range .Values.extraEnv -}}
+{{- if has .name (list "OWN_PRIVATE_API_URL" "OWN_PRIVATE_API_CIDR") -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The seconds of a duration such as 1h30m, rounded up. */}}
 {{- define "kas.seconds" -}}
 {{- $units := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 -}}

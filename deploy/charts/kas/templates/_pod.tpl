@@ -43,6 +43,10 @@ volumes:
   {{- if include "kas.redis" . }}
   - name: private-api
     secret: {secretName: {{ include "kas.privateApiSecret" . }}}
+  {{- with .Values.privateApi.tls.existingSecret }}
+  - name: private-api-tls
+    secret: {secretName: {{ . }}}
+  {{- end }}
   {{- with .Values.redis.existingSecret }}
   - name: redis
     secret: {secretName: {{ . }}}
@@ -63,11 +67,17 @@ securityContext:
 {{- if or (include "kas.redis" .) .Values.extraEnv }}
 env:
   {{- if include "kas.redis" . }}
-  # The address for other replicas: that of this pod, not that of the Service.
+  # The address for other replicas: that of this pod, not that of the Service. Its scheme and its port are those of the listener.
   - name: POD_IP
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
-  - name: OWN_PRIVATE_API_URL
-    value: http://$(POD_IP):8155
+  {{- if not (include "kas.ownAddress" .) }}
+  - name: OWN_PRIVATE_API_CIDR
+    value: $(POD_IP)/32
+  {{- end }}
+  {{- with .Values.privateApi.tls.serverName }}
+  - name: OWN_PRIVATE_API_HOST
+    value: {{ . }}
+  {{- end }}
   {{- end }}
   {{- with .Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
@@ -86,6 +96,9 @@ volumeMounts:
   {{- end }}
   {{- if include "kas.redis" . }}
   - {name: private-api, mountPath: /etc/kas/private-api, readOnly: true}
+  {{- if .Values.privateApi.tls.existingSecret }}
+  - {name: private-api-tls, mountPath: /etc/kas/private-api-tls, readOnly: true}
+  {{- end }}
   {{- if .Values.redis.existingSecret }}
   - {name: redis, mountPath: /etc/kas/redis, readOnly: true}
   {{- end }}

@@ -1,8 +1,8 @@
 {{/* Annotations of the ingress for a load balancer. docs/load-balancers.md explains each. */}}
 {{- define "kas.preset.ingressAnnotations" -}}
-{{- $tls := include "kas.tlsSecret" . -}}
+{{- $protocol := ternary "HTTPS" "HTTP" (eq (include "kas.tls" .) "true") -}}
 {{- if eq .Values.ingress.preset "nginx" -}}
-nginx.ingress.kubernetes.io/backend-protocol: {{ ternary "HTTPS" "HTTP" (ne $tls "") }}
+nginx.ingress.kubernetes.io/backend-protocol: {{ $protocol }}
 nginx.ingress.kubernetes.io/proxy-body-size: "0"
 nginx.ingress.kubernetes.io/proxy-buffering: "off"
 nginx.ingress.kubernetes.io/proxy-request-buffering: "off"
@@ -11,9 +11,9 @@ nginx.ingress.kubernetes.io/proxy-read-timeout: "3600"
 nginx.ingress.kubernetes.io/proxy-send-timeout: "3600"
 {{- else if eq .Values.ingress.preset "alb" -}}
 alb.ingress.kubernetes.io/target-type: ip
-alb.ingress.kubernetes.io/backend-protocol: {{ ternary "HTTPS" "HTTP" (ne $tls "") }}
+alb.ingress.kubernetes.io/backend-protocol: {{ $protocol }}
 alb.ingress.kubernetes.io/healthcheck-protocol: HTTP
-alb.ingress.kubernetes.io/healthcheck-port: "8151"
+alb.ingress.kubernetes.io/healthcheck-port: {{ (include "kas.ports" . | fromYaml).observability | quote }}
 alb.ingress.kubernetes.io/healthcheck-path: /readiness
 alb.ingress.kubernetes.io/healthcheck-interval-seconds: "5"
 alb.ingress.kubernetes.io/healthcheck-timeout-seconds: "3"
@@ -26,7 +26,7 @@ alb.ingress.kubernetes.io/target-group-attributes: deregistration_delay.timeout_
 {{- if eq .Values.ingress.preset "gce" -}}
 cloud.google.com/neg: '{"ingress": true}'
 cloud.google.com/backend-config: '{"default": "{{ include "kas.fullname" . }}"}'
-{{- if include "kas.tlsSecret" . }}
+{{- if include "kas.tls" . }}
 cloud.google.com/app-protocols: '{"agent": "HTTPS", "public": "HTTPS"}'
 {{- end }}
 {{- else if and (include "kas.proxyProtocol" .) (eq .Values.service.type "LoadBalancer") -}}

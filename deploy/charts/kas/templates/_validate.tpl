@@ -44,7 +44,23 @@
 {{- if and (has .Values.ingress.preset (list "nginx" "gce" "alb")) (not .Values.ingress.enabled) -}}
 {{- fail (printf "ingress.preset: %s needs ingress.enabled" .Values.ingress.preset) -}}
 {{- end -}}
-{{- if and .Values.web.enabled (not (include "kas.tlsSecret" .)) (not .Values.trustedProxies) -}}
+{{- $listeners := include "kas.listeners" . | fromYaml -}}
+{{- range $name, $key := dict "agent" "agent" "public" "agent.kubernetes_api" "observability" "observability" "private" "private_api" -}}
+{{- if and (not (hasKey $listeners $name)) (or $redis (ne $name "private")) -}}
+{{- fail (printf "customConfig.%s.listen.address: loopback is inside of the pod, where nobody connects" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (ne (empty $listeners.agent.certificate_file) (empty $listeners.public.certificate_file)) -}}
+{{- fail "customConfig.agent: an ingress uses TLS to both listeners, or to none: set certificate_file and key_file of both" -}}
+{{- end -}}
+{{- if and (or .Values.ingress.enabled .Values.gateway.enabled) (not (include "kas.pathPrefix" .)) -}}
+{{- fail "customConfig.agent.kubernetes_api.url_path_prefix: with / one host has no path for agents" -}}
+{{- end -}}
+{{- if and .Values.privateApi.tls.serverName (not .Values.privateApi.tls.existingSecret) -}}
+{{- fail "privateApi.tls.existingSecret: name the secret with the certificate, because privateApi.tls.serverName is set" -}}
+{{- end -}}
+{{- $web := $listeners.web | default dict -}}
+{{- if and .Values.web.enabled (not (or $web.certificate_file $web.trusted_proxies)) -}}
 {{- fail "web.enabled: the page needs TLS: set tls.existingSecret or tls.certManager, or name the networks of the proxies with TLS in trustedProxies" -}}
 {{- end -}}
 {{- if and (include "kas.proxyProtocol" .) (not .Values.trustedProxies) -}}
