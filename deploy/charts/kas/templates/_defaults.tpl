@@ -1,0 +1,16 @@
+{{/* Gives missing values their defaults, at the begin of each template. `helm upgrade --reuse-values` passes the values of the installed
+chart, which may have fewer keys. Objects of Kubernetes stay as they are, because null removes a default there. */}}
+{{- define "kas.defaults" -}}
+{{- include "kas.fill" (list .Values (.Files.Get "defaults.json" | fromJson)) -}}
+{{- end -}}
+
+{{- define "kas.fill" -}}
+{{- $values := index . 0 -}}
+{{- range $key, $default := index . 1 -}}
+{{- if not (hasKey $values $key) -}}
+{{- $_ := set $values $key $default -}}
+{{- else if and (kindIs "map" $default) (not (has $key (list "behavior" "labels" "resources" "strategy"))) -}}
+{{- include "kas.fill" (list (get $values $key) $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
