@@ -46,14 +46,18 @@ web:
   listen:
     address: 0.0.0.0:8156
     {{- include "kas.config.tls" . | nindent 4 }}
+    {{- if .Values.callersService.enabled }}
+    {{- include "kas.config.proxies" . | nindent 4 }}
+    {{- else }}
     {{- with .Values.trustedProxies }}
     trusted_proxies: {{ toJson . }}
     {{- end }}
+    {{- end }}
 {{- end }}
-{{- if and .Values.customConfig.api (include "kas.config.proxies" .) }}
+{{- if hasKey .Values.customConfig "api" }}
 api:
   listen:
-    {{- include "kas.config.proxies" . | nindent 4 }}
+    address: 0.0.0.0:8153
 {{- end }}
 {{- if include "kas.redis" . }}
 redis:

@@ -22,14 +22,17 @@ alb.ingress.kubernetes.io/target-group-attributes: deregistration_delay.timeout_
 {{- end -}}
 {{- end -}}
 
+{{/* Annotations of a Service with settings for a load balancer: (list $ settings). */}}
 {{- define "kas.preset.serviceAnnotations" -}}
-{{- if eq .Values.ingress.preset "gce" -}}
+{{- $root := index . 0 -}}
+{{- $settings := index . 1 -}}
+{{- if eq $root.Values.ingress.preset "gce" -}}
 cloud.google.com/neg: '{"ingress": true}'
-cloud.google.com/backend-config: '{"default": "{{ include "kas.fullname" . }}"}'
-{{- if include "kas.tls" . }}
+cloud.google.com/backend-config: '{"default": "{{ include "kas.fullname" $root }}"}'
+{{- if include "kas.tls" $root }}
 cloud.google.com/app-protocols: '{"agent": "HTTPS", "public": "HTTPS"}'
 {{- end }}
-{{- else if and (include "kas.proxyProtocol" .) (eq .Values.service.type "LoadBalancer") -}}
+{{- else if and (include "kas.proxyProtocol" $root) (eq $settings.type "LoadBalancer") -}}
 service.beta.kubernetes.io/aws-load-balancer-proxy-protocol: "*"
 {{- end -}}
 {{- end -}}
