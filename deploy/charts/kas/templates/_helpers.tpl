@@ -84,7 +84,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "kas.privateApiSecret" -}}
-{{ .Values.privateApi.existingSecret | default (printf "%s-private-api" (include "kas.fullname" .)) }}
+{{ .Values.privateApi.existingSecret | default (printf "%s-private-api-key" (include "kas.fullname" .)) }}
 {{- end -}}
 
 {{/* "true" if extraEnv has the address for other replicas. */}}
