@@ -9,7 +9,7 @@ chart, which may have fewer keys. Objects of Kubernetes stay as they are, becaus
 {{- range $key, $default := index . 1 -}}
 {{- if not (hasKey $values $key) -}}
 {{- $_ := set $values $key $default -}}
-{{- else if and (kindIs "map" $default) (not (has $key (list "behavior" "labels" "resources" "strategy"))) -}}
+{{- else if and (kindIs "map" $default) (not (has $key (list "behavior" "labels" "podSecurityContext" "resources" "securityContext" "strategy"))) -}}
 {{- include "kas.fill" (list (get $values $key) $default) -}}
 {{- end -}}
 {{- end -}}

@@ -2,12 +2,7 @@
 {{- define "kas.pod" -}}
 serviceAccountName: {{ include "kas.serviceAccountName" . }}
 automountServiceAccountToken: false
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
-  seccompProfile: {type: RuntimeDefault}
+securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -60,10 +55,7 @@ volumes:
 {{- define "kas.container" -}}
 image: {{ include "kas.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
+securityContext: {{- toYaml .Values.securityContext | nindent 2 }}
 {{- if or (include "kas.redis" .) .Values.extraEnv }}
 env:
   {{- if include "kas.redis" . }}
