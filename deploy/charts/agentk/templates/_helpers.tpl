@@ -34,6 +34,11 @@ app.kubernetes.io/component: admission
 {{ include "agentk.fullname" . }}-audit
 {{- end -}}
 
+{{/* The bytes of the events without a volume, and an eighth more for their files. */}}
+{{- define "agentk.auditStorage" -}}
+{{- div (mul (int64 .Values.audit.maxBytes) 9) 8 -}}
+{{- end -}}
+
 {{- define "agentk.auditSelectorLabels" -}}
 {{ include "agentk.instanceLabels" . }}
 app.kubernetes.io/component: audit
@@ -44,6 +49,18 @@ app.kubernetes.io/component: audit
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* Spreads the pods of a Deployment over nodes: (list $ selectorLabels). Pods of an older version do not count, where Kubernetes can tell. */}}
+{{- define "agentk.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  {{- if semverCompare ">=1.27-0" (index . 0).Capabilities.KubeVersion.Version }}
+  matchLabelKeys: [pod-template-hash]
+  {{- end }}
+  labelSelector:
+    matchLabels: {{- index . 1 | nindent 6 }}
 {{- end -}}
 
 {{- define "agentk.image" -}}

@@ -29,6 +29,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* Spreads the pods of a Deployment over nodes: (list $ selectorLabels). Pods of an older version do not count, where Kubernetes can tell. */}}
+{{- define "kas.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  {{- if semverCompare ">=1.27-0" (index . 0).Capabilities.KubeVersion.Version }}
+  matchLabelKeys: [pod-template-hash]
+  {{- end }}
+  labelSelector:
+    matchLabels: {{- index . 1 | nindent 6 }}
+{{- end -}}
+
 {{- define "kas.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}

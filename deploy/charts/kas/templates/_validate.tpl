@@ -63,6 +63,9 @@
 {{- if and .Values.web.enabled (not (or $web.certificate_file $web.trusted_proxies)) -}}
 {{- fail "web.enabled: the page needs TLS: set tls.existingSecret or tls.certManager, or name the networks of the proxies with TLS in trustedProxies" -}}
 {{- end -}}
+{{- if and .Values.metrics.podMonitor.enabled .Values.metrics.serviceMonitor.enabled -}}
+{{- fail "metrics: set one of metrics.podMonitor and metrics.serviceMonitor, not both: each series would be there twice" -}}
+{{- end -}}
 {{- if and (include "kas.proxyProtocol" .) (not .Values.trustedProxies) -}}
 {{- fail "proxyProtocol: name the networks of the load balancer in trustedProxies; connections from elsewhere are closed" -}}
 {{- end -}}
