@@ -91,6 +91,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* The names in the certificate of cert-manager, as a list. */}}
+{{- define "kas.certificateNames" -}}
+{{- $names := compact (list .Values.ingress.host .Values.ingress.wildcardHost) -}}
+{{- $names = concat $names .Values.gateway.hostnames .Values.tls.certManager.dnsNames -}}
+{{- if .Values.tls.certManager.serviceNames -}}
+{{- range list "" "-callers" "-web" "-api" -}}
+{{- $names = append $names (printf "%s%s.%s.svc" (include "kas.fullname" $) . $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $names | toYaml -}}
+{{- end -}}
+
 {{- define "kas.identitySecret" -}}
 {{ .Values.identity.existingSecret | default (printf "%s-identity" (include "kas.fullname" .)) }}
 {{- end -}}

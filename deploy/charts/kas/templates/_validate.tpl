@@ -35,6 +35,9 @@
 {{- if and .Values.tls.certManager.enabled (not .Values.tls.certManager.issuerRef.name) -}}
 {{- fail "tls.certManager.issuerRef: name the issuer, as in {name: letsencrypt, kind: ClusterIssuer}" -}}
 {{- end -}}
+{{- if and .Values.tls.certManager.enabled (not (include "kas.certificateNames" . | fromYamlArray)) -}}
+{{- fail "tls.certManager.dnsNames: name the hosts of the certificate" -}}
+{{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
 {{- fail "ingress.host: name the host of the ingress" -}}
 {{- end -}}
