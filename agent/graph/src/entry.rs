@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use object_health::Assessment;
+use object_health::{Assessment, AssessmentContext};
 use proto::graph::{HealthState, Ready, Relation};
 use serde_json::Value;
 
@@ -58,7 +58,8 @@ pub(crate) struct Facts {
     pub(crate) details: Box<[(&'static str, Text)]>,
     pub(crate) health: HealthState,
     pub(crate) message: Box<str>,
-    /// The time at which it is healthy if nothing changes until then, in seconds since 1970: the crashes of its containers are forgotten.
+    /// The time at which it is healthy if nothing changes until then, in seconds since 1970: the crashes of its containers are forgotten,
+    /// or its controller writes no status.
     pub(crate) healthy_from: Option<i64>,
     pub(crate) groups: Box<[Text]>,
     pub(crate) references: Box<[EntryReference]>,
@@ -110,11 +111,14 @@ pub(crate) fn read(
         return None;
     }
     let time = |key: &str| metadata[key].as_str().and_then(time::seconds);
-    let (Assessment { health, reason }, healthy_from) = match &resource.rule {
-        Some(rule) => (object_health::assess_by_rule(object, rule), None),
-        None => (object_health::assess_at(object, time::at(now)), object_health::healthy_from(object)),
+    let context = AssessmentContext {
+        now: time::at(now),
+        has_status: resource.has_status,
+        rule: resource.rule.as_deref(),
     };
-    let healthy_from = healthy_from.filter(|_| health == HealthState::Degraded).map(time::of);
+    let assessment = object_health::assess(object, context);
+    let healthy_from = object_health::healthy_from(object, &assessment, context).map(time::of);
+    let Assessment { health, reason } = assessment;
     let Summary { status, ready, restarts, images, details } = summarize(group, kind, object);
     let mut intern = |text: &str| interner.get(text);
     let labels = metadata["labels"].as_object().into_iter().flatten();

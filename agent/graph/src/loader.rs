@@ -413,7 +413,8 @@ fn add_group(kinds: &mut Vec<(usize, ResourceKind)>, group: &discovery::ApiGroup
             let namespaced = capabilities.scope == Scope::Namespaced;
             if let Some((kind, place)) = ResourceKind::new(api, namespaced, section) {
                 seen.insert(kind.api.kind.clone());
-                kinds.push((place, kind));
+                let has_status = capabilities.subresources.iter().any(|(it, _)| it.plural == "status");
+                kinds.push((place, ResourceKind { has_status, ..kind }));
             }
         }
     }

@@ -17,6 +17,8 @@ pub(crate) struct ResourceKind {
     pub(crate) namespaced: bool,
     /// Resources of a lower tier are loaded first.
     pub(crate) tier: Tier,
+    /// The API server keeps the status of its objects apart.
+    pub(crate) has_status: bool,
     /// The rule for the health of its objects, in place of the rules of agentk.
     pub(crate) rule: Option<Arc<HealthRule>>,
 }
@@ -26,7 +28,7 @@ pub(crate) struct ResourceKind {
 pub(crate) enum Contents {
     /// The fields that nodes are made of.
     KnownFields,
-    /// All fields, because a rule may need them.
+    /// All fields, because a rule may need them. Nobody knows the fields by which programs say how their objects are.
     AllFields,
     /// The API server sends the metadata only.
     Metadata,
@@ -132,14 +134,14 @@ impl ResourceKind {
                 tier(group, kind).or_else(|| section.kinds().any(|kind| is(&kind)).then_some(last))?
             }
         };
-        Some((Self { api, namespaced, tier, rule }, place))
+        Some((Self { api, namespaced, tier, has_status: false, rule }, place))
     }
 
     /// Returns what is read of the objects.
     pub(crate) fn contents(&self) -> Contents {
         match (&*self.api.group, &*self.api.kind) {
             ("", "Secret") => Contents::Metadata,
-            _ if self.rule.is_some() => Contents::AllFields,
+            (group, _) if self.rule.is_some() || !object_health::is_built_in(group) => Contents::AllFields,
             _ => Contents::KnownFields,
         }
     }
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!((deployment.tier, deployment.contents()), (Tier::Workloads, Contents::AllFields));
         assert_eq!(resource("", "Pod", &rule).unwrap().contents(), Contents::KnownFields);
         let view = json!({"views": [{"name": "a", "count": "Database"}]});
-        assert_eq!(resource("example.com", "Database", &view).unwrap().contents(), Contents::KnownFields);
+        assert_eq!(resource("example.com", "Database", &view).unwrap().contents(), Contents::AllFields);
 
         assert!(resource("", "Secret", &rule).is_none());
         let secrets = json!({"secrets": "metadata"});

@@ -38,7 +38,8 @@ impl World {
         let api = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let namespaced = !["Node", "PersistentVolume", "Namespace", "StorageClass"].contains(&kind);
         let tier = tier(group, kind).map_or(crate::resources::Tier::Custom, |(tier, _)| tier);
-        let number = self.graph.add_resource(ResourceKind { api, namespaced, tier, rule: None });
+        let number =
+            self.graph.add_resource(ResourceKind { api, namespaced, tier, has_status: true, rule: None });
         self.graph.set_state(number, proto::graph::ResourceState::Synced, "");
         number
     }

@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 use proto::agent_configuration::graph::HealthRule;
 use serde_json::Value;
 
-use crate::{Assessment, assess, assess_by_rule, has_health};
+use crate::{Assessment, AssessmentContext, assess, has_health};
 
 /// The rules of the user for kinds, in place of those of agentk. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -20,10 +20,8 @@ impl HealthRules {
 
     /// Assesses an object of a kind. `plural` is the name of the resource.
     pub fn assess(&self, group: &str, kind: &str, plural: &str, object: &Value) -> Assessment {
-        match self.of(group, kind, plural) {
-            Some(rule) => assess_by_rule(object, &rule),
-            None => assess(object),
-        }
+        let rule = self.of(group, kind, plural);
+        assess(object, AssessmentContext { rule: rule.as_ref(), ..AssessmentContext::now(false) })
     }
 
     /// Returns whether the health of a kind's objects can be anything but good.

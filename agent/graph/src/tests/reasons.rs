@@ -105,3 +105,23 @@ fn crash_loop_is_degraded_between_crashes_until_it_is_over() {
     world.delete("v1", "Pod", "web");
     world.graph.recover(NOW + 9999);
 }
+
+/// The API server says whether a status is kept apart, and not whether somebody writes one.
+#[test]
+fn object_without_a_status_is_progressing_for_ten_minutes() {
+    let mut world = World::new();
+    let metadata = json!({"creationTimestamp": time::text(NOW - 60)});
+    world.apply(object("example.com/v1", "Database", "db", &json!({"metadata": metadata})));
+    let node = |world: &World| {
+        world.graph.objects(&query_of("name=db"), &Access::of_agent(), 1, None).objects.remove(0)
+    };
+    let new = node(&world);
+    assert_eq!(
+        (new.health, &*new.message),
+        (HealthState::Progressing, "its controller has written no status yet")
+    );
+    world.graph.recover(NOW + 539);
+    assert_eq!(node(&world).health, HealthState::Progressing);
+    world.graph.recover(NOW + 540);
+    assert_eq!((node(&world).health, &*node(&world).message), (HealthState::Healthy, ""));
+}
