@@ -279,6 +279,14 @@ fn message(condition: &Value) -> String {
     text("message").or_else(|| text("reason")).unwrap_or("without a message").to_owned()
 }
 
+/// Returns whether the status of an object, or this condition of it, is about its last change. Controllers such as those of Flux note the
+/// change in the condition first, and in the status once it has worked.
+fn is_current(object: &Value, condition: Option<&Value>) -> bool {
+    let of_condition = condition.and_then(|condition| integer(&condition["observedGeneration"]));
+    let of_status = || object.pointer("/status/observedGeneration").and_then(integer);
+    of_condition.or_else(of_status).is_none_or(|observed| observed >= number(object, "/metadata/generation"))
+}
+
 fn is_observed(object: &Value) -> bool {
     number(object, "/metadata/generation") <= number(object, "/status/observedGeneration")
 }

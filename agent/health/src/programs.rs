@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::{
-    Assessment, NOT_OBSERVED, condition, conditions, degraded, healthy, integer, is_true, message, number,
-    progressing, suspended,
+    Assessment, NOT_OBSERVED, condition, conditions, degraded, healthy, integer, is_current, is_true,
+    message, number, progressing, suspended,
 };
 
 pub(crate) fn workflow(object: &Value) -> Assessment {
@@ -63,9 +63,12 @@ pub(crate) fn flux(object: &Value) -> Assessment {
     by_ready(object)
 }
 
-/// Assesses an object by its condition `Ready`.
+/// Assesses an object by its condition `Ready`, unless the object has changed since.
 fn by_ready(object: &Value) -> Assessment {
     let ready = condition(object, "Ready");
+    if !is_current(object, ready) {
+        return progressing(NOT_OBSERVED);
+    }
     match ready {
         Some(ready) if ready["status"] == "True" => healthy(),
         Some(ready) if ready["status"] == "False" => degraded(message(ready)),
