@@ -211,6 +211,7 @@ fn of_kind(object: &Value, context: AssessmentContext<'_>) -> Assessment {
         ("batch", "Job") => workload::job(object),
         ("batch", "CronJob") => workload::cron_job(object),
         ("", "Pod") => pod::assess(object, now),
+        ("", "Node") => resources::node(object, now),
         ("", "Service") => resources::service(object),
         ("networking.k8s.io" | "extensions", "Ingress") => resources::ingress(object),
         ("", "PersistentVolumeClaim") => resources::claim(object),
@@ -307,7 +308,7 @@ mod tests {
         for (least, text) in [
             (25, include_str!("pod_cases.yaml")),
             (35, include_str!("workload_cases.yaml")),
-            (20, include_str!("resource_cases.yaml")),
+            (25, include_str!("resource_cases.yaml")),
             (50, include_str!("generic_cases.yaml")),
             (50, include_str!("program_cases.yaml")),
         ] {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use proto::graph::HealthState;
 use serde_json::Value;
 
 use crate::{
@@ -18,16 +19,19 @@ const MAX_WORDS: usize = 200;
 
 /// Assesses a Pod.
 pub(crate) fn assess(object: &Value, now: SystemTime) -> Assessment {
-    let always = restarts(object);
-    if always && let Some(reason) = waiting_failures(object) {
+    let (always, phase) = (restarts(object), text(object, "/status/phase"));
+    // A container that ends may be meant to, but none is meant to wait for an image that does not exist.
+    let waits = matches!(phase, "" | "Pending" | "Running");
+    if waits && let Some(reason) = waiting_failures(object) {
         return degraded(reason);
     }
-    match text(object, "/status/phase") {
+    match phase {
         "Succeeded" => healthy(),
         "Failed" => degraded(failure(object)),
         "Running" if always => running(object, now),
         "Running" => progressing("it is running, and has not ended"),
         "" => progressing("it has no phase"),
+        "Unknown" => Assessment { health: HealthState::Unknown, reason: lost(object) },
         _ => progressing(pending(object)),
     }
 }
@@ -173,6 +177,13 @@ fn last_words(end: &Value) -> String {
         Some(line) => format!(": {}", line.chars().take(MAX_WORDS).collect::<String>()),
         None => String::new(),
     }
+}
+
+/// Returns why the state of a Pod is not known.
+fn lost(object: &Value) -> String {
+    let words = ["/status/message", "/status/reason"].into_iter().map(|pointer| text(object, pointer));
+    let words = words.filter(|words| !words.is_empty()).map(str::to_owned).next();
+    words.unwrap_or_else(|| "its node does not respond".to_owned())
 }
 
 /// Returns why a Pod has failed.

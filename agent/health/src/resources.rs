@@ -1,10 +1,15 @@
-//! The health of Services, storage, autoscalers and definitions.
+//! The health of Services, storage, Nodes, autoscalers and definitions.
+
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
 use crate::{
     Assessment, NOT_OBSERVED, condition, conditions, degraded, healthy, is_observed, message, progressing,
 };
+
+/// The time in which a new Node becomes ready.
+const NODE_START: Duration = Duration::from_secs(600);
 
 pub(crate) fn service(object: &Value) -> Assessment {
     let balanced = object.pointer("/spec/type").is_some_and(|kind| kind == "LoadBalancer");
@@ -101,4 +106,35 @@ pub(crate) fn disruption_budget(object: &Value) -> Assessment {
         None if object.pointer("/status/observedGeneration").is_some() && is_observed(object) => healthy(),
         None => progressing(NOT_OBSERVED),
     }
+}
+
+pub(crate) fn node(object: &Value, now: SystemTime) -> Assessment {
+    let is_bad = |condition: &&Value| {
+        let kind = condition["type"].as_str().unwrap_or_default();
+        condition["status"] == "True" && (kind.ends_with("Pressure") || kind == "NetworkUnavailable")
+    };
+    let ready = condition(object, "Ready");
+    let is_ready = ready.is_some_and(|ready| ready["status"] == "True");
+    if !is_ready {
+        let reason = ready.map_or_else(|| "its kubelet has not started yet".to_owned(), message);
+        let created = object["metadata"]["creationTimestamp"].as_str();
+        let created = created.and_then(|time| humantime::parse_rfc3339_weak(time).ok());
+        return match created.is_some_and(|created| now < created + NODE_START) {
+            true => progressing(format!("it is new and not ready: {reason}")),
+            false => degraded(format!("it is not ready{}: {reason}", since(ready))),
+        };
+    }
+    match conditions(object).find(is_bad) {
+        Some(bad) => {
+            let kind = bad["type"].as_str().unwrap_or_default();
+            degraded(format!("its condition {kind} is True: {}", message(bad)))
+        }
+        None => healthy(),
+    }
+}
+
+/// Returns since when a condition is as it is.
+fn since(condition: Option<&Value>) -> String {
+    let time = condition.and_then(|condition| condition["lastTransitionTime"].as_str());
+    time.map(|time| format!(" since {time}")).unwrap_or_default()
 }

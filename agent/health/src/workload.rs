@@ -73,12 +73,11 @@ pub(crate) fn daemon_set(object: &Value) -> Assessment {
     if !is_observed(object) {
         return progressing(NOT_OBSERVED);
     }
-    if object.pointer("/spec/updateStrategy/type").is_some_and(|kind| kind == "OnDelete") {
-        return healthy();
-    }
     let desired = number(object, "/status/desiredNumberScheduled");
     let updated = number(object, "/status/updatedNumberScheduled");
-    if updated < desired {
+    // Somebody deletes the old Pods later.
+    let waits = object.pointer("/spec/updateStrategy/type").is_some_and(|kind| kind == "OnDelete");
+    if updated < desired && !waits {
         return progressing(format!("{updated} of {desired} pods are updated"));
     }
     let available = number(object, "/status/numberAvailable");
@@ -126,22 +125,20 @@ pub(crate) fn job(object: &Value) -> Assessment {
 }
 
 pub(crate) fn cron_job(object: &Value) -> Assessment {
-    let status = |key: &str| object.pointer(&format!("/status/{key}"));
-    if object.pointer("/spec/suspend") == Some(&Value::Bool(true)) || object.get("status").is_none() {
-        return healthy();
+    if object.pointer("/spec/suspend") == Some(&Value::Bool(true)) {
+        return suspended("it is suspended");
     }
-    let (Some(scheduled), Some(succeeded)) = (status("lastScheduleTime"), status("lastSuccessfulTime"))
-    else {
-        return healthy();
-    };
-    let running = status("active").and_then(Value::as_array).is_some_and(|active| !active.is_empty());
-    // Times of the API have one form, in which the order of texts is that of times.
-    match !running && succeeded.as_str() < scheduled.as_str() {
-        true => degraded(format!(
-            "its job of {} did not succeed; the last one that did ended at {}",
-            scheduled.as_str().unwrap_or_default(),
-            succeeded.as_str().unwrap_or_default()
+    let time = |key: &str| object.pointer(&format!("/status/{key}")).and_then(Value::as_str);
+    let active = object.pointer("/status/active").and_then(Value::as_array);
+    let is_running = active.is_some_and(|active| !active.is_empty());
+    match (time("lastScheduleTime"), time("lastSuccessfulTime")) {
+        (Some(scheduled), None) if !is_running => {
+            degraded(format!("its job of {scheduled} did not succeed, and none before it"))
+        }
+        // Times of the API have one form, in which the order of texts is that of times.
+        (Some(scheduled), Some(succeeded)) if !is_running && succeeded < scheduled => degraded(format!(
+            "its job of {scheduled} did not succeed; the last one that did ended at {succeeded}"
         )),
-        false => healthy(),
+        _ => healthy(),
     }
 }
