@@ -93,7 +93,7 @@ impl Graph {
         }
     }
 
-    /// Returns the health of several objects: that of the worst one that no other of them owns.
+    /// Returns the health of several objects: that of the worst one that no other of them judges.
     fn group_health(&self, slots: &[u32], query: &Query, access: &Access, now: i64) -> GroupHealth {
         let patience = i64::try_from(query.degraded_after.as_secs()).unwrap_or(i64::MAX);
         let lasting = |entry: &Entry| {
@@ -102,6 +102,7 @@ impl Graph {
             if fresh && health > HealthState::Suspended { HealthState::Healthy } else { health }
         };
         let set: HashSet<u32> = slots.iter().copied().collect();
+        let is_judged = |slot| self.has_ancestor(slot, &set, access, |owner, part| self.judges(owner, part));
         let mut counts = BTreeMap::new();
         let (mut worst, mut bad) = (HealthState::Healthy, Vec::new());
         for &slot in slots {
@@ -114,7 +115,7 @@ impl Graph {
             if health > HealthState::Suspended {
                 bad.push((health, entry));
             }
-            if health > worst && !self.has_ancestor(slot, &set, access) {
+            if health > worst && !is_judged(slot) {
                 worst = health;
             }
         }
@@ -131,6 +132,15 @@ impl Graph {
             since: time::text(entry.since),
         });
         GroupHealth { health: worst, counts, attention: attention.collect() }
+    }
+
+    /// Returns whether the health of an owner says how an object is. That of a custom resource is the opinion of its controller, which
+    /// may not look at what runs.
+    fn judges(&self, owner: &Entry, part: &Entry) -> bool {
+        let api = self.api(part);
+        owner.facts.judges_parts
+            && (object_health::is_built_in(&self.api(owner).group)
+                || !object_health::is_workload(&api.group, &api.kind))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use proto::graph::{Branch, Tree};
 
-use crate::{access::Access, graph::Graph, ownership::MAX_DEPTH, query::Query};
+use crate::{access::Access, entry::Entry, graph::Graph, ownership::MAX_DEPTH, query::Query};
 
 /// The most objects of one tree.
 const MAX_NODES: usize = 5000;
@@ -23,7 +23,8 @@ impl Graph {
         }
         let selected = self.select(query, access);
         let is_selected: HashSet<u32> = selected.iter().copied().collect();
-        let roots = selected.iter().filter(|&&slot| !self.has_ancestor(slot, &is_selected, access));
+        let roots =
+            selected.iter().filter(|&&slot| !self.has_ancestor(slot, &is_selected, access, |_, _| true));
         let mut builder = TreeBuilder { graph: self, access, children, shown: HashSet::new(), omitted: 0 };
         let mut branches: Vec<Branch> = roots.filter_map(|&slot| builder.branch(slot, 0)).collect();
         // Objects that own each other have no root.
@@ -31,12 +32,23 @@ impl Graph {
         Tree { roots: branches, omitted: builder.omitted, partial: self.partial(query, access) }
     }
 
-    /// Returns whether one of the visible owners of an object, or of their owners, is in a set.
-    pub(crate) fn has_ancestor(&self, slot: u32, set: &HashSet<u32>, access: &Access) -> bool {
+    /// Returns whether one of the visible owners of an object, or of their owners, is in a set. Only owners count that lead further, which
+    /// a function decides about an owner and the object that it owns.
+    pub(crate) fn has_ancestor(
+        &self,
+        slot: u32,
+        set: &HashSet<u32>,
+        access: &Access,
+        leads: impl Fn(&Entry, &Entry) -> bool,
+    ) -> bool {
         let mut visited = HashSet::from([slot]);
         let mut next = vec![slot];
         for _ in 0..MAX_DEPTH {
-            let owners = next.iter().flat_map(|&slot| self.owners(self.entry(slot)));
+            let owners = next.iter().flat_map(|&slot| {
+                let entry = self.entry(slot);
+                let owners = self.owners(entry).into_iter();
+                owners.filter(|&owner| leads(self.entry(owner), entry)).collect::<Vec<_>>()
+            });
             let owners = owners.filter(|&owner| access.sees_entry(self.entry(owner)));
             let above: Vec<u32> = owners.filter(|owner| visited.insert(*owner)).collect();
             if above.iter().any(|owner| set.contains(owner)) {

@@ -62,6 +62,67 @@ fn group_is_as_healthy_as_its_worst_object_without_an_owner() {
     assert_eq!(report(&world).health.health, HealthState::Degraded);
 }
 
+/// A world with an owner and one object that it owns. Returns the health of both.
+fn health_of(owner: Value, part: Value) -> HealthState {
+    let mut world = World::new();
+    world.apply(owner);
+    world.apply(part);
+    world.graph.health(&query_of(""), "", &Access::of_agent(), NOW).health.health
+}
+
+#[test]
+fn owner_hides_only_the_objects_that_it_judges() {
+    use HealthState::{Degraded, Healthy, Progressing};
+    let stateful_set = |owner| {
+        let mut set = owned("apps/v1", "StatefulSet", "db", owner);
+        set["spec"] = json!({"replicas": 3});
+        set["status"] = json!({"observedGeneration": 1});
+        set
+    };
+    let job = |owner| {
+        let mut job = owned("batch/v1", "Job", "job", owner);
+        job["status"] = json!({"conditions": [{"type": "Failed", "status": "True"}]});
+        job
+    };
+    let request = |owner| {
+        let mut request = owned("cert-manager.io/v1", "CertificateRequest", "web-1", owner);
+        request["status"] = json!({"conditions": [{"type": "Ready", "status": "False", "reason": "Failed"}]});
+        request
+    };
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    let (database, cron_job) = (("example.com/v1", "Database", "db"), ("batch/v1", "CronJob", "job"));
+    let certificate = ("cert-manager.io/v1", "Certificate", "web");
+    for (name, (api, kind, owner), fields, part, expected) in [
+        ("without a health", database, json!({"status": {"url": "a"}}), stateful_set(database), Progressing),
+        (
+            "whose operator is content",
+            database,
+            json!({"status": ready}),
+            stateful_set(database),
+            Progressing,
+        ),
+        ("that is suspended", cron_job, json!({"spec": {"suspend": true}}), job(cron_job), Degraded),
+        (
+            "whose last run succeeded",
+            cron_job,
+            json!({"status": {"lastScheduleTime": "2026-01-01T00:00:00Z", "lastSuccessfulTime": "2026-01-01T00:01:00Z"}}),
+            job(cron_job),
+            Healthy,
+        ),
+        ("that was issued since", certificate, json!({"status": ready}), request(certificate), Healthy),
+        ("without a status", certificate, json!({"status": {"revision": 1}}), request(certificate), Degraded),
+    ] {
+        assert_eq!(health_of(object(api, kind, owner, &fields), part), expected, "{kind} {name}");
+    }
+}
+
+#[test]
+fn static_pod_counts_beside_its_node() {
+    let ready = json!({"metadata": {"namespace": ""}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    let pod = failing_pod("kube-apiserver", Some(("v1", "Node", "node-1")));
+    assert_eq!(health_of(object("v1", "Node", "node-1", &ready), pod), HealthState::Degraded);
+}
+
 #[test]
 fn short_dip_is_hidden() {
     let mut world = World::new();
