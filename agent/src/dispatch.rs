@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response};
-use proto::{Reason, ServiceName, header};
+use proto::{Reason, ServiceName, header, impersonation};
 use telemetry::{RequestSpan, Tracer};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
@@ -138,6 +138,10 @@ impl DispatchTarget {
     async fn respond(self, request: Request<Body>) -> Response<Body> {
         match self {
             Self::Service(service) => {
+                // No service trims a name: the API server would see another one than agentk.
+                if let Err(error) = impersonation::check(request.headers()) {
+                    return ServiceError::new(Reason::BadRequest, error.to_string()).into_response();
+                }
                 // Unwind-safe: a service owns the state that it changes, or shares it behind locks that do not poison.
                 let responding = AssertUnwindSafe(async { service.oneshot(request).await }).catch_unwind();
                 match responding.await {

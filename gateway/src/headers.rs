@@ -78,8 +78,8 @@ pub struct ProxyHeaders<'a> {
 ///
 /// # Errors
 ///
-/// The reason is `bad-request` for a spelling with `_` of a header that carries identity, and `nested-impersonation` if the
-/// caller impersonates although kas does.
+/// The reason is `bad-request` for a spelling with `_` of a header that carries identity, and for one whose value would change on
+/// its way; and `nested-impersonation` if the caller impersonates although kas does.
 pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), RequestError> {
     let impersonated = matches!(proxy_headers.access_as, AccessAs::Impersonate { .. });
     let upgrade = hop_by_hop::upgrade_protocol(headers);
@@ -97,6 +97,7 @@ pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Res
     if let Some(failure) = refused {
         return Err(failure);
     }
+    impersonation::check(headers).map_err(|error| RequestError::bad_request(error.to_string()))?;
 
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
@@ -346,6 +347,14 @@ mod tests {
         }
         let passed = converted(&[("Impersonate-User", "bob")], &AccessAs::Agent).unwrap();
         assert_eq!(passed["impersonate-user"], "bob");
+    }
+
+    #[test]
+    fn impersonated_name_that_would_change_on_its_way_is_refused() {
+        for value in ["", " bob", "bob\t"] {
+            let headers = [("impersonate-user", "bob"), ("impersonate-group", value)];
+            assert_eq!(converted(&headers, &AccessAs::Agent), Err(Reason::BadRequest), "{value:?}");
+        }
     }
 
     #[test]

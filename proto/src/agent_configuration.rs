@@ -385,6 +385,10 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
                 "username must not be empty",
             ),
             (
+                "ci_access: {groups: [{id: a, access_as: {impersonate: {username: u, groups: [' a']}}}]}",
+                "groups must not be empty, begin or end with a blank",
+            ),
+            (
                 "ci_access: {groups: [{id: a, access_as: {impersonate: {username: u, extra: [{key: k, val: []}]}}}]}",
                 "extra[0].val must have a value",
             ),

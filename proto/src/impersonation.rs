@@ -5,6 +5,8 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use crate::{IdentityValue, InvalidIdentityValue};
+
 /// The prefix of the impersonation headers.
 pub const PREFIX: &str = "impersonate-";
 
@@ -39,12 +41,28 @@ pub struct Impersonation {
     pub extra: Vec<(String, Vec<String>)>,
 }
 
-/// A field that is empty, or that does not fit into a header.
+/// A field that is no [`IdentityValue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} travels in a header: it must not be empty or hold control characters")]
+#[error("{field} travels in a header: it {rule}", rule = InvalidIdentityValue)]
 pub struct InvalidImpersonation {
     /// The name of the field.
     pub field: &'static str,
+}
+
+/// A header of a request whose value is no [`IdentityValue`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the header {0} {rule}", rule = InvalidIdentityValue)]
+pub struct InvalidImpersonationHeader(HeaderName);
+
+/// Checks that the API server reads the `Impersonate-*` headers of a request as they are here.
+///
+/// # Errors
+///
+/// The value of one of them is no [`IdentityValue`].
+pub fn check(headers: &HeaderMap) -> Result<(), InvalidImpersonationHeader> {
+    let mut named = headers.iter().filter(|(name, _)| name.as_str().starts_with(PREFIX));
+    let invalid = named.find(|(_, value)| IdentityValue::try_from(*value).is_err());
+    invalid.map_or(Ok(()), |(name, _)| Err(InvalidImpersonationHeader(name.clone())))
 }
 
 impl Impersonation {
@@ -52,7 +70,7 @@ impl Impersonation {
     ///
     /// # Errors
     ///
-    /// If a field is empty or holds control characters.
+    /// If a field is no [`IdentityValue`].
     pub fn headers(&self) -> Result<HeaderMap, InvalidImpersonation> {
         let mut headers = HeaderMap::new();
         headers.insert(HeaderName::from_static("impersonate-user"), value("username", &self.username)?);
@@ -77,8 +95,7 @@ impl Impersonation {
 }
 
 fn value(field: &'static str, text: &str) -> Result<HeaderValue, InvalidImpersonation> {
-    let value = HeaderValue::from_str(text).ok().filter(|value| !value.is_empty());
-    value.ok_or(InvalidImpersonation { field })
+    IdentityValue::new(text).map(HeaderValue::from).map_err(|_| InvalidImpersonation { field })
 }
 
 #[cfg(test)]
@@ -105,11 +122,33 @@ mod tests {
         let alice = Impersonation { username: "alice".into(), ..Impersonation::default() };
         for (who, field) in [
             (Impersonation::default(), "username"),
+            (Impersonation { username: "alice ".into(), ..alice.clone() }, "username"),
             (Impersonation { uid: Some("a\nb".into()), ..alice.clone() }, "uid"),
             (Impersonation { groups: vec![String::new()], ..alice.clone() }, "groups"),
+            (Impersonation { groups: vec![" system:masters".into()], ..alice.clone() }, "groups"),
+            (Impersonation { extra: vec![("k".into(), vec!["\tv".into()])], ..alice.clone() }, "extra"),
             (Impersonation { extra: vec![(String::new(), vec![])], ..alice }, "extra"),
         ] {
             assert_eq!(who.headers(), Err(InvalidImpersonation { field }));
+        }
+    }
+
+    #[test]
+    fn header_that_would_change_on_its_way_is_named() {
+        let headers = |value: &'static str| {
+            let value = HeaderValue::from_static(value);
+            HeaderMap::from_iter([
+                (HeaderName::from_static("x-other"), HeaderValue::from_static(" x ")),
+                (HeaderName::from_static("impersonate-group"), value),
+            ])
+        };
+        assert_eq!(check(&headers("dev")), Ok(()));
+        for value in ["", " system:masters", "system:masters\t"] {
+            let error = check(&headers(value)).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "the header impersonate-group must not be empty, begin or end with a blank, or hold control characters"
+            );
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod header;
 mod hello;
 pub mod hop_by_hop;
 mod id;
+mod identity_value;
 pub mod impersonation;
 pub mod notify;
 pub mod percent;
@@ -46,6 +47,7 @@ pub use self::id::{
     AgentId, AgentName, Epoch, InstanceId, InvalidAgentId, InvalidAgentName, InvalidId, InvalidServiceName,
     ReplicaId, ServiceName, TunnelId,
 };
+pub use self::identity_value::{IdentityValue, InvalidIdentityValue};
 pub use self::reason::{Fault, Reason};
 pub use self::short_line::short_line;
 pub use self::tunnel_protocol::TunnelProtocol;

@@ -28,6 +28,7 @@ use kube::{
 };
 use parking_lot::Mutex;
 use proto::{
+    IdentityValue,
     agent_configuration::gitops::PropagationPolicy,
     gitops::{ClusterVersions, ObjectId},
     impersonation, percent,
@@ -203,9 +204,9 @@ impl KubeCluster {
     #[must_use]
     pub fn acting_as(&self, namespace: &str, service_account: &str) -> Self {
         let user = format!("system:serviceaccount:{namespace}:{service_account}");
-        // A name that is no header must not become the identity of agentk.
-        let user =
-            HeaderValue::from_str(&user).unwrap_or_else(|_| HeaderValue::from_static("system:anonymous"));
+        // A name that is no header must not become the identity of agentk, nor that of another account.
+        let user = IdentityValue::new(&user);
+        let user = user.map_or(HeaderValue::from_static("system:anonymous"), HeaderValue::from);
         Self { identity: Arc::new(HeaderMap::from_iter([(IMPERSONATE_USER, user)])), ..self.clone() }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
-use proto::impersonation::PREFIX;
+use proto::{IdentityValue, impersonation::PREFIX};
 
 use super::request_info::UnclearRequestError;
 
@@ -51,13 +51,13 @@ impl<'a> EffectiveUser<'a> {
     }
 }
 
-/// Returns the text of a header. Spaces around it are refused: they are a part of the value in HTTP/2, but not in HTTP/1.1.
 fn text(value: &HeaderValue) -> Result<&str, UnclearRequestError> {
-    let text = std::str::from_utf8(value.as_bytes()).ok();
-    let text = text.filter(|text| !text.is_empty() && text.trim() == *text);
-    text.ok_or(UnclearRequestError(
-        "it impersonates a user or group whose name is empty, begins or ends with a space, or is not UTF-8",
-    ))
+    IdentityValue::try_from(value).map(IdentityValue::as_str).map_err(|_| {
+        UnclearRequestError(
+            "it impersonates a user or group whose name is empty, begins or ends with a blank, holds control characters, or is \
+             not UTF-8",
+        )
+    })
 }
 
 impl fmt::Display for EffectiveUser<'_> {

@@ -10,7 +10,7 @@ use http::{
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use prost::Message as _;
 use proto::{
-    hop_by_hop,
+    IdentityValue, InvalidIdentityValue, hop_by_hop,
     impersonation::{self, Impersonation},
 };
 
@@ -63,6 +63,9 @@ pub enum UnsupportedRequest {
     /// The request impersonates two users, or has an unknown header for it.
     #[error("its Impersonate-* headers name two users, or are unknown")]
     Impersonation,
+    /// A value of the identity would change on its way.
+    #[error("each of its Impersonate-* headers {rule}", rule = InvalidIdentityValue)]
+    IdentityValue,
 }
 
 /// A message that is not a valid HTTP head.
@@ -252,7 +255,8 @@ fn take_impersonation(headers: &mut HeaderMap) -> Result<Option<ImpersonationCon
     let mut extra = BTreeMap::<String, Vec<String>>::new();
     for (name, value) in &*headers {
         let Some(field) = name.as_str().strip_prefix(impersonation::PREFIX) else { continue };
-        let text = std::str::from_utf8(value.as_bytes()).map_err(|_| UnsupportedRequest::Header)?;
+        let value = IdentityValue::try_from(value).map_err(|_| UnsupportedRequest::IdentityValue)?;
+        let text = value.as_str();
         match field {
             // The audit log has the first one, and a message only one.
             "user" if config.username.is_empty() => config.username = text.to_owned(),
@@ -404,6 +408,23 @@ mod tests {
         for (name, value) in [("impersonate-user", "bob"), ("impersonate-foo", "x")] {
             let headers = [("impersonate-user", "alice"), (name, value)];
             assert_eq!(encode("/api", &headers), Err(UnsupportedRequest::Impersonation), "{name}");
+        }
+    }
+
+    #[test]
+    fn identity_that_would_change_on_its_way_is_refused() {
+        for name in ["impersonate-user", "impersonate-group", "impersonate-uid", "impersonate-extra-a"] {
+            let headers = [("impersonate-user", "alice"), (name, " system:masters")];
+            assert_eq!(encode("/api", &headers), Err(UnsupportedRequest::IdentityValue), "{name}");
+        }
+        let mut config = ImpersonationConfig { username: "alice ".into(), ..Default::default() };
+        for _ in 0..2 {
+            let mut header = encode("/api", &[]).unwrap();
+            let extra = KubernetesExtra { imp_config: Some(config.clone()) };
+            let value = extra.encode_to_vec().into();
+            header.extra = Some(Any { type_url: KUBERNETES_EXTRA.to_owned(), value });
+            assert_eq!(decode_request(header).unwrap_err(), MalformedHead::Invalid("extra"));
+            config = ImpersonationConfig { username: "alice".into(), groups: vec![" a".into()], ..config };
         }
     }
 

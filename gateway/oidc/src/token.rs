@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::HeaderMap;
 use jsonwebtoken::Algorithm;
-use proto::impersonation::Impersonation;
+use proto::{IdentityValue, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -265,8 +265,18 @@ fn strings(claim: Option<&Value>) -> Option<Vec<&str>> {
     }
 }
 
-/// Returns the name of the user, and the headers that impersonate it.
+/// Returns the name of the user, and the headers that impersonate it. The claims are checked before the prefixes are added, so that
+/// no two names of an issuer differ in blanks only.
 fn user(claims: &Claims, policy: &TokenPolicy) -> Result<(String, HeaderMap), TokenError> {
+    let invalid = || {
+        TokenError::Username(
+            "its user or one of its groups is empty, begins or ends with a blank, or holds control characters",
+        )
+    };
+    let prefixed = |prefix: &str, name: &str| -> Result<String, TokenError> {
+        let name = IdentityValue::new(name).map_err(|_| invalid())?;
+        Ok(format!("{prefix}{}", name.as_str()))
+    };
     let ClaimMapping { claim, prefix } = &policy.username;
     let name = claims.get(claim).and_then(Value::as_str).filter(|name| !name.is_empty());
     let name = name.ok_or(TokenError::NoUsername)?;
@@ -275,13 +285,13 @@ fn user(claims: &Claims, policy: &TokenPolicy) -> Result<(String, HeaderMap), To
     {
         return Err(TokenError::Username("its email is not verified (email_verified)"));
     }
-    let username = format!("{prefix}{name}");
+    let username = prefixed(prefix, name)?;
     let groups = match &policy.groups {
         Some(ClaimMapping { claim, prefix }) if claims.contains_key(claim) => {
             let names = strings(claims.get(claim)).ok_or(TokenError::Username(
                 "the claim of oidc.issuers[].groups_claim is not a list of texts",
             ))?;
-            names.into_iter().map(|name| format!("{prefix}{name}")).collect()
+            names.into_iter().map(|name| prefixed(prefix, name)).collect::<Result<Vec<_>, _>>()?
         }
         _ => Vec::new(),
     };
@@ -291,9 +301,7 @@ fn user(claims: &Claims, policy: &TokenPolicy) -> Result<(String, HeaderMap), To
         ));
     }
     let user = Impersonation { username, groups, ..Impersonation::default() };
-    let headers = user
-        .headers()
-        .map_err(|_| TokenError::Username("its user or one of its groups does not fit into a header"))?;
+    let headers = user.headers().map_err(|_| invalid())?;
     Ok((user.username, headers))
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use access::{AgentSelector, InvalidAgentSelector};
 use ipnet::IpNet;
-use proto::ServiceName;
+use proto::{IdentityValue, ServiceName};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_saphyr::Spanned;
@@ -148,8 +148,12 @@ pub(crate) fn parse_user(text: &str) -> Result<String, String> {
 }
 
 fn parse_name(of: &str, text: &str) -> Result<String, String> {
-    let valid = !text.is_empty() && text.chars().count() <= MAX_NAME && !text.contains(char::is_control);
-    let what = || format!("the name of a {of} has 1 to {MAX_NAME} characters without control characters");
+    let valid = IdentityValue::new(text).is_ok() && text.chars().count() <= MAX_NAME;
+    let what = || {
+        format!(
+            "the name of a {of} has 1 to {MAX_NAME} characters, without control characters and blanks around it"
+        )
+    };
     valid.then(|| text.to_owned()).ok_or_else(what)
 }
 
@@ -321,6 +325,7 @@ mod tests {
             ("rules: [{service: Kubernetes, reason: a}]", "rules[0].service: "),
             ("rules: [{caller: '', reason: a}]", "rules[0].caller: the name of a caller has 1 to"),
             ("rules: [{user: '', reason: a}]", "rules[0].user: the name of a user has 1 to"),
+            ("rules: [{user: 'bob ', reason: a}]", "rules[0].user: the name of a user has 1 to"),
             ("rules: [{address: lan, reason: a}]", "rules[0].address: \"lan\" is not a network"),
             ("rules: [{address: 10.0.0.1/8, reason: a}]", "write 10.0.0.0/8"),
             ("rules: [{all: true, reason: a, until: soon}]", "rules[0].until: \"soon\" is not a time in UTC"),

@@ -105,6 +105,33 @@ async fn attack_31_agent_access_forwards_impersonation() {
     }
 }
 
+/// HTTP/2 keeps blanks around a value, which the API server removes.
+#[tokio::test(start_paused = true)]
+async fn attack_31_impersonated_name_cannot_have_blanks_around_it() {
+    let (world, seen, _agent) = attacked("{agent: {}}").await;
+    let mut over_http2 = caller(&world, &[]).await;
+    let bearer = format!("Bearer {}", world.caller_token.expose_secret());
+    for (stream, group) in [(1, " system:masters"), (3, "system:masters\t"), (5, "")] {
+        let fields = [
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "kas"),
+            (":path", "/agents/prod/kubernetes/who"),
+            ("authorization", &bearer),
+            ("impersonate-user", "bob"),
+            ("impersonate-group", group),
+        ];
+        over_http2.send(&headers(stream, END_STREAM, &fields)).await;
+        over_http2.next_of(HEADERS).await.unwrap();
+        let answer = String::from_utf8(over_http2.body(stream).await.unwrap()).unwrap();
+        assert!(
+            answer.contains("impersonate-group must not be empty, begin or end with a blank"),
+            "{answer}"
+        );
+    }
+    assert_eq!(seen.all(), Vec::<String>::new());
+}
+
 #[tokio::test(start_paused = true)]
 async fn attack_31_credentials_do_not_reach_the_cluster() {
     let (world, _seen, _agent) = attacked(ALICE).await;

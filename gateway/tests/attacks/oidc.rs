@@ -59,6 +59,11 @@ async fn attack_31_token_cannot_name_a_user_of_kubernetes() {
         json!({"sub": "system:serviceaccount:kube-system:default"}),
         json!({"groups": "system:masters"}),
         json!({"groups": ["dev", "system:masters"]}),
+        json!({"groups": ["dev", " system:masters"]}),
+        json!({"groups": ["\tsystem:masters"]}),
+        json!({"groups": ["system:masters "]}),
+        json!({"sub": " system:admin"}),
+        json!({"sub": "bob "}),
         json!({"sub": "a\r\nImpersonate-Group: system:masters"}),
         json!({"groups": ["dev\nImpersonate-User: root"]}),
     ] {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::unset::{null_as_default, text};
+use crate::IdentityValue;
 
 /// Section `ci_access`: the CI jobs that may use the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,14 +151,18 @@ impl CiAuthorization {
         not_empty("id", &self.id)?;
         let Some(CiAccessAs::Impersonate(user)) = &self.access_as else { return Ok(()) };
         let at = "access_as.impersonate";
-        not_empty(&format!("{at}.username"), &user.username)?;
-        user.groups.iter().try_for_each(|group| not_empty(&format!("{at}.groups"), group))?;
+        identity(&format!("{at}.username"), &user.username)?;
+        user.groups.iter().try_for_each(|group| identity(&format!("{at}.groups"), group))?;
+        user.uid
+            .iter()
+            .filter(|uid| !uid.is_empty())
+            .try_for_each(|uid| identity(&format!("{at}.uid"), uid))?;
         for (index, extra) in user.extra.iter().enumerate() {
             not_empty(&format!("{at}.extra[{index}].key"), &extra.key)?;
             if extra.val.is_empty() {
                 return Err(format!("{at}.extra[{index}].val must have a value"));
             }
-            extra.val.iter().try_for_each(|value| not_empty(&format!("{at}.extra[{index}].val"), value))?;
+            extra.val.iter().try_for_each(|value| identity(&format!("{at}.extra[{index}].val"), value))?;
         }
         Ok(())
     }
@@ -178,4 +183,8 @@ impl UserAccess {
 
 fn not_empty(key: &str, text: &str) -> Result<(), String> {
     if text.is_empty() { Err(format!("{key} must not be empty")) } else { Ok(()) }
+}
+
+fn identity(key: &str, text: &str) -> Result<(), String> {
+    IdentityValue::new(text).map(drop).map_err(|error| format!("{key} {error}"))
 }

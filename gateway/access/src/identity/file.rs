@@ -7,7 +7,7 @@ use std::{
 };
 
 use promql::Labels;
-use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
+use proto::{AgentId, AgentName, IdentityValue, ServiceName, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{Budget, ConfigError, Network, parse_with_budget};
@@ -232,8 +232,8 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
 }
 
 fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {
-    if entry.name.value.is_empty() || entry.name.value.contains(|c: char| c == ':' || c.is_control()) {
-        let what = "a caller needs a name without ':' (basic authentication) and without control characters";
+    if IdentityValue::new(&entry.name.value).is_err() || entry.name.value.contains(':') {
+        let what = "a caller needs a name without ':' (basic authentication), control characters, and blanks around it";
         return Err(at.error("name", &entry.name, what));
     }
 

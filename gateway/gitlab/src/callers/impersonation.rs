@@ -207,6 +207,8 @@ mod tests {
             json!({"impersonate": {"username": ""}}),
             json!({"impersonate": {"username": "a", "groups": [""]}}),
             json!({"impersonate": {"username": "a\r\nx: y"}}),
+            json!({"impersonate": {"username": "a", "groups": [" system:masters"]}}),
+            json!({"impersonate": {"username": "a ", "groups": []}}),
             json!({"impersonate": {"username": "a", "extra": [{"key": "", "val": ["v"]}]}}),
         ] {
             let error = job(&access_as, None).unwrap_err();
@@ -216,8 +218,10 @@ mod tests {
                 error.message
             );
         }
-        let environment = json!({"slug": "a\nb", "tier": "other"});
-        assert!(job(&json!({"ci_job": {}}), Some(environment)).is_err());
+        for slug in ["a\nb", "a "] {
+            let environment = json!({"slug": slug, "tier": "other"});
+            assert!(job(&json!({"ci_job": {}}), Some(environment)).is_err(), "{slug:?}");
+        }
     }
 
     fn user(access_as: &Value, access_type: AccessType) -> Result<Vec<(String, String)>, RequestError> {
@@ -252,6 +256,15 @@ mod tests {
                 impersonate-extra-agent.gitlab.com%2fconfig_project_id: 107"
             );
             assert_eq!(user(&access_as, access_type).unwrap(), lines(&expected));
+        }
+    }
+
+    #[test]
+    fn user_whose_role_would_change_on_its_way_is_refused() {
+        for role in ["", "developer ", "developer\t"] {
+            let access_as = json!({"user": {"groups": [{"id": 23, "roles": [role]}]}});
+            let result = user(&access_as, AccessType::SessionCookie);
+            assert_eq!(result.is_err(), !role.is_empty(), "{role:?}");
         }
     }
 

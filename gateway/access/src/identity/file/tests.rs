@@ -120,6 +120,11 @@ fn invalid_entry_is_refused_with_its_position() {
         ),
         ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "reserved for kas"),
         ("callers: [{name: 'a:b', tokens: [], agents: [], services: []}]", "without ':'"),
+        ("callers: [{name: 'a ', tokens: [], agents: [], services: []}]", "blanks around it"),
+        (
+            "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: a, groups: [' b']}}}]",
+            "access_as.impersonate.groups: groups travels in a header: it must not be empty, begin or end with a blank",
+        ),
         (
             "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: ''}}}]",
             "must not be empty",
