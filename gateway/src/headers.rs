@@ -68,6 +68,8 @@ pub struct ProxyHeaders<'a> {
     /// The id of the request in the audit log of the cluster, if it is for a Kubernetes API. It replaces that of the caller, by which
     /// a caller could act under the id of another one.
     pub audit_id: Option<&'a HeaderValue>,
+    /// The request becomes an upgrade. Otherwise its `Upgrade` is removed.
+    pub upgrade: bool,
     /// The HTTP version between the caller and kas.
     pub version: Version,
     /// The addresses of the caller and of the proxies in front of kas.
@@ -82,7 +84,7 @@ pub struct ProxyHeaders<'a> {
 /// its way; and `nested-impersonation` if the caller impersonates although kas does.
 pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), RequestError> {
     let impersonated = matches!(proxy_headers.access_as, AccessAs::Impersonate { .. });
-    let upgrade = hop_by_hop::upgrade_protocol(headers);
+    let upgrade = hop_by_hop::upgrade_protocol(headers).filter(|_| proxy_headers.upgrade);
     let mut refused = None;
     hop_by_hop::strip_with(headers, |name| {
         let text = name.as_str();
@@ -283,6 +285,7 @@ mod tests {
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
             audit_id: Some(&HeaderValue::from_static("kas-1")),
+            upgrade: true,
             version: Version::HTTP_11,
             forwarded: &ForwardedFor::new(&headers, &PeerAddress::new([192, 0, 2, 1].into()), &[]),
         };

@@ -150,7 +150,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     (request.caller, request.user) = (Some(grant.caller.name()), grant.caller.user.as_deref());
     let disabled = switch.check(&request);
 
-    let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
+    let upgrade = hop_by_hop::requested_upgrade(head.method(), head.headers()).is_some();
     let path = without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let prefix = outside_prefix(head.uri().path(), uri.path()).into();

@@ -1,10 +1,10 @@
 //! Hop-by-hop header fields: pure functions that kas and agentk share.
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue, Method,
     header::{
-        CONNECTION, EXPECT, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, TE,
-        TRANSFER_ENCODING, UPGRADE,
+        CONNECTION, CONTENT_LENGTH, EXPECT, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL,
+        TE, TRANSFER_ENCODING, UPGRADE,
     },
 };
 
@@ -38,6 +38,26 @@ pub fn upgrade_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     // request is an ordinary one (RFC 9110 section 7.8).
     let h2c = tokens(headers, &UPGRADE).any(|token| token.eq_ignore_ascii_case("h2c"));
     (requested && !h2c).then(|| protocol.clone())
+}
+
+/// Returns the protocol to which a request asks to upgrade, if it can become an upgrade: a GET, or a POST as SPDY has it, without
+/// a body.
+///
+/// An upgrade has no place for a body. Any other request is an ordinary one, and is forwarded whole, without `Upgrade`, which a
+/// server may ignore (RFC 9110 section 7.8).
+pub fn requested_upgrade(method: &Method, headers: &HeaderMap) -> Option<HeaderValue> {
+    upgrade_protocol(headers).filter(|_| has_upgrade_method(method) && !has_body(headers))
+}
+
+/// Returns whether requests with this method can become an upgrade.
+pub fn has_upgrade_method(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::POST)
+}
+
+/// Returns whether a request of HTTP/1.1 has a body (RFC 9112 section 6.3).
+fn has_body(headers: &HeaderMap) -> bool {
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers.get_all(CONTENT_LENGTH).iter().any(|length| length != "0")
 }
 
 /// Removes the hop-by-hop fields, the fields that `Connection` names, and the `kas-*` fields between kas and agentk.
@@ -126,6 +146,23 @@ mod tests {
         let both = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "SPDY/3.1")]);
         assert_eq!(upgrade_protocol(&both).unwrap(), "SPDY/3.1");
         assert_eq!(upgrade_protocol(&map(&[("connection", "upgrade")])), None);
+    }
+
+    #[test]
+    fn request_with_a_body_is_no_upgrade() {
+        let upgrade = [("connection", "Upgrade"), ("upgrade", "foo/1")];
+        let requested = |method: Method, length: &[(&'static str, &'static str)]| {
+            requested_upgrade(&method, &map(&[&upgrade, length].concat())).is_some()
+        };
+        for method in [Method::GET, Method::POST] {
+            assert!(requested(method.clone(), &[]) && requested(method.clone(), &[("content-length", "0")]));
+            assert!(!requested(method.clone(), &[("content-length", "25")]), "{method}");
+            assert!(!requested(method.clone(), &[("transfer-encoding", "chunked")]), "{method}");
+        }
+        for method in [Method::DELETE, Method::PUT, Method::PATCH, Method::HEAD, Method::OPTIONS] {
+            assert!(!requested(method.clone(), &[]), "{method}");
+        }
+        assert!(requested_upgrade(&Method::GET, &map(&[upgrade[1]])).is_none());
     }
 
     #[test]

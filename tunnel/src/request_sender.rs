@@ -43,7 +43,7 @@ impl RequestSender {
     /// Sends a request, as [`Tunnel::call`](crate::Tunnel::call) does.
     pub(crate) async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let (head, body) = request.into_parts();
-        let wire = match wire_request(&head) {
+        let wire = match wire_request(&head, body.is_end_stream()) {
             Ok(wire) => wire,
             Err(what) => return Err(CallError::unsent(CallErrorKind::Unsupported(what), head, body)),
         };
@@ -181,7 +181,7 @@ fn into_response(
 }
 
 /// Returns the head in the form of HTTP/2. It is a copy, because a retry needs the original.
-fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
+fn wire_request(head: &Parts, bodyless: bool) -> Result<Request<()>, &'static str> {
     let mut headers = head.headers.clone();
     // RFC 9113 section 8.2.2 forbids these fields.
     for name in [&HOST, &CONNECTION, &UPGRADE, &TRANSFER_ENCODING] {
@@ -193,6 +193,9 @@ fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
     *wire.uri_mut() = wire_uri(&head.uri)?;
     *wire.method_mut() = head.method.clone();
     if let Some(protocol) = head.headers.get(UPGRADE) {
+        if !bodyless {
+            return Err("a request with a body cannot become an upgrade, which would lose the body");
+        }
         let protocol = protocol.to_str().map_err(|_| "the Upgrade header is not ASCII")?;
         let method = head.method.as_str().parse().map_err(|_| "the method is not a header value")?;
         headers.insert(header::UPGRADE_METHOD, method);

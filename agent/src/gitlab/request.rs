@@ -49,6 +49,9 @@ pub(super) enum RequestEnd {
     /// kas sent a message that is no part of a request.
     #[error("the request is malformed: {0}")]
     Malformed(#[from] prost::DecodeError),
+    /// kas sent a body, although the head has none, or asks for an upgrade.
+    #[error("the request has a body, and its head says that it has none")]
+    UnexpectedBody,
 }
 
 impl RequestReader {
@@ -106,6 +109,9 @@ impl RequestReader {
         loop {
             match self.next().await {
                 Ok(RequestEvent::Head(_)) => {}
+                Ok(RequestEvent::Data(data)) if !data.is_empty() && !upload.has_body() => {
+                    return RequestEnd::UnexpectedBody;
+                }
                 Ok(RequestEvent::Data(data)) => upload.send_data(data).await,
                 Ok(RequestEvent::BodyEnd) => upload.end_body().await,
                 Ok(RequestEvent::UpgradeData(data)) => upload.send_upgrade_data(data).await,

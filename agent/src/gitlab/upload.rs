@@ -17,6 +17,7 @@ const QUEUE: usize = 1;
 
 /// Receives what kas sends after the head of a request. A reader that is gone discards it.
 pub(super) struct Upload {
+    has_body: bool,
     body: Option<mpsc::Sender<BodyPart>>,
     upgrade: Option<mpsc::Sender<Bytes>>,
 }
@@ -39,19 +40,25 @@ pub(super) struct UpgradeData(mpsc::Receiver<Bytes>);
 impl Upload {
     /// Returns an upload without a body.
     pub(super) fn empty() -> Self {
-        Self { body: None, upgrade: None }
+        Self { has_body: false, body: None, upgrade: None }
     }
 
     /// Returns an upload and the body that it becomes.
     pub(super) fn body() -> (Self, Body) {
         let (sender, parts) = mpsc::channel(QUEUE);
-        (Self { body: Some(sender), upgrade: None }, Body::new(RequestBody { parts, ended: false }))
+        let upload = Self { has_body: true, body: Some(sender), upgrade: None };
+        (upload, Body::new(RequestBody { parts, ended: false }))
     }
 
     /// Returns an upload for a connection that may be upgraded.
     pub(super) fn upgrade() -> (Self, UpgradeData) {
         let (sender, data) = mpsc::channel(QUEUE);
-        (Self { body: None, upgrade: Some(sender) }, UpgradeData(data))
+        (Self { has_body: false, body: None, upgrade: Some(sender) }, UpgradeData(data))
+    }
+
+    /// Returns whether the request has a body.
+    pub(super) fn has_body(&self) -> bool {
+        self.has_body
     }
 
     pub(super) async fn send_data(&mut self, data: Bytes) {

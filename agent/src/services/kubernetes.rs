@@ -12,7 +12,7 @@ use http::{
     header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, Limited};
-use proto::{Reason, impersonation};
+use proto::{Reason, hop_by_hop, impersonation};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::time::timeout;
@@ -78,6 +78,11 @@ impl KubernetesService {
         credential: Option<HeaderValue>,
     ) -> Result<Response<Body>, ServiceError> {
         let upgrade = headers::to_upstream(request.headers_mut());
+        if upgrade && !hop_by_hop::has_upgrade_method(request.method()) {
+            // kas 0.1 makes an upgrade of each request with `Upgrade`, and drops its body, which may be `dryRun: [All]`.
+            let what = "only a GET or a POST without a body can become an upgrade";
+            return Err(ServiceError::new(Reason::BadRequest, what));
+        }
         if upgrade && request.method() == Method::POST {
             // An upgrade has no body, but API servers wait for the body of a POST without a length (gitlab-agent#393).
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));

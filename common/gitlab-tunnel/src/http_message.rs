@@ -130,8 +130,10 @@ pub fn decode_request(header: RequestHeader) -> Result<request::Parts, Malformed
     head.method = Method::from_bytes(method.as_bytes()).map_err(|_| MalformedHead::Invalid("method"))?;
     head.uri = encode_target(&url_path, query)?;
     head.headers = decode_headers(fields)?;
+    // Old versions of kas send no length, and no body with an upgrade.
+    let has_body = header.content_length.is_some_and(|length| length != 0);
     // Before the identity is added: `Connection` must not remove it.
-    let upgrade = hop_by_hop::upgrade_protocol(&head.headers);
+    let upgrade = hop_by_hop::requested_upgrade(&head.method, &head.headers).filter(|_| !has_body);
     hop_by_hop::strip(&mut head.headers);
     if let Some(protocol) = upgrade {
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

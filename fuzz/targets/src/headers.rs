@@ -25,7 +25,11 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, LOCATION, UPGRADE, VIA},
 };
-use proto::{Reason, ServiceName, header, impersonation::Impersonation, trailers};
+use proto::{
+    Reason, ServiceName, header,
+    impersonation::{self, Impersonation},
+    trailers,
+};
 use url::Url;
 
 use crate::input;
@@ -115,13 +119,14 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
         access_as,
         request_id: &ID,
         audit_id: Some(&ID),
+        upgrade: true,
         version: Version::HTTP_11,
         forwarded: &forwarded,
     };
     let mut output = input.clone();
     if let Err(failure) = to_agent(&mut output, proxy_headers) {
         match failure.reason {
-            Reason::BadRequest => assert!(has_lookalike, "{failure}"),
+            Reason::BadRequest => assert!(has_lookalike || impersonation::check(input).is_err(), "{failure}"),
             Reason::NestedImpersonation => assert!(impersonating && kas.is_some(), "{failure}"),
             _ => panic!("{failure}"),
         }

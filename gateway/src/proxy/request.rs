@@ -37,6 +37,7 @@ pub(super) async fn to_agent(
         access_as: &access.grant.caller.access_as,
         request_id: &context.id,
         audit_id: audit_id.as_ref().map(|(_, header)| header),
+        upgrade: access.upgrade,
         version: context.version,
         forwarded: &context.forwarded,
     };

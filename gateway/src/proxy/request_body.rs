@@ -144,7 +144,7 @@ impl RequestBody {
 
     /// Reads the rest of a small body, so that the connection can serve the next request. Returns whether the whole body was
     /// read.
-    pub(super) async fn drain(&self) -> bool {
+    async fn drain(&self) -> bool {
         let Some(shared) = &self.0 else { return true };
         let body = {
             let mut slot = shared.state.lock();

@@ -73,11 +73,6 @@ pub(super) async fn respond(
     };
     match (upgraded, upgrade) {
         (Some(upgraded), Some(outside)) => {
-            // The bytes of a body would be parsed as those of the new protocol (RFC 9110 section 7.8).
-            if !Box::pin(context.body.drain()).await {
-                let cause = "a request that asks for an upgrade cannot have a body";
-                return Err(RequestError::bad_request(cause));
-            }
             let over_budget = CancellationToken::new();
             let release = over_budget.clone();
             let budget = server.budget.add(upgraded.monitor(), move || release.cancel());

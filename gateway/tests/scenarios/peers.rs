@@ -137,6 +137,27 @@ async fn exec_through_another_replica_preserves_half_close() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn body_of_a_request_with_an_upgrade_arrives_through_any_replica() {
+    let fleet = TestFleet::new(2);
+    let _agent = fleet.agent(1, cluster("here")).await;
+    for replica in &fleet.replicas {
+        let mut caller = replica.connect();
+        let head = format!(
+            "DELETE /agents/prod/kubernetes/echo HTTP/1.1\r\nHost: kas\r\n{}\r\n\
+             Connection: Upgrade, close\r\nUpgrade: foo/1\r\nContent-Length: 18\r\n\r\n{{\"dryRun\": [\"All\"]}}",
+            replica.authorization()
+        );
+        caller.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        caller.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 200 ") && answer.contains("{\"dryRun\": [\"All\"]}"),
+            "{answer}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn agent_that_connects_to_another_replica_wakes_waiting_request() {
     let fleet = TestFleet::new(2);
     let waiting = {

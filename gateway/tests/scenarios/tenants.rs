@@ -9,6 +9,7 @@ use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use testing::kas::world::{RunningAgent, World, endless, text};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::Body;
 
 /// A request that reached the agent: method, path, `Content-Length` and form.
@@ -130,4 +131,20 @@ async fn other_services_and_callers_are_not_rewritten() {
     let path = "/agents/prod/prometheus/api/v1/query?query=up;x";
     assert_eq!(world.get(path).await.status(), StatusCode::OK);
     assert_eq!(*received.lock(), vec!["GET /api/v1/query?query=up;x - "; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn form_of_a_query_with_an_upgrade_is_enforced_and_arrives() {
+    let (world, _agent, received) = world().await;
+    let mut caller = world.connect();
+    let head = format!(
+        "POST /agents/prod/prometheus/api/v1/query HTTP/1.1\r\nHost: kas\r\n{}\r\nConnection: Upgrade, close\r\n\
+         Upgrade: foo/1\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 8\r\n\r\nquery=up",
+        world.authorization()
+    );
+    caller.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    caller.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(received.lock()[0], "POST /api/v1/query 28 query=up%7Bns%3D%22a%22%7D");
 }

@@ -139,6 +139,7 @@ impl StepFixture {
             access_as: &AccessAs::Agent,
             request_id: &self.id,
             audit_id: Some(&self.id),
+            upgrade: false,
             version: Version::HTTP_11,
             forwarded: &forwarded,
         };

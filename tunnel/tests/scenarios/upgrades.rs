@@ -218,3 +218,11 @@ async fn output_before_a_reset_reaches_a_slow_caller() {
     assert_eq!(received.len(), OUTPUT);
     splice.await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn request_with_a_body_does_not_become_an_upgrade() {
+    let pair = pair(async |_| unreachable!("it is not sent")).await;
+    let error = pair.tunnel.call(exec().map(|_| Body::from("body"))).await.unwrap_err();
+    let whole = error.request.unwrap().into_body().collect().await.unwrap().to_bytes();
+    assert_eq!((error.kind.to_string().contains("cannot become an upgrade"), &*whole), (true, &b"body"[..]));
+}

@@ -157,3 +157,34 @@ async fn refused_upgrade_is_an_ordinary_response() {
     stream.end(0);
     assert_eq!(get(connection.stream().await, "/").await.0, 403);
 }
+
+#[tokio::test(start_paused = true)]
+async fn request_with_a_body_is_forwarded_whole_and_is_no_upgrade() {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        assert!(!request.headers().contains_key("upgrade"));
+        Response::new(request.into_body())
+    });
+    let (_agent, _kas, mut connection) = connect(services).await;
+    let headers = [("Connection", "Upgrade"), ("Upgrade", "foo/1")];
+    for (method, length) in [("DELETE", 4), ("POST", 4), ("POST", -1)] {
+        let mut stream = connection.stream().await;
+        stream.head(method, "/api/v1/pods", &headers, length);
+        stream.data("body");
+        stream.trailer();
+        stream.close_send();
+        assert_eq!(stream.response().await, (200, "body".to_owned()), "{method}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_the_head_denies_is_an_error() {
+    for headers in [&[("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")][..], &[]] {
+        let services = Services::new().with_fn("kubernetes", async |_| std::future::pending().await);
+        let (_agent, _kas, mut connection) = connect(services).await;
+        let mut stream = connection.stream().await;
+        stream.head("POST", "/exec", headers, 0);
+        stream.data("body");
+        let (code, message) = stream.error().await;
+        assert_eq!((code, message.contains("has a body")), (3, true), "{message}");
+    }
+}

@@ -79,7 +79,7 @@ impl Bridge {
     async fn exchange(
         &self,
         head: Parts,
-        body: Body,
+        mut body: Body,
         target: Option<Uri>,
     ) -> Result<Response<Body>, CallError> {
         if head.method == Method::CONNECT {
@@ -87,10 +87,12 @@ impl Bridge {
             return Err(failed(CallErrorKind::Unsupported(what), Delivery::NotProcessed, head, Some(body)));
         }
         let upgrading = head.headers.contains_key(UPGRADE);
-        let length = match body.is_end_stream() || upgrading {
-            true => 0,
-            false => content_length(head.headers.get(CONTENT_LENGTH)),
-        };
+        let bodyless = body.is_end_stream();
+        if upgrading && !bodyless {
+            let what = "a request with a body cannot become an upgrade, which would lose the body";
+            return Err(failed(CallErrorKind::Unsupported(what), Delivery::NotProcessed, head, Some(body)));
+        }
+        let length = if bodyless { 0 } else { content_length(head.headers.get(CONTENT_LENGTH)) };
         let header = match encode_request(&sent_head(&head, target, upgrading), length) {
             Ok(header) => header,
             Err(unsupported) => {
@@ -98,8 +100,6 @@ impl Bridge {
                 return Ok(error(Reason::BadRequest, &what));
             }
         };
-        // A request for an upgrade has no body.
-        let (mut body, unsent) = if upgrading { (Body::empty(), Some(body)) } else { (body, None) };
         let mut refusal = CallErrorKind::Refused;
         for _ in 0..MAX_TRIES {
             // No stream in time: another tunnel of the agent may have one.
@@ -132,7 +132,7 @@ impl Bridge {
                 }
                 Err(ExchangeError::Lost(whole)) => {
                     let kind = CallErrorKind::Reset(h2::Reason::INTERNAL_ERROR);
-                    (kind, Delivery::Unknown, whole.map(|whole| unsent.unwrap_or(whole)))
+                    (kind, Delivery::Unknown, whole)
                 }
                 Err(ExchangeError::Body(cause)) => (CallErrorKind::Body(cause), Delivery::Unknown, None),
                 Err(ExchangeError::Status(status)) => return Ok(error(reason(&status), status.message())),
@@ -143,8 +143,7 @@ impl Bridge {
             };
             return Err(failed(kind, delivery, head, whole));
         }
-        let whole = Some(unsent.unwrap_or(body));
-        Err(failed(refusal, Delivery::NotProcessed, head, whole))
+        Err(failed(refusal, Delivery::NotProcessed, head, Some(body)))
     }
 
     /// Sends a request that only reads to Prometheus, through the API server.

@@ -66,6 +66,22 @@ async fn next_bytes(stream: &mut Call, length: usize) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn request_with_a_body_is_no_upgrade() {
+    let world = World::new();
+    let (_agentk, [mut first, _second]) = Agentk::start(&world).await;
+    let mut caller = world.connect();
+    let head = format!(
+        "DELETE /agents/prod/kubernetes/pods HTTP/1.1\r\nHost: kas\r\n{}\r\nConnection: Upgrade\r\nUpgrade: foo/1\r\n\
+         Content-Length: 4\r\n\r\nbody",
+        world.authorization()
+    );
+    caller.write_all(head.as_bytes()).await.unwrap();
+    let request = first.request_body().await;
+    assert_eq!(request.values("Upgrade"), [""; 0]);
+    assert_eq!((request.header.content_length, request.data.concat()), (Some(4), b"body".to_vec()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn bytes_pass_in_both_directions() {
     for protocol in ["SPDY/3.1", "websocket"] {
         let world = World::new();
