@@ -6,55 +6,26 @@
 
 mod forwarded;
 mod redirect;
+mod response;
 
 use access::{AccessAs, RequestError};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
-    header::{
-        ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_ENCODING,
-        CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE, CONTENT_SECURITY_POLICY,
-        CONTENT_TYPE, DATE, ETAG, EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, REFRESH, RETRY_AFTER,
-        SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, SET_COOKIE, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY,
-        VIA, WARNING, X_CONTENT_TYPE_OPTIONS,
-    },
+    header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE, VIA},
 };
 use proto::{Reason, ServiceName, hop_by_hop, impersonation};
-use serde::Deserialize;
 
-pub use self::forwarded::{ForwardedFor, PeerAddress};
-pub use self::redirect::rewrite as rewrite_addresses;
+pub use self::{
+    forwarded::{ForwardedFor, PeerAddress},
+    redirect::rewrite as rewrite_addresses,
+    response::{ExtraHeader, ExtraHeaderError, ResponsePolicy, to_caller},
+};
 
 /// Request headers for kas itself.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];
 
 /// Headers that frame a message. Their spellings with `_` are refused as well.
 static FRAMING: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
-
-/// Returns whether a header is allowed in a response.
-fn is_allowed_in_response(name: &HeaderName) -> bool {
-    match *name {
-        ACCEPT_RANGES | ALLOW | CACHE_CONTROL | CONTENT_DISPOSITION | CONTENT_ENCODING | CONTENT_LANGUAGE
-        | CONTENT_LENGTH | CONTENT_RANGE | CONTENT_TYPE | DATE | ETAG | EXPIRES | LAST_MODIFIED
-        | LOCATION | CONTENT_LOCATION | REFRESH | PRAGMA | RETRY_AFTER | TRAILER | VARY | VIA | WARNING => {
-            true
-        }
-        _ => matches!(
-            name.as_str(),
-            "audit-id"
-                | "process-start-time-unix"
-                | "x-kubernetes-pf-flowschema-uid"
-                | "x-kubernetes-pf-prioritylevel-uid"
-        ),
-    }
-}
-
-/// Returns whether a header is also allowed in a 101.
-fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
-    match *name {
-        CONNECTION | UPGRADE | SEC_WEBSOCKET_ACCEPT | SEC_WEBSOCKET_PROTOCOL => true,
-        _ => matches!(name.as_str(), "x-stream-protocol-version" | "x-accept-stream-protocol-versions"),
-    }
-}
 
 /// The headers that kas sets in a request.
 #[derive(Clone, Copy, Debug)]
@@ -119,23 +90,6 @@ pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Res
     Ok(())
 }
 
-/// Converts the headers of an agent's response into those of the response to the caller. `extra` are the headers that the
-/// operator allows in addition to the allowlist.
-pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, extra: &[ExtraHeader], request_id: &HeaderValue) {
-    hop_by_hop::remove_if(headers, |name| {
-        let allowed = is_allowed_in_response(name)
-            || (upgraded && is_allowed_in_upgrade(name))
-            || extra.iter().any(|extra| extra.name() == name);
-        !allowed
-    });
-    if !upgraded {
-        sandbox(headers);
-    }
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.append(VIA, via(Version::HTTP_2));
-    headers.insert(proto::header::REQUEST_ID, request_id.clone());
-}
-
 /// Returns the `Via` entry of kas: the protocol of the received message (RFC 9110 section 7.6.3).
 fn via(version: Version) -> HeaderValue {
     HeaderValue::from_static(match version {
@@ -181,89 +135,6 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
         || name == proto::header::AUDIT_ID
         || name == HOST.as_str()
         || CONSUMED.contains(&name)
-}
-
-/// Forbids scripts, forms, frames and subresources, and gives the page an opaque origin.
-const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'");
-
-/// Content types that browsers display as text or download, if they must not guess (`nosniff`).
-const INERT: [&str; 11] = [
-    "application/json",
-    "application/jwk-set+json",
-    "application/yaml",
-    "application/octet-stream",
-    "application/openmetrics-text",
-    "application/vnd.kubernetes.protobuf",
-    "application/x-ndjson",
-    "application/x-protobuf",
-    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
-    "text/event-stream",
-    "text/plain",
-];
-
-/// Adds the sandbox to a response unless its content type is inert.
-fn sandbox(headers: &mut HeaderMap) {
-    let mut types = headers.get_all(CONTENT_TYPE).iter();
-    let inert = match (types.next(), types.next()) {
-        (Some(only), None) => is_inert(only),
-        _ => false,
-    };
-    if !inert {
-        headers.insert(CONTENT_SECURITY_POLICY, SANDBOX);
-    }
-}
-
-fn is_inert(content_type: &HeaderValue) -> bool {
-    let Ok(text) = content_type.to_str() else { return false };
-    let kind = text.split(';').next().unwrap_or_default().trim();
-    // Browsers differ in which type of a list they use.
-    !text.contains(',') && INERT.iter().any(|known| kind.eq_ignore_ascii_case(known))
-}
-
-/// The name of an additional response header.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct ExtraHeader(HeaderName);
-
-/// The error of a name that cannot be allowed.
-#[derive(Debug, thiserror::Error)]
-pub enum ExtraHeaderError {
-    /// The text is not a header name.
-    #[error("{0:?} is not the name of a header")]
-    InvalidName(String),
-    /// Only kas may send the header.
-    #[error("{0} cannot be allowed: only kas may send it")]
-    Reserved(HeaderName),
-    /// A browser would send the cookie to every cluster behind this listener.
-    #[error("{0} cannot be allowed: browsers would send the cookies of one cluster to all others")]
-    Cookie(HeaderName),
-}
-
-impl ExtraHeader {
-    /// Returns the name.
-    pub fn name(&self) -> &HeaderName {
-        &self.0
-    }
-}
-
-impl TryFrom<String> for ExtraHeader {
-    type Error = ExtraHeaderError;
-
-    fn try_from(text: String) -> Result<Self, ExtraHeaderError> {
-        let Ok(name) = HeaderName::from_bytes(text.as_bytes()) else {
-            return Err(ExtraHeaderError::InvalidName(text));
-        };
-        let reserved = |name: &str| {
-            name.starts_with(proto::header::PREFIX)
-                || name.starts_with("access-control-")
-                || name == "connection"
-        };
-        match name {
-            name if reserved(name.as_str()) => Err(ExtraHeaderError::Reserved(name)),
-            SET_COOKIE => Err(ExtraHeaderError::Cookie(SET_COOKIE)),
-            name => Ok(Self(name)),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -386,67 +257,5 @@ mod tests {
         assert_eq!(asked["upgrade"], "SPDY/3.1");
         let not_asked = converted(&[("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
         assert!(!not_asked.contains_key("upgrade"));
-    }
-
-    #[test]
-    fn response_keeps_only_allowed_headers() {
-        let mut headers = map(&[
-            ("content-type", "application/json"),
-            ("set-cookie", "a=b"),
-            ("nel", "{}"),
-            ("access-control-allow-origin", "*"),
-            ("kas-error", "internal"),
-            ("connection", "upgrade"),
-        ]);
-        to_caller(&mut headers, false, &[], &HeaderValue::from_static("id-1"));
-        let expected = map(&[
-            ("content-type", "application/json"),
-            ("x-content-type-options", "nosniff"),
-            ("via", "2 kas"),
-            ("x-request-id", "id-1"),
-        ]);
-        assert_eq!(headers, expected);
-    }
-
-    #[test]
-    fn extra_headers_are_allowed() {
-        let extra: Vec<ExtraHeader> = serde_json::from_str(r#"["X-Custom"]"#).unwrap();
-        let mut headers = map(&[("x-custom", "1"), ("x-other", "1")]);
-        to_caller(&mut headers, false, &extra, &HeaderValue::from_static("id-1"));
-        assert!(headers.contains_key("x-custom"));
-        assert!(!headers.contains_key("x-other"));
-    }
-
-    #[test]
-    fn types_that_are_not_inert_are_sandboxed() {
-        for (types, sandboxed) in [
-            (&["application/json"][..], false),
-            (&["Application/JSON; charset=utf-8"], false),
-            (&["application/json;stream=watch"], false),
-            (&["text/plain; version=0.0.4"], false),
-            (&["text/html"], true),
-            (&["image/svg+xml"], true),
-            (&["application/javascript"], true),
-            (&["application/xhtml+xml"], true),
-            (&["text/plain, text/html"], true),
-            (&["text/plain", "text/html"], true),
-            (&["text/html;application/json"], true),
-            (&[], true),
-        ] {
-            let mut headers = HeaderMap::new();
-            for kind in types {
-                headers.append(CONTENT_TYPE, kind.parse().unwrap());
-            }
-            sandbox(&mut headers);
-            assert_eq!(headers.contains_key(CONTENT_SECURITY_POLICY), sandboxed, "{types:?}");
-        }
-    }
-
-    #[test]
-    fn reserved_headers_cannot_be_allowed() {
-        for name in ["Kas-Error", "Access-Control-Allow-Origin", "Set-Cookie", "connection", "a b", ""] {
-            assert!(ExtraHeader::try_from(name.to_owned()).is_err(), "{name}");
-        }
-        assert_eq!(ExtraHeader::try_from("X-Custom".to_owned()).unwrap().name(), "x-custom");
     }
 }

@@ -80,7 +80,9 @@ pub mod test_support {
         api::{ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,
-        headers::{ForwardedFor, PeerAddress, ProxyHeaders, rewrite_addresses, to_agent, to_caller},
+        headers::{
+            ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
+        },
         hosts::{AgentHosts, HostPattern, Route, TlsName},
         listen::proxy_header,
         services::{class, dialect},

@@ -74,6 +74,11 @@ pub(crate) trait RequestType: Sync {
         asks_for_stream(query)
     }
 
+    /// Returns whether the response is one of an application in the cluster, to which the service only forwards.
+    fn is_application(&self, _path: &str) -> bool {
+        false
+    }
+
     /// Interprets a request for the audit log. `uri` is the path with the query as the service receives it.
     fn operation(&self, method: &Method, _uri: &Uri) -> Operation {
         Operation::of_method(method)
@@ -129,6 +134,11 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 pub fn dialect(path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
     let service = Target::service_of(path, prefix).and_then(|service| service.parse().ok());
     service.map_or(ErrorDialect::Plain, |service| request_type(&service).dialect())
+}
+
+/// Returns whether the response to a request is one of an application in the cluster. The path is that which the service receives.
+pub(crate) fn is_application(service: &ServiceName, path: &str) -> bool {
+    request_type(service).is_application(path)
 }
 
 /// Returns whether the response to a request stays open.

@@ -19,7 +19,7 @@ use std::{
 
 use access::AccessAs;
 use gateway::test_support::{
-    ForwardedFor, PeerAddress, ProxyHeaders, rewrite_addresses, to_agent, to_caller,
+    ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
@@ -74,6 +74,7 @@ const TO_CALLER: &[&str] = &[
 const TO_CALLER_UPGRADED: &[&str] = &[
     "connection",
     "sec-websocket-accept",
+    "sec-websocket-extensions",
     "sec-websocket-protocol",
     "upgrade",
     "x-accept-stream-protocol-versions",
@@ -174,7 +175,7 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
 
 fn check_to_caller(input: &HeaderMap, upgraded: bool) {
     let mut output = input.clone();
-    to_caller(&mut output, upgraded, &[], &ID);
+    to_caller(&mut output, ResponsePolicy { upgraded, ..ResponsePolicy::default() }, &ID);
     assert_eq!(values(&output, "x-request-id"), [ID]);
     assert_eq!(values(&output, "x-content-type-options"), ["nosniff"]);
     for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {

@@ -20,8 +20,9 @@ use super::{
 use crate::{
     cluster_audit::{AuditJoiner, EndedRequests, join_body},
     forward::{ForwardedResponse, agent_error},
-    headers,
+    headers::{self, ResponsePolicy},
     recent::Hop,
+    services,
     timing::RequestTiming,
     tunnel_entry::TunnelEntry,
 };
@@ -52,7 +53,12 @@ pub(super) async fn respond(
     let metrics = server.metrics.service(&access.destination.service);
     metrics.observe_head(response.status(), &timing);
     let upgraded = upgrade::take(&mut response);
-    headers::to_caller(response.headers_mut(), upgraded.is_some(), &server.extra_headers, &context.id);
+    let policy = ResponsePolicy {
+        upgraded: upgraded.is_some(),
+        application: services::is_application(&access.destination.service, access.uri.path()),
+        extra: &server.extra_headers,
+    };
+    headers::to_caller(response.headers_mut(), policy, &context.id);
     headers::rewrite_addresses(response.headers_mut(), &access.prefix);
     // HTTP/2 clients treat a length without content as a protocol error (RFC 9110 section 8.6).
     if response.status() == StatusCode::NO_CONTENT {

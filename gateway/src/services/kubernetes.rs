@@ -23,6 +23,18 @@ impl RequestType for Kubernetes {
         path.starts_with("/api/v1/watch/") || asks_for_stream(query)
     }
 
+    fn is_application(&self, path: &str) -> bool {
+        let Some(path) = path.strip_prefix("/api/v1/") else { return false };
+        let mut parts = path.split('/');
+        match parts.next() {
+            Some("namespaces") => {
+                matches!(parts.nth(1), Some("pods" | "services")) && parts.nth(1) == Some("proxy")
+            }
+            Some("nodes") => parts.nth(1) == Some("proxy"),
+            _ => false,
+        }
+    }
+
     fn operation(&self, method: &Method, uri: &Uri) -> Operation {
         let by_method = Operation::of_method(method);
         let decoded = DecodedPath::new(uri);
@@ -43,4 +55,27 @@ fn reads_secret(info: &RequestInfo<'_>) -> bool {
         && target.resource == "secrets"
         && matches!(info.verb, "get" | "list" | "watch");
     secrets || target.subresource == Some("token")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn application_is_behind_the_proxy_of_a_pod_a_service_or_a_node() {
+        for (path, expected) in [
+            ("/api/v1/namespaces/a/services/http:web:80/proxy/socket", true),
+            ("/api/v1/namespaces/a/pods/b/proxy", true),
+            ("/api/v1/nodes/c/proxy/metrics", true),
+            ("/api/v1/namespaces/a/pods/proxy", false),
+            ("/api/v1/namespaces/a/pods/b/log", false),
+            ("/api/v1/namespaces/a/configmaps/b/proxy", false),
+            ("/apis/v1/namespaces/a/services/b/proxy", false),
+            ("/api/v1/namespaces/services/proxy", false),
+            ("/api/v1/nodes", false),
+            ("/", false),
+        ] {
+            assert_eq!(Kubernetes.is_application(path), expected, "{path}");
+        }
+    }
 }

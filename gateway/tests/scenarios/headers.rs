@@ -4,7 +4,11 @@ use agent::Services;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Request, Response, StatusCode};
 use secrecy::ExposeSecret as _;
-use testing::kas::world::{World, text};
+use testing::kas::{
+    server::read_head,
+    world::{World, text, uppercase_upgrade},
+};
+use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 
 /// Returns a cluster that echoes requests.
@@ -132,6 +136,53 @@ async fn redirect_of_the_cluster_leads_to_the_same_agent() {
     let root = world.get("/agents/prod/kubernetes").await;
     assert_eq!(root.headers()["content-location"], "/agents/prod/kubernetes/");
     assert!(!root.headers().contains_key("location"), "// is the beginning of another origin");
+}
+
+/// Without the answer to its offer, a client takes compressed frames for malformed ones.
+#[tokio::test(start_paused = true)]
+async fn websocket_of_an_application_negotiates_compression() {
+    let world = World::new();
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let mut response = uppercase_upgrade("early ");
+        let extensions = request.headers()["sec-websocket-extensions"].clone();
+        response.headers_mut().insert("sec-websocket-extensions", extensions);
+        response
+    });
+    let _agent = world.agent(services).await;
+    let mut caller = world.connect();
+    let head = format!(
+        "GET /agents/prod/kubernetes/api/v1/namespaces/a/services/web/proxy/socket HTTP/1.1\r\nHost: kas\r\n{}\r\n\
+         Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+         Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n\r\n",
+        world.authorization()
+    );
+    caller.write_all(head.as_bytes()).await.unwrap();
+    let answer = read_head(&mut caller).await;
+    assert!(
+        answer.contains("sec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n"),
+        "{answer}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn application_behind_a_proxy_keeps_headers_that_the_api_may_not_send() {
+    let world = World::new();
+    let services = Services::new().with_fn("kubernetes", async |_| {
+        let response = Response::builder()
+            .status(401)
+            .header("www-authenticate", "Basic realm=\"app\"")
+            .header("x-total-count", "7")
+            .header("set-cookie", "a=b");
+        response.body(Body::empty()).expect("constants")
+    });
+    let _agent = world.agent(services).await;
+    let names = async |path: &str| {
+        let answer = world.get(&format!("/agents/prod/kubernetes/api/v1/namespaces/a/{path}")).await;
+        ["www-authenticate", "x-total-count", "set-cookie"].map(|name| answer.headers().contains_key(name))
+    };
+    assert_eq!(names("services/web/proxy/").await, [true, true, false]);
+    assert_eq!(names("pods/web").await, [false; 3]);
 }
 
 /// Browsers cannot set `Authorization` for a WebSocket.

@@ -21,7 +21,8 @@ use futures_util::FutureExt as _;
 use gateway::{
     metrics::Metrics,
     test_support::{
-        self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, class,
+        self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace,
+        ResponsePolicy, class,
     },
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
@@ -194,7 +195,9 @@ impl StepFixture {
             ),
             step(
                 "headers to the caller",
-                time(&self.passed_answer, |headers| test_support::to_caller(headers, false, &[], &self.id)),
+                time(&self.passed_answer, |headers| {
+                    test_support::to_caller(headers, ResponsePolicy::default(), &self.id)
+                }),
             ),
             step("log line (disabled)", time(&(), |()| self.log(&told))),
         ];
