@@ -13,6 +13,7 @@ use tokio::{
     time::timeout,
 };
 use tower::{ServiceExt as _, service_fn};
+use tunnel::OverheadStream;
 
 use crate::{hold_open::HoldOpen, http_limits::HttpLimits, request_count::RequestCount};
 
@@ -39,7 +40,10 @@ impl HttpServer {
         let limit = self.header_read_timeout;
         let requests = Arc::new(RequestCount::default());
         let counter = Arc::clone(&requests);
+        let io = OverheadStream::of_client(io);
+        let overhead = io.counter();
         let routes = service_fn(move |mut request: Request<Incoming>| {
+            overhead.subtract_received_request(request.uri(), request.headers());
             request.extensions_mut().insert(ConnectInfo(peer));
             request.extensions_mut().insert(Arc::clone(&stranger));
             let guard = RequestGuard::new(&counter);

@@ -37,6 +37,7 @@ use proto::hop_by_hop;
 use strangers::Stranger;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower::{BoxError, Service, ServiceBuilder};
+use tunnel::OverheadStream;
 
 pub(crate) use self::budget::ResponseBudget;
 pub(crate) use self::connection::RequestGuard;
@@ -245,7 +246,10 @@ impl ProxyServer {
         let (limits, metrics) = (&self.limits, &self.metrics);
         let state = Arc::new(ConnectionState::new(&metrics.connections, stranger));
         let _idle = self.idle_connections.insert(&state);
+        let io = OverheadStream::of_client(io);
+        let overhead = io.counter();
         let service = service_fn(|request: Request<Incoming>| {
+            overhead.subtract_received_request(request.uri(), request.headers());
             let leaving = (request.version() < Version::HTTP_2).then(|| self.connections.leaving.clone());
             let answered = answer(request, RequestGuard::new(&state));
             async move {

@@ -1,5 +1,4 @@
-//! HTTP/2 without a WebSocket of this crate: between two replicas of kas, which trust each other, so that there is no limit on the
-//! overhead, and with GitLab's agentk, which is the HTTP/2 client.
+//! HTTP/2 without a WebSocket of this crate: between two replicas of kas, and with GitLab's agentk, which is the HTTP/2 client.
 
 use std::{
     io::{self, ErrorKind},
@@ -11,18 +10,18 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
-    DrainHandle, Driver, Tunnel, TunnelConfig, TunnelServer, client, forward_write,
-    keepalive::KeepaliveState, overhead::OverheadCounter, server,
+    DrainHandle, Driver, OverheadStream, Tunnel, TunnelConfig, TunnelServer, client, forward_write,
+    keepalive::KeepaliveState, server,
 };
 
-/// A byte stream that counts the bytes that it receives.
+/// A byte stream that counts the bytes that it receives, and limits the overhead among them.
 #[derive(Debug)]
 pub struct DirectStream<T> {
-    io: T,
+    io: OverheadStream<T>,
     keepalive_state: Arc<KeepaliveState>,
 }
 
-/// Starts the end that sends requests, like [`crate::open`].
+/// Starts the end that sends requests, like [`crate::open`]. The other end is trusted: it has no limit on its overhead.
 ///
 /// # Errors
 ///
@@ -31,19 +30,21 @@ pub async fn open<T>(io: T, config: &TunnelConfig) -> io::Result<(Tunnel, Driver
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let direct = DirectStream::new(io);
-    let keepalive_state = Arc::clone(&direct.keepalive_state);
-    client::start(direct, keepalive_state, OverheadCounter::default(), config).await
+    let direct = DirectStream::new(OverheadStream::of_server(io));
+    let (keepalive_state, overhead) = (Arc::clone(&direct.keepalive_state), direct.io.counter());
+    overhead.trust();
+    client::start(direct, keepalive_state, overhead, config).await
 }
 
-/// Starts the end that serves requests, like [`crate::accept`].
+/// Starts the end that serves requests, like [`crate::accept`]. The overhead has a limit until [`TunnelServer::overhead`] trusts the
+/// other end.
 pub fn accept<T>(io: T, config: &TunnelConfig) -> (TunnelServer<DirectStream<T>>, DrainHandle)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let direct = DirectStream::new(io);
-    let keepalive_state = Arc::clone(&direct.keepalive_state);
-    server::start(direct, keepalive_state, OverheadCounter::default(), config)
+    let direct = DirectStream::new(OverheadStream::of_client(io));
+    let (keepalive_state, overhead) = (Arc::clone(&direct.keepalive_state), direct.io.counter());
+    server::start(direct, keepalive_state, overhead, config)
 }
 
 /// Starts the end that serves the calls of GitLab's agentk. They have the limits of a public server, which protect it from strangers.
@@ -51,13 +52,13 @@ pub fn accept_calls<T>(io: T, config: &TunnelConfig) -> (TunnelServer<DirectStre
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let direct = DirectStream::new(io);
-    let keepalive_state = Arc::clone(&direct.keepalive_state);
-    TunnelServer::new(config.public_server().handshake(direct), keepalive_state, config)
+    let direct = DirectStream::new(OverheadStream::of_client(io));
+    let (keepalive_state, overhead) = (Arc::clone(&direct.keepalive_state), direct.io.counter());
+    TunnelServer::new(config.public_server().handshake(direct), keepalive_state, overhead, config)
 }
 
 impl<T> DirectStream<T> {
-    fn new(io: T) -> Self {
+    fn new(io: OverheadStream<T>) -> Self {
         Self { io, keepalive_state: Arc::default() }
     }
 }

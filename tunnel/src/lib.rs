@@ -30,6 +30,7 @@
 //! * [`Body`] is the only type of body: frames move from one connection to the other and are never collected.
 //!   [`StreamMonitor`] observes the reader of a body.
 //! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
+//! * [`OverheadStream`] limits the bytes without effect on a connection of HTTP/2 that has no WebSocket of this crate.
 //! * [`direct`] is a tunnel without a WebSocket between two replicas of kas. There, [`IncomingRequest::relay`] forwards a
 //!   request into the tunnel of the agent.
 //! * [`TunnelServer::tunnel`] is a tunnel to GitLab's agentk, which is the HTTP/2 client, and carries requests in its calls.
@@ -48,6 +49,7 @@ mod idle_timeout;
 mod keepalive;
 mod monitor;
 mod overhead;
+mod overhead_stream;
 mod read_ahead;
 mod read_budget;
 mod relay;
@@ -70,6 +72,8 @@ pub use self::{
     idle_timeout::{IDLE_TIMEOUT_HINT, IdleTimeoutDetector},
     keepalive::KeepaliveConfig,
     monitor::{StreamMonitor, StreamStats},
+    overhead::{OverheadCounter, OverheadError},
+    overhead_stream::OverheadStream,
     read_ahead::ReadAhead,
     read_budget::ReadBudget,
     send_body::StallCounter,

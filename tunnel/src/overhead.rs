@@ -1,25 +1,31 @@
-//! A limit on the overhead of a tunnel: received bytes that carry neither requests, responses nor their data.
+//! A limit on the overhead of a connection: received bytes that carry neither requests, responses nor their data.
 //!
 //! HTTP/2 and WebSocket have many frames without effect: PING and SETTINGS, WINDOW_UPDATE, PRIORITY, frames of unknown types and
 //! of streams that have ended, interim responses, empty messages. Each of them costs as much time as a useful one, and an end
 //! can send millions per second.
 
-use std::sync::{
-    Arc,
-    atomic::{
-        AtomicBool, AtomicI64,
-        Ordering::{AcqRel, Relaxed},
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicI64,
+            Ordering::{AcqRel, Relaxed},
+        },
     },
 };
 
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use tokio::time::Instant;
 
-/// Most bytes of overhead at once.
+/// Most bytes of overhead of a tunnel at once.
 ///
 /// Frames of data count until they are read. So this is above the overhead of as many small frames as h2 stores
 /// ([`DATA_FRAME_BUDGET`](crate::config)), and below a second of work.
 const BURST: i64 = 8 << 20;
+
+/// Most bytes of overhead at once of a connection without a WebSocket of this crate, whose other end may have no credential.
+const STREAM_BURST: i64 = 1 << 20;
 
 /// Bytes of overhead that are allowed in each second, above which the burst is used up. They cost less than 0.5 % of a core.
 const RATE: i64 = 128 << 10;
@@ -34,7 +40,7 @@ const PER_FRAME: usize = 32;
 const PER_FIELD: usize = 8;
 
 /// Sent bytes per byte of the window updates that answer them. Some implementations send two for each 4 KiB.
-const SENT_PER_UPDATE: usize = 64;
+pub(crate) const SENT_PER_UPDATE: usize = 64;
 
 /// Length of a frame header (RFC 9113 section 4.1).
 const FRAME_HEADER: usize = 9;
@@ -47,31 +53,48 @@ const DATA: u8 = 0;
 
 /// Counts the overhead of one connection. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OverheadCounter(Arc<Count>);
+pub struct OverheadCounter(Arc<Count>);
+
+/// The error of a connection whose overhead has exceeded its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other end sent too many frames without effect")]
+pub struct OverheadError;
 
 #[derive(Debug, Default)]
 struct Count {
     /// Received bytes less the useful ones.
     overhead: AtomicI64,
     exceeded: AtomicBool,
+    trusted: AtomicBool,
 }
 
 impl OverheadCounter {
+    /// Subtracts the head of a request that this end has received, and the overhead that belongs to the request.
+    pub fn subtract_received_request(&self, uri: &Uri, fields: &HeaderMap) {
+        self.subtract_request(uri.path_and_query().map_or(0, |target| target.as_str().len()));
+        self.subtract_fields(fields);
+    }
+
+    /// Removes the limit: the other end has proved that it is a part of this installation.
+    pub fn trust(&self) {
+        self.0.trusted.store(true, Relaxed);
+    }
+
     /// Subtracts the data of a message that this end has read.
     pub(crate) fn subtract_data(&self) {
         self.subtract(PER_FRAME);
     }
 
     /// Subtracts the head or the trailers of a message that this end has read.
-    pub(crate) fn subtract_fields(&self, fields: &HeaderMap) {
+    pub fn subtract_fields(&self, fields: &HeaderMap) {
         self.subtract(
             fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PER_FIELD).sum::<usize>(),
         );
     }
 
-    /// Subtracts the overhead that belongs to each request, with the `path` of a received one.
-    pub(crate) fn subtract_request(&self, path: usize) {
-        self.subtract(PER_REQUEST + path);
+    /// Subtracts the overhead that belongs to each request, with the bytes of the `target` of a received one.
+    pub fn subtract_request(&self, target: usize) {
+        self.subtract(PER_REQUEST + target);
     }
 
     /// Subtracts the updates of windows that answer bytes that this end has sent.
@@ -80,7 +103,7 @@ impl OverheadCounter {
     }
 
     /// Returns true if the connection was cut for its overhead.
-    pub(crate) fn is_exceeded(&self) -> bool {
+    pub fn is_exceeded(&self) -> bool {
         self.0.exceeded.load(Relaxed)
     }
 
@@ -94,39 +117,43 @@ impl OverheadCounter {
 pub(crate) struct OverheadLimit {
     counter: OverheadCounter,
     refilled: Instant,
-    unlimited: bool,
+    burst: i64,
 }
 
 impl OverheadLimit {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { counter: OverheadCounter::default(), refilled: now, unlimited: false }
+        Self { counter: OverheadCounter::default(), refilled: now, burst: BURST }
     }
 
-    /// Creates a limit that is never exceeded.
-    pub(crate) fn unlimited(now: Instant) -> Self {
-        Self { unlimited: true, ..Self::new(now) }
+    /// Creates the limit of a connection without a WebSocket of this crate.
+    pub(crate) fn of_stream(now: Instant) -> Self {
+        Self { burst: STREAM_BURST, ..Self::new(now) }
     }
 
     pub(crate) fn counter(&self) -> &OverheadCounter {
         &self.counter
     }
 
-    /// Adds received bytes. Returns false if the overhead has exceeded its limit.
-    pub(crate) fn add_received(&mut self, bytes: usize, now: Instant) -> bool {
+    /// Adds received bytes.
+    ///
+    /// # Errors
+    ///
+    /// The overhead has exceeded its limit.
+    pub(crate) fn add_received(&mut self, bytes: usize, now: Instant) -> io::Result<()> {
         let count = &self.counter.0;
         // Useful bytes of earlier times do not allow more overhead.
         count.overhead.fetch_max(0, AcqRel);
         let overhead = count.overhead.fetch_add(to_i64(bytes), AcqRel) + to_i64(bytes);
-        if overhead <= BURST || self.unlimited {
-            return true;
+        if overhead <= self.burst || count.trusted.load(Relaxed) {
+            return Ok(());
         }
         let elapsed = i64::try_from(now.duration_since(self.refilled).as_millis()).unwrap_or(i64::MAX);
         let refill = elapsed.saturating_mul(RATE) / 1000;
         self.refilled = now;
-        let within = overhead - refill <= BURST;
+        let within = overhead - refill <= self.burst;
         count.overhead.fetch_sub(refill.min(overhead), AcqRel);
         count.exceeded.store(!within, Relaxed);
-        within
+        if within { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, OverheadError)) }
     }
 
     /// Subtracts the payload of DATA frames, which [`OverheadCounter::subtract_data`] does not.
@@ -216,10 +243,10 @@ mod tests {
         let now = Instant::now();
         let mut limit = OverheadLimit::new(now);
         for _ in 0..8 {
-            assert!(limit.add_received(MIB, now));
+            assert!(limit.add_received(MIB, now).is_ok());
         }
         assert!(!limit.counter().is_exceeded());
-        assert!(!limit.add_received(1, now));
+        assert!(limit.add_received(1, now).is_err());
         assert!(limit.counter().is_exceeded());
     }
 
@@ -227,10 +254,13 @@ mod tests {
     fn slow_overhead_is_never_exceeded() {
         let (mut limit, start) = (OverheadLimit::new(Instant::now()), Instant::now());
         for second in 0..1000 {
-            assert!(limit.add_received(127 << 10, start + Duration::from_secs(second)), "{second}");
+            assert!(limit.add_received(127 << 10, start + Duration::from_secs(second)).is_ok(), "{second}");
         }
         let mut limit = OverheadLimit::new(start);
-        assert!((0..1000).any(|second| !limit.add_received(256 << 10, start + Duration::from_secs(second))));
+        assert!(
+            (0..1000)
+                .any(|second| limit.add_received(256 << 10, start + Duration::from_secs(second)).is_err())
+        );
     }
 
     #[test]
@@ -238,13 +268,13 @@ mod tests {
         let now = Instant::now();
         let mut limit = OverheadLimit::new(now);
         for _ in 0..100 {
-            assert!(limit.add_received(MIB, now));
+            assert!(limit.add_received(MIB, now).is_ok());
             limit.subtract_payload(MIB);
             limit.counter().subtract_data();
             limit.counter().subtract_request(0);
             limit.counter().subtract_sent(MIB);
         }
-        assert!((0..10).any(|_| !limit.add_received(MIB, now)));
+        assert!((0..10).any(|_| limit.add_received(MIB, now).is_err()));
     }
 
     #[test]
@@ -255,7 +285,7 @@ mod tests {
         // One byte in a frame and a masked message of its own.
         let frame = frame(DATA, 1);
         for _ in 0..MIB {
-            assert!(limit.add_received(6 + frame.len(), now));
+            assert!(limit.add_received(6 + frame.len(), now).is_ok());
             limit.subtract_payload(scanner.scan(&frame, 1).data);
             limit.counter().subtract_data();
         }

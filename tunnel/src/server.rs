@@ -82,8 +82,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let handshake = config.server().handshake(stream);
-    let (mut server, drain) = TunnelServer::new(handshake, keepalive_state, config);
-    server.overhead = overhead;
+    let (mut server, drain) = TunnelServer::new(handshake, keepalive_state, overhead, config);
     server.is_compacting = true;
     (server, drain)
 }
@@ -92,6 +91,7 @@ impl<S> TunnelServer<S> {
     pub(crate) fn new(
         handshake: Handshake<S, Bytes>,
         keepalive_state: Arc<KeepaliveState>,
+        overhead: OverheadCounter,
         config: &TunnelConfig,
     ) -> (Self, DrainHandle) {
         let (handle, drain) = drain::channel();
@@ -99,13 +99,18 @@ impl<S> TunnelServer<S> {
             handshake: Box::new(handshake),
             keepalive: config.keepalive,
             keepalive_state,
-            overhead: OverheadCounter::default(),
+            overhead,
             drain,
             closing: CancellationToken::new(),
             stalls: config.stalls.clone(),
             is_compacting: false,
         };
         (server, handle)
+    }
+
+    /// Returns the counter of the bytes without effect that the other end has sent.
+    pub fn overhead(&self) -> OverheadCounter {
+        self.overhead.clone()
     }
 
     /// Returns a tunnel to the other end of this connection, if it speaks another protocol: `handler` carries the requests in the calls
@@ -187,8 +192,7 @@ impl IncomingRequest {
         overhead: &OverheadCounter,
     ) -> Self {
         let (mut head, received) = request.into_parts();
-        overhead.subtract_request(head.uri.path().len());
-        overhead.subtract_fields(&head.headers);
+        overhead.subtract_received_request(&head.uri, &head.headers);
         head.version = Version::HTTP_11;
         // The handler sets scheme and authority, which only HTTP/2 requires.
         head.uri = head.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();

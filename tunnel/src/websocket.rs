@@ -33,6 +33,9 @@ use crate::{
 /// Time that the other end has to close after this end. It may still receive the last response.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Longest header of a message, in bytes (RFC 6455 section 5.2).
+const MESSAGE_HEADER: usize = 14;
+
 /// Most bytes that this end reads after it has closed: the rest of what was on the way.
 const MAX_READ_AFTER_CLOSE: usize = 1 << 20;
 
@@ -71,6 +74,8 @@ pub struct WebSocket<T> {
     budget: ReadBudget,
     scanner: FrameScanner,
     overhead: OverheadLimit,
+    /// The frames of HTTP/2 count as overhead, too.
+    counts_http2: bool,
 }
 
 /// The last read from the socket.
@@ -111,17 +116,18 @@ impl<T> WebSocket<T> {
             budget: ReadBudget::default(),
             scanner: FrameScanner::new(0),
             overhead: OverheadLimit::new(Instant::now()),
+            counts_http2: true,
         }
     }
 
-    /// Makes agentk the client of HTTP/2, as it is in GitLab's protocol. The overhead then has no limit, because only
-    /// [`Tunnel`](crate::Tunnel) and [`TunnelServer`](crate::TunnelServer) subtract what is useful.
+    /// Makes agentk the client of HTTP/2, as it is in GitLab's protocol. Only the frames of the WebSocket count as overhead then: those
+    /// of HTTP/2 are limited by the [`OverheadStream`](crate::OverheadStream) above it.
     #[must_use]
     pub fn with_gitlab_roles(mut self) -> Self {
         if self.role == Role::Server {
             self.expect_preface();
         }
-        self.overhead = OverheadLimit::unlimited(Instant::now());
+        self.counts_http2 = false;
         self
     }
 
@@ -187,6 +193,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 Ok(Message::Binary(payload)) if payload.is_empty() => {}
                 Ok(Message::Binary(payload)) => {
                     self.unparsed = self.unparsed.saturating_sub(payload.len());
+                    if !self.counts_http2 {
+                        self.overhead.subtract_payload(payload.len() + payload.len().min(MESSAGE_HEADER));
+                    }
                     return Poll::Ready(Ok(payload));
                 }
                 // tungstenite has queued the pong, and sends it with the next read. A proxy may answer pings for an end
@@ -236,10 +245,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 ));
             }
         }
-        if self.overhead.add_received(bytes, Instant::now()) {
-            return Ok(());
-        }
-        Err(io::Error::new(ErrorKind::InvalidData, "too many frames without effect"))
+        self.overhead.add_received(bytes, Instant::now())
     }
 
     /// Excludes a received ping or pong from the signs of life of the other end.
@@ -324,7 +330,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
         let length = this.unread.len().min(buf.remaining());
         let max_frames = this.budget.left().div_ceil(FRAME_COST).max(1);
         let scanned = this.scanner.scan(&this.unread[..length], max_frames);
-        this.overhead.subtract_payload(scanned.data);
+        if this.counts_http2 {
+            this.overhead.subtract_payload(scanned.data);
+        }
         this.budget.spend(scanned.length + scanned.frames * FRAME_COST);
         let length = scanned.length;
         buf.put_slice(&this.unread[..length]);

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use futures_util::Stream;
+use futures_util::{Stream, TryFutureExt as _};
 use gitlab_tunnel::{
     MAX_MESSAGE,
     messages::{
@@ -30,6 +30,7 @@ use tonic::{
 };
 use tonic_prost::{ProstDecoder, ProstEncoder};
 use tower::Service;
+use tunnel::OverheadCounter;
 
 use crate::connect::{KasTarget, USER_AGENT_VALUE};
 
@@ -56,6 +57,7 @@ pub(super) struct GrpcClient {
 struct Channel {
     sender: SendRequest<Body>,
     headers: Arc<HeaderMap>,
+    overhead: OverheadCounter,
 }
 
 /// The codec of protobuf with small buffers.
@@ -63,9 +65,14 @@ struct SmallBufferCodec<Q, R>(PhantomData<(Q, R)>);
 
 impl GrpcClient {
     /// Returns a client that adds the credential to each RPC.
-    pub(super) fn new(sender: SendRequest<Body>, target: KasTarget<'_>, authorization: &HeaderValue) -> Self {
+    pub(super) fn new(
+        sender: SendRequest<Body>,
+        overhead: OverheadCounter,
+        target: KasTarget<'_>,
+        authorization: &HeaderValue,
+    ) -> Self {
         let headers = Arc::new(headers(target, authorization));
-        Self { channel: Channel { sender, headers }, origin: origin(target) }
+        Self { channel: Channel { sender, headers, overhead }, origin: origin(target) }
     }
 
     /// Registers the process.
@@ -116,7 +123,9 @@ impl Service<Request<Body>> for Channel {
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         request.headers_mut().extend(HeaderMap::clone(&self.headers));
-        Box::pin(self.sender.send_request(request))
+        self.overhead.subtract_request(0);
+        let (responding, overhead) = (self.sender.send_request(request), self.overhead.clone());
+        Box::pin(responding.inspect_ok(move |response| overhead.subtract_fields(response.headers())))
     }
 }
 

@@ -49,7 +49,7 @@ impl GitLabConnection {
         let opening = async {
             let not_http2 = |problem| DialError::NotHttp2 { address: address(), problem };
             let (sender, http2) = http2::connect(io).await.map_err(|error| not_http2(error.to_string()))?;
-            let client = GrpcClient::new(sender, target, authorization);
+            let client = GrpcClient::new(sender, http2.overhead.clone(), target, authorization);
             match client.register(registration).await {
                 Ok(()) => Ok(Self { http2, client }),
                 Err(status) => Err(match status_error(target, &status) {

@@ -17,6 +17,7 @@ use proto::ErrorChain;
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::body::Body;
+use tunnel::{OverheadCounter, OverheadStream};
 
 use crate::connect::BoxIo;
 
@@ -42,6 +43,8 @@ pub(super) struct Http2Connection {
     /// kas accepts no new streams on the connection any more.
     pub(super) going_away: CancellationToken,
     pub(super) driver: AbortOnDropHandle<ConnectionEnd>,
+    /// Counts the bytes without effect that kas sends.
+    pub(super) overhead: OverheadCounter,
 }
 
 /// The reason why a connection to GitLab's kas ended.
@@ -56,6 +59,9 @@ pub(crate) enum ConnectionEnd {
     /// kas did not answer a PING in time.
     #[error("kas did not answer a PING in time")]
     TimedOut,
+    /// kas sent too many bytes that carry neither requests nor data.
+    #[error("kas sent too many frames without effect")]
+    Flooded,
     /// The network failed, or kas violated HTTP/2.
     #[error("{}", ErrorChain(.0))]
     Lost(hyper::Error),
@@ -71,6 +77,7 @@ impl ConnectionEnd {
             Self::Graceful => "graceful",
             Self::Cut => "closed",
             Self::TimedOut => "timed-out",
+            Self::Flooded => "flooded",
             Self::Lost(_) | Self::Unauthenticated => "lost",
         }
     }
@@ -78,6 +85,8 @@ impl ConnectionEnd {
 
 /// Sends the preface of HTTP/2, and spawns the task of the connection. It does not wait for kas.
 pub(super) async fn connect(io: BoxIo) -> hyper::Result<(SendRequest<Body>, Http2Connection)> {
+    let io = OverheadStream::of_server(io);
+    let overhead = io.counter();
     let (executor, spawned) = mpsc::unbounded_channel();
     let (sender, connection) = Builder::new(SameTask(executor))
         .timer(TokioTimer::new())
@@ -93,8 +102,8 @@ pub(super) async fn connect(io: BoxIo) -> hyper::Result<(SendRequest<Body>, Http
         .handshake(TokioIo::new(io))
         .await?;
     let going_away = CancellationToken::new();
-    let driver = tokio::spawn(drive(connection, spawned, going_away.clone()));
-    Ok((sender, Http2Connection { going_away, driver: AbortOnDropHandle::new(driver) }))
+    let driver = tokio::spawn(drive(connection, spawned, going_away.clone(), overhead.clone()));
+    Ok((sender, Http2Connection { going_away, driver: AbortOnDropHandle::new(driver), overhead }))
 }
 
 /// A part of a connection that hyper spawns.
@@ -113,9 +122,10 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for SameTask {
 
 /// Polls the connection until its last stream has ended.
 async fn drive(
-    connection: Connection<TokioIo<BoxIo>, Body, SameTask>,
+    connection: Connection<TokioIo<OverheadStream<BoxIo>>, Body, SameTask>,
     mut spawned: mpsc::UnboundedReceiver<ConnectionPart>,
     going_away: CancellationToken,
+    overhead: OverheadCounter,
 ) -> ConnectionEnd {
     let mut parts = FuturesUnordered::new();
     let mut connection = Some(connection);
@@ -133,6 +143,7 @@ async fn drive(
             {
                 connection = None;
                 end = match result {
+                    _ if overhead.is_exceeded() => ConnectionEnd::Flooded,
                     Ok(()) => ConnectionEnd::Graceful,
                     Err(error) if error.is_timeout() => ConnectionEnd::TimedOut,
                     Err(error) => ConnectionEnd::Lost(error),

@@ -31,6 +31,7 @@ pub(super) async fn open(
     };
     let (near, far) = tokio::io::duplex(PIPE);
     let (server, _) = direct::accept(far, &config);
+    server.overhead().trust();
     let (control, _) = ControlService::new(context.tunnel.observability.health.disabled.tunnel(id));
     let (dispatcher, requests) = (Arc::clone(&context.tunnel.dispatcher), context.tunnel.requests.clone());
     let on_request = move |incoming| {

@@ -8,6 +8,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use tunnel::OverheadError;
+
 use crate::io::is_stall;
 
 /// A limit of the configuration.
@@ -55,6 +57,8 @@ pub enum Limit {
     BytesInFlight,
     /// `max_form_bytes`.
     Form,
+    /// Frames of HTTP/2 without effect.
+    Overhead,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -64,7 +68,7 @@ struct Label {
 
 impl Limit {
     /// All limits, in the order of their counters.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Connections,
         Self::Strangers,
         Self::OpenFiles,
@@ -86,6 +90,7 @@ impl Limit {
         Self::TunnelWriteStall,
         Self::BytesInFlight,
         Self::Form,
+        Self::Overhead,
     ];
 
     /// Returns the limit that ended a connection of a caller, if the error is of a limit.
@@ -95,6 +100,9 @@ impl Limit {
         }
         match error.downcast_ref::<io::Error>() {
             Some(error) if is_stall(error) => Some(Self::WriteStall),
+            Some(error) if error.get_ref().is_some_and(|cause| cause.is::<OverheadError>()) => {
+                Some(Self::Overhead)
+            }
             _ => error.source().and_then(Self::from_error),
         }
     }
@@ -123,6 +131,7 @@ impl Limit {
             Self::TunnelWriteStall => "tunnel-write-stall-timeout",
             Self::BytesInFlight => "bytes-in-flight",
             Self::Form => "form",
+            Self::Overhead => "overhead",
         }
     }
 }

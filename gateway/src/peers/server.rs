@@ -117,6 +117,7 @@ impl PeerServer {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (session, drain) = direct::accept(io, &self.settings);
+        let overhead = session.overhead();
         let verified = Arc::new(SetOnce::new());
         let serving = session.run(|incoming| {
             let (server, verified) = (Arc::clone(self), Arc::clone(&verified));
@@ -139,6 +140,7 @@ impl PeerServer {
                         return tracing::debug!(peer = %address, "connection to the private listener closed: it sent no verified request in time");
                     }
                     is_verified = true;
+                    overhead.trust();
                     stranger.admit();
                 }
                 () = &mut draining, if !is_draining => {

@@ -23,6 +23,7 @@ mod http2_front;
 mod http2_stall;
 mod http2_tunnel;
 mod identity;
+mod listener_floods;
 mod log_floods;
 mod memory;
 mod oidc;

@@ -1,4 +1,4 @@
-//! Five ways in which some streams can end or block a whole tunnel. Four of them happened with the defaults of h2.
+//! Six ways in which some streams can end or block a whole tunnel. Four of them happened with the defaults of h2.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::time::Duration;
@@ -120,5 +120,14 @@ async fn thousand_requests_are_in_flight_at_once() {
     let responses = timeout(Duration::from_millis(1500), calls).await.expect("no request waits for another");
     for response in responses {
         assert_eq!(text(response.unwrap()).await, "slow");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_queries_do_not_end_the_tunnel() {
+    let pair = pair(answer).await;
+    let path = format!("/?query={}", "x".repeat(50_000));
+    for _ in 0..300 {
+        assert_eq!(text(pair.tunnel.call(get(&path)).await.unwrap()).await, "fine");
     }
 }

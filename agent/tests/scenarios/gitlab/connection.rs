@@ -3,11 +3,15 @@
 use std::{fs, time::Duration};
 
 use agent::{
-    AgentToken, KasAddress, SessionConfig, TcpDialer,
+    AgentToken, DialError, KasAddress, SessionConfig, TcpDialer,
     connect::ProtocolChoice,
     upstream::{ClientTlsConfig, Pem},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    io::AsyncWriteExt as _,
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{config, connect, echo, get, held};
 use crate::support::{
@@ -344,4 +348,26 @@ async fn tls_handshake_offers_http2() {
     let _agent = start(SessionConfig { kas: address, ..config() }, dialer, echo());
     let mut connection = kas.connection().await;
     assert_eq!(get(connection.stream().await, "/tls").await, (200, "GET /tls?q=a+b none none ".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn flood_of_kas_ends_the_connection() {
+    let (sender, mut pipes) = mpsc::unbounded_channel();
+    let dial = move || {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        sender.send(far).unwrap();
+        async { Ok::<_, DialError>(near) }
+    };
+    let agent = start(config(), dial, echo());
+    let (mut reading, mut kas) = tokio::io::split(pipes.recv().await.unwrap());
+    tokio::spawn(async move { tokio::io::copy(&mut reading, &mut tokio::io::sink()).await });
+    // SETTINGS and PING (RFC 9113 sections 6.5 and 6.7).
+    kas.write_all(b"\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let pings = b"\0\0\x08\x06\0\0\0\0\x0012345678".repeat(1000);
+    let mut sent = 0;
+    while kas.write_all(&pings).await.is_ok() {
+        sent += pings.len();
+        assert!(sent < 3 << 20, "agentk still reads");
+    }
+    assert!(agent.dial_error().await.contains("too many frames without effect"));
 }

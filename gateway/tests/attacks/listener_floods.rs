@@ -1,0 +1,61 @@
+//! Frames of HTTP/2 without effect on each listener of kas, without a credential.
+
+use std::sync::Arc;
+
+use testing::kas::{
+    fleet::TestFleet,
+    internal_api,
+    world::{CALLER, World},
+};
+use tokio::io::{DuplexStream, duplex};
+
+use crate::http2::{PING, PRIORITY, Peer, Sent, frame, settings_frame, window_update};
+
+/// More than the limit of a connection, and less than a tenth of a second of work.
+const BEFORE_THE_CUT: usize = 3 << 20;
+
+/// Connects to each listener of a replica that serves HTTP/2.
+fn connect(listener: &str, world: &World, fleet: &TestFleet) -> DuplexStream {
+    let (near, far) = duplex(64 << 10);
+    match listener {
+        "agents" => {
+            let agents = Arc::clone(&world.kas.agents);
+            tokio::spawn(async move { agents.serve(far, CALLER, Arc::default()).await });
+        }
+        "observability" => {
+            tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER, Arc::default()));
+        }
+        "page" => {
+            let web = world.kas.web.clone().unwrap();
+            tokio::spawn(async move { web.serve(far, CALLER, Arc::default()).await });
+        }
+        "internal API" => return internal_api::connect(world),
+        "callers" => return world.connect(),
+        "private" => return fleet.pipes.connect(0),
+        other => panic!("{other}"),
+    }
+    near
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_82_flood_without_a_credential_ends_its_connection_at_each_listener() {
+    let world = World::with(|config| {
+        config.web = Some(serde_json::from_value(serde_json::json!({"listen": {}})).unwrap());
+    });
+    let fleet = TestFleet::new(1);
+    for listener in ["agents", "observability", "internal API", "callers", "private", "page"] {
+        for (name, one) in [
+            ("PING", frame(PING, 0, 0, b"12345678")),
+            ("SETTINGS", settings_frame(&[])),
+            ("PRIORITY", frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1])),
+            ("WINDOW_UPDATE", window_update(0, 1)),
+            ("frames of an unknown type", frame(0x50, 0, 0, &[0; 400])),
+        ] {
+            let mut attacker = Peer::client(connect(listener, &world, &fleet), &[]).await;
+            let part = one.repeat((32 << 10) / one.len());
+            let parts = BEFORE_THE_CUT / part.len();
+            assert_eq!(attacker.flood(&part, parts).await, Sent::Closed, "{listener}: {name}");
+        }
+    }
+    assert_eq!(world.limit_count("overhead"), 10.0, "of callers and the page");
+}

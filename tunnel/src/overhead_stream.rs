@@ -1,0 +1,185 @@
+//! A byte stream of HTTP/2 with a limit on its overhead, for the connections that have no WebSocket of this crate.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
+
+use crate::overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE, SENT_PER_UPDATE};
+
+/// The first bytes of an HTTP/2 client (RFC 9113 section 3.4). No request of HTTP/1.1 begins with them.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0";
+
+/// A byte stream of HTTP/2 that fails with an [`OverheadError`](crate::OverheadError) when the other end exceeds its limit.
+///
+/// The stream itself subtracts data and the updates of windows. The end that handles requests or responses subtracts their heads,
+/// with the [`OverheadCounter`].
+#[derive(Debug)]
+pub struct OverheadStream<T> {
+    io: T,
+    /// The bytes of [`HTTP2`] that have not arrived yet.
+    expected: &'static [u8],
+    /// The other end sends another protocol, which has no such frames.
+    is_other: bool,
+    scanner: FrameScanner,
+    limit: OverheadLimit,
+}
+
+impl<T> OverheadStream<T> {
+    /// Wraps the connection of a client. A client of HTTP/1.1 has no limit here.
+    pub fn of_client(io: T) -> Self {
+        Self::new(io, HTTP2, PREFACE)
+    }
+
+    /// Wraps the connection of a server.
+    pub fn of_server(io: T) -> Self {
+        Self::new(io, b"", 0)
+    }
+
+    fn new(io: T, expected: &'static [u8], preface: usize) -> Self {
+        let (scanner, limit) = (FrameScanner::new(preface), OverheadLimit::of_stream(Instant::now()));
+        Self { io, expected, is_other: false, scanner, limit }
+    }
+
+    /// Returns the counter, from which useful bytes are subtracted.
+    pub fn counter(&self) -> OverheadCounter {
+        self.limit.counter().clone()
+    }
+
+    fn on_received(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let compared = self.expected.len().min(bytes.len());
+        let (expected, rest) = self.expected.split_at(compared);
+        self.is_other |= expected != &bytes[..compared];
+        self.expected = rest;
+        if self.is_other {
+            return Ok(());
+        }
+        let data = self.scanner.scan(bytes, usize::MAX).data;
+        self.limit.add_received(bytes.len() - data, Instant::now())?;
+        // The headers of frames of usual length.
+        self.limit.subtract_payload(data / SENT_PER_UPDATE);
+        Ok(())
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for OverheadStream<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
+        Poll::Ready(self.on_received(&buffer.filled()[before..]))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for OverheadStream<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.io).poll_write(cx, data))?;
+        self.limit.counter().subtract_sent(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, slices))?;
+        self.limit.counter().subtract_sent(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// A ping (RFC 9113 section 6.7).
+    const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+    /// A frame of 16 KiB of data.
+    fn data() -> Vec<u8> {
+        [&b"\0\x40\0\0\0\0\0\0\x01"[..], &[7; 1 << 14]].concat()
+    }
+
+    /// Returns the received bytes until the end or an error.
+    async fn read(mut stream: OverheadStream<&[u8]>) -> (usize, io::Result<()>) {
+        let (mut buffer, mut total) = ([0; 1000], 0);
+        loop {
+            match stream.read(&mut buffer).await {
+                Ok(0) => return (total, Ok(())),
+                Ok(read) => total += read,
+                Err(error) => return (total, Err(error)),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn frames_without_effect_end_the_connection_of_either_end() {
+        let flood = PING.repeat(100_000);
+        let (read_of_server, error) = read(OverheadStream::of_server(&*flood)).await;
+        assert_eq!(error.unwrap_err().to_string(), "the other end sent too many frames without effect");
+        assert!((1 << 20..1100 << 10).contains(&read_of_server), "{read_of_server}");
+        let flood = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &*flood].concat();
+        assert!(read(OverheadStream::of_client(&*flood)).await.1.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn data_has_no_limit() {
+        let useful = data().repeat(1000);
+        assert_eq!(read(OverheadStream::of_server(&*useful)).await.1.ok(), Some(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_and_updates_for_sent_bytes_have_no_limit() {
+        let mut stream = OverheadStream::of_server(tokio::io::empty());
+        let counter = stream.counter();
+        for _ in 0..100 {
+            stream.on_received(&PING.repeat(1000)).unwrap();
+            counter.subtract_sent(17_000 * SENT_PER_UPDATE);
+            // A head of 200 bytes.
+            stream
+                .on_received(&[&b"\0\0\xc8\x01\x04\0\0\0\x01"[..], &[7; 200]].concat().repeat(1000))
+                .unwrap();
+            (0..1000).for_each(|_| counter.subtract_request(0));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn http1_has_no_limit() {
+        for method in ["GET", "POST", "PRIVATE"] {
+            let sent = format!("{method} / HTTP/1.1\r\n\r\n").repeat(100_000);
+            assert_eq!(read(OverheadStream::of_client(sent.as_bytes())).await.1.ok(), Some(()), "{method}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trusted_end_has_no_limit() {
+        let flood = PING.repeat(1_000_000);
+        let stream = OverheadStream::of_server(&*flood);
+        stream.counter().trust();
+        assert_eq!(read(stream).await.1.ok(), Some(()));
+    }
+}
