@@ -1,7 +1,7 @@
 //! The listener of the web page: its files, the sessions of browsers, and the requests of the page to agents.
 //!
 //! ```text
-//!   browser ──► /web/v1/login, /web/v1/callback                 logins at issuers (`login`)
+//!   browser ──► /web/v1/login, /web/v1/callback/…               logins at issuers (`login`)
 //!           ──► origin ──► /web/v1/session, agents, environments this module
 //!                     ├──► /web/v1/audit, /web/v1/requests/<id> recent entries of all replicas (`recent`)
 //!                     ├──► /web/v1/live                         the stream of a tab (`live`) ──► proxy
@@ -60,7 +60,7 @@ use self::{
     agent_details::AgentInspector,
     agent_exchange::{contain, is_web_content, with_token},
     environments::EnvironmentList,
-    login::{CALLBACK_PATH, CompletedLogin, LoginFailure, Logins, WebCaller},
+    login::{CALLBACK_PREFIX, CompletedLogin, LoginFailure, Logins, WebCaller},
     metrics::WebMetrics,
     response::{
         json, limited, no_session, other_caller, refusal, refused, respond, unavailable, with_cookie,
@@ -348,7 +348,9 @@ impl WebServer {
                 }
                 self.logins.begin(request)
             }
-            (CALLBACK_PATH, &Method::GET) => self.complete_login(request, client).await,
+            (path, &Method::GET) if path.starts_with(CALLBACK_PREFIX) => {
+                self.complete_login(request, client).await
+            }
             _ => return None,
         };
         Some(result.unwrap_or_else(|failure| {

@@ -47,17 +47,23 @@ impl AuthorizationRequest {
     ///
     /// # Errors
     ///
-    /// The issuer refused the login, or the redirect is that of another issuer than this one.
-    pub fn code(&self, query: &str, issuer: &str) -> Option<Result<String, LoginError>> {
+    /// The issuer refused the login, or the redirect is not that of the issuer of this client.
+    pub fn code(&self, query: &str, client: &OauthClient) -> Option<Result<String, LoginError>> {
         let parameters: HashMap<_, _> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
         let state = parameters.get("state").map(String::as_bytes).unwrap_or_default();
         if !bool::from(state.ct_eq(self.state.as_bytes())) {
             return None;
         }
-        // RFC 9207: another issuer must not be able to inject its code.
-        if parameters.get("iss").is_some_and(|from| from != issuer) {
-            let what = "the browser came back from another issuer (iss)".to_owned();
-            return Some(Err(LoginError::Failed(what)));
+        // RFC 9207 section 2.4: another issuer must not be able to inject its code, or to get that of this one.
+        let problem = match parameters.get("iss") {
+            Some(from) if *from != client.issuer => Some("the browser came back from another issuer (iss)"),
+            None if client.requires_iss => {
+                Some("the redirect does not name the issuer (iss), although this one announces that it does")
+            }
+            _ => None,
+        };
+        if let Some(what) = problem {
+            return Some(Err(LoginError::Failed(what.to_owned())));
         }
         Some(match (parameters.get("code"), parameters.get("error")) {
             (Some(code), None) => Ok(code.clone()),
@@ -100,25 +106,51 @@ fn random() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
 
-    #[test]
-    fn only_the_redirect_of_this_login_has_its_code() {
+    use super::*;
+    use crate::{IssuerClient, ProviderMetadata, RequestedToken};
+
+    fn client(announces_iss: bool) -> OauthClient {
+        let metadata = serde_json::json!({
+            "issuer": "https://a", "jwks_uri": "https://a/keys", "token_endpoint": "https://a/token",
+            "authorization_response_iss_parameter_supported": announces_iss,
+        });
+        let metadata = ProviderMetadata::parse(metadata.to_string().as_bytes(), "https://a").unwrap();
+        let source = Arc::new(IssuerClient::new(None));
+        let kind = RequestedToken::Id;
+        OauthClient::new(source, "https://a".into(), "kas".into(), None, &metadata, kind).unwrap()
+    }
+
+    fn code(query: &str, announces_iss: bool) -> Option<Result<String, String>> {
         let request = AuthorizationRequest {
             state: "s1".into(),
             ..AuthorizationRequest::new("https://kas.example.com/callback".into())
         };
-        let code = |query: &str| {
-            request.code(query, "https://a").map(|code| code.map_err(|error| error.to_string()))
-        };
-        assert_eq!(code("code=c%201&state=s1"), Some(Ok("c 1".into())));
-        assert_eq!(code("code=c&state=s1&iss=https://a"), Some(Ok("c".into())));
+        let code = request.code(query, &client(announces_iss));
+        code.map(|code| code.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn only_the_redirect_of_this_login_has_its_code() {
+        assert_eq!(code("code=c%201&state=s1", false), Some(Ok("c 1".into())));
+        assert_eq!(code("code=c&state=s1&iss=https://a", false), Some(Ok("c".into())));
         for query in ["", "code=c", "code=c&state=", "code=c&state=s2"] {
-            assert_eq!(code(query), None, "{query}");
+            assert_eq!(code(query, false), None, "{query}");
         }
-        let refused = code("error=access_denied&error_description=no%0Ano&state=s1");
+        let refused = code("error=access_denied&error_description=no%0Ano&state=s1", false);
         assert_eq!(refused, Some(Err("the issuer refused the login: access_denied: nono".into())));
-        assert!(matches!(code("state=s1"), Some(Err(_))));
-        assert!(matches!(code("code=c&state=s1&iss=https://evil"), Some(Err(_))));
+        assert!(matches!(code("state=s1", false), Some(Err(_))));
+        assert!(matches!(code("code=c&state=s1&iss=https://evil", false), Some(Err(_))));
+    }
+
+    #[test]
+    fn redirect_of_an_issuer_that_announces_iss_has_it() {
+        assert_eq!(code("code=c&state=s1&iss=https%3A%2F%2Fa", true), Some(Ok("c".into())));
+        for query in ["code=c&state=s1", "error=access_denied&state=s1"] {
+            let error = code(query, true).unwrap().unwrap_err();
+            assert!(error.contains("does not name the issuer (iss)"), "{query}: {error}");
+        }
+        assert!(matches!(code("code=c&state=s1&iss=https://evil", true), Some(Err(_))));
     }
 }

@@ -21,6 +21,9 @@ pub struct ProviderMetadata {
     pub device_authorization_endpoint: Option<EndpointUrl>,
     /// The scopes that the issuer has, if it publishes them.
     pub scopes_supported: Option<Vec<String>>,
+    /// The redirects of the issuer name it in `iss` (RFC 9207).
+    #[serde(default)]
+    pub authorization_response_iss_parameter_supported: bool,
 }
 
 impl ProviderMetadata {

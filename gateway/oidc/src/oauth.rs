@@ -11,7 +11,7 @@ use url::form_urlencoded::Serializer;
 use super::{DocumentSource, EndpointUrl, FetchError, ProviderMetadata, UnverifiedToken};
 
 /// A client of one issuer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct OauthClient {
     source: Arc<dyn DocumentSource>,
     /// The URL of the issuer.
@@ -21,6 +21,8 @@ pub struct OauthClient {
     secret: Option<SecretString>,
     token_endpoint: EndpointUrl,
     kind: RequestedToken,
+    /// The redirects of the issuer name it in `iss` (RFC 9207).
+    pub requires_iss: bool,
 }
 
 /// The token of an issuer that kas gets.
@@ -97,7 +99,8 @@ impl OauthClient {
         kind: RequestedToken,
     ) -> Option<Self> {
         let token_endpoint = metadata.token_endpoint.clone()?;
-        Some(Self { source, issuer, client_id, secret, token_endpoint, kind })
+        let requires_iss = metadata.authorization_response_iss_parameter_supported;
+        Some(Self { source, issuer, client_id, secret, token_endpoint, kind, requires_iss })
     }
 
     /// Exchanges a refresh token for new tokens.

@@ -44,8 +44,12 @@ impl TokenPolicy {
         };
         let name = &config.name.value;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || name.len() > 63 || !name.chars().all(plain) || name == "system" {
-            let what = "the name has 1 to 63 letters, digits, '-', '_' and '.', and is not system";
+        if name.is_empty()
+            || name.len() > 63
+            || !name.chars().all(plain)
+            || ["system", ".", ".."].contains(&&**name)
+        {
+            let what = "the name has 1 to 63 letters, digits, '-', '_' and '.', and is neither system nor a part of a path";
             return Err(error("name", config.name.referenced, what.to_owned()));
         }
         let issuer = &config.issuer;

@@ -1,12 +1,14 @@
 //! Logins: with a token that a person enters, or at an OIDC issuer.
 //!
 //! ```text
-//!   page ──► /web/v1/login?issuer=… ──► the issuer ──► /web/v1/callback?code=… ──► page
-//!                 sets __Host-kas-login                    sets __Host-kas
+//!   page ──► /web/v1/login?issuer=dex ──► the issuer ──► /web/v1/callback/dex?code=… ──► page
+//!                 sets __Host-kas-login                      sets __Host-kas
 //! ```
 //!
 //! The browser comes back from another site, so that it does not send cookies with `SameSite=Strict`. So the login has a cookie of its own
 //! with `SameSite=Lax`, without which the code of the issuer is worth nothing here: another site cannot log a browser in as somebody else.
+//!
+//! Each issuer has a redirect address of its own, so that no issuer gets the code of another one (mix-up, RFC 9700 section 4.4).
 
 use std::{
     net::IpAddr,
@@ -42,7 +44,8 @@ const LIFETIME: Duration = Duration::from_secs(600);
 const MAX_RETURN: usize = 1024;
 pub(super) const TOO_MANY: &str = "this address has sent too many unknown tokens in this minute: wait, and check the token; if many readers \
                                    share the address of a load balancer, name it in web.listen.trusted_proxies";
-pub(super) const CALLBACK_PATH: &str = "/web/v1/callback";
+/// The path of the redirects of an issuer, before the name of the issuer.
+pub(super) const CALLBACK_PREFIX: &str = "/web/v1/callback/";
 
 /// The sources of callers that can log in.
 #[derive(Debug)]
@@ -138,7 +141,7 @@ impl Logins {
                 "people do not log in to this page at that issuer",
             )
         })?;
-        let redirect = self.redirect_uri(request).ok_or_else(|| {
+        let redirect = self.redirect_uri(request, issuer.name()).ok_or_else(|| {
             LoginFailure::new("issuer", StatusCode::BAD_REQUEST, "the request has no valid Host")
         })?;
         let identity = self.identities.load();
@@ -165,11 +168,15 @@ impl Logins {
             LoginFailure::new("state", StatusCode::BAD_REQUEST, what)
         };
         let pending = PendingLogin::of(request.headers()).ok_or_else(foreign)?;
+        if request.uri().path().strip_prefix(CALLBACK_PREFIX) != Some(&*pending.issuer) {
+            let what = "the browser came back from another issuer than the one of this login";
+            return Err(LoginFailure::new("state", StatusCode::BAD_REQUEST, what));
+        }
         let issuer = self.issuer(&pending.issuer).ok_or_else(foreign)?;
-        let query = request.uri().query().unwrap_or_default();
-        let code = pending.request.code(query, issuer.url()).ok_or_else(foreign)??;
-        self.access.check_unknown(client)?;
         let login = issuer.page_login([])?;
+        let query = request.uri().query().unwrap_or_default();
+        let code = pending.request.code(query, &login.client).ok_or_else(foreign)??;
+        self.access.check_unknown(client)?;
         let tokens = match pending.request.exchange(&login.client, &code).await {
             Ok(tokens) => tokens,
             Err(error) => {
@@ -185,14 +192,15 @@ impl Logins {
         self.issuers.of_the_page().find(|issuer| issuer.name() == name)
     }
 
-    /// Returns the URL to which the issuer sends the browser back: the origin at which the browser is. The issuer allows it only if it knows
-    /// it.
-    fn redirect_uri<T>(&self, request: &Request<T>) -> Option<String> {
+    /// Returns the URL to which the issuer with this name sends the browser back, at the origin at which the browser is. The issuer
+    /// allows it only if it knows it.
+    fn redirect_uri<T>(&self, request: &Request<T>, issuer: &str) -> Option<String> {
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let authority = request.uri().authority().cloned().or_else(|| host?.parse().ok())?;
         let is_loopback = matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]");
         let scheme = if is_loopback && !self.has_tls { "http" } else { "https" };
-        (!authority.as_str().contains('@')).then(|| format!("{scheme}://{authority}{CALLBACK_PATH}"))
+        (!authority.as_str().contains('@'))
+            .then(|| format!("{scheme}://{authority}{CALLBACK_PREFIX}{issuer}"))
     }
 }
 

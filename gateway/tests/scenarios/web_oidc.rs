@@ -19,6 +19,8 @@ use tokio::time::{sleep, timeout};
 use crate::web::{Browser, services, with_page};
 
 const SESSION: &str = "/web/v1/session";
+const CALLBACK: &str = "/web/v1/callback/test";
+const ISS: &str = "iss=https%3A%2F%2Fissuer.example.com";
 const WATCH: &str = "/agents/prod/kubernetes/api/v1/pods?watch=true";
 const PEOPLE: &str =
     "{name: people, oidc: {issuer: test, claims: {team: a}}, agents: [prod], services: [kubernetes]}";
@@ -69,7 +71,7 @@ impl Page {
     /// Returns the path of the redirect with which the issuer ends a login of a person with these claims.
     fn authorize(&self, url: &str, claims: &Value) -> String {
         let query = self.issuer.authorize(url, &self.key, claims);
-        format!("/web/v1/callback?{query}")
+        format!("{CALLBACK}?{query}")
     }
 
     /// Comes back from the issuer, as from another site.
@@ -155,7 +157,10 @@ async fn person_logs_in_at_an_issuer() {
         url.starts_with("https://issuer.example.com/authorize?response_type=code&client_id=kas&"),
         "{url}"
     );
-    assert!(url.contains("redirect_uri=https%3A%2F%2Fkas.example.com%3A8156%2Fweb%2Fv1%2Fcallback"), "{url}");
+    assert!(
+        url.contains("redirect_uri=https%3A%2F%2Fkas.example.com%3A8156%2Fweb%2Fv1%2Fcallback%2Ftest&"),
+        "{url}"
+    );
     assert!(url.contains("code_challenge_method=S256") && url.contains("scope=openid"), "{url}");
     let back = page.authorize(&url, &of_the_team(json!({})));
     let response = page.come_back(&back, &cookie_of_login).await;
@@ -178,9 +183,9 @@ async fn failed_login_at_an_issuer_says_why() {
     let back = page.authorize(&url, &of_the_team(json!({"team": "b"})));
     Page::refuses(page.come_back(&back, &cookie).await, 401, "no-matching-caller").await;
     let state = url.split("state=").nth(1).unwrap().split('&').next().unwrap();
-    let denied = format!("/web/v1/callback?error=access_denied&error_description=%3Cb%3E&state={state}");
+    let denied = format!("{CALLBACK}?error=access_denied&error_description=%3Cb%3E&state={state}&{ISS}");
     Page::refuses(page.come_back(&denied, &cookie).await, 401, "access_denied: &lt;b&gt;").await;
-    let other = format!("/web/v1/callback?code=c&iss=https://evil.example.com&state={state}");
+    let other = format!("{CALLBACK}?code=c&iss=https://evil.example.com&state={state}");
     Page::refuses(page.come_back(&other, &cookie).await, 502, "another issuer").await;
     page.issuer.set(Behavior::Down);
     let back = page.authorize(&url, &of_the_team(json!({})));
@@ -212,6 +217,24 @@ async fn attack_92_callback_with_the_state_of_another_browser_is_refused() {
     }
 }
 
+/// The attacker is one of two issuers, and sends the browser on to the other one with its own `state`: kas would send it the code of
+/// the other issuer (RFC 9700 section 4.4).
+#[tokio::test(start_paused = true)]
+async fn attack_92_code_of_another_issuer_is_refused() {
+    let page = page();
+    let (url, cookie) = page.begin().await;
+    let back = page.authorize(&url, &of_the_team(json!({})));
+    let query = back.split_once('?').unwrap().1;
+    for path in ["/web/v1/callback/honest", "/web/v1/callback/", "/web/v1/callback/test/"] {
+        let response = page.come_back(&format!("{path}?{query}"), &cookie).await;
+        Page::refuses(response, 400, "another issuer than the one of this login").await;
+    }
+    // This issuer announces that its redirects name it.
+    let (nameless, _) = back.split_once("&iss=").unwrap();
+    Page::refuses(page.come_back(nameless, &cookie).await, 502, "does not name the issuer (iss)").await;
+    assert_eq!(page.come_back(&back, &cookie).await.status(), 303, "the code was sent to nobody");
+}
+
 #[tokio::test(start_paused = true)]
 async fn attack_92_code_that_is_used_twice_is_refused() {
     let page = page();
@@ -224,7 +247,7 @@ async fn attack_92_code_that_is_used_twice_is_refused() {
     let stolen = page.authorize(&other, &of_the_team(json!({})));
     let code = stolen.split("code=").nth(1).unwrap().split('&').next().unwrap();
     let state = url.split("state=").nth(1).unwrap().split('&').next().unwrap();
-    let injected = format!("/web/v1/callback?code={code}&state={state}");
+    let injected = format!("{CALLBACK}?code={code}&state={state}&{ISS}");
     Page::refuses(page.come_back(&injected, &login).await, 401, "invalid_grant").await;
 }
 
@@ -235,7 +258,7 @@ async fn attack_92_guessed_codes_are_limited() {
     let state = url.split("state=").nth(1).unwrap().split('&').next().unwrap();
     let mut statuses = Vec::new();
     for number in 0..70 {
-        let guess = format!("/web/v1/callback?code=guess-{number}&state={state}");
+        let guess = format!("{CALLBACK}?code=guess-{number}&state={state}&{ISS}");
         statuses.push(page.come_back(&guess, &login).await.status().as_u16());
     }
     assert_eq!((statuses[0], statuses[69]), (401, 429), "{statuses:?}");

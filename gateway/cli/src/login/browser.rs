@@ -23,7 +23,7 @@ pub(super) async fn log_in(
     print_notice(&format!("To log in, open this page in a browser on this machine:\n{url}"));
     open(&url);
 
-    let code = server.wait(request.clone(), client.issuer.clone()).await?;
+    let code = server.wait(request.clone(), client.clone()).await?;
     request.exchange(client, &code).await
 }
 

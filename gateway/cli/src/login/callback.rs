@@ -46,7 +46,7 @@ pub(super) struct RedirectUriError;
 struct Expected {
     path: String,
     request: AuthorizationRequest,
-    issuer: String,
+    client: OauthClient,
 }
 
 /// A server that is bound and does not accept connections yet.
@@ -91,13 +91,13 @@ impl CallbackServer {
         format!("http://{}:{}{}", self.redirect.host, self.redirect.address.port(), self.redirect.path)
     }
 
-    /// Waits for the redirect of the login at this issuer, and returns its code. Other requests are refused.
+    /// Waits for the redirect of the login at the issuer of this client, and returns its code. Other requests are refused.
     pub(super) async fn wait(
         self,
         request: AuthorizationRequest,
-        issuer: String,
+        client: OauthClient,
     ) -> Result<String, LoginError> {
-        let expected = Arc::new(Expected { path: self.redirect.path, request, issuer });
+        let expected = Arc::new(Expected { path: self.redirect.path, request, client });
         let accept = async {
             let mut connections = JoinSet::new();
             loop {
@@ -151,7 +151,7 @@ impl Expected {
         if method != Method::GET || uri.path() != self.path {
             return (StatusCode::NOT_FOUND, "kas login waits for another page.\n", None);
         }
-        let code = self.request.code(uri.query().unwrap_or_default(), &self.issuer);
+        let code = self.request.code(uri.query().unwrap_or_default(), &self.client);
         match code {
             None => (StatusCode::BAD_REQUEST, "This is not the login that kas waits for.\n", None),
             Some(Ok(code)) => {
@@ -167,6 +167,8 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
+    use oidc::{IssuerClient, ProviderMetadata, RequestedToken};
+
     use super::*;
 
     #[test]
@@ -197,7 +199,13 @@ mod tests {
             "state": "s1", "nonce": "n", "verifier": "v", "redirect_uri": "http://localhost/callback",
         }));
         let request: AuthorizationRequest = request.unwrap();
-        let expected = Expected { path: "/callback".into(), request, issuer: "https://a".into() };
+        let metadata =
+            r#"{"issuer": "https://a", "jwks_uri": "https://a/keys", "token_endpoint": "https://a/token"}"#;
+        let metadata = ProviderMetadata::parse(metadata.as_bytes(), "https://a").unwrap();
+        let (source, kind) = (Arc::new(IssuerClient::new(None)), RequestedToken::Id);
+        let client =
+            OauthClient::new(source, "https://a".into(), "kas".into(), None, &metadata, kind).unwrap();
+        let expected = Expected { path: "/callback".into(), request, client };
         let result = |uri: &str| {
             let (status, _, result) = expected.handle(&Method::GET, &uri.parse().unwrap());
             (status.as_u16(), result.map(|result| result.map_err(|error| error.to_string())))

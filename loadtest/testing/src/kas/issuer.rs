@@ -227,6 +227,7 @@ impl DocumentSource for TestIssuer {
                         "jwks_uri": format!("{}/keys", Self::URL),
                         "authorization_endpoint": format!("{}/authorize", Self::URL),
                         "token_endpoint": format!("{}/token", Self::URL),
+                        "authorization_response_iss_parameter_supported": true,
                     })
                 }
                 "/keys" => json!({"keys": *self.0.keys.lock()}),
