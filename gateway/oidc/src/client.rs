@@ -1,7 +1,9 @@
-//! The HTTP client for issuers. Their responses are not trusted: bytes and time are limited, and redirects are not followed.
+//! The HTTP client for issuers. Their responses are not trusted: bytes and time are limited, redirects are not followed, and the
+//! endpoints that an issuer names must not lead into the network of kas.
 
 use std::{
     fmt,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::Duration,
@@ -9,20 +11,22 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Request, StatusCode,
+    HeaderValue, Request, StatusCode, Uri,
     header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioIo},
 };
+use outbound::AddressPolicy;
 use proto::ErrorChain;
 use router::BoxFuture;
 use rustls::{ClientConfig, RootCertStore};
-use settings::unreadable;
+use settings::{Network, unreadable};
 use tokio::{task::spawn_blocking, time::timeout};
+use tower::service_fn;
 
 use super::EndpointUrl;
 
@@ -57,9 +61,13 @@ pub trait DocumentSource: fmt::Debug + Send + Sync {
 #[error("{0}")]
 pub struct FetchError(String);
 
-/// Connects to issuers by HTTP or HTTPS.
+/// Connects to an issuer by HTTP or HTTPS.
 #[derive(Debug)]
 pub struct IssuerClient {
+    /// The addresses to which it may connect, or all of them.
+    addresses: Option<Arc<AddressPolicy>>,
+    /// The host of the issuer, if it is an address or `localhost`: the configuration names this machine, and not the issuer or its DNS.
+    named_machine: Option<String>,
     authority: Option<PathBuf>,
     /// TLS with the authorities of the system, which are read once.
     system: OnceLock<Arc<ClientConfig>>,
@@ -85,7 +93,17 @@ impl FetchError {
 impl IssuerClient {
     /// Creates a client that trusts the authorities of a PEM file, which is read for each request, or those of the system.
     pub fn new(authority: Option<PathBuf>) -> Self {
-        Self { authority, system: OnceLock::new() }
+        Self { addresses: None, named_machine: None, authority, system: OnceLock::new() }
+    }
+
+    /// Connects only to these networks, or to all but special addresses. The machine of the issuer with this URL is allowed, if the URL
+    /// names it by its address or as `localhost`.
+    #[must_use]
+    pub fn within(self, networks: &[Network], issuer: &str) -> Self {
+        let host = issuer.parse::<Uri>().ok().and_then(|url| url.host().map(str::to_owned));
+        let is_machine = |host: &String| host == "localhost" || bare(host).parse::<IpAddr>().is_ok();
+        let addresses = AddressPolicy::new("oidc.issuers[].allowed_networks", networks);
+        Self { addresses: Some(Arc::new(addresses)), named_machine: host.filter(is_machine), ..self }
     }
 
     /// Checks that the file holds certificates. This blocks.
@@ -103,8 +121,17 @@ impl IssuerClient {
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("kas/", env!("CARGO_PKG_VERSION"))));
         let exchange = async {
             let tls = self.tls().await?;
-            let mut http = HttpConnector::new();
-            http.enforce_http(false);
+            let is_named = url.uri().host() == self.named_machine.as_deref();
+            let rules = self.addresses.clone().filter(|_| !is_named);
+            let http = service_fn(move |url: Uri| {
+                let rules = rules.clone();
+                async move {
+                    let host = bare(url.host().unwrap_or_default());
+                    let port =
+                        url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
+                    outbound::connect(host, port, rules.as_deref(), TIMEOUT).await.map(TokioIo::new)
+                }
+            });
             // Requests are rare: a connection is not kept.
             let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new())
                 .pool_max_idle_per_host(0)
@@ -160,6 +187,11 @@ impl DocumentSource for IssuerClient {
             .body(Full::from(form));
         Box::pin(self.send(url, request.expect("a valid request")))
     }
+}
+
+/// Returns a host of a URL without the brackets of an IPv6 address.
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 fn read_roots(file: &Path) -> Result<RootCertStore, String> {
@@ -221,5 +253,31 @@ mod tests {
     async fn response_that_does_not_end_is_an_error() {
         let error = get("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{").await.unwrap_err();
         assert!(error.ends_with("no response within 5 s"), "{error}");
+    }
+
+    /// The issuer names its keys and its endpoint for tokens, and could name a listener of kas.
+    #[tokio::test]
+    async fn endpoint_in_the_network_of_kas_is_refused() {
+        let (url, _server) = server("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}".to_owned()).await;
+        let by_name: EndpointUrl = url.to_string().replace("127.0.0.1", "localhost").parse().unwrap();
+        let loopback = ["127.0.0.0/8".parse().unwrap()];
+        for (issuer, networks, expected) in [
+            ("https://issuer.example.com", &[][..], [false, false]),
+            ("https://localhost.example.com", &[], [false, false]),
+            ("https://issuer.example.com", &loopback, [true, true]),
+            ("http://127.0.0.1:5556/dex", &[], [true, false]),
+            ("http://localhost:5556/dex", &[], [false, true]),
+        ] {
+            let client = IssuerClient::new(None).within(networks, issuer);
+            let fetched = [client.get(&url).await, client.get(&by_name).await];
+            assert_eq!([fetched[0].is_ok(), fetched[1].is_ok()], expected, "{issuer}");
+            let posted = client.post(&url, "code=secret".to_owned()).await;
+            assert_eq!(posted.is_ok(), expected[0], "{issuer}");
+            if let Err(error) = posted {
+                let what =
+                    "127.0.0.1 is a loopback address, which oidc.issuers[].allowed_networks does not name";
+                assert!(error.to_string().contains(what), "{error}");
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
-use settings::AnyDuration;
+use settings::{AnyDuration, Network};
 
 /// Section `oidc`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -36,6 +36,10 @@ pub struct IssuerConfig {
     /// The certificate authority of the issuer (PEM). Without it the authorities of the system are trusted.
     #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
+    /// The networks to which kas connects for this issuer. Without them, all but addresses with a special meaning.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub allowed_networks: Vec<Network>,
     /// The difference of clocks that is tolerated for `exp` and `nbf`.
     #[serde(default = "default_leeway", with = "Leeway")]
     pub leeway: Duration,

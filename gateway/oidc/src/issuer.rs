@@ -58,7 +58,9 @@ impl Issuers {
     /// Checks the section `oidc` of a configuration file. Files with authorities are read, and no issuer is contacted.
     pub fn read(file: &Path, config: &OidcConfig) -> Result<Self, ConfigError> {
         Self::with_sources(file, config, |index, authority| {
-            let client = IssuerClient::new(authority.as_ref().map(|path| path.value.clone()));
+            let entry = &config.issuers[index];
+            let path = authority.as_ref().map(|path| path.value.clone());
+            let client = IssuerClient::new(path).within(&entry.allowed_networks, &entry.issuer.value);
             match (client.check(), authority) {
                 (Err(what), Some(path)) => {
                     let key = format!("oidc.issuers[{index}].ca_certificate_file");

@@ -17,7 +17,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use oidc::{AuthorizationRequest, LoginError};
+use oidc::{AuthorizationRequest, LoginError, OauthClient};
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
