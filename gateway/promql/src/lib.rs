@@ -12,6 +12,7 @@
 //! * **The result is an intersection.** Matchers are added, and none is removed.
 #![warn(missing_docs)]
 
+mod absent;
 mod complexity;
 mod endpoints;
 mod error;

@@ -6,6 +6,7 @@ use promql_parser::{
 };
 
 use super::{
+    absent,
     complexity::{MAX_BYTES, ParserBudget, too_long},
     labels::Labels,
     spelling,
@@ -89,7 +90,14 @@ fn enforce(expression: &mut Expr, labels: &Labels) -> Result<(), QueryError> {
         Expr::Call(call) if call.func.name == "info" => Err(QueryError::not_enforceable(
             "info() reads series without a selector: this caller may see only series with certain labels, and cannot use it",
         )),
-        Expr::Call(call) => call.args.args.iter_mut().try_for_each(|argument| enforce(argument, labels)),
+        Expr::Call(call) => {
+            let named = absent::labels(call);
+            call.args.args.iter_mut().try_for_each(|argument| enforce(argument, labels))?;
+            let left = absent::labels(call);
+            let lost = named.into_iter().filter(|(name, _)| !left.contains_key(name));
+            lost.for_each(|(name, value)| absent::add_label(expression, &name, &value));
+            Ok(())
+        }
         Expr::NumberLiteral(_) | Expr::StringLiteral(_) => Ok(()),
         Expr::Extension(_) => Err(QueryError::not_enforceable("this PromQL is not supported by Prometheus")),
     }
@@ -103,7 +111,10 @@ fn add(selector: &mut VectorSelector, labels: &Labels) -> Result<(), QueryError>
         ));
     }
 
-    selector.matchers.matchers.extend_from_slice(labels.matchers());
+    let own = &mut selector.matchers.matchers;
+    let missing: Vec<_> =
+        labels.matchers().iter().filter(|matcher| !own.contains(matcher)).cloned().collect();
+    own.extend(missing);
     // In the order of the printer.
     selector.matchers.matchers.sort_by_cached_key(ToString::to_string);
     Ok(())

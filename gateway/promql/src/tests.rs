@@ -92,7 +92,7 @@ fn every_selector_gets_the_matcher() {
         (r#"up{ns=~".*"}"#, r#"up{ns="a",ns=~".*"}"#),
         (r#"up{ns!="a"}"#, r#"up{ns!="a",ns="a"}"#),
         (r#"up{ns!~"a|b"}"#, r#"up{ns!~"a|b",ns="a"}"#),
-        (r#"up{ns="a"}"#, r#"up{ns="a",ns="a"}"#),
+        (r#"up{ns="a"}"#, r#"up{ns="a"}"#),
         // Forms that a careless parser could read differently.
         ("up # {", r#"up{ns="a"}"#),
         ("# up{ns=\"a\"}\nsecret", r#"secret{ns="a"}"#),
@@ -109,6 +109,30 @@ fn every_selector_gets_the_matcher() {
         assert_eq!(rewrite(query).unwrap(), rewritten, "{query}");
         assert!(rewrite(rewritten).is_ok(), "{rewritten}");
     }
+}
+
+/// A second matcher of the same label would remove it from the result.
+#[test]
+fn absent_series_keep_the_labels_that_the_caller_named() {
+    for (query, rewritten) in [
+        (r#"absent(up{ns="a"})"#, r#"absent(up{ns="a"})"#),
+        (r#"absent_over_time(up{job="x",ns="a"}[5m])"#, r#"absent_over_time(up{job="x",ns="a"}[5m])"#),
+        (r#"absent(up{ns="b"})"#, r#"label_replace(absent(up{ns="a",ns="b"}), "ns", "b", "ns", "")"#),
+        (
+            r#"1 + absent_over_time(up{ns="$b"}[5m])"#,
+            r#"1 + label_replace(absent_over_time(up{ns="$b",ns="a"}[5m]), "ns", "$$b", "ns", "")"#,
+        ),
+        (r#"absent(up{ns=~"a"})"#, r#"absent(up{ns="a",ns=~"a"})"#),
+        (r#"absent(sum(up{ns="b"}))"#, r#"absent(sum(up{ns="a",ns="b"}))"#),
+        (r#"rate(up{ns="b"}[5m])"#, r#"rate(up{ns="a",ns="b"}[5m])"#),
+    ] {
+        assert_eq!(rewrite(query).unwrap(), rewritten, "{query}");
+    }
+    let labels = labels(&[("ns", &["a", "b"])]);
+    assert_eq!(
+        Rewriter::new(&labels).expression(r#"absent(up{ns="a"})"#).unwrap(),
+        r#"label_replace(absent(up{ns="a",ns=~"a|b"}), "ns", "a", "ns", "")"#
+    );
 }
 
 /// Prometheus reads them in the same way: see the test against it.
