@@ -31,6 +31,8 @@ use crate::{
 
 /// Bytes that are read at once from a connection outside of the tunnel.
 const READ_BYTES: usize = 32 << 10;
+/// Bytes that are read at once where a task carries the bytes of the tunnel.
+const IO_BYTES: usize = 8 << 10;
 
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
@@ -83,7 +85,7 @@ pub fn take<B>(response: &mut Response<B>) -> Option<UpgradedStream> {
 /// Copies both ways between the tunnel and a connection outside of it, until both directions have ended.
 ///
 /// Each direction ends on its own: its end is forwarded as a half-close. An error of either side aborts both, and so does
-/// dropping the future.
+/// dropping the future. A tunnel that takes no more input may still have output, which arrives.
 ///
 /// # Errors
 ///
@@ -97,12 +99,26 @@ where
             let (reader, writer) = tokio::io::split(outside);
             tokio::try_join!(copy_outward(receiving, writer), copy_inward(reader, &mut sending))?;
         }
-        RawStream::Io { mut io, .. } => {
-            let mut outside = outside;
-            tokio::io::copy_bidirectional(&mut io, &mut outside).await?;
-        }
+        RawStream::Io { io, .. } => splice_io(io, outside).await?,
     }
     Ok(())
+}
+
+/// Copies both ways between the task that carries the bytes of the tunnel and a connection outside of it.
+async fn splice_io(
+    tunnel: impl AsyncRead + AsyncWrite + Unpin,
+    outside: impl AsyncRead + AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let (from_tunnel, to_tunnel) = tokio::io::split(tunnel);
+    let (from_outside, to_outside) = tokio::io::split(outside);
+    let output = async { copy_io(from_tunnel, to_outside).await.map_err(CopyError::into_inner) };
+    let input = async {
+        match copy_io(from_outside, to_tunnel).await {
+            Ok(()) | Err(CopyError::Write(_)) => Ok(()),
+            Err(CopyError::Read(error)) => Err(error),
+        }
+    };
+    tokio::try_join!(output, input).map(drop)
 }
 
 /// Copies both ways between the tunnel and the connection of a cluster, as [`splice`] does. The bytes that were read before an error still
@@ -266,6 +282,33 @@ async fn copy_across(receiving: ReceiveStream, mut sending: SendStream<Bytes>) -
     }
 }
 
+/// The side of a copy that has failed.
+enum CopyError {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+impl CopyError {
+    fn into_inner(self) -> io::Error {
+        match self {
+            Self::Read(error) | Self::Write(error) => error,
+        }
+    }
+}
+
+/// Copies one direction between two connections until its end, which it forwards.
+async fn copy_io(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> Result<(), CopyError> {
+    let mut buffer = BytesMut::with_capacity(IO_BYTES);
+    loop {
+        if from.read_buf(&mut buffer).await.map_err(CopyError::Read)? == 0 {
+            return to.shutdown().await.map_err(CopyError::Write);
+        }
+        to.write_all(&buffer).await.map_err(CopyError::Write)?;
+        to.flush().await.map_err(CopyError::Write)?;
+        buffer.clear();
+    }
+}
+
 /// Returns the next bytes, or `None` at the end.
 ///
 /// agentk ends its half before it resets a stream with NO_ERROR, and h2 returns that reset in place of the end.
@@ -304,4 +347,26 @@ async fn send_all(mut data: Bytes, sending: &mut SendStream<Bytes>) -> io::Resul
         sending.send_data(data.split_to(capacity.min(data.len())), false).map_err(io::Error::other)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    /// GitLab's agentk has ended the stream with its output, and the caller sends input meanwhile.
+    #[tokio::test]
+    async fn output_arrives_although_the_tunnel_takes_no_more_input() {
+        let (near, mut agent) = duplex(64 << 10);
+        agent.write_all(&[7; 3000]).await.unwrap();
+        drop(agent);
+        // The caller reads slowly.
+        let (outside, mut caller) = duplex(16);
+        caller.write_all(b"input").await.unwrap();
+        let mut output = Vec::new();
+        let (spliced, read) = tokio::join!(splice_io(near, outside), caller.read_to_end(&mut output));
+        assert!(spliced.is_ok() && read.is_ok(), "{spliced:?} {read:?}");
+        assert_eq!(output, [7; 3000]);
+    }
 }
