@@ -83,6 +83,9 @@ identity:
   file: /etc/kas/identity/identity.yaml
 disabled:
   file: /etc/kas/disabled/disabled.yaml
+  {{- if include "kas.redis" . }}
+  fleet_file: /var/lib/kas/disabled-fleet.json
+  {{- end }}
 {{- end -}}
 
 {{/* kas.yaml: what the chart writes, and customConfig merged over it. */}}

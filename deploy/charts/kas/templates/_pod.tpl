@@ -29,6 +29,11 @@ volumes:
   # Trees of Git repositories with configurations of agents.
   - name: tmp
     emptyDir: {sizeLimit: 512Mi}
+  {{- if include "kas.redis" . }}
+  # The kill switch of all replicas, also after a restart of the container with an empty Redis.
+  - name: state
+    emptyDir: {sizeLimit: 1Mi}
+  {{- end }}
   - name: identity
     secret: {secretName: {{ include "kas.identitySecret" . }}}
   {{- with include "kas.tlsSecret" . }}
@@ -82,6 +87,9 @@ volumeMounts:
   - {name: config, mountPath: /etc/kas/kas.yaml, subPath: kas.yaml}
   - {name: disabled, mountPath: /etc/kas/disabled, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- if include "kas.redis" . }}
+  - {name: state, mountPath: /var/lib/kas}
+  {{- end }}
   - {name: identity, mountPath: /etc/kas/identity, readOnly: true}
   {{- if include "kas.tlsSecret" . }}
   - {name: tls, mountPath: /etc/kas/tls, readOnly: true}
