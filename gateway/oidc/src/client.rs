@@ -127,8 +127,8 @@ impl IssuerClient {
                 let rules = rules.clone();
                 async move {
                     let host = bare(url.host().unwrap_or_default());
-                    let port =
-                        url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
+                    let default_port = if url.scheme_str() == Some("http") { 80 } else { 443 };
+                    let port = url.port_u16().unwrap_or(default_port);
                     outbound::connect(host, port, rules.as_deref(), TIMEOUT).await.map(TokioIo::new)
                 }
             });
