@@ -13,6 +13,7 @@
 
 mod attendance;
 mod cluster;
+mod commands;
 mod diff;
 mod drift;
 mod events;

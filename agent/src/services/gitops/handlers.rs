@@ -13,11 +13,10 @@ use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
-    agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{
         CLUSTER_PATH, DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
-        ProjectList, ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery,
-        SyncDecoder, SyncFrame, SyncHead,
+        ProjectList, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
+        SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
@@ -29,9 +28,8 @@ use tokio::{
 use tunnel::Body;
 
 use super::{
-    Gitops, attendance, diff,
+    Gitops, attendance, commands, diff,
     project::Submitted,
-    recovery::PLAN,
     sources::QUEUE,
     worker::{self, APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED},
 };
@@ -333,10 +331,10 @@ impl GitopsHandler {
             "sync" => Vec::new(),
             "suspend" => vec![(SUSPENDED, "true".to_owned())],
             "resume" => vec![(SUSPENDED, String::new())],
-            "approve" => vec![(APPROVED, approval(&status, query)?)],
-            "recover" => vec![(RECOVER, recovery(&status, query)?)],
+            "approve" => vec![(APPROVED, commands::approval(&status, query)?)],
+            "recover" => vec![(RECOVER, commands::recovery(&status, query)?)],
             "prune" => {
-                check_orphaned(&status)?;
+                commands::check_orphaned(&status)?;
                 vec![(PRUNE, "true".to_owned()), (SUSPENDED, String::new())]
             }
             _ => {
@@ -387,64 +385,6 @@ async fn read_files(mut body: Body) -> Result<(SyncHead, Vec<SourceFile>), Servi
     decoder.ended().map_err(|error| bad_request(&error.to_string()))?;
     let head = head.filter(|_| complete).ok_or_else(|| bad_request("the sync has no head"))?;
     Ok((head, files))
-}
-
-/// Returns the code of the deletions that a caller approves, if they are those that wait.
-fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {
-    let ProjectStatus { project, state, held, .. } = status;
-    let is_tried = |settings: &ManifestProject| settings.dry_run_strategy != DryRunStrategy::None;
-    if status.settings.as_deref().is_some_and(is_tried) {
-        return Err(bad_request(&format!(
-            "{project} is a dry run (dry_run_strategy), which deletes nothing"
-        )));
-    }
-    let Some(held) = held else {
-        let state = state.as_str();
-        return Err(bad_request(&format!(
-            "nothing of {project} waits for an approval: its state is {state}"
-        )));
-    };
-    match query.and_then(|query| query.strip_prefix("code=")) {
-        Some(code) if code == held.code => Ok(held.code.clone()),
-        Some(_) => Err(bad_request(&format!(
-            "this is not the code of the deletions of {project} that wait now, which may be other objects: look at them with kas gitops show"
-        ))),
-        None => Err(bad_request("an approval needs ?code=<code>, which kas gitops show prints")),
-    }
-}
-
-/// Returns the value of the command to make an inventory anew: the code of a plan that the caller has seen, or the wish for a plan.
-fn recovery(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {
-    let ProjectStatus { project, state, recovery, .. } = status;
-    if *state != ProjectState::InventoryLost {
-        return Err(bad_request(&format!(
-            "the inventory of {project} is not lost: its state is {}",
-            state.as_str()
-        )));
-    }
-    match query.and_then(|query| query.strip_prefix("code=")) {
-        None => Ok(PLAN.to_owned()),
-        Some(code) if recovery.as_ref().is_some_and(|plan| plan.code == code) => Ok(code.to_owned()),
-        Some(_) => Err(bad_request(&format!(
-            "the inventory of {project} would be another one now: look at it with kas gitops recover, and approve it again"
-        ))),
-    }
-}
-
-/// Only the objects of a project that nobody wants any more are deleted without a commit.
-fn check_orphaned(status: &ProjectStatus) -> Result<(), ServiceError> {
-    let ProjectStatus { project, state, message, .. } = status;
-    match state {
-        ProjectState::Orphaned => Ok(()),
-        ProjectState::InventoryLost => Err(bad_request(&format!(
-            "the inventory of {project} was lost, so that nothing can be pruned: {message}"
-        ))),
-        state => Err(bad_request(&format!(
-            "only a project that left the configuration can be pruned, and the state of {project} is {}: remove it from \
-             gitops.manifest_projects first",
-            state.as_str()
-        ))),
-    }
 }
 
 async fn read_json<T: DeserializeOwned>(request: Request<Body>, max_bytes: usize) -> Result<T, ServiceError> {
