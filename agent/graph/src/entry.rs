@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use object_health::{Assessment, AssessmentContext};
+use object_health::{Assessment, AssessmentContext, JudgedParts};
 use proto::graph::{HealthState, Ready, Relation};
 use serde_json::Value;
 
@@ -58,8 +58,8 @@ pub(crate) struct Facts {
     pub(crate) details: Box<[(&'static str, Text)]>,
     pub(crate) health: HealthState,
     pub(crate) message: Box<str>,
-    /// The health says how the objects are that it owns.
-    pub(crate) judges_parts: bool,
+    /// The objects that it owns and about which its health says how they are.
+    pub(crate) judged_parts: JudgedParts,
     /// The time at which it is healthy if nothing changes until then, in seconds since 1970: the crashes of its containers are forgotten,
     /// or its controller writes no status.
     pub(crate) healthy_from: Option<i64>,
@@ -120,7 +120,7 @@ pub(crate) fn read(
     };
     let assessment = object_health::assess(object, context);
     let healthy_from = object_health::healthy_from(object, &assessment, context).map(time::of);
-    let judges_parts = object_health::judges_parts(object, &assessment, context);
+    let judged_parts = object_health::judged_parts(object, &assessment, context);
     let Assessment { health, reason } = assessment;
     let Summary { status, ready, restarts, images, details } = summarize(group, kind, object);
     let mut intern = |text: &str| interner.get(text);
@@ -182,7 +182,7 @@ pub(crate) fn read(
         details: details.into_iter().map(|(key, value)| (key, intern(&value))).collect(),
         health,
         message: cut(&reason, MAX_MESSAGE).into(),
-        judges_parts,
+        judged_parts,
         healthy_from,
         groups: groups::groups(object).iter().map(|id| intern(id)).collect(),
         selector: references::pod_selector(group, kind, object).map(Box::new),

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use object_health::JudgedParts;
 use proto::graph::{Attention, Group, GroupHealth, GroupList, HealthReport, HealthState};
 
 use crate::{
@@ -137,8 +138,15 @@ impl Graph {
     /// Returns whether the health of an owner says how an object is. That of a custom resource is the opinion of its controller, which
     /// may not look at what runs.
     fn judges(&self, owner: &Entry, part: &Entry) -> bool {
+        let is_judged = match owner.facts.judged_parts {
+            JudgedParts::None => false,
+            JudgedParts::All => true,
+            JudgedParts::FailedBefore(success) => {
+                part.facts.health != HealthState::Degraded || time::at(part.facts.created) <= success
+            }
+        };
         let api = self.api(part);
-        owner.facts.judges_parts
+        is_judged
             && (object_health::is_built_in(&self.api(owner).group)
                 || !object_health::is_workload(&api.group, &api.kind))
     }

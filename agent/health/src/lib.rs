@@ -146,16 +146,32 @@ pub fn healthy_from(
     }
 }
 
-/// Returns whether the health of an object says how the objects are that it owns, those of [`is_workload`] included for the kinds of
-/// Kubernetes.
-///
-/// A stopped object says nothing about its parts, and neither does a kind that always counts as healthy.
-pub fn judges_parts(object: &Value, assessment: &Assessment, context: AssessmentContext<'_>) -> bool {
+/// The parts of an object, which it owns, about which its health says how they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JudgedParts {
+    /// Its health says nothing about its parts.
+    None,
+    /// Its health is that of its parts, as far as it matters.
+    All,
+    /// A part that has failed matters if it was created after this time, at which another one succeeded.
+    FailedBefore(SystemTime),
+}
+
+/// Returns the parts about which the health of an object says how they are. A stopped object says nothing about its parts, and neither does
+/// a kind that always counts as healthy.
+pub fn judged_parts(object: &Value, assessment: &Assessment, context: AssessmentContext<'_>) -> JudgedParts {
     let (group, kind) = group_kind(object);
+    let has_opinion = match is_built_in(group) {
+        true => is_workload(group, kind) && kind != "Pod",
+        false => context.rule.is_some() || data::rule(group, kind).is_some() || generic::has_evidence(object),
+    };
     match assessment.health {
-        HealthState::Suspended => false,
-        _ if is_built_in(group) => is_workload(group, kind) && kind != "Pod",
-        _ => context.rule.is_some() || data::rule(group, kind).is_some() || generic::has_evidence(object),
+        HealthState::Suspended => JudgedParts::None,
+        _ if !has_opinion => JudgedParts::None,
+        _ if (group, kind) == ("batch", "CronJob") => {
+            JudgedParts::FailedBefore(workload::last_success(object).unwrap_or(SystemTime::UNIX_EPOCH))
+        }
+        _ => JudgedParts::All,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The health of workloads.
 
+use std::time::SystemTime;
+
 use serde_json::Value;
 
 use crate::{
@@ -141,4 +143,10 @@ pub(crate) fn cron_job(object: &Value) -> Assessment {
         )),
         _ => healthy(),
     }
+}
+
+/// Returns when the last job of a CronJob ended that succeeded.
+pub(crate) fn last_success(object: &Value) -> Option<SystemTime> {
+    let time = object.pointer("/status/lastSuccessfulTime")?.as_str()?;
+    humantime::parse_rfc3339_weak(time).ok()
 }

@@ -81,6 +81,7 @@ fn owner_hides_only_the_objects_that_it_judges() {
     };
     let job = |owner| {
         let mut job = owned("batch/v1", "Job", "job", owner);
+        job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
         job["status"] = json!({"conditions": [{"type": "Failed", "status": "True"}]});
         job
     };
@@ -106,6 +107,23 @@ fn owner_hides_only_the_objects_that_it_judges() {
             "whose last run succeeded",
             cron_job,
             json!({"status": {"lastScheduleTime": "2026-01-01T00:00:00Z", "lastSuccessfulTime": "2026-01-01T00:01:00Z"}}),
+            job(cron_job),
+            Healthy,
+        ),
+        (
+            "that runs again after its first run has failed",
+            cron_job,
+            json!({"status": {"lastScheduleTime": "2026-01-01T00:05:00Z", "active": [{"name": "job-2"}]}}),
+            job(cron_job),
+            Degraded,
+        ),
+        (
+            "that runs again after a run that succeeded after this one",
+            cron_job,
+            json!({"status": {
+                "lastScheduleTime": "2026-01-01T00:05:00Z", "lastSuccessfulTime": "2026-01-01T00:01:00Z",
+                "active": [{"name": "job-2"}],
+            }}),
             job(cron_job),
             Healthy,
         ),
