@@ -138,6 +138,7 @@ impl ApplySet {
             version: text("v1"),
             plural: text("configmaps"),
             namespaced: true,
+            has_status: false,
         };
         let (namespace, name) = (self.namespace.clone(), self.name.clone());
         (kind, ObjectId { group: String::new(), kind: text("ConfigMap"), namespace, name })

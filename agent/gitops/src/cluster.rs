@@ -94,6 +94,8 @@ pub struct Kind {
     pub plural: String,
     /// Its objects are in namespaces.
     pub namespaced: bool,
+    /// The API server keeps the status of its objects apart, so that a controller is to write one.
+    pub has_status: bool,
 }
 
 /// The result of the lookup of a kind in a cluster.

@@ -83,7 +83,7 @@ impl FakeCluster {
     pub(crate) fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
         let text = str::to_owned;
         let kind = GroupKind { group: text(group), kind: text(kind) };
-        let kind = Kind { kind, version: text(version), plural: text(plural), namespaced };
+        let kind = Kind { kind, version: text(version), plural: text(plural), namespaced, has_status: false };
         self.world.lock().kinds.push(kind);
     }
 

@@ -572,7 +572,7 @@ fn segment(id: &ObjectId) -> Cow<'_, str> {
 
 /// Returns the builder of requests for a kind in a namespace, or in all of them.
 pub(crate) fn path(kind: &Kind, namespace: &str) -> kube::core::Request {
-    let Kind { kind: GroupKind { group, kind }, version, plural, namespaced } = kind;
+    let Kind { kind: GroupKind { group, kind }, version, plural, namespaced, .. } = kind;
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
     let namespace = (*namespaced && !namespace.is_empty()).then_some(namespace);
     kube::core::Request::new(<DynamicObject as kube::Resource>::url_path(&resource, namespace))
@@ -643,6 +643,10 @@ impl KnownKinds {
                         version: version.version.clone().unwrap_or_default(),
                         plural: resource.resource.unwrap_or_default(),
                         namespaced: resource.scope.as_deref() == Some("Namespaced"),
+                        has_status: resource
+                            .subresources
+                            .iter()
+                            .any(|it| it.subresource.as_deref() == Some("status")),
                     },
                 });
             }
@@ -666,6 +670,7 @@ impl KnownKinds {
                         version: resource.version,
                         plural: resource.plural,
                         namespaced: capabilities.scope == Scope::Namespaced,
+                        has_status: capabilities.subresources.iter().any(|(it, _)| it.plural == "status"),
                     },
                 });
             }
@@ -723,8 +728,13 @@ mod tests {
             json!({"items": [{"metadata": {"name": "a", "managedFields": [manager]}}]})
         });
         let kind = GroupKind { group: "apps".to_owned(), kind: "Deployment".to_owned() };
-        let kind =
-            Kind { kind, version: "v1".to_owned(), plural: "deployments".to_owned(), namespaced: true };
+        let kind = Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: "deployments".to_owned(),
+            namespaced: true,
+            has_status: true,
+        };
         let listed = cluster.list(&kind, "default", "", true).await.unwrap();
         let managers = json!([{"manager": "agentk", "operation": "Apply"}]);
         let whole = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a", "managedFields": managers}});
@@ -746,7 +756,13 @@ mod tests {
             json!({"items": [{"metadata": large}, {"metadata": strange}], "metadata": {"continue": "next"}})
         });
         let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-        let kind = Kind { kind, version: "v1".to_owned(), plural: "configmaps".to_owned(), namespaced: true };
+        let kind = Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: "configmaps".to_owned(),
+            namespaced: true,
+            has_status: false,
+        };
         let page = cluster.metadata_page(&kind, "shop", "", |key| key.starts_with("kept/"), None);
         let MetadataPage { objects, next } = page.await.unwrap();
         assert_eq!(next.as_deref(), Some("next"));
@@ -778,7 +794,13 @@ mod tests {
         });
         let cluster = KubeCluster::new(move || Client::new(service, "default"));
         let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-        let kind = Kind { kind, version: "v1".to_owned(), plural: "configmaps".to_owned(), namespaced: true };
+        let kind = Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: "configmaps".to_owned(),
+            namespaced: true,
+            has_status: false,
+        };
         let named = cluster.acting_as("shop", "deployer").with_user_agent("agentk/1 gitops/2 (a)");
         let listed = named.with_user_agent("no\nheader").list(&kind, "default", "", true).await.unwrap();
         assert_eq!(
@@ -792,7 +814,13 @@ mod tests {
     async fn name_is_a_part_of_the_path() {
         let cluster = cluster(|path| json!({"kind": "Status", "metadata": {"name": path}}));
         let kind = GroupKind { group: "rbac.authorization.k8s.io".to_owned(), kind: "Role".to_owned() };
-        let kind = Kind { kind, version: "v1".to_owned(), plural: "roles".to_owned(), namespaced: true };
+        let kind = Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: "roles".to_owned(),
+            namespaced: true,
+            has_status: false,
+        };
         for (name, expected) in [("system:a", "system:a"), ("a|b #c", "a%7Cb%20%23c"), ("ü?", "%C3%BC%3F")] {
             let (text, group) = (str::to_owned, kind.kind.group.clone());
             let id = ObjectId { group, kind: text("Role"), namespace: text("shop"), name: text(name) };
@@ -812,7 +840,13 @@ mod tests {
     #[tokio::test]
     async fn items_that_are_no_objects_are_an_error() {
         let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-        let kind = Kind { kind, version: "v1".to_owned(), plural: "configmaps".to_owned(), namespaced: true };
+        let kind = Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: "configmaps".to_owned(),
+            namespaced: true,
+            has_status: false,
+        };
         let error = cluster(|_| json!({"items": ["a"]})).list(&kind, "default", "", true).await.unwrap_err();
         assert!(error.message.contains("is not JSON"), "{error:?}");
     }

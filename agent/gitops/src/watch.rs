@@ -135,6 +135,7 @@ mod tests {
             version: "v1".to_owned(),
             plural: "priorityclasses".to_owned(),
             namespaced: false,
+            has_status: false,
         };
         assert_eq!(change(&kind, &typed, true).fingerprint, Some(fingerprint(&metadata)));
 

@@ -18,10 +18,17 @@ impl HealthRules {
         *self.0.write() = rules.into();
     }
 
-    /// Assesses an object of a kind. `plural` is the name of the resource.
-    pub fn assess(&self, group: &str, kind: &str, plural: &str, object: &Value) -> Assessment {
+    /// Assesses an object of a kind. `plural` is the name of the resource; `has_status` is true if the API server keeps the status apart.
+    pub fn assess(
+        &self,
+        group: &str,
+        kind: &str,
+        plural: &str,
+        has_status: bool,
+        object: &Value,
+    ) -> Assessment {
         let rule = self.of(group, kind, plural);
-        assess(object, AssessmentContext { rule: rule.as_ref(), ..AssessmentContext::now(false) })
+        assess(object, AssessmentContext { rule: rule.as_ref(), ..AssessmentContext::now(has_status) })
     }
 
     /// Returns whether the health of a kind's objects can be anything but good.
@@ -46,8 +53,9 @@ mod tests {
     #[test]
     fn first_rule_of_a_kind_replaces_those_of_agentk() {
         let rules = HealthRules::default();
-        let assess =
-            || rules.assess("example.com", "Database", "databases", &json!({"kind": "Database"})).health;
+        let assess = || {
+            rules.assess("example.com", "Database", "databases", false, &json!({"kind": "Database"})).health
+        };
         assert_eq!(assess(), HealthState::Healthy);
         let read = |text: &str| serde_saphyr::from_str::<Vec<HealthRule>>(text).unwrap();
         rules.clone().set(&read(
@@ -56,7 +64,9 @@ mod tests {
         ));
         assert_eq!(assess(), HealthState::Progressing);
         assert_eq!(
-            rules.assess("", "Pod", "pods", &json!({"status": {"phase": "Succeeded"}, "kind": "Pod"})).health,
+            rules
+                .assess("", "Pod", "pods", true, &json!({"status": {"phase": "Succeeded"}, "kind": "Pod"}))
+                .health,
             HealthState::Healthy
         );
         assert!(

@@ -230,7 +230,7 @@ fn config_map(namespace: &str, name: String) -> (Kind, ObjectId) {
     let text = str::to_owned;
     let kind = GroupKind { group: String::new(), kind: text("ConfigMap") };
     let id = ObjectId { group: String::new(), kind: text("ConfigMap"), namespace: text(namespace), name };
-    (Kind { kind, version: text("v1"), plural: text("configmaps"), namespaced: true }, id)
+    (Kind { kind, version: text("v1"), plural: text("configmaps"), namespaced: true, has_status: false }, id)
 }
 
 /// Reads a key of an inventory: `<namespace>_<name>_<group>_<kind>`, where `__` in the name stands for `:`.

@@ -129,7 +129,7 @@ impl Condition {
 impl<C: Cluster> Engine<C> {
     /// Assesses an object, by the rule of the user if its kind has one.
     pub(super) fn assess(&self, kind: &Kind, object: &Value) -> Assessment {
-        self.health_rules.assess(&kind.kind.group, &kind.kind.kind, &kind.plural, object)
+        self.health_rules.assess(&kind.kind.group, &kind.kind.kind, &kind.plural, kind.has_status, object)
     }
 
     /// Returns whether an object, if it exists, meets a condition.

@@ -28,6 +28,7 @@ fn kind(id: &ObjectId) -> Kind {
         version: "v1".to_owned(),
         plural: String::new(),
         namespaced: !id.namespace.is_empty(),
+        has_status: false,
     }
 }
 

@@ -382,7 +382,8 @@ impl World {
         }
         let namespaced = object["spec"]["scope"] == "Namespaced";
         let plural = object["spec"]["names"]["plural"].as_str().unwrap_or_default().to_owned();
-        self.kinds.push(Kind { kind, version: "v1".to_owned(), plural, namespaced });
+        let has_status = object.pointer("/spec/versions/0/subresources/status").is_some();
+        self.kinds.push(Kind { kind, version: "v1".to_owned(), plural, namespaced, has_status });
     }
 
     /// Does what controllers do with an object: workloads become healthy, and claims are bound.

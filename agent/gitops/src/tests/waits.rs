@@ -33,6 +33,24 @@ async fn wave_waits_for_the_health_that_a_rule_of_the_user_says() {
     assert_eq!(project.engine.health().await.unwrap().len(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn wave_waits_for_the_first_status_of_a_custom_resource() {
+    let definition = "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\n\
+        metadata: {name: databases.example.com}\n\
+        spec: {group: example.com, scope: Namespaced, names: {kind: Database, plural: databases}, \
+        versions: [{name: v1, subresources: {status: {}}}]}\n";
+    let mut project = Project::new();
+    let input = project.input(&[definition, DATABASE, LATE].concat());
+    let outcome = project.pass(&input, &Open).await;
+    let waiting: Vec<&str> = outcome.waiting.iter().map(|waiting| &*waiting.reason).collect();
+    assert_eq!(waiting, ["its controller has written no status yet"], "{outcome:?}");
+
+    let database = ObjectId { group: "example.com".to_owned(), ..id("Database", "default", "db") };
+    let status = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    project.cluster.edit(&database, "operator", |object| object["status"] = status);
+    assert_eq!(project.pass(&input, &Open).await.state, ProjectState::Synced);
+}
+
 /// A webhook that does not respond costs 10 s for each object.
 #[tokio::test(start_paused = true)]
 async fn first_error_of_a_stage_is_shown_before_the_others_are_tried() {

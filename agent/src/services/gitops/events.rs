@@ -120,6 +120,7 @@ async fn write(cluster: &impl Cluster, kind: &Kind, notice: &Notice) -> Result<(
         version: "v1".to_owned(),
         plural: "events".to_owned(),
         namespaced: true,
+        has_status: false,
     };
     let before = cluster.get(&event_kind, &id).await?;
     let event = event(kind, uid, notice, &id, before.as_ref(), SystemTime::now());
@@ -203,7 +204,13 @@ mod tests {
 
     fn deployments() -> Kind {
         let kind = GroupKind::of(&notice().object);
-        Kind { kind, version: "v1".to_owned(), plural: "deployments".to_owned(), namespaced: true }
+        Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: "deployments".to_owned(),
+            namespaced: true,
+            has_status: true,
+        }
     }
 
     #[test]

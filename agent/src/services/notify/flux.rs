@@ -156,6 +156,7 @@ async fn keep_receiver(notify: &Notify, source: &Source) -> Result<(), EffectErr
         version: "v1".to_owned(),
         plural: "secrets".to_owned(),
         namespaced: true,
+        has_status: false,
     };
     let name = source.object["metadata"]["name"].as_str().unwrap_or_default();
     let secret_id =

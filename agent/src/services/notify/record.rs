@@ -170,6 +170,7 @@ fn object(notify: &Notify, project: &str) -> Option<(Kind, ObjectId)> {
         version: "v1".to_owned(),
         plural: "configmaps".to_owned(),
         namespaced: true,
+        has_status: false,
     };
     let id = ObjectId {
         group: String::new(),
