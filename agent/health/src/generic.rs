@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use self::fields::{of_counts, of_errors, of_flags, of_states};
 use crate::{
     Assessment, NOT_OBSERVED, healthy, integer, number, progressing, suspended,
-    words::{DENIALS, Meaning, meaning, of_words, words},
+    words::{DENIALS, Meaning, meaning, of_word, of_words, words},
 };
 
 /// The reason of objects without a status.
@@ -137,7 +137,7 @@ enum Rank {
     NotEnded,
     /// A part has failed, which matters if the object is not good.
     PartFailed,
-    /// A part is at work, which explains that the object is not good.
+    /// A part is at work or not good, which matters if nothing is good.
     PartBusy,
 }
 
@@ -332,43 +332,56 @@ fn of_condition(condition: &Value, has_summary: bool, course: Course) -> Option<
         return None;
     }
     let name = words(kind);
-    let has_word = |list: &[&str]| name.iter().any(|word| list.contains(&&**word));
     let reason = meaning(text(condition, "reason"));
+    // The last word says what it is about: `ProvisioningSucceeded` is good, `ScalingLimited` is no work.
+    let (first, last) = (name.first().map(String::as_str), name.last().map(String::as_str));
+    let ends_well = last.and_then(of_word) == Some(Meaning::Good);
+    let is_work =
+        [first.filter(|word| *word != "scaling"), last].iter().flatten().any(|word| WORK.contains(word));
     let rank = match of_words(&name) {
+        Some(Meaning::Failure) if ends_well => of_good(condition, has_summary, course, &name)?,
         Some(Meaning::NotGood) if state == Some(true) && reason == Some(Meaning::Busy) => Rank::Busy,
         Some(Meaning::Failure | Meaning::NotGood) => (state == Some(true)).then_some(Rank::Failed)?,
         Some(Meaning::Stopped) => (state == Some(true)).then_some(Rank::Stopped)?,
         _ if kind == "Progressing" && reason == Some(Meaning::Failure) => Rank::Failed,
-        _ if has_word(&WORK) => {
+        _ if is_work && !ends_well => {
             let words = words(text(condition, "reason"));
             let has_ended =
                 reason == Some(Meaning::Good) || words.iter().any(|word| ENDED.contains(&&**word));
             (state == Some(true) && !has_ended).then_some(Rank::Busy)?
         }
         // `Scheduled` is good for conditions, and work for phases.
-        meaning if meaning == Some(Meaning::Good) || has_word(&["scheduled"]) => {
-            if has_summary && !is_summary(kind) && !BESIDE_SUMMARY.contains(&kind) {
-                let has_failed = state == Some(false) && reason == Some(Meaning::Failure);
-                return has_failed.then(|| Finding { rank: Rank::PartFailed, reason: words_of(condition) });
-            }
-            match state {
-                // Ansible's operators have it while a playbook runs.
-                Some(true) if kind == "Running" && text(condition, "reason") == "Running" => Rank::Busy,
-                Some(true) if kind != "Ready" && course.goes_on(&name) => Rank::NotEnded,
-                // A job that has failed is complete, too.
-                Some(true) if has_word(&ENDED) && reason == Some(Meaning::Failure) && kind != "Available" => {
-                    Rank::Failed
-                }
-                Some(true) => Rank::Good,
-                // It runs no more, or not yet.
-                Some(false) if course != Course::Serves && has_word(&["running"]) => return None,
-                Some(false) => of_denied(condition, reason, &name),
-                None => Rank::Busy,
-            }
+        meaning if meaning == Some(Meaning::Good) || ends_well || last == Some("scheduled") => {
+            of_good(condition, has_summary, course, &name)?
         }
         _ => (reason == Some(Meaning::Failure)).then_some(Rank::Failed)?,
     };
     Some(Finding { rank, reason: words_of(condition) })
+}
+
+/// Returns the rank of a condition that is good if it is true.
+fn of_good(condition: &Value, has_summary: bool, course: Course, name: &[String]) -> Option<Rank> {
+    let (kind, reason) = (text(condition, "type"), meaning(text(condition, "reason")));
+    let has_word = |list: &[&str]| name.iter().any(|word| list.contains(&&**word));
+    let state = truth(&condition["status"]);
+    if has_summary && !is_summary(kind) && !BESIDE_SUMMARY.contains(&kind) {
+        return (state == Some(false) && reason == Some(Meaning::Failure)).then_some(Rank::PartFailed);
+    }
+    Some(match state {
+        // Ansible's operators have it while a playbook runs.
+        Some(true) if kind == "Running" && text(condition, "reason") == "Running" => Rank::Busy,
+        Some(true) if kind != "Ready" && course.goes_on(name) => Rank::NotEnded,
+        // A job that has failed is complete, too.
+        Some(true) if has_word(&ENDED) && reason == Some(Meaning::Failure) && kind != "Available" => {
+            Rank::Failed
+        }
+        Some(true) => Rank::Good,
+        // It runs no more, or not yet.
+        Some(false) if course != Course::Serves && has_word(&["running"]) => return None,
+        Some(false) => of_denied(condition, reason, name),
+        None if name.len() > 1 => Rank::PartBusy,
+        None => Rank::Busy,
+    })
 }
 
 /// Returns the rank of a condition that would be good, and is false.
@@ -386,10 +399,11 @@ fn of_denied(condition: &Value, reason: Option<Meaning>, name: &[String]) -> Ran
         Some(Meaning::Busy) => Rank::Busy,
         Some(Meaning::NotGood) if has_subject() => Rank::Busy,
         _ if begins_with_work(text(condition, "message")) => Rank::Busy,
-        _ if text(condition, "severity") == "Info" || is_later() => Rank::Busy,
+        _ if text(condition, "severity") == "Info" => Rank::Busy,
+        _ if name.len() == 1 && is_later() => Rank::Busy,
         _ if is_summary(kind) || BESIDE_SUMMARY.contains(&kind) => Rank::NotGood,
-        // Nobody knows how important a part is.
-        _ => Rank::Busy,
+        // Nobody knows how important a part is: `BackupConfigured`.
+        _ => Rank::PartBusy,
     }
 }
 

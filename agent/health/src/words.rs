@@ -21,6 +21,9 @@ pub(crate) enum Meaning {
 /// Beginnings of words that mean failure.
 const FAILURE_STEMS: [&str; 5] = ["crash", "error", "fail", "incorrect", "invalid"];
 
+/// Words that begin so, and are about failures of something else.
+const NO_FAILURE: [&str; 3] = ["failback", "failover", "failsafe"];
+
 const FAILURE: [&str; 63] = [
     "aborted",
     "backoff",
@@ -259,7 +262,9 @@ pub(crate) fn of_words(words: &[String]) -> Option<Meaning> {
 
 /// Returns the meaning of one word in small letters.
 pub(crate) fn of_word(word: &str) -> Option<Meaning> {
-    if FAILURE.binary_search(&word).is_ok() || FAILURE_STEMS.iter().any(|stem| word.starts_with(stem)) {
+    let is_failure =
+        || FAILURE_STEMS.iter().any(|stem| word.starts_with(stem)) && !NO_FAILURE.contains(&word);
+    if FAILURE.binary_search(&word).is_ok() || is_failure() {
         Some(Meaning::Failure)
     } else if STOPPED.contains(&word) {
         Some(Meaning::Stopped)
@@ -305,6 +310,7 @@ mod tests {
             ("does not exist", Some(Failure)),
             ("Unable to create required cluster objects", Some(Failure)),
             ("Failing over", Some(Failure)),
+            ("failover", None),
             ("paused", Some(Stopped)),
             ("HIBERNATED", Some(Stopped)),
             ("Creating", Some(Busy)),
