@@ -99,8 +99,10 @@ impl AuditWebhook {
         let directory = required(options.audit_directory, "--audit-directory")?;
         let check = tls.clone();
         followers.check("--audit-certificate-file", tls.files(), move || check.reload());
-        let ring = Ring::open(&directory, options.audit_max_bytes)
-            .with_context(|| format!("--audit-directory: {} cannot be used", directory.display()))?;
+        let ring = Ring::open(&directory, options.audit_max_bytes).with_context(|| {
+            let user = rustix::process::geteuid().as_raw();
+            format!("--audit-directory: {} cannot be used by the user {user}", directory.display())
+        })?;
         let metrics = AuditMetrics::register(registry, &ring, health);
         let (writer, queue) = RingWriter::start(ring, metrics.clone(), Arc::clone(health));
         let receiver = Arc::new(Receiver::new(queue, metrics));
