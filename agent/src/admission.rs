@@ -26,6 +26,7 @@ use axum::{
     routing::{get, post},
 };
 use bytes::{Bytes, BytesMut};
+use files::ReloadHealth;
 use http::{StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::server::conn::http1;
@@ -83,6 +84,7 @@ pub struct AdmissionApp {
     webhook: Arc<Webhook>,
     tls: ListenTls,
     followers: FileFollowers,
+    files: ReloadHealth,
     registry: Registry,
     listen: SocketAddr,
     observability: SocketAddr,
@@ -134,8 +136,8 @@ impl AdmissionApp {
         let reviews = Family::default();
         let help = "Questions of the API server, by result";
         registry.register("agentk_admission_reviews", help, Family::clone(&reviews));
-        let health = files::ReloadHealth::default();
-        health.register(&mut registry, "agentk");
+        let files = ReloadHealth::default();
+        files.register(&mut registry, "agentk");
         let served = [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::PROVISION];
         let served = served.map(|name| name.parse().expect("a name"));
         let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served.to_vec(), agent_metrics)?;
@@ -145,7 +147,7 @@ impl AdmissionApp {
             options.certificate_key_file,
             options.client_ca_file,
         )?;
-        let mut followers = FileFollowers::new(health, reload);
+        let mut followers = FileFollowers::new(files.clone(), reload);
         followers.add("--policy-file", |file, requests| Arc::clone(&policy).follow(file, requests));
         let check = tls.clone();
         followers.check("--certificate-file", tls.files(), move || check.reload());
@@ -158,6 +160,7 @@ impl AdmissionApp {
             }),
             tls,
             followers,
+            files,
             registry,
             listen: options.listen_address,
             observability: options.observability_listen_address,
@@ -180,7 +183,7 @@ impl AdmissionApp {
         tracing::info!(%address, user, "answering admission reviews");
         tracing::info!(address = %probes, "serving /liveness, /readiness and /metrics");
         let mut background = JoinSet::new();
-        background.spawn(serve_probes(observability, self.registry, shutdown.clone()));
+        background.spawn(serve_probes(observability, self.registry, self.files, shutdown.clone()));
         for task in self.followers.into_tasks() {
             background.spawn(task);
         }
@@ -348,12 +351,14 @@ impl Webhook {
 }
 
 /// Serves probes and scrapes. Never completes.
-async fn serve_probes(listener: TcpListener, registry: Registry, shutdown: CancellationToken) {
+async fn serve_probes(
+    listener: TcpListener,
+    registry: Registry,
+    files: ReloadHealth,
+    shutdown: CancellationToken,
+) {
     let registry = Arc::new(registry);
-    let readiness = async move || match shutdown.is_cancelled() {
-        true => (StatusCode::SERVICE_UNAVAILABLE, "agentk admission is stopping\n"),
-        false => (StatusCode::OK, "ready\n"),
-    };
+    let readiness = async move || readiness(&files, shutdown.is_cancelled());
     let metrics = async move || {
         let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         ([(CONTENT_TYPE, open_metrics)], metrics::render(&registry))
@@ -363,6 +368,16 @@ async fn serve_probes(listener: TcpListener, registry: Registry, shutdown: Cance
         .route("/readiness", get(readiness))
         .route("/metrics", get(metrics));
     crate::admin::serve_routes(listener, routes).await;
+}
+
+/// Returns the response of /readiness. A refused file does not stop the webhook, which decides by the last valid version.
+fn readiness(files: &ReloadHealth, stopping: bool) -> (StatusCode, String) {
+    let refused = files.problems();
+    match &*refused {
+        _ if stopping => (StatusCode::SERVICE_UNAVAILABLE, "agentk admission is stopping\n".to_owned()),
+        [] => (StatusCode::OK, "ready\n".to_owned()),
+        _ => (StatusCode::OK, format!("ready, degraded\n{}\n", refused.join("\n"))),
+    }
 }
 
 #[cfg(test)]

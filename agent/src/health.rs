@@ -80,6 +80,12 @@ impl Observability {
         TunnelGuard(self.clone())
     }
 
+    /// Sets whether agentk accepts connections of kas.
+    pub(crate) fn set_listening(&self, listening: bool) {
+        self.metrics.listening.set(listening.into());
+        self.health.set_listening(listening);
+    }
+
     /// Records the result of a probe of the cluster. Returns true if the cluster has become usable or unusable.
     pub fn cluster_probed(&self, status: ClusterStatus) -> bool {
         self.metrics.record_cluster_check(matches!(status, ClusterStatus::Up { .. }));
@@ -224,5 +230,17 @@ mod tests {
         assert_eq!(health.problems(), ["the Kubernetes API cannot be used: another reason"]);
         drop(tunnel);
         assert_eq!(health.problems()[0], "no tunnel to kas: still connecting");
+    }
+
+    #[test]
+    fn agentk_that_listens_is_ready_without_a_tunnel() {
+        let observability = Observability::default();
+        observability.cluster_probed(ClusterStatus::Up { version: None });
+        observability.set_listening(true);
+        assert!(observability.health.problems().is_empty());
+        assert_eq!(observability.metrics.listening.get(), 1);
+        observability.set_listening(false);
+        assert_eq!(observability.health.problems().len(), 1);
+        assert_eq!(observability.metrics.listening.get(), 0);
     }
 }

@@ -17,6 +17,8 @@ use tunnel::{CloseReason, StallCounter};
 pub struct AgentMetrics {
     /// The number of open tunnels.
     pub(crate) tunnels: Gauge,
+    /// 1 while agentk accepts connections of kas, which choose a pod: no tunnel in this one is no fault then.
+    pub(crate) listening: Gauge,
     dials: Family<ResultLabel, Counter>,
     tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
     /// Waits of response bodies for kas, in all tunnels.
@@ -74,6 +76,8 @@ impl AgentMetrics {
         }
         metrics.register_own_policy(registry);
         registry.register("agentk_tunnels", "Open tunnels to kas", metrics.tunnels.clone());
+        let help = "1 while agentk accepts connections of kas";
+        registry.register("agentk_listening", help, metrics.listening.clone());
         registry.register("agentk_dials", "Attempts to open a tunnel, by result", metrics.dials.clone());
         registry.register_with_unit(
             "agentk_tunnel_lifetime",
@@ -269,6 +273,7 @@ impl Default for AgentMetrics {
     fn default() -> Self {
         Self {
             tunnels: Gauge::default(),
+            listening: Gauge::default(),
             dials: Family::default(),
             tunnel_lifetimes: Family::new_with_constructor(|| DurationHistogram::new(&LIFETIMES)),
             stalls: StallCounter::default(),

@@ -1,11 +1,13 @@
 //! The webhook as the API server calls it.
 
+use std::time::SystemTime;
+
 use axum::body::Body;
 use futures_util::{StreamExt as _, stream};
 use http::Request;
 use serde_json::{Value, json};
 use strangers::Strangers;
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::Instant};
 use tower::ServiceExt as _;
 
 use super::*;
@@ -99,6 +101,21 @@ async fn refused_write_has_the_rule_and_others_pass() {
     assert_eq!(["refused", "allowed", "not-judged"].map(|result| count(&webhook, result)), [1, 1, 1]);
 }
 
+#[test]
+fn refused_file_is_degraded_and_stopping_is_not_ready() {
+    let files = ReloadHealth::default();
+    let policy = files.file("--policy-file");
+    assert_eq!(readiness(&files, false), (StatusCode::OK, "ready\n".to_owned()));
+    policy.set_refused("rules[0].action: unknown", SystemTime::UNIX_EPOCH, Instant::now());
+    let (status, text) = readiness(&files, false);
+    let line =
+        "--policy-file since 1970-01-01T00:00:00Z: the newest version is refused: rules[0].action: unknown";
+    assert_eq!((status, &*text), (StatusCode::OK, &*format!("ready, degraded\n{line}\n")));
+    assert_eq!(readiness(&files, true).0, StatusCode::SERVICE_UNAVAILABLE);
+    policy.set_accepted();
+    assert_eq!(readiness(&files, false).1, "ready\n");
+}
+
 #[tokio::test]
 async fn dry_run_warns_and_refuses_nothing() {
     let webhook = webhook("dry-run");
@@ -140,7 +157,7 @@ async fn questions_that_do_not_arrive_are_given_up() {
 /// Questions of eight megabytes, of which one byte arrives, and of which nearly all arrives.
 #[tokio::test(start_paused = true)]
 async fn strangers_who_hold_questions_do_not_keep_the_api_server_out() {
-    let start = tokio::time::Instant::now();
+    let start = Instant::now();
     for bytes in [1, MAX_REVIEW - 1] {
         let webhook = webhook("enforce");
         let strangers: Vec<_> =

@@ -153,11 +153,11 @@ impl ListeningAgent {
         let connections = TaskTracker::new();
         // Ends the tasks even if this future is dropped.
         let _stop = listener.context.shutdown.clone().drop_guard();
-        listener.context.observability.health.set_listening(true);
+        listener.context.observability.set_listening(true);
         let full = listener.context.observability.metrics.dials("limit");
         let socket = LimitedListener::new("kas", socket, MAX_STRANGERS, full);
         shutdown.run_until_cancelled(Arc::clone(&listener).accept(&socket, &connections)).await;
-        listener.context.observability.health.set_listening(false);
+        listener.context.observability.set_listening(false);
         // kas connects to another pod from now on.
         drop(socket);
         listener.context.drain(&connections).await;
