@@ -11,6 +11,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The name of objects outside of the namespace. No name of a namespace or a release has a colon, so that two releases have two names. */}}
+{{- define "agentk.clusterName" -}}
+{{ .Release.Namespace }}:{{ include "agentk.fullname" . }}
+{{- end -}}
+
 {{- define "agentk.instanceLabels" -}}
 app.kubernetes.io/name: {{ include "agentk.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}

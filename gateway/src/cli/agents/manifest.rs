@@ -69,7 +69,7 @@ impl Manifest {
             (rendered_image, format!("image: {image}\n"), 1),
             ("\n  namespace: agentk\n", format!("\n  namespace: {namespace}\n"), 3),
             ("\n    namespace: agentk\n", format!("\n    namespace: {namespace}\n"), 1),
-            ("\n  name: agentk-agentk-view\n", format!("\n  name: {namespace}-agentk-view\n"), 1),
+            ("\n  name: agentk:agentk:role:view\n", format!("\n  name: {namespace}:agentk:role:view\n"), 1),
         ] {
             if objects.matches(placeholder).count() != count {
                 return Err(changed(placeholder));
