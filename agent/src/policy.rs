@@ -17,6 +17,7 @@
 
 pub(crate) mod admission_review;
 mod enforcer;
+mod entries;
 mod file;
 mod kubectl_names;
 mod layer;
@@ -66,7 +67,7 @@ pub struct Policy {
 }
 
 /// The effect of a decision to refuse a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyMode {
     /// The request is refused.

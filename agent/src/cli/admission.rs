@@ -28,6 +28,8 @@ pub enum PolicyCommand {
         #[command(flatten)]
         judge: JudgeOptions,
     },
+    /// Print the JSON Schema of policy files, for editors
+    Schema,
 }
 
 /// The forms of a printed policy.
@@ -125,9 +127,13 @@ impl PolicyCommand {
     ///
     /// The policy is invalid, or has no such form.
     pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
-        let Self::Render { form: PolicyForm::AdmissionPolicy, name, judge } = self;
-        for object in Policy::load(&judge.policy_file)?.render(&judge.users(), name)? {
-            writeln!(out, "---\n{}", serde_saphyr::to_string(&object)?.trim_end())?;
+        match self {
+            Self::Render { form: PolicyForm::AdmissionPolicy, name, judge } => {
+                for object in Policy::load(&judge.policy_file)?.render(&judge.users(), name)? {
+                    writeln!(out, "---\n{}", serde_saphyr::to_string(&object)?.trim_end())?;
+                }
+            }
+            Self::Schema => write!(out, "{}", Policy::json_schema())?,
         }
         Ok(())
     }

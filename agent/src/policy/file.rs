@@ -1,106 +1,28 @@
 //! Parses policy files.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    path::{Path, PathBuf},
-};
+use std::{collections::HashSet, path::Path};
 
 use proto::ServiceName;
-use serde::{Deserialize, Deserializer};
 use settings::{self, ConfigError, Spanned};
 
 use super::{
-    DEFAULT, Policy, PolicyMode, UNCLEAR, kubectl_names,
+    DEFAULT, Policy, UNCLEAR,
+    entries::{
+        Impersonate, MAX_NAME, MAX_RULES, MAX_WEBHOOKS, ObjectEntry, PolicyFile, RuleEntry, StringList,
+    },
+    kubectl_names,
     object_rule::ObjectRule,
     rule::{Action, ResourceScope, Rule, UserPatterns},
     validate::{self, TargetKind},
     webhooks::AllowedWebhook,
 };
 
-/// The most rules: each is a label value of a metric, and is tried for every request.
-const MAX_RULES: usize = 500;
-/// The most webhooks.
-const MAX_WEBHOOKS: usize = 500;
-/// The longest name of a rule, in bytes.
-const MAX_NAME: usize = 63;
-
-type StringList = Spanned<Vec<Spanned<String>>>;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PolicyFile {
-    #[serde(default)]
-    mode: PolicyMode,
-    rules: Vec<RuleEntry>,
-    #[serde(default)]
-    objects: Vec<ObjectEntry>,
-    #[serde(default)]
-    webhooks: Vec<WebhookEntry>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct WebhookEntry {
-    url: Spanned<String>,
-    #[serde(default)]
-    secret_file: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct RuleEntry {
-    name: Spanned<String>,
-    action: Action,
-    services: StringList,
-    #[serde(default, deserialize_with = "non_null")]
-    verbs: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    api_groups: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    resources: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    namespaces: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    resource_names: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null", rename = "nonResourceURLs")]
-    non_resource_urls: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    impersonate: Option<Spanned<Impersonate>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct ObjectEntry {
-    name: Spanned<String>,
-    #[serde(default, deserialize_with = "non_null")]
-    api_groups: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    resources: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    namespaces: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    names: Option<StringList>,
-    #[serde(default)]
-    labels: BTreeMap<String, StringList>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Impersonate {
-    #[serde(default, rename = "self")]
-    agentk: bool,
-    #[serde(default, deserialize_with = "non_null")]
-    users: Option<StringList>,
-    #[serde(default, deserialize_with = "non_null")]
-    groups: Option<StringList>,
-}
-
-/// Deserializes a key that must have a value if it is present: a key without a value is a mistake, not an absent restriction.
-fn non_null<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(deserializer).map(Some)
-}
-
 impl Policy {
+    /// Returns the JSON Schema of policy files.
+    pub fn json_schema() -> String {
+        settings::json_schema::<PolicyFile>("policy.yaml")
+    }
+
     /// Parses the text of a policy file. Errors contain the path `file`.
     ///
     /// # Errors
@@ -299,6 +221,7 @@ impl RuleEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::PolicyMode;
 
     fn error(text: &str) -> String {
         Policy::parse(Path::new("p.yaml"), text).unwrap_err().to_string()

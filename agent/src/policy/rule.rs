@@ -17,7 +17,7 @@ const GIVE_RIGHTS: [(&str, &str); 4] = [
 ];
 
 /// The action of a rule on the requests that it matches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// The request passes.

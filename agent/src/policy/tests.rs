@@ -81,6 +81,33 @@ fn policies_in_the_documentation_are_valid() {
 }
 
 #[test]
+fn schema_accepts_the_example_and_refuses_what_the_parser_refuses() {
+    let schema = serde_json::from_str(&Policy::json_schema()).unwrap();
+    let schema = jsonschema::draft7::new(&schema).unwrap();
+    let file = Path::new("policy.yaml");
+    let is_valid = |text: &str| schema.is_valid(&settings::parse::<serde_json::Value>(file, text).unwrap());
+    let example = include_str!("../../../deploy/policy.example.yaml");
+    assert!(is_valid(example) && is_valid("rules: []"));
+    for wrong in [
+        "mode: enforce",
+        "{mode: off, rules: []}",
+        "{rules: [], rule: []}",
+        "rules: [{name: all, action: alow, services: ['*']}]",
+        "rules: [{name: all, services: ['*']}]",
+        "rules: [{name: all, action: allow, services: []}]",
+        "rules: [{name: all, action: allow, services: kubernetes}]",
+        "rules: [{name: a b, action: allow, services: ['*']}]",
+        "rules: [{name: all, action: allow, services: ['*'], verb: [get]}]",
+        "rules: [{name: all, action: allow, services: ['*'], verbs: }]",
+        "rules: [{name: all, action: allow, services: ['*'], impersonate: {user: [ci]}}]",
+        "{rules: [], objects: [{name: all, names: shop}]}",
+        "{rules: [], webhooks: [{url: receiver}]}",
+    ] {
+        assert!(!is_valid(wrong) && Policy::parse(file, wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn first_rule_that_matches_decides() {
     let policy = policy(
         "rules:

@@ -4,6 +4,7 @@
 mod bounds;
 pub mod duration;
 mod file;
+mod json_schema;
 mod network;
 pub mod rfc3339;
 pub mod rfc3339_millis;
@@ -12,6 +13,7 @@ mod yaml;
 
 pub use self::bounds::{AnyDuration, Rate, Timeout, Within};
 pub use self::file::{read_text, unreadable};
+pub use self::json_schema::json_schema;
 pub use self::network::Network;
 pub use self::secret::{KeySet, Secret, SecretError, SecretFile, SecretKey};
 pub use self::yaml::{

@@ -1,10 +1,4 @@
 //! The JSON Schema of kas.yaml, for editors and for the values of the chart.
-//!
-//! It comes from the types that the parser uses. Its dialect is draft 07 without references, which every version of helm reads, and
-//! which can be a part of another schema.
-
-use schemars::{Schema, generate::SchemaSettings, transform::RecursiveTransform};
-use serde_json::Value;
 
 use super::Config;
 
@@ -23,19 +17,7 @@ pub(super) const REDIS_ADDRESS: &str = "^((unix:)?/.+|.+:[0-9]{1,5})$";
 
 /// Returns the schema as JSON text.
 pub fn json_schema() -> String {
-    let mut settings = SchemaSettings::draft07();
-    settings.inline_subschemas = true;
-    let settings = settings.with_transform(RecursiveTransform(remove_null_default));
-    let mut schema = settings.into_generator().into_root_schema_for::<Config>();
-    schema.insert("title".to_owned(), "kas.yaml".into());
-    serde_json::to_string_pretty(&schema).expect("it is JSON already") + "\n"
-}
-
-/// Removes `default: null`, which is no value that a user would write.
-fn remove_null_default(schema: &mut Schema) {
-    if schema.get("default") == Some(&Value::Null) {
-        schema.remove("default");
-    }
+    settings::json_schema::<Config>("kas.yaml")
 }
 
 #[cfg(test)]
@@ -43,6 +25,7 @@ mod tests {
     use std::path::Path;
 
     use jsonschema::Validator;
+    use serde_json::Value;
     use settings::parse;
 
     use super::*;
