@@ -67,7 +67,7 @@ impl Manifest {
         for (placeholder, value, count) in [
             ("\"wss://kas.example.com:8150\"", format!("\"{kas_address}\""), 1),
             (rendered_image, format!("image: {image}\n"), 1),
-            ("\n  namespace: agentk\n", format!("\n  namespace: {namespace}\n"), 3),
+            ("\n  namespace: agentk\n", format!("\n  namespace: {namespace}\n"), 4),
             ("\n    namespace: agentk\n", format!("\n    namespace: {namespace}\n"), 1),
             ("\n  name: agentk:agentk:role:view\n", format!("\n  name: {namespace}:agentk:role:view\n"), 1),
         ] {
@@ -182,7 +182,8 @@ mod tests {
         let expected = [
             "tools",
             "tools",
-            "tools-agentk-view",
+            "tools",
+            "tools:agentk:role:view",
             "tools",
             "tools",
             "registry.test",
