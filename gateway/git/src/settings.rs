@@ -6,7 +6,7 @@ use serde_saphyr::Spanned;
 use settings::ConfigError;
 
 use super::AGENTS_DIRECTORY;
-use crate::{Reference, RepositoryConfig};
+use crate::{Reference, RepositoryConfig, ssh};
 
 /// A repository: its location, its branch and its credentials. Equal settings share one cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ impl RepositorySettings {
     ///
     /// # Errors
     ///
-    /// The URL has another scheme or a password, or a key does not belong to its scheme.
+    /// The URL has another scheme or a password, or the program of its scheme is missing, or a key does not belong to its scheme.
     pub fn new(file: &Path, key: &str, section: &RepositoryConfig) -> Result<Self, ConfigError> {
         let error = |name: &str, what: String| {
             ConfigError::new(file, section.url.referenced, format!("{key}.{name}"), what)
@@ -82,6 +82,11 @@ impl RepositorySettings {
                     (user, Some(file)) => Some((user.clone().unwrap_or_else(|| "git".to_owned()), file)),
                 };
                 Location::Https { url, credentials, ca_certificate_file: path(&section.ca_certificate_file) }
+            }
+            Url::Ssh { .. } if !ssh::is_installed() => {
+                let what =
+                    "the program ssh is not installed, and the image of kas does not have it: use https://";
+                return Err(error("url", what.to_owned()));
             }
             Url::Ssh { destination, port, path: repository } => Location::Ssh {
                 destination,

@@ -4,6 +4,7 @@
 mod gitlab_files;
 mod hosts;
 mod manifest;
+mod repositories;
 mod workspace;
 
 use std::{
