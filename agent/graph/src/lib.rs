@@ -15,6 +15,7 @@ mod components;
 mod entry;
 mod graph;
 mod groups;
+mod list_key;
 mod loader;
 mod mask;
 mod object;
@@ -41,6 +42,7 @@ pub use self::{
     access::Access,
     cache::{Cache, CacheConfig},
     graph::{Graph, GraphLimits, Limit},
+    list_key::{InvalidListKey, ListKey},
     loader::keep_loaded,
     pace::Paced,
     query::{Query, QueryError},

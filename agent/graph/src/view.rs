@@ -8,6 +8,7 @@ use crate::{
     access::{Access, VisibleNamespaces},
     entry::Entry,
     graph::{Graph, Resource},
+    list_key::ListKey,
     query::Query,
     time,
 };
@@ -108,22 +109,27 @@ impl Graph {
     }
 
     /// Returns the place of an object in lists.
-    pub(crate) fn sort_key(&self, slot: u32) -> (String, String, String, String) {
+    pub(crate) fn sort_key(&self, slot: u32) -> ListKey {
         let entry = self.entry(slot);
         let api = self.api(entry);
         let (namespace, name) = (entry.facts.namespace.to_string(), entry.facts.name.to_string());
-        (namespace, api.kind.clone(), name, api.group.clone())
+        ListKey { namespace, kind: api.kind.clone(), name, group: api.group.clone() }
     }
 
-    /// Returns a page of the objects that a query selects. `after` is the UID of the last object of the page before.
-    pub fn objects(&self, query: &Query, access: &Access, limit: usize, after: Option<&str>) -> ObjectList {
+    /// Returns a page of the objects that a query selects. `after` is the place of the last object of the page before.
+    pub fn objects(
+        &self,
+        query: &Query,
+        access: &Access,
+        limit: usize,
+        after: Option<&ListKey>,
+    ) -> ObjectList {
         let selected = self.select(query, access);
-        let last = after.and_then(|uid| self.by_uid(uid)).map(|slot| self.sort_key(slot));
-        let begin = last.map_or(0, |last| selected.partition_point(|&slot| self.sort_key(slot) <= last));
+        let begin = after.map_or(0, |last| selected.partition_point(|&slot| self.sort_key(slot) <= *last));
         let page: Vec<u32> = selected.iter().skip(begin).take(limit).copied().collect();
         let more = begin + page.len() < selected.len();
         ObjectList {
-            next: page.last().filter(|_| more).map(|&slot| self.entry(slot).uid.to_string()),
+            next: page.last().filter(|_| more).map(|&slot| self.sort_key(slot).to_string()),
             objects: page.into_iter().map(|slot| self.node(slot, access)).collect(),
             partial: self.partial(query, access),
         }

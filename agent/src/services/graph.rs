@@ -300,7 +300,7 @@ impl RequestHandler for GraphHandler {
             query.check(graph).map_err(|error| bad_request(&error.to_string()))?;
             Ok::<_, ServiceError>(match path {
                 STATUS_PATH => json(&status),
-                OBJECTS_PATH => json(&graph.objects(query, &access, *limit, after.as_deref())),
+                OBJECTS_PATH => json(&graph.objects(query, &access, *limit, after.as_ref())),
                 TREE_PATH => json(&graph.tree(query, &access)),
                 GROUPS_PATH => json(&graph.groups(query, &access, now())),
                 HEALTH_PATH => json(&graph.health(query, labels, &access, now())),

@@ -2,7 +2,7 @@
 
 use percent_encoding::percent_decode_str;
 use proto::graph::{OBJECTS_PATH, Token, WATCH_PATH};
-use resource_graph::{Query, QueryError};
+use resource_graph::{InvalidListKey, ListKey, Query, QueryError};
 
 /// The default and the largest number of objects of a page.
 const LIMIT: (usize, usize) = (500, 5000);
@@ -17,8 +17,8 @@ pub(super) struct Parameters {
     pub(super) labels: String,
     /// The objects of a page.
     pub(super) limit: usize,
-    /// The UID of the last object of the page before.
-    pub(super) after: Option<String>,
+    /// The place of the last object of the page before.
+    pub(super) after: Option<ListKey>,
     /// The position from which a watch continues.
     pub(super) since: Option<Token>,
     /// The kind of data that a watch sends.
@@ -45,6 +45,8 @@ pub(super) enum ParameterError {
     NoText(String),
     #[error("limit={0}: write a number from 1 to {max}", max = LIMIT.1)]
     Limit(String),
+    #[error("continue={0}: {1}")]
+    Continue(String, InvalidListKey),
     #[error("since: {0}")]
     Since(proto::graph::InvalidToken),
     #[error("groups={0}: the only value is all; a parameter group=<id> selects one group")]
@@ -91,7 +93,10 @@ impl Parameters {
                 let limit = value.parse().ok().filter(|limit| (1..=LIMIT.1).contains(limit));
                 self.limit = limit.ok_or_else(|| ParameterError::Limit(value.to_owned()))?;
             }
-            "continue" if has_pages => self.after = Some(value.to_owned()),
+            "continue" if has_pages => {
+                let key = value.parse().map_err(|error| ParameterError::Continue(value.to_owned(), error))?;
+                self.after = Some(key);
+            }
             "since" if is_watch && !value.is_empty() => {
                 self.since = Some(value.parse().map_err(ParameterError::Since)?);
             }
@@ -134,12 +139,11 @@ mod tests {
 
     #[test]
     fn parameters_are_decoded() {
-        let text =
-            "kind=Pod,deployments.apps&namespace=a&label=app%3Dweb,tier&health=degraded&limit=7&continue=uid";
+        let text = "kind=Pod,deployments.apps&namespace=a&label=app%3Dweb,tier&health=degraded&limit=7&continue=a%2FPod%2Fweb%2F";
         let parameters = Parameters::parse(OBJECTS_PATH, text).unwrap();
         assert_eq!(
-            (parameters.limit, parameters.after.as_deref(), &*parameters.labels),
-            (7, Some("uid"), "app=web,tier")
+            (parameters.limit, parameters.after.unwrap().to_string(), &*parameters.labels),
+            (7, "a/Pod/web/".to_owned(), "app=web,tier")
         );
         let token = "07070707070707070707070707070707.2.41";
         let watch = Parameters::parse(WATCH_PATH, &format!("groups=all&since={token}")).unwrap();
@@ -171,6 +175,7 @@ mod tests {
             (OBJECTS_PATH, "kinds=Pod", "there is no parameter \"kinds\""),
             (OBJECTS_PATH, "limit=0", "limit=0"),
             (OBJECTS_PATH, "limit=5001", "from 1 to 5000"),
+            (OBJECTS_PATH, "continue=3e0c", "continue=3e0c: use the value"),
             (OBJECTS_PATH, "since=1", "there is no parameter \"since\""),
             (OBJECTS_PATH, "health=good", "use healthy, suspended"),
             (OBJECTS_PATH, "label=a%20b", "write key=value"),
