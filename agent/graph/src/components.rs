@@ -65,7 +65,7 @@ impl Graph {
                 ));
             }
         }
-        for resource in self.resources() {
+        for (_, resource) in self.served() {
             let group = &resource.kind.api.group;
             for rule in RULES.iter().filter(|rule| rule.groups.contains(group)) {
                 found.entry(&rule.id).or_default().add_evidence(format!("API group {group}"));

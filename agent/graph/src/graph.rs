@@ -3,81 +3,29 @@
 //! Each change has a number. Objects are in order of the number of their last change, and so are the last deletions: a reader that knows
 //! all changes up to a number asks for those above it, and gets each object once, however often it has changed.
 
+mod limits;
+mod resources;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
 use kube::core::ApiResource;
-use proto::{
-    agent_configuration::graph,
-    graph::{HealthState, ResourceState},
-};
+use proto::graph::{HealthState, ResourceState};
 use serde_json::Value;
 
+pub use self::limits::{GraphLimits, Limit};
+pub(crate) use self::{limits::LimitExceeded, resources::Resource};
 use crate::{
     access::Access,
     entry::{self, Entry, Facts, Text},
-    resources::ResourceKind,
     text::Interner,
     warnings::Warnings,
 };
 
 /// The deletions that are remembered for readers that continue.
 const TOMBSTONES: usize = 16_384;
-
-/// The limits of a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphLimits {
-    /// Objects of all resources.
-    pub objects: usize,
-    /// Objects of one resource.
-    pub objects_per_resource: usize,
-    /// The estimated memory, in bytes.
-    pub bytes: usize,
-}
-
-/// A limit of [`GraphLimits`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Limit {
-    /// Objects of all resources.
-    Objects,
-    /// Objects of one resource.
-    ObjectsPerResource,
-    /// The memory.
-    Bytes,
-}
-
-impl Limit {
-    /// All limits.
-    pub const ALL: [Self; 3] = [Self::Objects, Self::ObjectsPerResource, Self::Bytes];
-
-    /// Returns the value of the label `limit` of metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Objects => "objects",
-            Self::ObjectsPerResource => "objects_per_resource",
-            Self::Bytes => "bytes",
-        }
-    }
-}
-
-impl From<graph::GraphLimits> for GraphLimits {
-    fn from(configured: graph::GraphLimits) -> Self {
-        let graph::GraphLimits { objects, objects_per_resource, memory_mib } = configured;
-        Self {
-            objects: objects as usize,
-            objects_per_resource: objects_per_resource as usize,
-            bytes: (memory_mib as usize) << 20,
-        }
-    }
-}
-
-impl Default for GraphLimits {
-    fn default() -> Self {
-        graph::GraphLimits::default().into()
-    }
-}
 
 /// The objects of a cluster.
 #[derive(Debug)]
@@ -108,22 +56,6 @@ pub struct Graph {
     state_version: u64,
 }
 
-/// A resource of the API server, and what is known of it.
-#[derive(Debug)]
-pub(crate) struct Resource {
-    pub(crate) kind: ResourceKind,
-    pub(crate) state: ResourceState,
-    /// The reason of the state in one sentence.
-    pub(crate) message: String,
-    /// The limit because of which the objects were last only counted.
-    exceeded: Option<Limit>,
-    /// The number of objects, also if they are only counted.
-    pub(crate) objects: usize,
-    /// The objects by `<namespace>/<name>`.
-    names: HashMap<Box<str>, u32>,
-    round: u64,
-}
-
 /// An object that was deleted.
 #[derive(Debug)]
 pub(crate) struct Tombstone {
@@ -148,14 +80,6 @@ impl Change<'_> {
     }
 }
 
-/// The limit that an object would exceed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LimitExceeded {
-    pub(crate) limit: Limit,
-    /// The limit in words.
-    pub(crate) message: String,
-}
-
 impl Graph {
     /// Returns an empty graph.
     pub fn new(limits: GraphLimits) -> Self {
@@ -178,63 +102,6 @@ impl Graph {
             bytes: 0,
             state_version: 0,
         }
-    }
-
-    /// Adds a resource whose objects will be loaded. Returns its number. A resource that is there already keeps its objects.
-    pub(crate) fn add_resource(&mut self, kind: ResourceKind) -> usize {
-        let same =
-            |known: &Resource| known.kind.api.group == kind.api.group && known.kind.api.kind == kind.api.kind;
-        if let Some(place) = self.resources.iter().position(same) {
-            self.resources[place].kind = kind;
-            return place;
-        }
-        let number = self.resources.len();
-        if kind.api.group.is_empty() && kind.api.kind == "Pod" {
-            self.pod_resource = Some(number);
-        }
-        self.resources.push(Resource {
-            kind,
-            state: ResourceState::Loading,
-            message: String::new(),
-            exceeded: None,
-            objects: 0,
-            names: HashMap::new(),
-            round: 0,
-        });
-        self.state_version += 1;
-        number
-    }
-
-    /// Sets the state of a resource, with its reason.
-    pub(crate) fn set_state(&mut self, resource: usize, state: ResourceState, message: &str) {
-        let resource = &mut self.resources[resource];
-        if resource.state != state || resource.message != message {
-            resource.state = state;
-            message.clone_into(&mut resource.message);
-            self.state_version += 1;
-        }
-    }
-
-    /// Deletes the objects of a resource that has too many, and notes their number.
-    pub(crate) fn count_only(&mut self, resource: usize, objects: usize, exceeded: &LimitExceeded) {
-        let round = self.begin_list(resource);
-        self.end_list(resource, "", round);
-        self.resources[resource].objects = objects;
-        self.set_state(resource, ResourceState::CountedOnly, &exceeded.message);
-        self.resources[resource].exceeded = Some(exceeded.limit);
-    }
-
-    /// Returns the number of resources that are only counted because of a limit.
-    pub fn over_limit(&self, limit: Limit) -> usize {
-        let is_over = |resource: &&Resource| {
-            resource.state == ResourceState::CountedOnly && resource.exceeded == Some(limit)
-        };
-        self.resources.iter().filter(is_over).count()
-    }
-
-    /// Returns how much the graph may hold.
-    pub fn limits(&self) -> GraphLimits {
-        self.limits
     }
 
     /// Adds or changes an object.
@@ -343,24 +210,6 @@ impl Graph {
         }
     }
 
-    /// Begins a list of a resource. Returns its number.
-    pub(crate) fn begin_list(&mut self, resource: usize) -> u64 {
-        let round = &mut self.resources[resource].round;
-        *round += 1;
-        *round
-    }
-
-    /// Deletes the objects of a resource in a namespace that were not shown since a list began. An empty namespace is all of them.
-    pub(crate) fn end_list(&mut self, resource: usize, namespace: &str, round: u64) {
-        let is_gone = |slot: &u32| {
-            self.slots[*slot as usize].as_ref().is_some_and(|entry| {
-                entry.round < round && (namespace.is_empty() || *entry.facts.namespace == *namespace)
-            })
-        };
-        let gone: Vec<u32> = self.resources[resource].names.values().copied().filter(is_gone).collect();
-        gone.into_iter().for_each(|slot| self.remove(slot));
-    }
-
     /// Returns the number of the last change.
     pub fn sequence(&self) -> u64 {
         self.sequence
@@ -390,10 +239,6 @@ impl Graph {
     pub fn is_loaded(&self) -> bool {
         !self.resources.is_empty()
             && self.resources.iter().all(|resource| resource.state != ResourceState::Loading)
-    }
-
-    pub(crate) fn resources(&self) -> &[Resource] {
-        &self.resources
     }
 
     /// Returns all objects with their places, in no order.
@@ -447,21 +292,6 @@ impl Graph {
         }
         all.extend(deleted.map(Change::Deleted));
         all
-    }
-
-    fn check_limits(&self, resource: usize, size: usize) -> Result<(), LimitExceeded> {
-        let GraphLimits { objects, objects_per_resource, bytes } = self.limits;
-        let known = &self.resources[resource];
-        let (limit, message) = if known.objects >= objects_per_resource {
-            (Limit::ObjectsPerResource, format!("it has more than {objects_per_resource} objects"))
-        } else if self.len() >= objects {
-            (Limit::Objects, format!("all resources together have more than {objects} objects"))
-        } else if self.bytes + size > bytes {
-            (Limit::Bytes, format!("all objects together take more than {} MiB", bytes >> 20))
-        } else {
-            return Ok(());
-        };
-        Err(LimitExceeded { limit, message })
     }
 
     fn next(&mut self) -> u64 {

@@ -4,37 +4,34 @@
 //! where the API server can do that. After an error it continues where it was, or lists again, and objects that are not shown then are
 //! deleted.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+mod kinds;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::{
-    FutureExt as _, StreamExt as _, TryStreamExt as _,
-    future::BoxFuture,
+    StreamExt as _, TryStreamExt as _,
+    future::pending,
     stream::{BoxStream, FuturesUnordered},
 };
 use kube::{
-    Api, Client,
+    Api,
     api::ListParams,
-    core::{ApiResource, DynamicResourceScope, ObjectList, PartialObjectMeta, discovery::Scope},
-    discovery::{self, Discovery},
+    core::{ApiResource, DynamicResourceScope, ObjectList, PartialObjectMeta},
     runtime::watcher::{self, Event, InitialListStrategy, watcher},
 };
-use proto::{agent_configuration::graph::GraphSection, graph::ResourceState};
+use proto::graph::ResourceState;
 use serde_json::Value;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
 
+use self::kinds::{LoadedKinds, discover};
 use crate::{
     cache::Cache,
-    graph::LimitExceeded,
+    graph::{Graph, LimitExceeded},
     object::{self, TrimmedObject, WholeObject},
-    resources::{Contents, ResourceKind},
+    resources::{self, Contents, ResourceKind},
     time,
 };
 
@@ -44,8 +41,14 @@ const LISTS: usize = 4;
 const PAGE: u32 = 250;
 /// The time between two looks at resources that cannot be listed, and at the kinds that exist.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
-/// The time between two looks at objects that become healthy by themselves.
-const RECOVERIES: Duration = Duration::from_secs(10);
+/// The pauses between looks at the kinds after a definition has changed: the API server serves a new kind a moment later.
+const AFTER_CHANGE: [Duration; 5] = [
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+    Duration::from_secs(16),
+];
 /// The first and the longest wait after an error.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The shortest and the longest time of one watch, in seconds. kube-rs allows less than 295.
@@ -60,6 +63,8 @@ struct Loader<'a> {
     cache: &'a Arc<Cache>,
     lists: Arc<Semaphore>,
     streaming: bool,
+    /// Notified when a CustomResourceDefinition or an APIService has changed, or a kind is not served any more.
+    definitions: Notify,
 }
 
 /// One list and watch: a resource in all namespaces, or in one.
@@ -75,6 +80,9 @@ struct Load<'a> {
 
 /// The state of one load.
 type LoadState = (ResourceState, String);
+
+/// All objects of a resource were known before its load has ended.
+type WasComplete = bool;
 
 /// The reason why a load cannot go on at once.
 enum Interrupted {
@@ -97,68 +105,81 @@ pub async fn keep_loaded(cache: &Arc<Cache>) {
         version.minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().ok()
     });
     let streaming = minor.is_some_and(|minor| minor >= STREAMING_SINCE);
-    let loader = Loader { cache, lists: Arc::new(Semaphore::new(LISTS)), streaming };
-    let mut known = HashSet::new();
-    let mut loads: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
+    let lists = Arc::new(Semaphore::new(LISTS));
+    let loader = Loader { cache, lists, streaming, definitions: Notify::new() };
+    let mut kinds = LoadedKinds::new(&loader);
     let mut wait = BACKOFF.0;
+    let mut pauses = AFTER_CHANGE[..0].iter();
     loop {
-        match timeout(DISCOVERY_TIMEOUT, discover(client, cache.section())).await {
-            Ok(Ok(kinds)) => {
-                wait = LOOK_AGAIN;
-                let new = kinds
-                    .into_iter()
-                    .filter(|kind| known.insert((kind.api.group.clone(), kind.api.kind.clone())));
-                for kind in new {
-                    loads.push(loader.load(kind).boxed());
+        let found = kinds.drive(timeout(DISCOVERY_TIMEOUT, discover(client, cache.section()))).await;
+        let pause = match found {
+            Ok(Ok(found)) => {
+                kinds.update(found);
+                wait = BACKOFF.0;
+                pauses.next().copied().unwrap_or(LOOK_AGAIN)
+            }
+            failed => {
+                if let Ok(Err(error)) = failed {
+                    tracing::debug!(%error, "the kinds of the API server are not known");
                 }
-            }
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "the kinds of the API server are not known");
                 wait = (wait * 2).min(BACKOFF.1);
+                wait
             }
-            Err(_) => wait = (wait * 2).min(BACKOFF.1),
-        }
-        let mut look_again = pin!(sleep(wait));
-        loop {
-            tokio::select! {
-                Some(()) = loads.next(), if !loads.is_empty() => {}
-                () = sleep(RECOVERIES) => cache.write(|graph| graph.recover(time::now())),
-                () = &mut look_again => break,
+        };
+        if kinds.drive(timeout(pause, loader.definitions.notified())).await.is_ok() {
+            pauses = AFTER_CHANGE.iter();
+            if let Some(first) = pauses.next() {
+                kinds.drive(sleep(*first)).await;
             }
         }
     }
 }
 
 impl<'a> Loader<'a> {
-    /// Loads one resource, in the namespaces to which agentk is limited. The future never completes.
-    fn load(&'a self, kind: ResourceKind) -> impl Future<Output = ()> + Send + use<'a> {
+    /// Adds a resource to the graph. Returns its number, and the future that loads it, in the namespaces to which agentk is limited.
+    fn load(&'a self, kind: ResourceKind) -> (usize, impl Future<Output = WasComplete> + Send + use<'a>) {
         let limited = self.cache.config().namespaces.clone().filter(|_| kind.namespaced);
         let namespaces = limited.unwrap_or_else(|| vec![String::new()]);
         let (api, contents) = (kind.api.clone(), kind.contents());
         let resource = self.cache.write(|graph| graph.add_resource(kind));
         let states = namespaces.iter().map(|name| (name.clone(), (ResourceState::Loading, String::new())));
         let states = Arc::new(parking_lot::Mutex::new(states.collect::<BTreeMap<_, _>>()));
-        let loads = namespaces.into_iter().map(|namespace| {
+        let loads = namespaces.into_iter().map(move |namespace| {
             let (api, states) = (api.clone(), Arc::clone(&states));
             let load = Load { loader: self, resource, api, contents, namespace, states };
             async move { load.run().await }
         });
-        futures_util::future::join_all(loads.collect::<Vec<_>>()).map(drop)
+        let mut loads: FuturesUnordered<_> = loads.collect();
+        let ended = async move {
+            match loads.next().await {
+                Some(ended) => ended,
+                // agentk is limited to no namespace.
+                None => pending().await,
+            }
+        };
+        (resource, ended)
     }
 }
 
 impl Load<'_> {
-    /// Lists and watches. The future never completes.
-    async fn run(&self) {
+    /// Lists and watches, until the API server does not know the resource any more.
+    async fn run(&self) -> WasComplete {
         let mut wait = BACKOFF.0;
+        let mut was_complete = false;
         loop {
             let synced_before = self.state() == ResourceState::Synced;
             let interrupted = self.follow().await;
+            was_complete |= self.state() == ResourceState::Synced;
             if synced_before {
                 wait = BACKOFF.0;
             }
             match interrupted {
-                Interrupted::Denied(message) | Interrupted::Missing(message) => {
+                Interrupted::Missing(message) => {
+                    self.forget();
+                    self.set_state(ResourceState::Denied, &message);
+                    return was_complete;
+                }
+                Interrupted::Denied(message) => {
                     self.forget();
                     self.set_state(ResourceState::Denied, &message);
                     sleep(LOOK_AGAIN).await;
@@ -195,7 +216,7 @@ impl Load<'_> {
                     round = self.loader.cache.write(|graph| graph.begin_list(self.resource));
                 }
                 Ok(Event::InitApply(mut object) | Event::Apply(mut object)) => {
-                    let applied = self.loader.cache.write(|graph| {
+                    let applied = self.write(|graph| {
                         if is_event {
                             graph.apply_event(&object);
                             return Ok(());
@@ -206,7 +227,7 @@ impl Load<'_> {
                         return Interrupted::TooMany(exceeded);
                     }
                 }
-                Ok(Event::Delete(object)) => self.loader.cache.write(|graph| {
+                Ok(Event::Delete(object)) => self.write(|graph| {
                     if is_event {
                         graph.delete_event(&object);
                     } else {
@@ -215,7 +236,7 @@ impl Load<'_> {
                 }),
                 Ok(Event::InitDone) => {
                     permit = None;
-                    self.loader.cache.write(|graph| graph.end_list(self.resource, &self.namespace, round));
+                    self.write(|graph| graph.end_list(self.resource, &self.namespace, round));
                     self.set_state(ResourceState::Synced, "");
                 }
                 Err(error) => {
@@ -243,6 +264,18 @@ impl Load<'_> {
             }
         }
         Interrupted::Failed("the watch has ended".to_owned())
+    }
+
+    /// Changes the objects of the resource. A definition that has changed may be that of a kind which is loaded.
+    fn write<T>(&self, write: impl FnOnce(&mut Graph) -> T) -> T {
+        let (result, has_changed) = self.loader.cache.write(|graph| {
+            let before = graph.sequence();
+            (write(graph), graph.sequence() != before)
+        });
+        if has_changed && resources::defines_kinds(&self.api.group, &self.api.kind) {
+            self.loader.definitions.notify_one();
+        }
+        result
     }
 
     /// Lists one object, which is the truth about what agentk may list.
@@ -376,48 +409,6 @@ fn combine(states: &BTreeMap<String, LoadState>) -> LoadState {
     let names = states.iter().filter(|(_, known)| synced(known)).map(|(name, _)| name.as_str());
     let names: Vec<&str> = names.take(10).collect();
     (ResourceState::DeniedInSome, format!("agentk may list them in {}", names.join(", ")))
-}
-
-/// Returns the kinds that are loaded, in their order.
-async fn discover(client: &Client, section: &GraphSection) -> Result<Vec<ResourceKind>, kube::Error> {
-    let mut kinds = Vec::new();
-    if let Ok(found) = Discovery::new(client.clone()).run_aggregated().await {
-        found.groups().for_each(|group| add_group(&mut kinds, group, section));
-    }
-    // API servers before Kubernetes 1.26 answer with another list, in which kube-rs finds nothing.
-    if kinds.is_empty() {
-        let core = Discovery::new(client.clone()).filter(&[discovery::ApiGroup::CORE_GROUP]).run().await?;
-        core.groups().for_each(|group| add_group(&mut kinds, group, section));
-        for group in client.list_api_groups().await?.groups {
-            // A group whose server is down is found later.
-            if let Ok(group) = discovery::group(client, &group.name).await {
-                add_group(&mut kinds, &group, section);
-            }
-        }
-    }
-    kinds.sort_by_key(|(place, kind)| (kind.tier, *place));
-    Ok(kinds.into_iter().map(|(_, kind)| kind).collect())
-}
-
-fn add_group(kinds: &mut Vec<(usize, ResourceKind)>, group: &discovery::ApiGroup, section: &GraphSection) {
-    let preferred = group.preferred_version_or_latest();
-    let mut versions: Vec<&str> = group.versions().collect();
-    versions.sort_by_key(|version| *version != preferred);
-    let mut seen = HashSet::new();
-    for version in versions {
-        for (api, capabilities) in group.versioned_resources(version) {
-            let listed = capabilities.supports_operation("list") && capabilities.supports_operation("watch");
-            if !listed || seen.contains(&api.kind) {
-                continue;
-            }
-            let namespaced = capabilities.scope == Scope::Namespaced;
-            if let Some((kind, place)) = ResourceKind::new(api, namespaced, section) {
-                seen.insert(kind.api.kind.clone());
-                let has_status = capabilities.subresources.iter().any(|(it, _)| it.plural == "status");
-                kinds.push((place, ResourceKind { has_status, ..kind }));
-            }
-        }
-    }
 }
 
 fn status_of(error: &watcher::Error) -> Option<u16> {

@@ -102,6 +102,8 @@ const FIELDS: &[&str] = &[
     "spec.group",
     "spec.names.kind",
     "spec.names.plural",
+    "spec.versions.name",
+    "spec.versions.served",
     "spec.service",
     "spec.secretName",
     "spec.issuerRef",

@@ -89,9 +89,8 @@ impl Query {
             return Ok(());
         }
         for wanted in &self.kinds {
-            if !graph.resources().iter().any(|known| is(wanted, &known.kind.api)) {
-                let mut kinds: Vec<&str> =
-                    graph.resources().iter().map(|known| &*known.kind.api.kind).collect();
+            if !graph.served().any(|(_, known)| is(wanted, &known.kind.api)) {
+                let mut kinds: Vec<&str> = graph.served().map(|(_, known)| &*known.kind.api.kind).collect();
                 kinds.sort_unstable();
                 kinds.dedup();
                 let kind = wanted.kind();

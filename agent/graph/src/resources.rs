@@ -157,6 +157,14 @@ fn is_never_loaded(group: &str, kind: &str) -> bool {
     )
 }
 
+/// Returns whether the objects of a kind define the kinds that the API server has.
+pub(crate) fn defines_kinds(group: &str, kind: &str) -> bool {
+    matches!(
+        (group, kind),
+        ("apiextensions.k8s.io", "CustomResourceDefinition") | ("apiregistration.k8s.io", "APIService")
+    )
+}
+
 /// Returns the tier of a kind with its place within the tier, or `None` if its objects are not loaded.
 pub(crate) fn tier(group: &str, kind: &str) -> Option<(Tier, usize)> {
     let built_in = BUILT_IN.iter().position(|known| (known.0, known.1) == (group, kind));

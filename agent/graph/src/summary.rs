@@ -96,6 +96,10 @@ pub(crate) fn summarize(group: &str, kind: &str, object: &Value) -> Summary {
                 object["metadata"]["annotations"]["agentk/project"].as_str().unwrap_or_default(),
             );
         }
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => {
+            let served = list(object, "/spec/versions").filter(|version| version["served"] != false);
+            summary.detail("versions", join(served.filter_map(|version| version["name"].as_str())));
+        }
         ("storage.k8s.io", "StorageClass") => summary.detail("provisioner", text(object, "/provisioner")),
         ("argoproj.io", "Application") => {
             summary.status = text(object, "/status/sync/status").to_owned();

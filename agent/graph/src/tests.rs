@@ -3,6 +3,7 @@
 mod configured;
 mod following;
 mod groups;
+mod loading;
 mod reasons;
 
 use kube::core::{ApiResource, GroupVersionKind};

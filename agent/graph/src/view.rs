@@ -169,14 +169,14 @@ impl Graph {
                 message,
             }
         };
-        self.resources().iter().enumerate().map(status).collect()
+        self.served().map(status).collect()
     }
 
     /// Returns the reasons why something may be missing from the result of a query, one sentence each.
     pub(crate) fn partial(&self, query: &Query, access: &Access) -> Vec<String> {
         let mut reasons = Vec::new();
         let mut hidden: Vec<&str> = Vec::new();
-        for (number, resource) in self.resources().iter().enumerate() {
+        for (number, resource) in self.served() {
             let api = &resource.kind.api;
             if !query.concerns(api) {
                 continue;

@@ -6,7 +6,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use http::{HeaderMap, Response, header::ACCEPT};
 use proto::{Reason, graph::GraphEvent, header::accepts_gzip};
-use resource_graph::{Identity, QueryError, Shown, Viewer};
+use resource_graph::{Graph, Identity, QueryError, Shown, Viewer};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
@@ -48,6 +48,8 @@ struct Follower {
     changes: watch::Receiver<u64>,
     policy: Option<watch::Receiver<()>>,
     review: Instant,
+    /// The number of resources of the graph to which the rights of the caller are known.
+    reviewed: usize,
     /// Lines that are sent before all others.
     first: Vec<GraphEvent>,
     /// The lines are events of `text/event-stream`.
@@ -82,6 +84,7 @@ pub(super) async fn respond(
     // Subscribed first, so that no change is missed.
     let (changes, policy) = (view.cache.changes(), policy.map(|policy| policy.changes()));
     let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
+    let reviewed = view.cache.read(Graph::resource_count);
     let access = view.access(&identity, &parameters.query).await?;
     let view = View { reviews: view.reviews.for_stream(), ..view };
     let since = parameters.since.map(|token| (token, view.cache.is_own(&token)));
@@ -104,6 +107,7 @@ pub(super) async fn respond(
         changes,
         policy,
         review: Instant::now() + REVIEW,
+        reviewed,
         first: vec![begin],
         sse,
         gzip: accepts_gzip(headers).then(GzipStream::new),
@@ -133,6 +137,10 @@ impl Follower {
                 return ControlFlow::Break(());
             }
             self.changes.mark_unchanged();
+            if self.view.cache.read(Graph::resource_count) != self.reviewed {
+                // The cluster has a new kind.
+                self.review().await?;
+            }
             let cache = &self.view.cache;
             let viewer = &mut self.viewer;
             let mut events = std::mem::take(&mut self.first);
@@ -169,6 +177,7 @@ impl Follower {
     /// Asks again what the caller may see. Without an answer the stream ends, because an error is no permission.
     async fn review(&mut self) -> ControlFlow<()> {
         self.review = Instant::now() + REVIEW;
+        self.reviewed = self.view.cache.read(Graph::resource_count);
         match self.view.access(&self.identity, &self.parameters.query).await {
             Ok(access) => {
                 let viewer = &mut self.viewer;

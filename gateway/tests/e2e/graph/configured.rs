@@ -51,7 +51,7 @@ fn configuration_adds_rules_secrets_and_views() {
     world.apply(&widget(&group, "bad", "down"));
     world.namespace.kubectl.ok(&["create", "secret", "generic", "db", "--from-literal=password=hunter2"]);
     world.namespace.kubectl.ok(&["label", "secret", "db", "app=web"]);
-    // A kind that is new is found within five minutes, or when the graph is loaded anew.
+    // With another configuration, the graph is loaded anew.
     repository.commit(&format!("{text}    - {{name: pods, count: pods}}\n"));
 
     let ops = &world.installation.tokens.ops;
