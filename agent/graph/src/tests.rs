@@ -306,6 +306,30 @@ fn limits_are_exact_and_named() {
 }
 
 #[test]
+fn states_of_resources_tell_nothing_about_hidden_objects() {
+    let mut world = World::new();
+    let (pods, claims) = (world.resource("v1", "Pod"), world.resource("v1", "PersistentVolumeClaim"));
+    let message = "it has more than 50000 objects".to_owned();
+    world.graph.count_only(pods, 70_123, &LimitExceeded { limit: Limit::ObjectsPerResource, message });
+    let denied = "agentk may list them in payroll, shop";
+    world.graph.set_state(claims, proto::graph::ResourceState::DeniedInSome, denied);
+    let told = |access: &Access| {
+        let states = world.graph.resource_statuses(access);
+        let partial = world.graph.partial(&Query::default(), access);
+        format!("{states:?} {partial:?}")
+    };
+    let seen = told(&Access::of_agent());
+    assert!(["70123", "50000", "payroll"].iter().all(|text| seen.contains(text)), "{seen}");
+    let mut access = Access::default();
+    access.allow(pods, VisibleNamespaces::Some(["shop".to_owned()].into()));
+    for access in [access, Access::default()] {
+        let seen = told(&access);
+        assert!(["70123", "50000", "payroll"].iter().all(|text| !seen.contains(text)), "{seen}");
+        assert!(seen.contains("Pod: the objects are only counted, because there are too many"), "{seen}");
+    }
+}
+
+#[test]
 fn list_deletes_what_it_does_not_show() {
     let mut world = World::new();
     for name in ["kept", "gone"] {

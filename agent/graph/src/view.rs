@@ -144,7 +144,9 @@ impl Graph {
         let status = |(number, resource): (usize, &Resource)| {
             let api = &resource.kind.api;
             let (state, message) = match access.namespaces(number) {
-                _ if resource.state != ResourceState::Synced => (resource.state, resource.message.clone()),
+                _ if resource.state != ResourceState::Synced => {
+                    (resource.state, state_reason(resource, access.namespaces(number)).to_owned())
+                }
                 Some(VisibleNamespaces::All) => (resource.state, resource.message.clone()),
                 Some(VisibleNamespaces::Some(names)) => {
                     let mut message = "you may list them in ".to_owned();
@@ -182,7 +184,7 @@ impl Graph {
                 continue;
             }
             let kind = &api.kind;
-            let why = &resource.message;
+            let why = state_reason(resource, access.namespaces(number));
             match resource.state {
                 ResourceState::Synced => {}
                 ResourceState::Loading => reasons.push(format!("{kind}: the objects are being loaded")),
@@ -190,8 +192,11 @@ impl Graph {
                 ResourceState::DeniedInSome => {
                     reasons.push(format!("{kind}: agentk may list them in some namespaces only: {why}"));
                 }
-                ResourceState::CountedOnly => reasons
-                    .push(format!("{kind}: {} objects are only counted, because {why}", resource.objects)),
+                ResourceState::CountedOnly => {
+                    let is_known = access.namespaces(number) == Some(&VisibleNamespaces::All);
+                    let count = if is_known { format!("{} ", resource.objects) } else { "the ".to_owned() };
+                    reasons.push(format!("{kind}: {count}objects are only counted, because {why}"));
+                }
                 ResourceState::Failing => {
                     reasons.push(format!("{kind}: the objects may be outdated: {why}"));
                 }
@@ -228,6 +233,16 @@ impl Graph {
             resources: self.resource_statuses(access),
             partial: self.partial(query, access),
         }
+    }
+}
+
+/// Returns the reason of the state of a resource, as a caller who may list it in these namespaces may know it: without numbers of objects
+/// and names of namespaces that are hidden.
+fn state_reason<'a>(resource: &'a Resource, visible: Option<&VisibleNamespaces>) -> &'a str {
+    match (resource.state, visible) {
+        (ResourceState::CountedOnly, Some(VisibleNamespaces::Some(_)) | None) => "there are too many",
+        (ResourceState::DeniedInSome, Some(VisibleNamespaces::Some(_)) | None) => "it may not list all",
+        _ => &resource.message,
     }
 }
 
