@@ -46,29 +46,16 @@ const FIELDS: &[&str] = &[
     "spec.strategy.type",
     "spec.updateStrategy",
     "spec.volumeClaimTemplates.metadata.name",
-    // Pods, and the templates of workloads.
+    "spec.serviceName",
+    // Pods.
     "spec.nodeName",
     "spec.restartPolicy",
-    "spec.serviceAccountName",
     "spec.schedulingGates",
     "spec.readinessGates",
     "spec.containers.name",
-    "spec.containers.image",
-    "spec.containers.envFrom",
-    "spec.containers.env.valueFrom",
     "spec.initContainers.name",
     "spec.initContainers.image",
     "spec.initContainers.restartPolicy",
-    "spec.initContainers.envFrom",
-    "spec.initContainers.env.valueFrom",
-    "spec.imagePullSecrets",
-    "spec.volumes.configMap.name",
-    "spec.volumes.secret.secretName",
-    "spec.volumes.persistentVolumeClaim.claimName",
-    "spec.volumes.projected.sources.configMap.name",
-    "spec.volumes.projected.sources.secret.name",
-    "spec.template.spec.containers.image",
-    "spec.jobTemplate.spec.template.spec.containers.image",
     // Networks.
     "spec.type",
     "spec.clusterIP",
@@ -114,6 +101,12 @@ const FIELDS: &[&str] = &[
     "spec.componentKinds",
     "roleRef",
     "subjects",
+    "imagePullSecrets.name",
+    "secrets.name",
+    "webhooks.clientConfig.service.namespace",
+    "webhooks.clientConfig.service.name",
+    "spec.conversion.webhook.clientConfig.service.namespace",
+    "spec.conversion.webhook.clientConfig.service.name",
     // Events.
     "type",
     "reason",
@@ -179,6 +172,25 @@ const FIELDS: &[&str] = &[
     "status.artifact.revision",
 ];
 
+/// The specifications of Pods: those of Pods, and of the templates of workloads.
+const POD_SPECS: [&str; 3] = ["spec", "spec.template.spec", "spec.jobTemplate.spec.template.spec"];
+
+/// The fields of each of them.
+const POD_FIELDS: &[&str] = &[
+    "serviceAccountName",
+    "imagePullSecrets",
+    "containers.image",
+    "containers.envFrom",
+    "containers.env.valueFrom",
+    "initContainers.envFrom",
+    "initContainers.env.valueFrom",
+    "volumes.configMap.name",
+    "volumes.secret.secretName",
+    "volumes.persistentVolumeClaim.claimName",
+    "volumes.projected.sources.configMap.name",
+    "volumes.projected.sources.secret.name",
+];
+
 /// The prefix of annotations, whose names contain dots.
 const ANNOTATIONS: &str = "metadata.annotations.";
 
@@ -198,6 +210,11 @@ static MASK: LazyLock<Mask> = LazyLock::new(|| {
         match field.strip_prefix(ANNOTATIONS) {
             Some(name) => root.add(&["metadata", "annotations", name]),
             None => root.add(&field.split('.').collect::<Vec<_>>()),
+        }
+    }
+    for spec in POD_SPECS {
+        for field in POD_FIELDS {
+            root.add(&spec.split('.').chain(field.split('.')).collect::<Vec<_>>());
         }
     }
     root

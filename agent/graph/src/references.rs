@@ -38,7 +38,15 @@ pub(crate) fn references(group: &str, kind: &str, object: &Value) -> Vec<Referen
     let namespace = text(object, "/metadata/namespace");
     let mut found = References { namespace, all: Vec::new() };
     match (group, kind) {
-        ("", "Pod") => pod(object, &mut found),
+        ("", "Pod") => pod(&object["spec"], &mut found),
+        ("", "ServiceAccount") => {
+            for secret in list(object, "/imagePullSecrets").chain(list(object, "/secrets")) {
+                found.add(Relation::Uses, "", "Secret", text(secret, "/name"));
+            }
+        }
+        ("apps", "StatefulSet") => {
+            found.add(Relation::Uses, "", "Service", text(object, "/spec/serviceName"));
+        }
         ("networking.k8s.io" | "extensions", "Ingress") => {
             let services = ["/spec/defaultBackend/service/name", "/spec/backend/serviceName"];
             services
@@ -59,8 +67,12 @@ pub(crate) fn references(group: &str, kind: &str, object: &Value) -> Vec<Referen
             for parent in list(object, "/spec/parentRefs") {
                 found.add_ref(Relation::Binds, parent, group, "Gateway");
             }
-            for backend in list(object, "/spec/rules").flat_map(|rule| list(rule, "/backendRefs")) {
-                found.add_ref(Relation::Routes, backend, "", "Service");
+            for rule in list(object, "/spec/rules") {
+                for backend in list(rule, "/backendRefs") {
+                    found.add_ref(Relation::Routes, backend, "", "Service");
+                    mirrors(backend, &mut found);
+                }
+                mirrors(rule, &mut found);
             }
         }
         ("autoscaling", "HorizontalPodAutoscaler") | ("keda.sh", "ScaledObject") => {
@@ -74,7 +86,12 @@ pub(crate) fn references(group: &str, kind: &str, object: &Value) -> Vec<Referen
             found.add_to("", Relation::Binds, "", "PersistentVolume", text(object, "/spec/volumeName"));
             storage_class(object, &mut found);
         }
-        ("", "PersistentVolume") => storage_class(object, &mut found),
+        ("", "PersistentVolume") => {
+            let claim = &object["spec"]["claimRef"];
+            let (namespace, name) = (text(claim, "/namespace"), text(claim, "/name"));
+            found.add_to(namespace, Relation::Binds, "", "PersistentVolumeClaim", name);
+            storage_class(object, &mut found);
+        }
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => {
             let role = &object["roleRef"];
             let place = if role["kind"] == "Role" { namespace } else { "" };
@@ -84,15 +101,17 @@ pub(crate) fn references(group: &str, kind: &str, object: &Value) -> Vec<Referen
                 found.add_to(place, Relation::Binds, "", "ServiceAccount", text(subject, "/name"));
             }
         }
-        ("apiregistration.k8s.io", "APIService") => {
-            let service = &object["spec"]["service"];
-            found.add_to(
-                text(service, "/namespace"),
-                Relation::Routes,
-                "",
-                "Service",
-                text(service, "/name"),
-            );
+        ("apiregistration.k8s.io", "APIService") => service(&object["spec"]["service"], &mut found),
+        (
+            "admissionregistration.k8s.io",
+            "ValidatingWebhookConfiguration" | "MutatingWebhookConfiguration",
+        ) => {
+            for webhook in list(object, "/webhooks") {
+                service(&webhook["clientConfig"]["service"], &mut found);
+            }
+        }
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => {
+            service(&object["spec"]["conversion"]["webhook"]["clientConfig"]["service"], &mut found);
         }
         ("cert-manager.io", "Certificate") => {
             found.add(Relation::Uses, "", "Secret", text(object, "/spec/secretName"));
@@ -106,7 +125,25 @@ pub(crate) fn references(group: &str, kind: &str, object: &Value) -> Vec<Referen
         }
         _ => {}
     }
+    // Without Pods, only the template names what the next ones use.
+    if let Some(template) = template_without_pods(group, kind, object) {
+        pod(template, &mut found);
+    }
     found.all
+}
+
+/// Returns the template of the Pods of a workload that has none, or has some from time to time.
+fn template_without_pods<'a>(group: &str, kind: &str, object: &'a Value) -> Option<&'a Value> {
+    let spec = &object["spec"];
+    let template = match (group, kind) {
+        ("apps", "Deployment" | "StatefulSet") | ("", "ReplicationController") if spec["replicas"] == 0 => {
+            spec
+        }
+        ("batch", "Job") if spec["suspend"] == true => spec,
+        ("batch", "CronJob") => &spec["jobTemplate"]["spec"],
+        _ => return None,
+    };
+    Some(&template["template"]["spec"])
 }
 
 /// Returns the selector of Pods of an object.
@@ -196,10 +233,24 @@ impl References<'_> {
     }
 }
 
-fn pod(object: &Value, found: &mut References<'_>) {
-    found.add_to("", Relation::RunsOn, "", "Node", text(object, "/spec/nodeName"));
-    found.add(Relation::Uses, "", "ServiceAccount", text(object, "/spec/serviceAccountName"));
-    for volume in list(object, "/spec/volumes") {
+/// Adds the objects that requests of the API server reach.
+fn service(service: &Value, found: &mut References<'_>) {
+    let (namespace, name) = (text(service, "/namespace"), text(service, "/name"));
+    found.add_to(namespace, Relation::Routes, "", "Service", name);
+}
+
+/// Adds the objects to which a rule of a route copies requests.
+fn mirrors(rule: &Value, found: &mut References<'_>) {
+    for filter in list(rule, "/filters") {
+        found.add_ref(Relation::Routes, &filter["requestMirror"]["backendRef"], "", "Service");
+    }
+}
+
+/// Adds the objects that the specification of a Pod names.
+fn pod(spec: &Value, found: &mut References<'_>) {
+    found.add_to("", Relation::RunsOn, "", "Node", text(spec, "/nodeName"));
+    found.add(Relation::Uses, "", "ServiceAccount", text(spec, "/serviceAccountName"));
+    for volume in list(spec, "/volumes") {
         found.add(Relation::Uses, "", "ConfigMap", text(volume, "/configMap/name"));
         found.add(Relation::Uses, "", "Secret", text(volume, "/secret/secretName"));
         found.add(
@@ -213,10 +264,10 @@ fn pod(object: &Value, found: &mut References<'_>) {
             found.add(Relation::Uses, "", "Secret", text(source, "/secret/name"));
         }
     }
-    for secret in list(object, "/spec/imagePullSecrets") {
+    for secret in list(spec, "/imagePullSecrets") {
         found.add(Relation::Uses, "", "Secret", text(secret, "/name"));
     }
-    let containers = list(object, "/spec/containers").chain(list(object, "/spec/initContainers"));
+    let containers = list(spec, "/containers").chain(list(spec, "/initContainers"));
     for container in containers {
         for source in list(container, "/envFrom") {
             found.add(Relation::Uses, "", "ConfigMap", text(source, "/configMapRef/name"));
@@ -243,158 +294,4 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// The references of an object, as `relation kind.group namespace/name`.
-    fn named(object: &Value) -> Vec<String> {
-        let api = object["apiVersion"].as_str().unwrap();
-        let group = api.split_once('/').map_or("", |(group, _)| group);
-        let references = references(group, object["kind"].as_str().unwrap(), object);
-        let name = |Reference { relation, target }: Reference| {
-            let relation = serde_json::to_value(relation).unwrap();
-            let kind = format!("{}.{}", target.kind, target.group);
-            let kind = kind.trim_end_matches('.');
-            format!("{} {kind} {}/{}", relation.as_str().unwrap(), target.namespace, target.name)
-        };
-        references.into_iter().map(name).collect()
-    }
-
-    #[test]
-    fn pod_refers_to_what_it_uses() {
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a"},
-            "spec": {
-                "nodeName": "n1", "serviceAccountName": "sa",
-                "volumes": [
-                    {"configMap": {"name": "c1"}}, {"secret": {"secretName": "s1"}}, {"persistentVolumeClaim": {"claimName": "p1"}},
-                    {"projected": {"sources": [{"configMap": {"name": "c1"}}, {"secret": {"name": "s2"}}]}},
-                ],
-                "imagePullSecrets": [{"name": "pull"}],
-                "containers": [{"envFrom": [{"secretRef": {"name": "s3"}}], "env": [{"valueFrom": {"configMapKeyRef": {"name": "c2"}}}]}],
-                "initContainers": [{"env": [{"valueFrom": {"secretKeyRef": {"name": "s4"}}}]}],
-            },
-        });
-        assert_eq!(
-            named(&pod),
-            [
-                "runs-on Node /n1",
-                "uses ServiceAccount a/sa",
-                "uses ConfigMap a/c1",
-                "uses Secret a/s1",
-                "uses PersistentVolumeClaim a/p1",
-                "uses Secret a/s2",
-                "uses Secret a/pull",
-                "uses Secret a/s3",
-                "uses ConfigMap a/c2",
-                "uses Secret a/s4",
-            ]
-        );
-    }
-
-    #[test]
-    fn routes_and_autoscalers_refer_to_their_targets() {
-        let object = |api: &str, kind: &str, spec: Value| {
-            named(&json!({"apiVersion": api, "kind": kind, "metadata": {"namespace": "a"}, "spec": spec}))
-        };
-        assert_eq!(
-            object(
-                "networking.k8s.io/v1",
-                "Ingress",
-                json!({
-                    "rules": [{"http": {"paths": [{"backend": {"service": {"name": "web"}}}, {"backend": {"service": {"name": "web"}}}]}}],
-                    "defaultBackend": {"service": {"name": "default"}}, "tls": [{"secretName": "cert"}],
-                })
-            ),
-            ["routes Service a/default", "routes Service a/web", "uses Secret a/cert"]
-        );
-        assert_eq!(
-            object(
-                "gateway.networking.k8s.io/v1",
-                "HTTPRoute",
-                json!({
-                    "parentRefs": [{"name": "gw", "namespace": "infra"}], "rules": [{"backendRefs": [{"name": "web"}]}],
-                })
-            ),
-            ["binds Gateway.gateway.networking.k8s.io infra/gw", "routes Service a/web"]
-        );
-        assert_eq!(
-            object(
-                "autoscaling/v2",
-                "HorizontalPodAutoscaler",
-                json!({
-                    "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"},
-                })
-            ),
-            ["scales StatefulSet.apps a/db"]
-        );
-        assert_eq!(
-            object("v1", "PersistentVolumeClaim", json!({"volumeName": "pv", "storageClassName": "fast"})),
-            ["binds PersistentVolume /pv", "uses StorageClass.storage.k8s.io /fast"]
-        );
-        assert_eq!(
-            object(
-                "cert-manager.io/v1",
-                "Certificate",
-                json!({"secretName": "tls", "issuerRef": {"kind": "ClusterIssuer", "name": "le"}})
-            ),
-            ["uses Secret a/tls", "uses ClusterIssuer.cert-manager.io /le"]
-        );
-        assert_eq!(
-            object(
-                "kustomize.toolkit.fluxcd.io/v1",
-                "Kustomization",
-                json!({"sourceRef": {"kind": "OCIRepository", "name": "app", "namespace": "flux"}})
-            ),
-            ["uses OCIRepository.source.toolkit.fluxcd.io flux/app"]
-        );
-    }
-
-    #[test]
-    fn services_and_policies_select_pods() {
-        let selects = |group: &str, kind: &str, spec: Value| {
-            let selector = pod_selector(group, kind, &json!({"spec": spec}))?;
-            selector.labels.matches(|key| (key == "app").then_some("web")).then_some(selector.relation)
-        };
-        assert_eq!(selects("", "Service", json!({"selector": {"app": "web"}})), Some(Relation::Selects));
-        assert_eq!(
-            selects("", "Service", json!({"selector": {}})),
-            None,
-            "a Service without a selector selects nothing"
-        );
-        assert_eq!(
-            selects("policy", "PodDisruptionBudget", json!({"selector": {}})),
-            Some(Relation::Protects)
-        );
-        let policy = json!({"podSelector": {"matchLabels": {"app": "db"}}});
-        assert_eq!(selects("networking.k8s.io", "NetworkPolicy", policy), None);
-    }
-
-    #[test]
-    fn claim_has_the_templates_that_may_have_made_it() {
-        let templates = |claim| templates_of_claim(claim).collect::<Vec<_>>();
-        assert_eq!(templates("data-web-0"), [("data", "web")]);
-        assert_eq!(templates("my-data-web-12"), [("my", "data-web"), ("my-data", "web")]);
-        for other in
-            ["data", "data-web", "data-web-", "data-web-x", "data-web-01", "-web-0", "data-web-0-x", ""]
-        {
-            let found = templates(other);
-            assert!(found.is_empty(), "{other}: {found:?}");
-        }
-    }
-
-    #[test]
-    fn hostile_objects_have_bounded_references() {
-        let volumes: Vec<Value> =
-            (0..100_000).map(|n| json!({"configMap": {"name": n.to_string()}})).collect();
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "spec": {"volumes": volumes}});
-        assert_eq!(references("", "Pod", &pod).len(), MAX_REFERENCES);
-        for spec in
-            [json!(1), json!([]), json!({"volumes": {}}), json!({"containers": [1, null, {"env": 3}]})]
-        {
-            references("", "Pod", &json!({"spec": spec}));
-        }
-    }
-}
+mod tests;

@@ -278,12 +278,16 @@ fn add_branch(
 
 /// Returns whether people want to see an object at first: it is not healthy, or it runs or routes something.
 fn is_shown(branch: &Branch) -> bool {
-    const QUIET: [&str; 9] = [
+    const QUIET: [&str; 13] = [
         "ConfigMap",
         "EndpointSlice",
         "ServiceAccount",
         "RoleBinding",
         "ClusterRoleBinding",
+        "Role",
+        "ClusterRole",
+        "ValidatingWebhookConfiguration",
+        "MutatingWebhookConfiguration",
         "Namespace",
         "CustomResourceDefinition",
         "APIService",

@@ -44,6 +44,8 @@ const PASSIVE = new Set([
   "Endpoints",
   "ControllerRevision",
   "CustomResourceDefinition",
+  "MutatingWebhookConfiguration",
+  "ValidatingWebhookConfiguration",
   "StorageClass",
   "PriorityClass",
   "IngressClass",
