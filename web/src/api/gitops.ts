@@ -2,6 +2,7 @@
 
 import { getJson, request } from "./client";
 import { lines } from "./lines";
+import { agentPath } from "./paths";
 
 export type ProjectState =
   | "pending"
@@ -161,7 +162,7 @@ const MAX_SIZE = 16 << 20;
 const MAX_LINE = 8 << 20;
 
 function projectsPath(agent: string): string {
-  return `/agents/${encodeURIComponent(agent)}/gitops/v1/projects`;
+  return agentPath(agent, "/gitops/v1/projects");
 }
 
 export async function getProjects(agent: string, signal?: AbortSignal): Promise<Project[]> {

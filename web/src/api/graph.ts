@@ -2,6 +2,7 @@
 
 import { getJson } from "./client";
 import type { ObjectKey } from "./kubernetes";
+import { agentPath } from "./paths";
 import type { components } from "./graph-types";
 
 type Schemas = components["schemas"];
@@ -32,7 +33,7 @@ export function scopeQuery(scope: Scope | null): URLSearchParams {
 
 function graphPath(agent: string, path: string, scope: Scope | null): string {
   const query = scopeQuery(scope).toString();
-  return `/agents/${encodeURIComponent(agent)}/graph/v1/${path}${query === "" ? "" : `?${query}`}`;
+  return agentPath(agent, `/graph/v1/${path}${query === "" ? "" : `?${query}`}`);
 }
 
 export function getHealth(agent: string, scope: Scope | null, signal?: AbortSignal): Promise<HealthReport> {
@@ -44,7 +45,7 @@ export async function getGroups(agent: string, object: ObjectKey, signal: AbortS
   const { group, kind, namespace, name } = object;
   const query = new URLSearchParams({ kind: group === "" ? kind : `${kind}.${group}`, name });
   if (namespace !== "") query.set("namespace", namespace);
-  const path = `/agents/${encodeURIComponent(agent)}/graph/v1/groups?${query.toString()}`;
+  const path = agentPath(agent, `/graph/v1/groups?${query.toString()}`);
   const { groups } = await getJson<GroupList>(path, signal);
   return groups.map(({ id }) => id);
 }

@@ -1,6 +1,7 @@
 /** The API of kas itself for the page: the session, the agents and the environments. */
 
 import { getJson, readJson, request } from "./client";
+import { agentPath } from "./paths";
 
 export interface Session {
   caller: string;
@@ -107,7 +108,7 @@ export function getAgents(signal?: AbortSignal): Promise<AgentList> {
 }
 
 export function getAgentDetails(agent: string, signal?: AbortSignal): Promise<AgentDetails> {
-  return getJson<AgentDetails>(`/web/v1/agents/${encodeURIComponent(agent)}`, signal);
+  return getJson<AgentDetails>(`/web/v1${agentPath(agent)}`, signal);
 }
 
 export async function getEnvironments(signal?: AbortSignal): Promise<Environment[]> {

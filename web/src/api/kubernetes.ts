@@ -2,6 +2,7 @@
 
 import { getJson, readJson, request } from "./client";
 import type { Node } from "./graph";
+import { agentPath } from "./paths";
 
 /** The identity of an object. */
 export interface ObjectKey {
@@ -59,7 +60,7 @@ interface ApiResource {
 const resources = new Map<string, Promise<ApiResource[]>>();
 
 function kubernetesPath(agent: string, path: string): string {
-  return `/agents/${encodeURIComponent(agent)}/kubernetes${path}`;
+  return agentPath(agent, `/kubernetes${path}`);
 }
 
 function groupPath(key: ObjectKey): string {

@@ -1,6 +1,7 @@
 /** The service `prometheus` of an agent: the HTTP API of the Prometheus server in its cluster. */
 
 import { readJson, request } from "./client";
+import { agentPath } from "./paths";
 
 /** One line of a chart. */
 export interface Series {
@@ -35,7 +36,7 @@ export async function queryRange(
     step: `${step}`,
     timeout: "30s",
   });
-  const path = `/agents/${encodeURIComponent(agent)}/prometheus/api/v1/query_range`;
+  const path = agentPath(agent, "/prometheus/api/v1/query_range");
   const headers = { "Content-Type": "application/x-www-form-urlencoded", Accept: "application/json" };
   const response = await request(path, { method: "POST", headers, body: body.toString(), signal });
   const answer = await readJson<Answer>(response);

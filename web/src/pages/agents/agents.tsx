@@ -1,4 +1,5 @@
 import type { Agent } from "../../api/kas";
+import { agentPath } from "../../api/paths";
 import { plain } from "../../text";
 import { useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
@@ -41,7 +42,7 @@ function AgentRow({ agent }: { agent: Agent }) {
   return (
     <tr>
       <td>
-        <a href={`/agents/${encodeURIComponent(agent.name)}`}>
+        <a href={agentPath(agent.name)}>
           <Words text={agent.name} />
         </a>
       </td>

@@ -1,5 +1,6 @@
 import type { Attention, HealthReport, Warning } from "../../api/graph";
 import type { Agent } from "../../api/kas";
+import { agentPath } from "../../api/paths";
 import { plain } from "../../text";
 import { useAgents } from "../../ui/agents";
 import { Boundary } from "../../ui/boundary";
@@ -84,7 +85,7 @@ function urgency({ report, error }: AgentHealth): number {
 }
 
 function AgentSection({ agent, report, error }: AgentHealth & { agent: Agent }) {
-  const address = `/agents/${encodeURIComponent(agent.name)}`;
+  const address = agentPath(agent.name);
   return (
     <section class="stack" aria-label={agent.name}>
       <div class="row spread">

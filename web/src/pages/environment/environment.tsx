@@ -1,4 +1,5 @@
 import { type Environment, type EnvironmentPlace, getEnvironments } from "../../api/kas";
+import { agentPath } from "../../api/paths";
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
 import { useLoaded } from "../../ui/loader";
@@ -43,7 +44,7 @@ function Places({ environment }: { environment: Environment }) {
       </h1>
       <p class="facts-line small muted">
         {plain(tier, 64)}, namespace {plain(place.namespace, 64)} of{" "}
-        <a href={`/agents/${encodeURIComponent(place.agent)}`}>{plain(place.agent, 100)}</a>
+        <a href={agentPath(place.agent)}>{plain(place.agent, 100)}</a>
         {Object.entries(place.labels).map(([name, value]) => ` ${plain(`${name}=${value}`, 400)}`)}
       </p>
     </div>

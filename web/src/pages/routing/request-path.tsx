@@ -1,6 +1,7 @@
 /** The path of one request: from its caller over the replicas and the tunnel into the cluster. */
 
 import type { ComponentChildren } from "preact";
+import { agentPath } from "../../api/paths";
 import { findRequest, type FoundRequest, type FoundRequests } from "../../api/recent";
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
@@ -76,7 +77,7 @@ function Way({ request, found }: { request: FoundRequest; found: FoundRequests }
         {request.agent === null ? (
           <span class="muted">no agent</span>
         ) : (
-          <a href={`/agents/${encodeURIComponent(request.agent)}`}>{request.agent}</a>
+          <a href={agentPath(request.agent)}>{request.agent}</a>
         )}
         , <Age time={request.time} /> ago: <Status request={request} />
       </p>

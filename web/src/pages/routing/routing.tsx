@@ -1,4 +1,5 @@
 import type { Agent, AgentInstance, AgentList } from "../../api/kas";
+import { agentPath } from "../../api/paths";
 import { plain } from "../../text";
 import { useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
@@ -68,7 +69,7 @@ function Replicas({ list }: { list: AgentList }) {
               {routes.map(({ agent, instance }) => (
                 <tr key={`${agent.id}/${instance.id}`}>
                   <td>
-                    <a href={`/agents/${encodeURIComponent(agent.name)}`}>
+                    <a href={agentPath(agent.name)}>
                       <Words text={agent.name} />
                     </a>
                   </td>
