@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { age, decodeSecret, kubectlCommand, plain, safeLink, shellQuote, pieces } from "./text";
+import { age, decodeSecret, kubectlCommand, plain, safeLink, shellArgument, pieces } from "./text";
 
 describe("plain", () => {
   it("shows what would hide or reorder text", () => {
@@ -56,15 +56,44 @@ describe("age", () => {
 });
 
 describe("commands", () => {
+  const web = { group: "apps", version: "v1", kind: "Deployment", namespace: "shop", name: "web" };
   it("have nothing that a shell would run", () => {
-    expect(shellQuote("a'; rm -rf / #")).toBe("'a'\\''; rm -rf / #'");
-    expect(shellQuote("$(id)`id`")).toBe("'$(id)`id`'");
+    expect(shellArgument("system:node:a")).toBe("system:node:a");
+    expect(shellArgument("$(id)`id`;%x%")).toBe("'$(id)`id`;%x%'");
+    for (const text of [
+      "",
+      "-",
+      "--server=https://evil",
+      "a'; rm -rf / #",
+      "a\\",
+      "a b",
+      "a\u2019b",
+      "a\u202eb",
+    ]) {
+      expect(shellArgument(text), text).toBeNull();
+    }
   });
   it("name the version and the group", () => {
-    const web = { group: "apps", version: "v1", kind: "Deployment", namespace: "shop", name: "web" };
-    expect(kubectlCommand(web)).toBe("kubectl get Deployment.v1.apps/web --namespace shop --output yaml");
+    expect(kubectlCommand(web)).toBe("kubectl get --namespace shop --output yaml -- Deployment.v1.apps web");
     const node = { group: "", version: "v1", kind: "Node", namespace: "", name: "n" };
-    expect(kubectlCommand(node)).toBe("kubectl get Node/n --output yaml");
+    expect(kubectlCommand(node)).toBe("kubectl get --output yaml -- Node n");
+    const role = { ...web, group: "rbac.authorization.k8s.io", kind: "Role", name: "a|b" };
+    expect(kubectlCommand(role)).toContain(" -- Role.v1.rbac.authorization.k8s.io 'a|b'");
+  });
+  it.each([
+    { kind: "--server=https:/" },
+    { kind: "-o", group: "" },
+    { kind: "Pod,Secret" },
+    { kind: "" },
+    { group: "--kubeconfig" },
+    { version: "v1;id" },
+    { namespace: "--token=x" },
+    { namespace: "a b" },
+    { name: "--all" },
+    { name: "a/b" },
+    { name: "" },
+  ])("are not shown for names that no object has: %o", (names) => {
+    expect(kubectlCommand({ ...web, ...names })).toBeNull();
   });
 });
 

@@ -72,9 +72,14 @@ export function capitalized(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** Returns an argument of a shell command. */
-export function shellQuote(text: string): string {
-  return /^[A-Za-z0-9_./:=@%+-]+$/.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;
+/**
+ * Returns an argument of a shell command, or `null` for a text that a program or a shell might take for something else: one that begins
+ * as an option, or has quotes, backslashes or characters that are not shown.
+ */
+export function shellArgument(text: string): string | null {
+  if (text === "" || text.startsWith("-") || /['\\\s\u2018-\u201b]/.test(text) || plain(text) !== text)
+    return null;
+  return /^[A-Za-z0-9_./:-]+$/.test(text) ? text : `'${text}'`;
 }
 
 /** The kind and the name of an object, for a command. */
@@ -86,11 +91,19 @@ interface Named {
   name: string;
 }
 
-/** Returns the command of kubectl that prints an object. */
-export function kubectlCommand({ group, version, kind, namespace, name }: Named): string {
+/** The names of kinds, and those of groups, versions and namespaces (RFC 1123). */
+const KIND = /^[A-Za-z][A-Za-z0-9-]*$/;
+const LABELS = /^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$/;
+
+/** Returns the command of kubectl that prints an object, or `null` if the API server can have no object with these names. */
+export function kubectlCommand({ group, version, kind, namespace, name }: Named): string | null {
+  const isName = (text: string) => text === "" || LABELS.test(text);
+  if (!KIND.test(kind) || ![group, version, namespace].every(isName)) return null;
+  const argument = name.includes("/") ? null : shellArgument(name);
+  if (argument === null) return null;
   const type = group === "" ? kind : `${kind}.${version}.${group}`;
-  const flags = namespace === "" ? "" : ` --namespace ${shellQuote(namespace)}`;
-  return `kubectl get ${shellQuote(`${type}/${name}`)}${flags} --output yaml`;
+  const flags = namespace === "" ? "" : ` --namespace ${namespace}`;
+  return `kubectl get${flags} --output yaml -- ${type} ${argument}`;
 }
 
 /** Returns a value of a Secret as text, or its length where it is none. */

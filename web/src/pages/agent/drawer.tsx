@@ -190,10 +190,12 @@ function Summary({
           <Fact key={image} name="Image" value={image} />
         ))}
       </dl>
-      <div class="row nowrap">
-        <code class="command">{command}</code>
-        <Copy text={command} />
-      </div>
+      {command !== null && (
+        <div class="row nowrap">
+          <code class="command">{command}</code>
+          <Copy text={command} />
+        </div>
+      )}
       <Relations node={node} graph={graph} />
       <Labels labels={node.labels ?? {}} />
     </>
