@@ -12,11 +12,12 @@ pub(super) struct CallerPermits {
     used: Arc<Mutex<HashMap<Identity, usize>>>,
 }
 
-/// The permit of a caller, which is free again when this is dropped.
+/// The permits of a caller, which are free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct CallerPermit {
     permits: CallerPermits,
     caller: Identity,
+    count: usize,
 }
 
 /// The reason why there is no permit for a caller.
@@ -35,15 +36,14 @@ impl CallerPermits {
 
     /// Takes a permit for a caller. Callers without an identity of their own in the cluster are one caller.
     pub(super) fn try_acquire(&self, caller: Identity) -> Result<CallerPermit, NoPermit> {
-        let mut used = self.used.lock();
-        if used.values().sum::<usize>() >= self.limit {
-            return Err(NoPermit::All);
-        }
-        if used.get(&caller).is_some_and(|used| *used >= self.limit / 2) {
-            return Err(NoPermit::Share);
-        }
-        *used.entry(caller.clone()).or_default() += 1;
-        Ok(CallerPermit { permits: self.clone(), caller })
+        let mut permit = self.none(caller);
+        permit.try_grow(1)?;
+        Ok(permit)
+    }
+
+    /// Returns no permits of a caller, to which others can be added.
+    pub(super) fn none(&self, caller: Identity) -> CallerPermit {
+        CallerPermit { permits: self.clone(), caller, count: 0 }
     }
 
     /// Returns the number of permits in use.
@@ -52,11 +52,28 @@ impl CallerPermits {
     }
 }
 
+impl CallerPermit {
+    /// Takes further permits.
+    pub(super) fn try_grow(&mut self, more: usize) -> Result<(), NoPermit> {
+        let CallerPermits { limit, used } = &self.permits;
+        let mut used = used.lock();
+        if used.values().sum::<usize>() + more > *limit {
+            return Err(NoPermit::All);
+        }
+        if used.get(&self.caller).copied().unwrap_or_default() + more > *limit / 2 {
+            return Err(NoPermit::Share);
+        }
+        *used.entry(self.caller.clone()).or_default() += more;
+        self.count += more;
+        Ok(())
+    }
+}
+
 impl Drop for CallerPermit {
     fn drop(&mut self) {
         let mut used = self.permits.used.lock();
         match used.get_mut(&self.caller) {
-            Some(count) if *count > 1 => *count -= 1,
+            Some(count) if *count > self.count => *count -= self.count,
             _ => drop(used.remove(&self.caller)),
         }
     }
@@ -86,6 +103,22 @@ mod tests {
         held.push(permits.try_acquire(caller("a")).unwrap());
         drop(held);
         assert_eq!(permits.used(), 0);
+        assert!(permits.used.lock().is_empty());
+    }
+
+    #[test]
+    fn permits_grow_up_to_the_share() {
+        let permits = CallerPermits::new(10);
+        let (mut first, mut second) = (permits.none(caller("a")), permits.none(caller("a")));
+        first.try_grow(3).unwrap();
+        second.try_grow(2).unwrap();
+        assert_eq!(first.try_grow(1).unwrap_err(), NoPermit::Share);
+        drop(second);
+        first.try_grow(2).unwrap();
+        assert_eq!(permits.used(), 5);
+        drop(permits.none(caller("b")));
+        permits.none(caller("b")).try_grow(5).unwrap();
+        drop(first);
         assert!(permits.used.lock().is_empty());
     }
 }

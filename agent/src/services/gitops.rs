@@ -50,7 +50,11 @@ pub(crate) use self::{
     metrics::GitopsMetrics,
 };
 use self::{preview::Previews, project::Project, sources::Sources};
-use crate::{events::EventLog, leader::Leader, services::ServiceError};
+use crate::{
+    events::EventLog,
+    leader::Leader,
+    services::{ServiceError, caller_permits::CallerPermits},
+};
 
 /// The most diffs at the same time. Others wait.
 const MAX_DIFFS: usize = 2;
@@ -68,6 +72,8 @@ pub(crate) struct Gitops {
     previews: Previews,
     /// Limits the diffs at the same time, each of which holds the files of a project.
     diffs: Arc<Semaphore>,
+    /// Limits the bytes of the bodies of requests for diffs.
+    diff_bodies: CallerPermits,
     projects: Mutex<BTreeMap<String, Arc<Project>>>,
     metrics: GitopsMetrics,
     /// The rules of the configuration for the health of kinds.
@@ -102,6 +108,7 @@ impl Gitops {
             subscribed: watch::Sender::default(),
             previews: Previews::default(),
             diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
+            diff_bodies: CallerPermits::new(diff::MAX_BODIES),
             projects: Mutex::default(),
             metrics,
             health_rules: HealthRules::default(),

@@ -2,20 +2,34 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::{Bytes, BytesMut};
 use gitops_engine::{Engine, Fence, SourceFile, Stopped, SyncInput};
-use http::HeaderMap;
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt as _;
 use proto::{
     AgentId, Reason,
     gitops::{DiffLine, DiffRequest, DiffSummary, ObjectCounts, PreviewRequest},
+    impersonation,
 };
+use resource_graph::Identity;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::{Instant, timeout},
 };
+use tunnel::Body;
 
 use super::{Gitops, now_millis, preview};
-use crate::services::ServiceError;
+use crate::services::{
+    ServiceError,
+    caller_permits::{CallerPermit, NoPermit},
+    response::bad_request,
+};
 
+/// The largest body of a request, and the most bytes of the bodies of all requests: those of as many diffs as may run.
+const MAX_BODY: usize = 64 << 20;
+pub(super) const MAX_BODIES: usize = 2 * MAX_BODY;
+/// The time for a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time of a diff of thousands of objects with a slow reader.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// The time that a diff waits for others.
@@ -32,18 +46,54 @@ impl Fence for Deadline {
     }
 }
 
-/// Waits until a diff may begin: before its manifests are read, which need memory.
+/// A request whose diff may begin.
+pub(super) struct AdmittedDiff {
+    request: DiffRequest,
+    /// The bytes of its manifests.
+    bytes: CallerPermit,
+    permit: OwnedSemaphorePermit,
+}
+
+/// Receives a request, and then waits until its diff may begin. A body that does not arrive holds no place of others: only the bytes that
+/// have arrived count.
 ///
 /// # Errors
 ///
-/// Others take too long.
-pub(super) async fn admit(gitops: &Gitops) -> Result<OwnedSemaphorePermit, ServiceError> {
+/// The request is invalid, its body does not arrive in time, or other diffs take too long.
+pub(super) async fn admit(gitops: &Gitops, request: Request<Body>) -> Result<AdmittedDiff, ServiceError> {
+    let caller = Identity::of_request(request.headers(), impersonation::PREFIX);
+    let mut bytes = gitops.diff_bodies.none(caller);
+    let body = timeout(BODY_TIMEOUT, receive(request.into_body(), &mut bytes)).await;
+    let body = body.map_err(|_| bad_request("the manifests were not received in time"))??;
+    let request = serde_json::from_slice(&body).map_err(|error| bad_request(&error.to_string()))?;
     let permit = timeout(WAIT, Arc::clone(&gitops.diffs).acquire_owned()).await;
     let permit = permit.map_err(|_| {
         let what = "this pod of agentk makes other diffs at the moment; try again";
         ServiceError::new(Reason::TooManyRequests, what)
     })?;
-    Ok(permit.expect("it is never closed"))
+    Ok(AdmittedDiff { request, bytes, permit: permit.expect("it is never closed") })
+}
+
+/// Receives a body, whose bytes count as they arrive.
+async fn receive(mut body: Body, bytes: &mut CallerPermit) -> Result<Bytes, ServiceError> {
+    let mut received = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| bad_request(&error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if received.len() + data.len() > MAX_BODY {
+            return Err(bad_request(&format!("the manifests have more than {} MiB", MAX_BODY >> 20)));
+        }
+        bytes.try_grow(data.len()).map_err(|reason| {
+            let whose = match reason {
+                NoPermit::All => "of other callers",
+                NoPermit::Share => "of the same caller",
+            };
+            let what = format!("this pod of agentk has manifests {whose} for diffs at the moment; try again");
+            ServiceError::new(Reason::TooManyRequests, what)
+        })?;
+        received.extend_from_slice(&data);
+    }
+    Ok(received.freeze())
 }
 
 /// Starts a diff and returns its lines. It ends when nobody reads them any more.
@@ -54,10 +104,10 @@ pub(super) async fn admit(gitops: &Gitops) -> Result<OwnedSemaphorePermit, Servi
 pub(super) async fn run(
     gitops: Arc<Gitops>,
     project: String,
-    request: DiffRequest,
+    admitted: AdmittedDiff,
     caller: &HeaderMap,
-    permit: OwnedSemaphorePermit,
 ) -> Result<mpsc::Receiver<DiffLine>, ServiceError> {
+    let AdmittedDiff { request, bytes, permit } = admitted;
     let DiffRequest { reference, directory, files } = request;
     let settings_only = files.is_some();
     let wanted = PreviewRequest { number: 0, project, reference, directory, settings_only };
@@ -88,7 +138,7 @@ pub(super) async fn run(
     };
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
-        let _permit = permit;
+        let _permits = (bytes, permit);
         let deadline = Instant::now() + TIMEOUT;
         let work = async {
             let summary = engine.diff(&input, part, &Deadline(deadline), &sender).await;

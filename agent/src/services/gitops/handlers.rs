@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use futures_util::stream;
@@ -14,17 +14,14 @@ use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
     gitops::{
-        CLUSTER_PATH, DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
-        ProjectList, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
+        CLUSTER_PATH, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
+        ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
         SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::{
-    sync::{broadcast::error::RecvError, mpsc},
-    time::timeout,
-};
+use tokio::sync::{broadcast::error::RecvError, mpsc};
 use tunnel::Body;
 
 use super::{
@@ -40,13 +37,9 @@ use crate::services::{
 
 /// The largest sync that agentk accepts. The limits of kas are lower by default.
 const LIMITS: FrameLimits = FrameLimits { files: 20_000, bytes: 64 << 20 };
-/// The time for the body of a request for a diff.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The message of an orphaned project.
 const ORPHANED: &str =
     "the project is not in the configuration any more; its objects stay until kas gitops prune";
-/// The largest body of a request for a diff, in bytes.
-const MAX_DIFF: usize = 64 << 20;
 
 /// Serves kas itself.
 #[derive(Clone, Debug)]
@@ -305,11 +298,8 @@ impl GitopsHandler {
     /// Answers with a line for each object that a sync would change.
     async fn diff(&self, project: String, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         let caller = request.headers().clone();
-        let permit = diff::admit(&self.0).await?;
-        let read = timeout(BODY_TIMEOUT, read_json(request, MAX_DIFF)).await;
-        let wanted: DiffRequest =
-            read.map_err(|_| bad_request("the manifests were not received in time"))??;
-        let lines = diff::run(Arc::clone(&self.0), project, wanted, &caller, permit).await?;
+        let admitted = diff::admit(&self.0, request).await?;
+        let lines = diff::run(Arc::clone(&self.0), project, admitted, &caller).await?;
         Ok(stream_response(
             JSON_LINES,
             stream::unfold(lines, async |mut lines| {

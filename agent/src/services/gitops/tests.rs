@@ -3,12 +3,14 @@
 use std::{collections::BTreeMap, convert::Infallible};
 
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use gitops_engine::Leadership;
 use http::{Method, Request, Response};
-use http_body_util::{BodyExt as _, Full};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::client::Body as KubeBody;
 use prometheus_client::registry::Registry;
-use proto::InstanceId;
+use proto::{InstanceId, Reason};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -296,4 +298,34 @@ async fn project_without_a_leader_is_unattended() {
     cluster.0.lock().forbids_leases = false;
     sleep(Duration::from_secs(5)).await;
     assert_eq!(pod.list().await, projects(&[("group/shop", "synced")]));
+}
+
+/// Test of shares: bodies that do not arrive leave the places of diffs to others.
+#[tokio::test(start_paused = true)]
+async fn bodies_that_trickle_take_no_place_of_other_diffs() {
+    let pod = Pod::start(&TestCluster::default());
+    let diff = async |body: Body| {
+        let request = Request::post("/v1/projects/shop/diff").body(body).unwrap();
+        GitopsHandler(Arc::clone(&pod.gitops)).handle(request).await.unwrap_err()
+    };
+    let trickle = || {
+        let begin = Frame::data(Bytes::from_static(b"{"));
+        let frames = stream::iter([Ok::<_, Infallible>(begin)]).chain(stream::pending());
+        diff(Body::new(StreamBody::new(frames)))
+    };
+    let start = Instant::now();
+    let whole = async {
+        let error = diff(Body::from(Bytes::from_static(b"{}"))).await;
+        (error.reason, start.elapsed())
+    };
+    let (first, second, whole) = tokio::join!(trickle(), trickle(), whole);
+    assert_eq!(whole, (Reason::SourceUnavailable, Duration::ZERO), "no replica of kas sends manifests");
+    assert_eq!(start.elapsed(), Duration::from_secs(60));
+    for late in [first, second] {
+        assert_eq!(
+            (late.reason, &*late.message),
+            (Reason::BadRequest, "the manifests were not received in time")
+        );
+    }
+    assert_eq!(pod.gitops.diff_bodies.used(), 0);
 }
