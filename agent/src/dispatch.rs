@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Method, Request, Response};
 use proto::{Reason, ServiceName, header, impersonation};
 use telemetry::{RequestSpan, Tracer};
 use tokio::time::Instant;
@@ -24,6 +24,9 @@ use crate::{
     policy::PermittedRequest,
     services::{BoxService, control::ControlService},
 };
+
+/// The services that pass requests on. The others respond to HEAD as to GET.
+const FORWARDING: [&str; 2] = [ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
 
 /// The services by name, with their metrics.
 pub(crate) struct Dispatcher {
@@ -75,7 +78,17 @@ impl Dispatcher {
             let id = request.headers().get(header::REQUEST_ID).cloned();
             trace.inject(request.headers_mut());
             let started = Instant::now();
+            let is_forwarded =
+                service.as_ref().is_some_and(|name| FORWARDING.iter().any(|known| name == *known));
+            // The response has the head of that to GET, and no body (RFC 9110 section 9.3.2).
+            let without_body = request.method() == Method::HEAD && !is_forwarded;
+            if without_body {
+                *request.method_mut() = Method::GET;
+            }
             let mut response = target.respond(request).await;
+            if without_body {
+                *response.body_mut() = Body::empty();
+            }
             let duration = started.elapsed();
             metrics.record_response(&response, duration);
             // Headers of an upstream that begin with `kas-` were removed, so that this one is agentk's.

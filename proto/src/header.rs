@@ -2,7 +2,10 @@
 //!
 //! kas and agentk remove these fields from messages of callers and clusters before they set their own.
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::ACCEPT_ENCODING};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{ACCEPT, ACCEPT_ENCODING},
+};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::Reason;
@@ -31,7 +34,10 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The id of a request in the audit log of the cluster, on a request to the Kubernetes API and on its response. kas sets it.
 pub const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
-/// The prefix of all these names except [`REQUEST_ID`] and [`AUDIT_ID`].
+/// The header with which a reader of server-sent events continues.
+pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The prefix of all these names except [`REQUEST_ID`], [`AUDIT_ID`] and [`LAST_EVENT_ID`].
 pub const PREFIX: &str = "kas-";
 
 /// The characters that are encoded in a message: all but visible ASCII, and `%`, since kas decodes it.
@@ -59,14 +65,31 @@ pub fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<It
 
 /// Returns whether a caller accepts gzip (RFC 9110 section 12.5.3).
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
-    tokens(headers, &ACCEPT_ENCODING).any(|coding| {
-        let mut parts = coding.split(';').map(str::trim);
-        let is_gzip = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
-        let refused = |weight: &str| weight.bytes().all(|byte| matches!(byte, b'0' | b'.'));
-        let mut weights = parts.filter_map(|part| part.split_once('='));
-        let is_refused = weights.any(|(name, weight)| name.eq_ignore_ascii_case("q") && refused(weight));
-        is_gzip && !is_refused
+    tokens(headers, &ACCEPT_ENCODING).filter_map(weighted).any(|(coding, weight)| {
+        let is_gzip = coding.eq_ignore_ascii_case("gzip");
+        is_gzip && weight > 0.0
     })
+}
+
+/// Returns whether a caller prefers a media type to the default one of a resource (RFC 9110 section 12.5.1): the caller names the type,
+/// and does not give the default a greater weight.
+pub fn prefers(headers: &HeaderMap, media_type: &str, default: &str) -> bool {
+    let weight_of = |wanted: &str| {
+        let named = tokens(headers, &ACCEPT).filter_map(weighted);
+        let mut named = named.filter(|(range, _)| range.eq_ignore_ascii_case(wanted));
+        named.next().map(|(_, weight)| weight)
+    };
+    let Some(weight) = weight_of(media_type) else { return false };
+    weight > 0.0 && weight_of(default).is_none_or(|of_default| weight >= of_default)
+}
+
+/// Returns a member of a list with its weight (RFC 9110 section 12.4.2), or `None` if the weight is no number.
+pub fn weighted(member: &str) -> Option<(&str, f32)> {
+    let mut parts = member.split(';').map(str::trim);
+    let name = parts.next()?;
+    let mut parameters = parts.filter_map(|part| part.split_once('='));
+    let weight = parameters.find(|(name, _)| name.eq_ignore_ascii_case("q"));
+    Some((name, weight.map_or(Some(1.0), |(_, weight)| weight.parse().ok())?))
 }
 
 #[cfg(test)]
@@ -84,5 +107,31 @@ mod tests {
             assert!(!accepted(value), "{value}");
         }
         assert!(!accepts_gzip(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn media_type_is_preferred_by_its_weight() {
+        let prefers = |value| {
+            let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(value))]);
+            prefers(&headers, "text/event-stream", "application/x-ndjson")
+        };
+        for value in [
+            "text/event-stream",
+            "Text/Event-Stream;q=0.5, */*;q=0.1",
+            "text/event-stream; q=1.0",
+            "application/json, text/event-stream, */*",
+            "text/event-stream, application/x-ndjson;q=0.9",
+        ] {
+            assert!(prefers(value), "{value}");
+        }
+        for value in [
+            "*/*",
+            "text/*",
+            "text/event-stream;q=0",
+            "text/event-stream;q=0.5, application/x-ndjson",
+            "text/event-stream;q=x",
+        ] {
+            assert!(!prefers(value), "{value}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Percent-encoding of the names and values in URLs (RFC 3986 section 2).
 
-use std::borrow::Cow;
+use std::{borrow::Cow, str::Utf8Error};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -32,6 +32,16 @@ pub fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
+/// Decodes a value of a query, in which `+` is a space, as forms and most libraries encode it.
+///
+/// # Errors
+///
+/// The value is no UTF-8.
+pub fn decode_value(value: &str) -> Result<String, Utf8Error> {
+    let value = value.replace('+', " ");
+    percent_decode_str(&value).decode_utf8().map(Cow::into_owned)
+}
+
 /// Decodes a part of a path that consists of unreserved characters, and returns any other part as it is.
 ///
 /// Paths that differ only in the encoding of unreserved characters are equivalent (RFC 3986 section 6.2.2.2). A character that divides
@@ -58,6 +68,13 @@ mod tests {
     fn part_of_a_path_keeps_what_a_path_may_have() {
         assert_eq!(encode_segment("system:a_b@c+(d)"), "system:a_b@c+(d)");
         assert_eq!(encode_segment("a|b #c?d;ü/%"), "a%7Cb%20%23c%3Fd%3B%C3%BC%2F%25");
+    }
+
+    #[test]
+    fn value_of_a_query_is_decoded_as_that_of_a_form() {
+        assert_eq!(decode_value("app+in%20(a,b)").unwrap(), "app in (a,b)");
+        assert_eq!(decode_value("a%2Bb%3D%C3%BC").unwrap(), "a+b=ü");
+        assert!(decode_value("%ff").is_err());
     }
 
     #[test]

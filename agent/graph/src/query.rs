@@ -44,13 +44,15 @@ impl Query {
         }
     }
 
-    /// Adds a parameter. Returns false if it is none of a query.
+    /// Adds a parameter. Returns false if it is none of a query. One without a value, such as that of an empty field of a form, selects all.
     ///
     /// # Errors
     ///
     /// The value is wrong.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, QueryError> {
         match key {
+            "kind" | "namespace" | "name" | "health" | "label" | "group" | "degraded_after"
+                if value.is_empty() => {}
             "kind" => add(key, &mut self.kinds, value, |text| {
                 Ok(text.parse().unwrap_or_else(|error| match error {}))
             })?,

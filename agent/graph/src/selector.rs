@@ -146,7 +146,12 @@ fn requirement(text: &str) -> Result<Requirement, InvalidSelector> {
         return Ok(Requirement::NotIn(key(name)?, vec![value(unequal)?]));
     }
     if let Some((name, equal)) = text.split_once('=') {
-        let equal = equal.strip_prefix('=').unwrap_or(equal);
+        // `key=` selects the empty value. After two signs, a value was forgotten.
+        let equal = match equal.strip_prefix('=').map(str::trim) {
+            Some("") => return Err(error()),
+            Some(equal) => equal,
+            None => equal,
+        };
         return Ok(Requirement::In(key(name)?, vec![value(equal)?]));
     }
     match text.strip_prefix('!') {
@@ -194,9 +199,21 @@ mod tests {
 
     #[test]
     fn wrong_text_is_an_error_that_quotes_it() {
-        for text in
-            ["=a", "a b", "app in web", "app within (a)", "(a)", "a=b=c", ",", "a,,b", "a=é", "a in (b", "!"]
-        {
+        for text in [
+            "=a",
+            "a b",
+            "app in web",
+            "app within (a)",
+            "(a)",
+            "a=b=c",
+            "a==",
+            "a== ",
+            ",",
+            "a,,b",
+            "a=é",
+            "a in (b",
+            "!",
+        ] {
             let error = text.parse::<LabelSelector>().unwrap_err().to_string();
             assert!(error.contains("write key=value"), "{text}: {error}");
         }

@@ -61,7 +61,7 @@ impl RequestHandler for AuditHandler {
             return Err(ServiceError::new(Reason::UnknownPath, what));
         }
         if request.method() != Method::GET {
-            return Err(wrong_method(EVENTS_PATH, "GET"));
+            return Err(wrong_method(EVENTS_PATH, "GET, HEAD"));
         }
         let parameters = Parameters::parse(request.uri().query().unwrap_or_default());
         let parameters = parameters.map_err(|error| bad_request(&error.to_string()))?;

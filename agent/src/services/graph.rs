@@ -272,7 +272,7 @@ impl RequestHandler for GraphHandler {
             return Err(ServiceError::new(Reason::UnknownPath, what));
         }
         if request.method() != Method::GET {
-            return Err(wrong_method(path, "GET"));
+            return Err(wrong_method(path, "GET, HEAD"));
         }
         let parameters = Parameters::parse(path, request.uri().query().unwrap_or_default())
             .map_err(|error| bad_request(&error.to_string()))?;

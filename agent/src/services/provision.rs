@@ -277,7 +277,7 @@ impl RequestHandler for ProvisionService {
                 self.0.metrics.count_request("delete", done.as_ref().err().map(|error| error.reason));
                 done.map(|done| json_response(&done))
             }
-            _ => Err(wrong_method(request.uri().path(), "GET, DELETE")),
+            _ => Err(wrong_method(request.uri().path(), "GET, HEAD, DELETE")),
         }
     }
 }

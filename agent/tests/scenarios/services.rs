@@ -355,3 +355,23 @@ async fn error_of_the_cluster_is_sent_to_kas() {
     let message = response.headers()["kas-error-message"].to_str().unwrap();
     assert!(message.starts_with("cannot connect to 127.0.0.1:"), "{message}");
 }
+
+/// HEAD has the head of the response to GET (RFC 9110 section 9.3.2). The cluster decides about its own.
+#[tokio::test]
+async fn head_of_a_service_of_agentk_is_that_of_get() {
+    let respond = |request: Request<Body>| async move {
+        let body = if request.method() == "GET" { "text" } else { "" };
+        let response = http::Response::builder().header("seen", request.method().as_str());
+        response.body(Body::from(body.to_owned())).expect("a test's response")
+    };
+    let services = Services::new().with_fn("graph", respond).with_fn("kubernetes", respond);
+    let (mut kas, dial) = Kas::new(|_| DialResponse::Accept(ReplicaId::random()));
+    let _agent = start(options(1), dial, services);
+    let tunnel = kas.opened().await;
+    for (service, seen) in [("graph", "GET"), ("kubernetes", "HEAD")] {
+        let head = Request::head("/v1/status").header("kas-service", service);
+        let response = tunnel.tunnel.call(request(head)).await.unwrap();
+        assert_eq!((response.status().as_u16(), response.headers()["seen"].to_str().unwrap()), (200, seen));
+        assert!(response.into_body().collect().await.unwrap().to_bytes().is_empty(), "{service}");
+    }
+}

@@ -78,6 +78,17 @@ fn document() -> Value {
         VIEWS_PATH: path::<ViewList>(generator_ref, "The views that the configuration of the agent defines", &[], json_type),
         WATCH_PATH: path::<GraphEvent>(generator_ref, "A stream with an event in each line", &WATCH, &["application/x-ndjson", "text/event-stream"]),
     });
+    let text = |description: &str| json!({"type": "string", "description": description});
+    let error = json!({
+        "type": "object",
+        "required": ["error", "message", "request-id"],
+        "properties": {
+            "error": text("The reason, for programs"),
+            "message": text("What failed and what to do, for people"),
+            "request-id": text("The id of the request in the logs"),
+            "trace-id": text("The id of its trace, if it is traced"),
+        },
+    });
     let schemas = generator.take_definitions(true);
     json!({
         "openapi": "3.1.0",
@@ -95,8 +106,8 @@ fn document() -> Value {
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "responses": {"error": {
-                "description": "An error. The header Kas-Error has its reason for programs, the body is text for people.",
-                "content": {"text/plain": {"schema": {"type": "string"}}},
+                "description": "An error. The header Kas-Error has its reason, too.",
+                "content": {"application/json": {"schema": error}},
             }},
             "schemas": schemas,
         },

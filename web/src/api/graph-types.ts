@@ -843,13 +843,22 @@ export interface components {
     WatchMode: "snapshot" | "delta" | "reset";
   };
   responses: {
-    /** @description An error. The header Kas-Error has its reason for programs, the body is text for people. */
+    /** @description An error. The header Kas-Error has its reason, too. */
     error: {
       headers: {
         [name: string]: unknown;
       };
       content: {
-        "text/plain": string;
+        "application/json": {
+          /** @description The reason, for programs */
+          error: string;
+          /** @description What failed and what to do, for people */
+          message: string;
+          /** @description The id of the request in the logs */
+          "request-id": string;
+          /** @description The id of its trace, if it is traced */
+          "trace-id"?: string;
+        };
       };
     };
   };

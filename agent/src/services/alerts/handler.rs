@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use cluster_alerts::Alert;
 use http::{HeaderMap, Method, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Limited};
-use proto::{Reason, ServiceName, events::Severity, impersonation};
+use proto::{Reason, ServiceName, events::Severity, impersonation, percent};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -65,7 +65,7 @@ impl RequestHandler for AlertsHandler {
             return Err(ServiceError::new(Reason::UnknownPath, what));
         }
         if request.method() != Method::GET {
-            return Err(wrong_method(path, "GET"));
+            return Err(wrong_method(path, "GET, HEAD"));
         }
         let parameters = Parameters::parse(request.uri().query().unwrap_or_default())?;
         let namespace = parameters.namespace.as_deref();
@@ -151,10 +151,13 @@ impl Parameters {
         let mut parameters = Self { limit: DEFAULT_LIMIT, ..Self::default() };
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let value = percent::decode_value(value)
+                .map_err(|_| bad_request("the value of a parameter is no UTF-8"))?;
             match name {
-                "namespace" if is_label(value) => parameters.namespace = Some(value.to_owned()),
+                "namespace" | "severity" | "limit" if value.is_empty() => {}
+                "namespace" if is_label(&value) => parameters.namespace = Some(value),
                 "namespace" => return Err(bad_request("namespace: write the exact name of a namespace")),
-                "severity" => parameters.severity = Some(severity(value)?),
+                "severity" => parameters.severity = Some(severity(&value)?),
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
                     let wrong = || bad_request(&format!("limit: write a number from 1 to {MAX_LIMIT}"));
@@ -211,16 +214,11 @@ mod tests {
             (Some("shop"), Some(Severity::Warning), 7)
         );
         assert_eq!(Parameters::parse("").unwrap().limit, DEFAULT_LIMIT);
-        for bad in [
-            "limit=0",
-            "limit=1001",
-            "limit=-1",
-            "severity=loud",
-            "namespace=",
-            "namespace=a/b",
-            "namespace=%2e",
-            "x=1",
-        ] {
+        assert_eq!(Parameters::parse("namespace=&severity=&limit=").unwrap(), Parameters::parse("").unwrap());
+        assert_eq!(Parameters::parse("namespace=a%2Db").unwrap().namespace.as_deref(), Some("a-b"));
+        for bad in
+            ["limit=0", "limit=1001", "limit=-1", "severity=loud", "namespace=a/b", "namespace=%2e", "x=1"]
+        {
             assert_eq!(Parameters::parse(bad).unwrap_err().reason, Reason::BadRequest, "{bad}");
         }
     }

@@ -3,8 +3,8 @@
 use std::time::SystemTime;
 
 use cluster_audit::{Cursor, EventFilter, InvalidFilter, InvalidPosition, Position, RingView};
-use percent_encoding::percent_decode_str;
-use proto::audit::MAX_EVENTS;
+use proto::{audit::MAX_EVENTS, percent};
+use settings::rfc3339;
 
 /// The events of a response without a limit in its request.
 const DEFAULT_EVENTS: usize = 1000;
@@ -63,8 +63,7 @@ impl Parameters {
         };
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = percent_decode_str(value).decode_utf8();
-            let value = value.map_err(|_| ParameterError::NoText(short(key)))?;
+            let value = percent::decode_value(value).map_err(|_| ParameterError::NoText(short(key)))?;
             if !value.is_empty() {
                 parameters.set(key, &value)?;
             }
@@ -121,7 +120,8 @@ impl Parameters {
 }
 
 fn parse_time(key: &'static str, text: &str) -> Result<SystemTime, ParameterError> {
-    humantime::parse_rfc3339(text).map_err(|_| ParameterError::Time(key, short(text)))
+    // The `+` of an offset that was not encoded.
+    rfc3339::parse(&text.replace(' ', "+")).ok_or_else(|| ParameterError::Time(key, short(text)))
 }
 
 /// Returns a time in the form that events have.
@@ -155,6 +155,10 @@ mod tests {
         assert_eq!((parameters.limit, parameters.follows), (7, true));
         assert_eq!(parameters.position, Some("000000ff.7".parse().unwrap()));
         assert_eq!(Parameters::parse("").unwrap().limit, DEFAULT_EVENTS);
+        for since in ["2026-01-31T14:00:00%2B02:00", "2026-01-31T14:00:00+02:00"] {
+            let parameters = Parameters::parse(&format!("since={since}")).unwrap();
+            assert_eq!(parameters.filter.since, text("2026-01-31T12:00:00.000000Z"), "{since}");
+        }
     }
 
     #[test]

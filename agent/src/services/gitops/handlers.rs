@@ -243,7 +243,7 @@ impl RequestHandler for GitopsHandler {
         if rest.is_empty() || rest == "/" {
             return match *request.method() {
                 Method::GET => self.list().await,
-                _ => Err(wrong_method(&path, "GET")),
+                _ => Err(wrong_method(&path, "GET, HEAD")),
             };
         }
         let rest = rest.strip_prefix('/').ok_or_else(|| unknown_path(&path))?;
@@ -253,7 +253,7 @@ impl RequestHandler for GitopsHandler {
             (&Method::GET, None) => self.show(&id).await,
             (&Method::POST, Some("diff")) => self.diff(id, request).await,
             (&Method::POST, Some(command)) => self.command(&id, command, request.uri().query()).await,
-            (_, None) => Err(wrong_method(&path, "GET")),
+            (_, None) => Err(wrong_method(&path, "GET, HEAD")),
             (_, Some(_)) => Err(wrong_method(&path, "POST")),
         }
     }

@@ -1,7 +1,9 @@
 //! The parameters of a request.
 
-use percent_encoding::percent_decode_str;
-use proto::graph::{OBJECTS_PATH, Token, WATCH_PATH};
+use proto::{
+    graph::{OBJECTS_PATH, Token, WATCH_PATH},
+    percent,
+};
 use resource_graph::{InvalidListKey, ListKey, Query, QueryError};
 
 /// The default and the largest number of objects of a page.
@@ -73,8 +75,8 @@ impl Parameters {
         };
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = percent_decode_str(value).decode_utf8();
-            let value = value.map_err(|_| ParameterError::NoText(key.chars().take(100).collect()))?;
+            let value = percent::decode_value(value)
+                .map_err(|_| ParameterError::NoText(key.chars().take(100).collect()))?;
             parameters.set(path, key, &value)?;
         }
         Ok(parameters)
@@ -89,6 +91,8 @@ impl Parameters {
             return Ok(());
         }
         match key {
+            "limit" | "continue" if has_pages && value.is_empty() => {}
+            "since" | "groups" | "views" if is_watch && value.is_empty() => {}
             "limit" if has_pages => {
                 let limit = value.parse().ok().filter(|limit| (1..=LIMIT.1).contains(limit));
                 self.limit = limit.ok_or_else(|| ParameterError::Limit(value.to_owned()))?;
@@ -97,10 +101,7 @@ impl Parameters {
                 let key = value.parse().map_err(|error| ParameterError::Continue(value.to_owned(), error))?;
                 self.after = Some(key);
             }
-            "since" if is_watch && !value.is_empty() => {
-                self.since = Some(value.parse().map_err(ParameterError::Since)?);
-            }
-            "since" if is_watch => {}
+            "since" if is_watch => self.since = Some(value.parse().map_err(ParameterError::Since)?),
             "groups" if is_watch => {
                 if value != "all" {
                     return Err(ParameterError::Groups(value.to_owned()));
@@ -148,7 +149,19 @@ mod tests {
         let token = "07070707070707070707070707070707.2.41";
         let watch = Parameters::parse(WATCH_PATH, &format!("groups=all&since={token}")).unwrap();
         assert_eq!((watch.since.unwrap().to_string(), watch.watched), (token.to_owned(), Watched::Groups));
-        assert!(Parameters::parse(WATCH_PATH, "since=").unwrap().since.is_none());
+        let selector = Parameters::parse(OBJECTS_PATH, "label=app+in+(a,b)").unwrap();
+        assert_eq!(selector.labels, "app in (a,b)");
+    }
+
+    #[test]
+    fn parameter_without_a_value_selects_nothing() {
+        for path in [OBJECTS_PATH, WATCH_PATH] {
+            let names = known(path).replace(" and ", ", ");
+            let empty = names.split(", ").map(|name| format!("{name}=")).collect::<Vec<_>>().join("&");
+            let parameters = Parameters::parse(path, &empty).unwrap();
+            assert_eq!(format!("{parameters:?}"), format!("{:?}", Parameters::parse(path, "").unwrap()));
+        }
+        assert!(Parameters::parse(OBJECTS_PATH, "kinds=").is_err());
     }
 
     #[test]

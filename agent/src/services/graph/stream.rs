@@ -4,8 +4,12 @@ use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
-use http::{HeaderMap, Response, header::ACCEPT};
-use proto::{Reason, graph::GraphEvent, header::accepts_gzip};
+use http::{HeaderMap, Response};
+use proto::{
+    Reason,
+    graph::{GraphEvent, Token},
+    header::{LAST_EVENT_ID, accepts_gzip, prefers},
+};
 use resource_graph::{Graph, Identity, QueryError, Shown, Viewer};
 use tokio::{
     sync::watch,
@@ -26,6 +30,8 @@ use crate::{
     },
 };
 
+/// The type of server-sent events.
+const EVENT_STREAM: &str = "text/event-stream";
 /// Changes within this time are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
 /// The time that is added to it for each caller that follows: the cost of all of them together grows slower than their number.
@@ -87,7 +93,9 @@ pub(super) async fn respond(
     let reviewed = view.cache.read(Graph::resource_count);
     let access = view.access(&identity, &parameters.query).await?;
     let view = View { reviews: view.reviews.for_stream(), ..view };
-    let since = parameters.since.map(|token| (token, view.cache.is_own(&token)));
+    // A browser that connects again sends the first address and the last id.
+    let since = last_token(headers)?.or(parameters.since);
+    let since = since.map(|token| (token, view.cache.is_own(&token)));
     let shown = match parameters.watched {
         Watched::Objects => Shown::Objects,
         Watched::Groups => Shown::Groups,
@@ -98,7 +106,7 @@ pub(super) async fn respond(
         Ok(Viewer::new(graph, parameters.query.clone(), shown, access, since))
     });
     let (viewer, begin) = created.map_err(|error: QueryError| bad_request(&error.to_string()))?;
-    let sse = headers.get(ACCEPT).is_some_and(|accept| accept == "text/event-stream");
+    let sse = prefers(headers, EVENT_STREAM, JSON_LINES);
     let follower = Follower {
         view,
         viewer,
@@ -122,9 +130,16 @@ pub(super) async fn respond(
             ControlFlow::Break(()) => Some((follower.gzip.take()?.finish(), None)),
         }
     });
-    let response = stream_response(if sse { "text/event-stream" } else { JSON_LINES }, lines);
+    let response = stream_response(if sse { EVENT_STREAM } else { JSON_LINES }, lines);
     let response = vary(response, "accept, accept-encoding");
     Ok(if is_compressed { gzip_response(response) } else { response })
+}
+
+/// Returns the position after which a reader of server-sent events continues.
+fn last_token(headers: &HeaderMap) -> Result<Option<Token>, ServiceError> {
+    let Some(last) = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty()) else { return Ok(None) };
+    let token = last.to_str().ok().and_then(|last| last.parse().ok());
+    token.map(Some).ok_or_else(|| bad_request(&format!("Last-Event-ID: {}", proto::graph::InvalidToken)))
 }
 
 impl Follower {
