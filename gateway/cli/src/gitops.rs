@@ -17,13 +17,13 @@ use proto::{
 };
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use self::{
     diff::DiffOptions,
     text::{describe, describe_recovery, table},
 };
-use crate::{CliError, caller::CallerOptions, print, table::printable};
+use crate::{CliError, caller::CallerOptions, print, retry::Retry, table::printable};
 
 /// The time between two looks at a status.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ struct ViewOptions {
     /// The format
     #[arg(long, value_enum, default_value_t)]
     output: Output,
-    /// Print it again whenever it changes, until Ctrl-C
+    /// Print it again whenever it changes, until Ctrl-C, also while kas or the agent restarts
     #[arg(long)]
     watch: bool,
 }
@@ -205,7 +205,8 @@ impl Action {
 }
 
 impl ViewOptions {
-    /// Returns the text of a response. With `--watch` it prints each one that differs from the one before, and ends with an error only.
+    /// Returns the text of a response. With `--watch` it prints each one that differs from the one before, and ends only if the caller is
+    /// refused.
     async fn run(
         self,
         get: impl AsyncFn() -> Result<Bytes, CliError>,
@@ -219,12 +220,14 @@ impl ViewOptions {
         if !self.watch {
             return text(&body);
         }
+        let mut retry = Retry::default();
+        retry.keep_on();
         loop {
             print(&text(&body)?)?;
             let shown = without_look(&body);
             while without_look(&body) == shown {
                 sleep(WATCH_PERIOD).await;
-                body = get().await?;
+                body = retry.run(&get).await?;
             }
         }
     }
@@ -258,9 +261,11 @@ impl ProjectOptions {
     async fn prune(&self) -> Result<String, CliError> {
         self.send(Method::POST, "/prune").await?;
         let mut status = None;
+        let mut retry = Retry::until(Some(Instant::now() + LOOKS * WATCH_PERIOD));
         for _ in 0..LOOKS {
             sleep(WATCH_PERIOD).await;
-            let Projects { projects } = parse(&self.agent.send(Method::GET, "").await?)?;
+            let body = retry.run(|| self.agent.send(Method::GET, "")).await?;
+            let Projects { projects } = parse(&body)?;
             let found = projects.into_iter().find(|found| found.project == self.project);
             let Some(found) = found else {
                 return Ok(format!("{} had no objects and is gone\n", printable(&self.project)));
@@ -340,10 +345,11 @@ async fn wait_for_recovery(
     get: impl AsyncFn() -> Result<ProjectStatus, CliError>,
 ) -> Result<ProjectStatus, CliError> {
     let mut look = 0;
+    let mut retry = Retry::until(Some(Instant::now() + LOOKS * WATCH_PERIOD));
     loop {
         sleep(WATCH_PERIOD).await;
         look += 1;
-        let status = get().await?;
+        let status = retry.run(&get).await?;
         let has_new_answer = status.answered != before.answered;
         let is_answered = match (status.state, &status.recovery, code) {
             // A plan of an earlier look may be there still.

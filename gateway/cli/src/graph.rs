@@ -24,6 +24,7 @@ use crate::{
     CliError,
     caller::CallerOptions,
     print,
+    retry::Retry,
     table::{Table, age, printable},
 };
 
@@ -85,7 +86,7 @@ struct View {
     /// The format
     #[arg(long, value_enum, default_value_t)]
     output: Output,
-    /// Print it again whenever it changes, until Ctrl-C
+    /// Print it again whenever it changes, until Ctrl-C, also while kas or the agent restarts
     #[arg(long)]
     watch: bool,
 }
@@ -166,8 +167,9 @@ impl View {
         text: impl Fn(&[u8]) -> Result<String, CliError>,
     ) -> Result<(), CliError> {
         let mut shown = String::new();
+        let mut retry = Retry::default();
         loop {
-            let body = get().await?;
+            let body = retry.run(&get).await?;
             let next = match self.output {
                 Output::Json => with_newline(&body),
                 Output::Text => text(&body)?,
@@ -178,6 +180,7 @@ impl View {
             if !self.watch {
                 return Ok(());
             }
+            retry.keep_on();
             shown = next;
             sleep(WATCH_PERIOD).await;
         }

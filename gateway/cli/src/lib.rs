@@ -19,6 +19,7 @@ mod gitops;
 mod graph;
 mod login;
 pub mod manual;
+mod retry;
 mod shell;
 pub mod table;
 mod time_argument;

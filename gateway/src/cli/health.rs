@@ -24,7 +24,7 @@ Exit codes:
   0   healthy, or suspended on purpose
   1   not healthy, or nothing was found
   64  the command line is invalid, or kas refuses the request
-  69  kas or the agent does not answer")]
+  69  kas or the agent does not answer; with --wait, until its time is over")]
 pub(super) struct Health {
     #[command(flatten)]
     command: HealthCommand,

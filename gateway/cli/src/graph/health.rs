@@ -18,6 +18,7 @@ use crate::{
     CliError,
     caller::CallerOptions,
     print,
+    retry::Retry,
     table::{age, printable},
 };
 
@@ -41,7 +42,7 @@ pub struct HealthCommand {
     /// The id of a group, which kas groups prints
     #[arg(long, value_name = "ID", conflicts_with = "environment")]
     group: Option<String>,
-    /// Wait until everything is healthy, at most this long
+    /// Wait until everything is healthy, at most this long, also while kas or the agent restarts
     #[arg(long, value_name = "DURATION", value_parser = settings::duration::parse)]
     wait: Option<Duration>,
     /// Count objects as unhealthy only after this time
@@ -98,25 +99,36 @@ impl HealthCommand {
     /// kas or an agent refuses the request or does not answer.
     pub fn run(self, places: &[HealthPlace]) -> Result<ExitCode, CliError> {
         let questions = self.questions(places);
-        block_on(async {
-            let end = self.wait.map(|wait| Instant::now() + wait);
-            loop {
-                let bodies = try_join_all(questions.iter().map(|question| self.ask(question))).await?;
-                let reports = bodies.iter().map(|body| parse(body)).collect::<Result<Vec<_>, _>>()?;
-                let worst = reports.iter().map(|report: &HealthReport| report.health.health).max();
-                let worst = worst.unwrap_or(HealthState::Unknown);
-                let healthy = worst <= HealthState::Suspended;
-                if healthy || end.is_none_or(|end| Instant::now() >= end) {
-                    print(&match (self.output, &*bodies) {
-                        // As the agent has sent it, also if its version has more fields.
-                        (Output::Json, [body]) if places.is_empty() => with_newline(body),
-                        _ => self.show(worst, &reports, places),
-                    })?;
-                    return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(NOT_HEALTHY) });
-                }
-                sleep(WATCH_PERIOD).await;
+        let ask = async || try_join_all(questions.iter().map(|question| self.ask(question))).await;
+        let (text, code) = block_on(self.wait(places, ask))?;
+        print(&text)?;
+        Ok(ExitCode::from(code))
+    }
+
+    /// Asks once, or until everything is healthy or the time of `--wait` is over. Returns the text, and the exit code.
+    async fn wait(
+        &self,
+        places: &[HealthPlace],
+        ask: impl AsyncFn() -> Result<Vec<Bytes>, CliError>,
+    ) -> Result<(String, u8), CliError> {
+        let end = self.wait.map(|wait| Instant::now() + wait);
+        let mut retry = Retry::until(end);
+        loop {
+            let bodies = retry.run(&ask).await?;
+            let reports = bodies.iter().map(|body| parse(body)).collect::<Result<Vec<_>, _>>()?;
+            let worst = reports.iter().map(|report: &HealthReport| report.health.health).max();
+            let worst = worst.unwrap_or(HealthState::Unknown);
+            let healthy = worst <= HealthState::Suspended;
+            if healthy || end.is_none_or(|end| Instant::now() >= end) {
+                let text = match (self.output, &*bodies) {
+                    // As the agent has sent it, also if its version has more fields.
+                    (Output::Json, [body]) if places.is_empty() => with_newline(body),
+                    _ => self.show(worst, &reports, places),
+                };
+                return Ok((text, if healthy { 0 } else { NOT_HEALTHY }));
             }
-        })
+            sleep(WATCH_PERIOD).await;
+        }
     }
 
     fn questions(&self, places: &[HealthPlace]) -> Vec<Question> {
@@ -198,4 +210,52 @@ pub(super) fn show_health(report: &HealthReport, now: SystemTime) -> String {
         let _ = writeln!(text, "{}", printable(&line));
     }
     text + &reasons(partial)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        command: HealthCommand,
+        #[arg(long)]
+        environment: Option<String>,
+    }
+
+    /// Runs a command whose requests have these results, the last one again and again. Returns the exit code and the number of requests.
+    async fn run(flags: &str, results: &[Result<&'static str, u8>]) -> (u8, usize) {
+        let line = format!("kas --server https://kas --token-file token production {flags}");
+        let Cli { command, environment: None } = Cli::try_parse_from(line.split_whitespace()).unwrap() else {
+            panic!("an environment")
+        };
+        let count = Cell::new(0);
+        let ask = async || {
+            let result = results[count.get().min(results.len() - 1)];
+            count.set(count.get() + 1);
+            let body = |health| vec![format!(r#"{{"health":"{health}","counts":{{}}}}"#).into()];
+            result.map(body).map_err(|code| CliError { code, message: String::new() })
+        };
+        let code = command.wait(&[], ask).await.map_or_else(|error| error.code, |(_, code)| code);
+        (code, count.get())
+    }
+
+    const AWAY: Result<&str, u8> = Err(CliError::UNAVAILABLE);
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_outlives_a_restart_until_its_time_is_over() {
+        let restarted = [Ok("progressing"), AWAY, AWAY, Ok("progressing"), Ok("healthy")];
+        assert_eq!(run("--wait 1m", &restarted).await, (0, 5));
+        assert_eq!(run("--wait 1m", &[AWAY, Ok("healthy")]).await, (0, 2), "kas is replaced just now");
+        assert_eq!(run("--wait 1m", &[Ok("progressing"), AWAY]).await, (CliError::UNAVAILABLE, 31));
+        assert_eq!(run("--wait 1m", &[Ok("progressing")]).await, (NOT_HEALTHY, 31));
+        let refused = [Ok("progressing"), Err(CliError::USAGE), Ok("healthy")];
+        assert_eq!(run("--wait 1m", &refused).await, (CliError::USAGE, 2));
+        assert_eq!(run("", &[AWAY, Ok("healthy")]).await, (CliError::UNAVAILABLE, 1));
+    }
 }
