@@ -18,6 +18,7 @@
 #![warn(missing_docs)]
 
 pub mod agent_configuration;
+mod agent_path;
 pub mod audit;
 pub mod control;
 mod delivery;
@@ -40,6 +41,7 @@ pub mod trailers;
 mod tunnel_protocol;
 pub mod webhook_signature;
 
+pub use self::agent_path::agent_path;
 pub use self::delivery::Delivery;
 pub use self::error_chain::ErrorChain;
 pub use self::hello::{Hello, HelloError, ScopeSummary, TunnelLimits, Welcome};

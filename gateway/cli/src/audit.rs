@@ -13,6 +13,7 @@ use clap::{
     builder::{NonEmptyStringValueParser, TypedValueParser as _},
 };
 use proto::{
+    ServiceName, agent_path,
     audit::{AuditLine, EVENTS_PATH, JoinedEvent, MAX_EVENTS},
     percent,
 };
@@ -210,7 +211,7 @@ impl AuditCommand {
             .iter()
             .filter_map(|(key, value)| Some(format!("{key}={}", percent::encode(value.as_deref()?))));
         let query = pairs.collect::<Vec<_>>().join("&");
-        format!("/agents/{}/audit{EVENTS_PATH}?{query}", percent::encode(&self.agent))
+        agent_path(&self.agent, ServiceName::AUDIT, &format!("{EVENTS_PATH}?{query}"))
     }
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
 use proto::{
-    percent,
+    ServiceName, agent_path,
     provision::{Deletion, EnvironmentKey, EnvironmentObjects},
 };
 use serde::de::DeserializeOwned;
@@ -111,8 +111,7 @@ impl EnvironmentOptions {
     async fn send(&self, method: Method) -> Result<Bytes, CliError> {
         let key = EnvironmentKey::new(self.project, &self.environment);
         let key = key.map_err(|error| CliError::usage(error.to_string()))?;
-        let agent = percent::encode(&self.agent);
-        self.caller.send(method, &format!("/agents/{agent}/provision{}", key.path())).await
+        self.caller.send(method, &agent_path(&self.agent, ServiceName::PROVISION, &key.path())).await
     }
 }
 

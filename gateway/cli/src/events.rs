@@ -14,6 +14,7 @@ use clap::{
 };
 use http::Method;
 use proto::{
+    ServiceName, agent_path,
     events::{EVENTS_PATH, Event, EventAgent, EventContent, EventKind, EventSubject},
     percent,
 };
@@ -142,7 +143,7 @@ impl EventsCommand {
                 (Server::Plain(address), "/events".to_owned())
             }
             (None, Some(caller), Some(agent)) => {
-                (Server::Caller(caller), format!("/agents/{}/events{EVENTS_PATH}", percent::encode(agent)))
+                (Server::Caller(caller), agent_path(agent, ServiceName::EVENTS, EVENTS_PATH))
             }
             (None, _, None) => {
                 let what = "--agent is needed: a caller reads the events of one agent; --config shows those of all agents";

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
 use proto::{
+    ServiceName, agent_path,
     gitops::{PROJECTS_PATH, ProjectState, ProjectStatus},
     percent,
 };
@@ -239,8 +240,7 @@ impl AgentOptions {
     }
 
     fn path(&self, path: &str) -> String {
-        let agent = percent::encode(&self.agent);
-        format!("/agents/{agent}/gitops{PROJECTS_PATH}{path}")
+        agent_path(&self.agent, ServiceName::GITOPS, &format!("{PROJECTS_PATH}{path}"))
     }
 }
 

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use http::Method;
 use proto::{
+    ServiceName, agent_path,
     graph::{Branch, GROUPS_PATH, Group, GroupList, HealthState, Ready, TREE_PATH, Tree},
     percent,
 };
@@ -155,7 +156,7 @@ async fn get(
 ) -> Result<Bytes, CliError> {
     let pairs: Vec<String> =
         parameters.iter().map(|(key, value)| format!("{key}={}", percent::encode(value))).collect();
-    let path = format!("/agents/{}/graph{path}?{}", percent::encode(agent), pairs.join("&"));
+    let path = agent_path(agent, ServiceName::GRAPH, &format!("{path}?{}", pairs.join("&")));
     caller.send(Method::GET, path.trim_end_matches('?')).await
 }
 

@@ -7,11 +7,10 @@ use futures_util::{StreamExt as _, stream};
 use gitlab::environments::{Environment, EnvironmentAgent};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Limited};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proto::{
     ServiceName,
     graph::{Attention, GroupHealth, HEALTH_PATH, HealthReport, HealthState, Warning},
-    header,
+    header, percent,
 };
 use router::RequestClass;
 use serde::{Deserialize, Serialize};
@@ -196,11 +195,10 @@ impl EnvironmentStatus {
 
 /// Returns the path with which agentk is asked for a place.
 fn path(place: &EnvironmentAgent) -> String {
-    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-    let mut path = format!("{HEALTH_PATH}?namespace={}", encode(&place.namespace));
+    let mut path = format!("{HEALTH_PATH}?namespace={}", percent::encode(&place.namespace));
     if !place.labels.is_empty() {
         let labels = place.labels.iter().map(|(key, value)| format!("{key}={value}"));
-        path += &format!("&label={}", encode(&labels.collect::<Vec<_>>().join(",")));
+        path += &format!("&label={}", percent::encode(&labels.collect::<Vec<_>>().join(",")));
     }
     path
 }
@@ -276,7 +274,7 @@ mod tests {
         };
         assert_eq!(path(&place(&[])), "/v1/health?namespace=a%26b");
         let labels = [("app", "web"), ("example.com/tier", "x")];
-        let encoded = "/v1/health?namespace=a%26b&label=app%3Dweb%2Cexample%2Ecom%2Ftier%3Dx";
+        let encoded = "/v1/health?namespace=a%26b&label=app%3Dweb%2Cexample.com%2Ftier%3Dx";
         assert_eq!(path(&place(&labels)), encoded);
     }
 }

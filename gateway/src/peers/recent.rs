@@ -8,8 +8,8 @@ use std::time::Duration;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Limited};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use proto::{AgentId, ServiceName, header};
+use percent_encoding::percent_decode_str;
+use proto::{AgentId, ServiceName, header, percent};
 use router::{Replica, RequestClass, RouteStore};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
@@ -97,7 +97,7 @@ impl PeerClient {
 /// Returns the target of a request with a question.
 fn encode(question: &PeerQuestion) -> Uri {
     let json = serde_json::to_string(question).expect("it has keys that are text");
-    let target = format!("{PATH}?{}", utf8_percent_encode(&json, NON_ALPHANUMERIC));
+    let target = format!("{PATH}?{}", percent::encode(&json));
     target.parse().expect("it is encoded, and bounded by the request of the reader")
 }
 

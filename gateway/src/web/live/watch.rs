@@ -19,6 +19,8 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use proto::{
+    ServiceName, agent_path,
+    graph::WATCH_PATH,
     header::{ERROR, REQUEST_ID},
     percent,
 };
@@ -151,7 +153,7 @@ fn uri(Watch { agent, query, since }: &Watch) -> Result<Uri, InvalidUri> {
         .into_iter()
         .filter(|part| !part.is_empty())
         .collect();
-    format!("/agents/{}/graph/v1/watch?{}", percent::encode(agent), query.join("&")).parse()
+    agent_path(agent, ServiceName::GRAPH, &format!("{WATCH_PATH}?{}", query.join("&"))).parse()
 }
 
 /// Returns the next frame of a watch.
