@@ -51,6 +51,8 @@ const MAX_REQUEST: usize = 64 << 10;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most watches of one stream.
 const MAX_WATCHES: usize = 64;
+/// The most watches of one agent in one stream. A pod of agentk serves 64 of all tabs and other callers.
+const MAX_WATCHES_OF_AGENT: usize = 8;
 /// The period of the frames that show that the connection works.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
@@ -100,6 +102,11 @@ pub(super) async fn respond(
     };
     if wanted.watches.len() > MAX_WATCHES {
         return refusal(StatusCode::BAD_REQUEST, &format!("a stream has at most {MAX_WATCHES} watches"));
+    }
+    let of_agent = |agent: &str| wanted.watches.iter().filter(|watch| watch.agent == agent).count();
+    if wanted.watches.iter().any(|watch| of_agent(&watch.agent) > MAX_WATCHES_OF_AGENT) {
+        let what = format!("a stream has at most {MAX_WATCHES_OF_AGENT} watches of one agent");
+        return refusal(StatusCode::BAD_REQUEST, &what);
     }
     let permit = match web.proxy.acquire(&grant) {
         Ok(permit) => permit,

@@ -388,6 +388,7 @@ async fn request_for_a_stream_is_checked() {
         (json!({"watch": []}), "unknown field"),
         (json!({"watches": [{"agent": "prod", "query": "a b\r\n"}]}), "no part of a URL"),
         (watches(&["prod"; 65]), "at most 64"),
+        (watches(&["prod"; 9]), "at most 8 watches of one agent"),
         (json!({"watches": [], "x": "x".repeat(70 << 10)}), "too long"),
     ] {
         let response = ask(&browser, &request).await;

@@ -43,7 +43,7 @@ const MAX_ERROR: usize = 64 << 10;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Watch {
-    agent: String,
+    pub(super) agent: String,
     /// The parameters of the watch, without `since`.
     #[serde(default)]
     query: String,
