@@ -29,6 +29,8 @@ use crate::{
     table::{Table, age, printable},
 };
 
+/// The exit code if nothing was found.
+const NOT_FOUND: u8 = 1;
 /// The time between two looks.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
 
@@ -40,7 +42,13 @@ const WATCH_PERIOD: Duration = Duration::from_secs(2);
 Examples:
   export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
   kas tree production --namespace shop
-  kas tree production --namespace shop deployment/web")]
+  kas tree production --namespace shop deployment/web
+
+Exit codes:
+  0   something was found
+  1   nothing was found
+  64  the command line is invalid, or kas refuses the request
+  69  kas or the agent does not answer")]
 pub struct TreeCommand {
     #[command(flatten)]
     place: Place,
@@ -58,7 +66,15 @@ pub struct TreeCommand {
 ///
 /// Groups are found by the labels and annotations of GitLab, GitOps, Helm, Flux and Argo CD, and by namespaces.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  kas groups production")]
+#[command(after_help = "\
+Example:
+  kas groups production
+
+Exit codes:
+  0   something was found
+  1   nothing was found
+  64  the command line is invalid, or kas refuses the request
+  69  kas or the agent does not answer")]
 pub struct GroupsCommand {
     #[command(flatten)]
     place: Place,
@@ -117,8 +133,9 @@ impl TreeCommand {
         }
         let all = self.all || self.object.is_some();
         let text = move |body: &[u8]| Ok(show_tree(&parse(body)?, all, SystemTime::now()));
-        block_on(self.view.run(|| self.place.get(TREE_PATH, &parameters), text))?;
-        Ok(ExitCode::SUCCESS)
+        let body = block_on(self.view.run(|| self.place.get(TREE_PATH, &parameters), text))?;
+        let tree: Tree = parse(&body)?;
+        Ok(ExitCode::from(if tree.roots.is_empty() { NOT_FOUND } else { 0 }))
     }
 }
 
@@ -131,8 +148,9 @@ impl GroupsCommand {
     pub fn run(self) -> Result<ExitCode, CliError> {
         let parameters = self.place.parameters();
         let text = |body: &[u8]| Ok(show_groups(&parse(body)?));
-        block_on(self.view.run(|| self.place.get(GROUPS_PATH, &parameters), text))?;
-        Ok(ExitCode::SUCCESS)
+        let body = block_on(self.view.run(|| self.place.get(GROUPS_PATH, &parameters), text))?;
+        let list: GroupList = parse(&body)?;
+        Ok(ExitCode::from(if list.groups.is_empty() { NOT_FOUND } else { 0 }))
     }
 }
 
@@ -161,12 +179,13 @@ async fn get(
 }
 
 impl View {
-    /// Prints a response. With `--watch` it prints each one that differs from the one before, and ends with an error only.
+    /// Prints a response, and returns it. With `--watch` it prints each one that differs from the one before, and ends only if the caller
+    /// is refused.
     async fn run(
         self,
         get: impl AsyncFn() -> Result<Bytes, CliError>,
         text: impl Fn(&[u8]) -> Result<String, CliError>,
-    ) -> Result<(), CliError> {
+    ) -> Result<Bytes, CliError> {
         let mut shown = String::new();
         let mut retry = Retry::default();
         loop {
@@ -179,7 +198,7 @@ impl View {
                 print(&next)?;
             }
             if !self.watch {
-                return Ok(());
+                return Ok(body);
             }
             retry.keep_on();
             shown = next;
@@ -211,7 +230,11 @@ fn show_tree(tree: &Tree, all: bool, now: SystemTime) -> String {
         add_branch(branch, String::new(), "", all, now, &mut lines);
     }
     if lines.is_empty() {
-        return format!("Nothing was found.\n{}", reasons(&tree.partial));
+        let what = match tree.roots.len() {
+            0 => "Nothing was found.",
+            _ => "All objects are old, completed, or have no health: --all shows them.",
+        };
+        return format!("{what}\n{}", reasons(&tree.partial));
     }
     let mut table = Table::new(&["NAMESPACE", "OBJECT", "STATUS", "HEALTH", "AGE"]);
     let mut messages = String::new();
@@ -335,94 +358,4 @@ fn reasons(partial: &[String]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use proto::graph::{Attention, GroupHealth, HealthReport, Node};
-
-    use super::{health::show_health, *};
-
-    fn branch(kind: &str, name: &str, status: &str, children: Vec<Branch>) -> Branch {
-        let node = Node {
-            kind: kind.to_owned(),
-            name: name.to_owned(),
-            namespace: "shop".to_owned(),
-            status: status.to_owned(),
-            created: "1970-01-01T00:15:00Z".to_owned(),
-            ..Node::default()
-        };
-        Branch { node, children }
-    }
-
-    fn now() -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1000)
-    }
-
-    #[test]
-    fn tree_is_shown_without_what_is_over() {
-        let mut pod = branch("Pod", "web-2-x", "CrashLoopBackOff", Vec::new());
-        (pod.node.health, pod.node.message) = (HealthState::Degraded, "back-off\u{1b}[2J".to_owned());
-        let mut old = branch("ReplicaSet", "web-1", "0/0", Vec::new());
-        old.node.ready = Some(Ready::default());
-        let web =
-            branch("Deployment", "web", "0/1", vec![old, branch("ReplicaSet", "web-2", "0/1", vec![pod])]);
-        let tree = Tree {
-            roots: vec![branch("ConfigMap", "settings", "", Vec::new()), web],
-            omitted: 0,
-            partial: vec!["Node: agentk may not list them".to_owned()],
-        };
-        let expected = "\
-NAMESPACE  OBJECT              STATUS            HEALTH    AGE
-shop       Deployment/web      0/1               healthy   1m40s
-shop       └─ReplicaSet/web-2  0/1               healthy   1m40s
-shop         └─Pod/web-2-x     CrashLoopBackOff  degraded  1m40s
-
-Pod/web-2-x: back-off?[2J
-Note: Node: agentk may not list them
-";
-        assert_eq!(show_tree(&tree, false, now()), expected);
-        assert!(show_tree(&tree, true, now()).contains("ConfigMap/settings"));
-        assert_eq!(show_tree(&Tree::default(), false, now()), "Nothing was found.\n");
-    }
-
-    #[test]
-    fn health_is_shown_with_the_worst_objects() {
-        let report = HealthReport {
-            health: GroupHealth {
-                health: HealthState::Degraded,
-                counts: [(HealthState::Healthy, 2), (HealthState::Degraded, 1)].into(),
-                attention: vec![Attention {
-                    uid: "u".to_owned(),
-                    kind: "Pod".to_owned(),
-                    namespace: "shop".to_owned(),
-                    name: "web".to_owned(),
-                    health: HealthState::Degraded,
-                    message: "back-off".to_owned(),
-                    since: "1970-01-01T00:15:00Z".to_owned(),
-                }],
-            },
-            warnings: Vec::new(),
-            partial: Vec::new(),
-        };
-        let expected = "Health:   degraded\nObjects:  2 healthy, 1 degraded\ndegraded: Pod shop/web: back-off (for 1m40s)\n";
-        assert_eq!(show_health(&report, now()), expected);
-    }
-
-    #[test]
-    fn groups_are_a_table() {
-        let health = GroupHealth {
-            counts: [(HealthState::Healthy, 3), (HealthState::Progressing, 1)].into(),
-            ..GroupHealth::default()
-        };
-        let group = Group {
-            id: "helm:shop/web".to_owned(),
-            namespaces: vec!["shop".to_owned()],
-            health,
-            ..Group::default()
-        };
-        let text = show_groups(&GroupList { groups: vec![group], partial: Vec::new() });
-        assert_eq!(
-            text,
-            "GROUP          HEALTH   OBJECTS  UNHEALTHY  NAMESPACES\nhelm:shop/web  healthy  4        1          shop\n"
-        );
-        assert_eq!(show_groups(&GroupList::default()), "The cluster has no groups.\n");
-    }
-}
+mod tests;

@@ -118,6 +118,8 @@ fn deployment_is_shown_as_a_tree_with_its_health() {
     {
         assert!(tree.contains(line), "{line}: {tree}");
     }
+    let nothing = world.kas("tree", &["deployment/nope"]);
+    assert_eq!((nothing.status.code(), &*text(&nothing)), (Some(1), "Nothing was found.\n"));
     let service = world.get(
         &world.installation.tokens.ops,
         &format!("objects?kind=Service&namespace={}", world.namespace.name),
