@@ -9,6 +9,8 @@ mod environment_health;
 mod environments;
 mod events;
 pub(crate) mod grpc;
+#[cfg(test)]
+mod openapi;
 mod project_events;
 mod query;
 mod response;
@@ -25,7 +27,7 @@ use axum::{
     extract::{ConnectInfo, Path, RawQuery, Request, State, rejection::PathRejection},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get},
+    routing::get,
 };
 use http::Uri;
 use process::LogLimiter;
@@ -115,16 +117,13 @@ impl ApiServer {
     /// Returns a server for connections of the internal API.
     pub fn server(self: Arc<Self>) -> HttpServer {
         let routes = Router::new()
-            .route("/api/v1/agents", get_only(get(list_agents)))
-            .route("/api/v1/agents/{agent}", get_only(get(get_agent)))
-            .route("/api/v1/agents/{agent}/views", get_only(get(get_views)))
-            .route("/api/v1/environments", get_only(get(list_environments)))
-            .route("/api/v1/deployments", get_only(get(list_deployments)))
-            .route(
-                "/api/v1/events",
-                get(get_events).post(record_event).head(get_or_post).fallback(get_or_post),
-            )
-            .method_not_allowed_fallback(async || ApiError::Method("GET"))
+            .route("/api/v1/agents", get(list_agents))
+            .route("/api/v1/agents/{agent}", get(get_agent))
+            .route("/api/v1/agents/{agent}/views", get(get_views))
+            .route("/api/v1/environments", get(list_environments))
+            .route("/api/v1/deployments", get(list_deployments))
+            .route("/api/v1/events", get(get_events).post(record_event).fallback(get_or_post))
+            .method_not_allowed_fallback(async || ApiError::Method("GET, HEAD"))
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
             .layer(from_fn_with_state((Arc::clone(&self), grpc::routes(Arc::clone(&self))), authenticate))
             .with_state(self);
@@ -143,13 +142,8 @@ impl ApiServer {
     }
 }
 
-/// Refuses HEAD, which axum would route to the handler of GET.
-fn get_only(route: MethodRouter<Arc<ApiServer>>) -> MethodRouter<Arc<ApiServer>> {
-    route.head(async || ApiError::Method("GET"))
-}
-
 async fn get_or_post() -> ApiError {
-    ApiError::Method("GET, POST")
+    ApiError::Method("GET, HEAD, POST")
 }
 
 /// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.

@@ -292,9 +292,15 @@ mod tests {
         let (head, text) = render(&away(), ErrorDialect::Kubernetes, "text/plain").await;
         assert_eq!(head.headers()["content-type"], "text/plain; charset=utf-8");
         assert_eq!(text, "kas: agent prod has no tunnel\nrequest-id: id-1\n");
-        let (head, _) =
-            render(&away(), ErrorDialect::Kubernetes, "application/vnd.kubernetes.protobuf").await;
-        assert_eq!(head.headers()["content-type"], "application/json");
+        for (accept, expected) in [
+            ("application/vnd.kubernetes.protobuf", "application/json"),
+            ("application/json;q=0.5, application/yaml", "application/yaml"),
+            ("application/yaml;q=0, application/json;q=0.1", "application/json"),
+            ("text/html,application/xml;q=0.9,*/*;q=0.8", "text/plain; charset=utf-8"),
+        ] {
+            let (head, _) = render(&away(), ErrorDialect::Kubernetes, accept).await;
+            assert_eq!(head.headers()["content-type"], expected, "{accept}");
+        }
     }
 
     #[tokio::test]

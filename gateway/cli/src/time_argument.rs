@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 /// Parses a time, or the time since then.
 pub(crate) fn parse_time(text: &str) -> Result<SystemTime, String> {
-    if let Ok(time) = humantime::parse_rfc3339(text) {
+    if let Some(time) = settings::rfc3339::parse(text) {
         return Ok(time);
     }
     let duration = humantime::parse_duration(text);
@@ -23,6 +23,8 @@ mod tests {
     #[test]
     fn time_is_a_duration_or_a_time() {
         assert_eq!(parse_time("1970-01-01T00:00:07Z"), Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(7)));
+        let in_zone = parse_time("1970-01-01T02:00:07+02:00");
+        assert_eq!(in_zone, Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(7)));
         let age = parse_time("2h").unwrap().elapsed().unwrap();
         assert!((7200..7300).contains(&age.as_secs()));
         for text in ["yesterday", "999999999h", "900000000years", "-5m", ""] {

@@ -11,8 +11,7 @@ use gitlab::{
     environments::{EnvironmentQuery, GitLabToken, Tier},
 };
 use http::{HeaderMap, HeaderName};
-use percent_encoding::percent_decode_str;
-use proto::{AgentId, ReplicaId};
+use proto::{AgentId, ReplicaId, percent};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
@@ -89,7 +88,7 @@ pub(super) async fn list_deployments(
 }
 
 /// Parses the query of deployments. Returns it with the largest number of deployments.
-fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
+pub(super) fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
@@ -97,13 +96,13 @@ fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError>
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         match key {
+            "project_id" | "environment" | "agent" | "limit" if value.is_empty() => {}
             "project_id" => {
                 let project = number("project_id", value, "the number of a project")?;
                 set_once("project_id", &mut query.project_id, project)?;
             }
             "environment" => {
-                let slug = percent_decode_str(value).decode_utf8_lossy().into_owned();
-                set_once("environment", &mut query.environment, slug)?;
+                set_once("environment", &mut query.environment, decoded("environment", value)?)?;
             }
             "agent" => {
                 let agent = AgentId(number("agent", value, "the number of an agent")?);
@@ -120,15 +119,16 @@ fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError>
 }
 
 /// Parses the query of environments. Returns it with whether their health is asked for.
-fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
+pub(super) fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
     let (mut query, mut health) = (EnvironmentQuery::default(), None);
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
+        let value = decoded("query", value)?;
         let (key, given_before) = match key {
+            "project" | "slug" | "group" | "agent" | "tier" | "health" if value.is_empty() => continue,
             "project" => ("project", query.project.replace(value).is_some()),
             "slug" => ("slug", query.slug.replace(value).is_some()),
             "group" => ("group", query.group.replace(value).is_some()),
@@ -145,6 +145,11 @@ fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
         }
     }
     Ok((query, health.unwrap_or_default()))
+}
+
+fn decoded(key: &'static str, value: &str) -> Result<String, QueryError> {
+    let error = |_| QueryError::Value(key, value.chars().take(100).collect(), "UTF-8, percent-encoded");
+    percent::decode_value(value).map_err(error)
 }
 
 fn boolean(key: &'static str, value: &str) -> Result<bool, QueryError> {
@@ -193,6 +198,9 @@ mod tests {
         assert_eq!((query, with_health), (expected, false));
         assert_eq!(parse("project=g/app&").unwrap().0.project, text("g/app"));
         assert_eq!(parse("").unwrap(), (EnvironmentQuery::default(), false));
+        let empty = "project=&slug=&tier=&group=&agent=&health=";
+        assert_eq!(parse(empty).unwrap(), (EnvironmentQuery::default(), false));
+        assert_eq!(parse("project=my+group%2Fapp").unwrap().0.project, text("my group/app"));
         assert!(parse("health=true").unwrap().1 && !parse("health=false").unwrap().1);
     }
 
@@ -226,7 +234,9 @@ mod tests {
             agent: Some(AgentId(1)),
         };
         assert_eq!((query, limit), (expected, 5));
-        assert_eq!(parse_deployments("").unwrap(), (DeploymentQuery::default(), 100));
+        let none = (DeploymentQuery::default(), 100);
+        assert_eq!(parse_deployments("").unwrap(), none);
+        assert_eq!(parse_deployments("project_id=&environment=&agent=&limit=").unwrap(), none);
         for query in ["project_id=x", "limit=0", "limit=501", "job=1", "agent=1&agent=2"] {
             assert!(parse_deployments(query).is_err(), "{query}");
         }

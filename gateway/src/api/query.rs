@@ -74,6 +74,7 @@ impl FromStr for Query {
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             match key {
+                "project" | "name" | "id" | "limit" | "continue" if value.is_empty() => {}
                 "project" => {
                     set_once("project", &mut project, number("project", value, "the number of a project")?)?
                 }
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(admitted("project=7"), [1, 2]);
         assert_eq!(admitted("project=7&continue=1"), [2]);
         assert_eq!(admitted("name=c"), [3]);
-        assert!(admitted("name=").is_empty());
+        assert_eq!(admitted("project=&name=&id=&limit=&continue="), [1, 2, 3, 4]);
         assert_eq!(admitted("id=4&id=1&id=99"), [1, 4]);
         assert!(admitted("&continue=18446744073709551615&").is_empty());
     }
@@ -143,7 +144,7 @@ mod tests {
     fn limit_is_bounded() {
         let limit = |query: &str| query.parse().map(|query: Query| query.limit);
         assert_eq!((limit(""), limit("limit=1"), limit("limit=500")), (Ok(100), Ok(1), Ok(500)));
-        for bad in ["limit=0", "limit=501", "limit=-1", "limit=+1", "limit=", "limit=99999999999999999999"] {
+        for bad in ["limit=0", "limit=501", "limit=-1", "limit=+1", "limit=99999999999999999999"] {
             assert!(matches!(limit(bad), Err(QueryError::Value("limit", ..))), "{bad}");
         }
     }

@@ -1,14 +1,11 @@
 //! The answer to a request for events: a list, or a stream. The listeners differ only in how they send it.
 
 use access::Caller;
-use http::{HeaderMap, HeaderName};
-use proto::{AgentId, ReplicaId};
+use http::HeaderMap;
+use proto::{AgentId, ReplicaId, header::LAST_EVENT_ID};
 use tokio_util::sync::CancellationToken;
 
 use super::{EventList, EventQuery, EventQueryError, EventStream, Events, TooManyWatchers};
-
-/// The header with which a reader of server-sent events continues.
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// A request for events.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,12 @@
 
 use std::{str::FromStr, time::SystemTime};
 
-use percent_encoding::percent_decode_str;
-use proto::events::{EventKind, Severity};
+use proto::{
+    events::{EventKind, Severity},
+    percent,
+};
 use router::EventPosition;
+use settings::rfc3339;
 
 use super::EventFilter;
 
@@ -75,13 +78,17 @@ impl FromStr for EventQuery {
         let (mut after, mut since, mut limit, mut severity, mut watch) = (None, None, None, None, None);
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = percent_decode_str(value).decode_utf8_lossy();
+            let value =
+                percent::decode_value(value).map_err(|_| bad("query", value, "UTF-8, percent-encoded"))?;
             match key {
+                "after" | "since" | "limit" | "agent" | "project" | "kind" | "severity"
+                    if value.is_empty() => {}
                 "after" => set_once("after", &mut after, parse("after", &value)?)?,
                 "since" => {
                     let what = "a time of RFC 3339, such as 2026-11-20T13:00:00Z";
-                    let time = humantime::parse_rfc3339(&value).map_err(|_| bad("since", &value, what))?;
-                    set_once("since", &mut since, time)?;
+                    // The `+` of an offset that was not encoded.
+                    let time = rfc3339::parse(&value.replace(' ', "+"));
+                    set_once("since", &mut since, time.ok_or_else(|| bad("since", &value, what))?)?;
                 }
                 "limit" => {
                     let number = value.parse().ok().filter(|number| (1..=LIMIT.0).contains(number));
@@ -97,7 +104,7 @@ impl FromStr for EventQuery {
                     let agent = value.parse().map_err(|_| bad("agent", &value, what))?;
                     add("agent", &mut filter.agents, agent)?;
                 }
-                "project" => add("project", &mut filter.projects, value.into_owned())?,
+                "project" => add("project", &mut filter.projects, value)?,
                 "kind" => {
                     let kind: EventKind = value.parse().map_err(|_| {
                         bad("kind", &value, &EventKind::ALL.map(EventKind::as_str).join(", "))
@@ -179,8 +186,14 @@ mod tests {
             (query.after, query.is_time, query.watch),
             (Some(EventPosition { millis: 999, sequence: u64::MAX }), true, false)
         );
-        let query: EventQuery = "".parse().unwrap();
-        assert_eq!((query.after, query.limit, query.watch), (None, 100, false));
+        let none: EventQuery = "".parse().unwrap();
+        assert_eq!((none.after, none.limit, none.watch), (None, 100, false));
+        let empty = "after=&since=&limit=&agent=&project=&kind=&severity=";
+        assert_eq!(empty.parse::<EventQuery>().unwrap(), none);
+        for since in ["1970-01-01T02:00:01%2B02:00", "1970-01-01T02:00:01+02:00"] {
+            let query: EventQuery = format!("since={since}").parse().unwrap();
+            assert_eq!(query.after.unwrap().millis, 999, "{since}");
+        }
     }
 
     #[test]
@@ -202,7 +215,7 @@ mod tests {
             ("after=1-1&since=1970-01-01T00:00:01Z", "after and since are both given"),
             ("limit=0", "limit: \"0\""),
             ("limit=501", "limit: \"501\" is not a number between 1 and 500"),
-            ("limit=+5", "limit: \"+5\""),
+            ("limit=%2B5", "limit: \"+5\""),
             ("agent=07", "agent: \"07\" is not the id of an agent, the name of one"),
             ("kind=syncs", "kind: \"syncs\" is not agent-connected, "),
             ("severity=fatal", "severity: \"fatal\" is not info, warning or error"),

@@ -39,9 +39,9 @@ pub(super) fn respond(
         let what = format!("there is nothing at {path} of the service events; it has {EVENTS_PATH}");
         return Err(RequestError::new(Reason::UnknownPath, what));
     }
-    if head.method() != Method::GET {
+    if !matches!(*head.method(), Method::GET | Method::HEAD) {
         let mut error = RequestError::new(Reason::MethodNotAllowed, format!("the method of {path} is GET"));
-        error.allow = Some(HeaderValue::from_static("GET"));
+        error.allow = Some(HeaderValue::from_static("GET, HEAD"));
         return Err(error);
     }
     let server = &context.server;
@@ -67,7 +67,7 @@ pub(super) fn respond(
             (EVENT_STREAM, Body::new(StreamBody::new(Box::pin(stream.into_frames()))))
         }
     };
-    let mut response = Response::new(body);
+    let mut response = Response::new(if head.method() == Method::HEAD { Body::empty() } else { body });
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(ForwardedResponse { response, request_permit: None, owner: None, sent: Instant::now() })

@@ -1,16 +1,15 @@
 //! `GET /web/v1/audit` and `GET /web/v1/requests/<id>`: the recent entries of all replicas that the caller may see.
 
-use std::time::SystemTime;
-
 use access::Grant;
 use axum::body::Body;
 use http::{Method, Request, Response, StatusCode};
-use humantime::{format_rfc3339_millis, parse_rfc3339};
+use humantime::format_rfc3339_millis;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use proto::ReplicaId;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
+use settings::rfc3339;
 use url::form_urlencoded;
 
 use super::{WebServer, json, refusal, wrong_method};
@@ -205,8 +204,9 @@ fn filter(query: &str) -> Result<AuditFilter, String> {
 
 /// Returns a time in the form of the lines.
 fn parse_time(text: &str) -> Result<String, String> {
-    let time: SystemTime =
-        parse_rfc3339(text).map_err(|_| format!("{text:?} is no time like 2026-01-31T12:00:00Z"))?;
+    // The `+` of an offset that was not encoded.
+    let time = rfc3339::parse(&text.replace(' ', "+"));
+    let time = time.ok_or_else(|| format!("{text:?} is no time like 2026-01-31T12:00:00Z"))?;
     Ok(format_rfc3339_millis(time).to_string())
 }
 

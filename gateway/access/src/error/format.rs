@@ -4,6 +4,7 @@ use http::{
     HeaderMap, HeaderValue,
     header::{ACCEPT, USER_AGENT},
 };
+use proto::header::weighted;
 use telemetry::TraceId;
 
 /// The language of an error's body.
@@ -61,21 +62,22 @@ impl ErrorFormat {
         agent.is_some_and(|agent| agent.contains(" kubernetes/"))
     }
 
-    /// Returns the first known encoding in `Accept`, or JSON.
-    ///
-    /// Quality values are ignored: Kubernetes clients list their preferred encoding first.
+    /// Returns the known encoding in `Accept` with the greatest weight, the first one of several, or JSON.
     pub(super) fn encoding(&self) -> StatusEncoding {
         let Some(accept) = self.accept.as_ref().and_then(|accept| accept.to_str().ok()) else {
             return StatusEncoding::Json;
         };
-        let known = accept.split(',').find_map(|range| match range.split(';').next()?.trim() {
+        let encoding_of = |range: &str| match range {
             "application/json" | "application/*" | "*/*" => Some(StatusEncoding::Json),
             "application/yaml" => Some(StatusEncoding::Yaml),
             "text/plain" | "text/*" | "text/html" => Some(StatusEncoding::Text),
             _ => None,
-        });
+        };
+        let ranges = accept.split(',').filter_map(weighted).filter(|(_, weight)| *weight > 0.0);
+        let known = ranges.filter_map(|(range, weight)| Some((encoding_of(range)?, weight)));
+        let best = known.reduce(|best, next| if next.1 > best.1 { next } else { best });
         // A client that accepts only protobuf still reads the status code, and a log shows the text.
-        known.unwrap_or(StatusEncoding::Json)
+        best.map_or(StatusEncoding::Json, |(encoding, _)| encoding)
     }
 }
 

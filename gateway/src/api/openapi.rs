@@ -1,0 +1,93 @@
+//! `docs/api.openapi.json` is what the code does: its paths, the parameters of each, and the responses that `docs/api.md` shows.
+
+use serde_json::{Value, json};
+
+use super::{
+    environments::{parse, parse_deployments},
+    query::{Query, QueryError},
+    response::ApiError,
+};
+use crate::events::{EventQuery, EventQueryError};
+
+fn document() -> Value {
+    serde_json::from_str(include_str!("../../../docs/api.openapi.json")).unwrap()
+}
+
+/// Returns the names of the parameters of a query.
+fn parameters(path: &str) -> Vec<String> {
+    let document = document();
+    let all = document["paths"][path]["get"]["parameters"].as_array().unwrap();
+    let of_query = all.iter().filter(|parameter| parameter["in"] == "query");
+    of_query.map(|parameter| parameter["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn document_has_the_paths_of_the_api() {
+    let document = document();
+    let mut paths: Vec<String> = document["paths"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(|path| path.replace("{agent}", "<id or name>"))
+        .collect();
+    let message = ApiError::no_path("/").to_string();
+    let (_, listed) = message.split_once("the paths are ").unwrap();
+    let mut listed: Vec<&str> = listed.split(" and ").flat_map(|part| part.split(", ")).collect();
+    (paths.sort(), listed.sort_unstable());
+    assert_eq!(paths, listed);
+}
+
+#[test]
+fn document_has_the_parameters_of_each_path() {
+    let is_known = |path: &str, name: &str| {
+        let query = format!("{name}=1");
+        let error = match path {
+            "/api/v1/agents" => query.parse::<Query>().err(),
+            "/api/v1/environments" => parse(&query).err(),
+            "/api/v1/deployments" => parse_deployments(&query).err(),
+            _ => return !matches!(query.parse::<EventQuery>(), Err(EventQueryError::Unknown(_))),
+        };
+        !matches!(error, Some(QueryError::Unknown(..)))
+    };
+    for path in ["/api/v1/agents", "/api/v1/environments", "/api/v1/deployments", "/api/v1/events"] {
+        let names = parameters(path);
+        assert!(names.iter().all(|name| is_known(path, name)), "{path}: {names:?}");
+        assert!(!is_known(path, "other"), "{path}");
+        // The message about an unknown parameter lists all.
+        let unknown = match path {
+            "/api/v1/agents" => "other=1".parse::<Query>().unwrap_err().to_string(),
+            "/api/v1/environments" => parse("other=1").unwrap_err().to_string(),
+            "/api/v1/deployments" => parse_deployments("other=1").unwrap_err().to_string(),
+            _ => "other=1".parse::<EventQuery>().unwrap_err().to_string(),
+        };
+        let (_, listed) = unknown.split_once("the parameters are ").unwrap();
+        let listed = listed.split(" and ").flat_map(|part| part.split(", "));
+        assert_eq!(listed.collect::<Vec<_>>(), names, "{path}");
+    }
+}
+
+#[test]
+fn documented_responses_fit_the_document() {
+    let text = include_str!("../../../docs/api.md");
+    let examples = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let names = [
+        "AgentPage",
+        "AgentResponse",
+        "ViewsResponse",
+        "EnvironmentList",
+        "EnvironmentHealth",
+        "DeploymentList",
+    ];
+    let examples: Vec<&str> = examples.collect();
+    assert_eq!(examples.len(), names.len());
+    for (name, example) in names.into_iter().zip(examples) {
+        let schema = json!({
+            "$ref": format!("#/components/schemas/{name}"),
+            "components": document()["components"],
+        });
+        let example: Value = serde_json::from_str(example).unwrap();
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        let errors: Vec<String> = validator.iter_errors(&example).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{name}: {errors:?}");
+    }
+}
