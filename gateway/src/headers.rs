@@ -18,8 +18,10 @@ use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 pub use self::{
     forwarded::{ForwardedFor, PeerAddress},
     redirect::rewrite as rewrite_addresses,
-    response::{ExtraHeader, ExtraHeaderError, ResponsePolicy, to_caller},
+    response::{ResponsePolicy, to_caller},
 };
+
+pub(crate) use self::response::ExtraHeader;
 
 /// Request headers for kas itself.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];

@@ -288,7 +288,9 @@ impl ProxyServer {
             }
         };
         if let Err(error) = served {
-            if let Some(limit) = Limit::from_error(&*error) {
+            // h2 keeps the text of an I/O error, and not its type.
+            let overhead = overhead.is_exceeded().then_some(Limit::Overhead);
+            if let Some(limit) = overhead.or_else(|| Limit::from_error(&*error)) {
                 metrics.count_limit(limit);
             }
             tracing::debug!(%peer, error, "connection of a caller failed");

@@ -406,7 +406,7 @@ async fn panic_of_a_service_ends_its_own_request_only() {
 
 #[tokio::test(start_paused = true)]
 async fn identity_that_the_api_server_would_trim_is_refused() {
-    let (mut kas, dial) = Kas::new(DialResponse::Accept(ReplicaId::random()), 1);
+    let (mut kas, dial) = Kas::new(|_| DialResponse::Accept(ReplicaId::random()));
     let _agent = start(options(1), dial, echo());
     let tunnel = kas.opened().await;
     for (value, expected) in [("dev", 200), (" dev", 400), ("dev\t", 400), ("", 400)] {

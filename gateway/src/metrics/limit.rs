@@ -8,8 +8,6 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use tunnel::OverheadError;
-
 use crate::io::is_stall;
 
 /// A limit of the configuration.
@@ -100,9 +98,6 @@ impl Limit {
         }
         match error.downcast_ref::<io::Error>() {
             Some(error) if is_stall(error) => Some(Self::WriteStall),
-            Some(error) if error.get_ref().is_some_and(|cause| cause.is::<OverheadError>()) => {
-                Some(Self::Overhead)
-            }
             _ => error.source().and_then(Self::from_error),
         }
     }
