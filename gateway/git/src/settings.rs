@@ -6,7 +6,7 @@ use serde_saphyr::Spanned;
 use settings::ConfigError;
 
 use super::AGENTS_DIRECTORY;
-use crate::{Reference, RepositoryConfig, ssh};
+use crate::{Reference, RepositoryConfig};
 
 /// A repository: its location, its branch and its credentials. Equal settings share one cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,7 +83,7 @@ impl RepositorySettings {
                 };
                 Location::Https { url, credentials, ca_certificate_file: path(&section.ca_certificate_file) }
             }
-            Url::Ssh { .. } if !ssh::is_installed() => {
+            Url::Ssh { .. } if !has_ssh() => {
                 let what =
                     "the program ssh is not installed, and the image of kas does not have it: use https://";
                 return Err(error("url", what.to_owned()));
@@ -136,6 +136,12 @@ impl RepositorySettings {
             Location::Ssh { destination, path, .. } => format!("{destination}:{path}"),
         }
     }
+}
+
+/// Returns true if a directory of `PATH` has the program `ssh`. The images of kas have none.
+fn has_ssh() -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|paths| std::env::split_paths(&paths).any(|directory| directory.join("ssh").is_file()))
 }
 
 /// Returns true for a name that is neither an option of a program nor an expression of Git (`git check-ref-format`).

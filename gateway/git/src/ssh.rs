@@ -27,12 +27,6 @@ const LAST_LINES: usize = 3;
 /// The most characters of an error of `ssh` that are shown.
 const MAX_ERROR: usize = 500;
 
-/// Returns true if a directory of `PATH` has the program `ssh`. The images of kas have none.
-pub(super) fn is_installed() -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|paths| std::env::split_paths(&paths).any(|directory| directory.join("ssh").is_file()))
-}
-
 /// Starts the program `ssh`. Its output has at most `max_bytes` bytes.
 pub(super) fn connect(
     program: &Path,
