@@ -144,7 +144,7 @@ async fn body_of_a_request_with_an_upgrade_arrives_through_any_replica() {
         let mut caller = replica.connect();
         let head = format!(
             "DELETE /agents/prod/kubernetes/echo HTTP/1.1\r\nHost: kas\r\n{}\r\n\
-             Connection: Upgrade, close\r\nUpgrade: foo/1\r\nContent-Length: 18\r\n\r\n{{\"dryRun\": [\"All\"]}}",
+             Connection: Upgrade, close\r\nUpgrade: foo/1\r\nContent-Length: 19\r\n\r\n{{\"dryRun\": [\"All\"]}}",
             replica.authorization()
         );
         caller.write_all(head.as_bytes()).await.unwrap();

@@ -146,5 +146,5 @@ async fn form_of_a_query_with_an_upgrade_is_enforced_and_arrives() {
     let mut answer = String::new();
     caller.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    assert_eq!(received.lock()[0], "POST /api/v1/query 28 query=up%7Bns%3D%22a%22%7D");
+    assert_eq!(received.lock()[0], "POST /api/v1/query 26 query=up%7Bns%3D%22a%22%7D");
 }
