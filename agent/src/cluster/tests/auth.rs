@@ -102,7 +102,7 @@ fn invalid_user_is_an_error_with_its_line() {
         ("as-groups: [dev]", "as-uid, as-groups and as-user-extra need as, the user they belong to"),
         (
             "as: \"a\\nb\"",
-            "as: username travels in a header: it must not be empty or hold control characters",
+            "as: username travels in a header: it must not be empty, begin or end with a blank, or hold control characters",
         ),
         ("exec: {}", "exec has no command"),
         (

@@ -15,8 +15,7 @@ use proto::{
     AgentId, Reason,
     gitops::{
         CLUSTER_PATH, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
-        ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
-        SyncFrame, SyncHead,
+        ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder, SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
