@@ -289,7 +289,7 @@ impl Course {
     fn new(kind: &str) -> Self {
         let is = |names: &[&str]| names.iter().any(|name| kind.ends_with(name));
         match () {
-            () if is(&["CronJob", "CronWorkflow", "ScaledJob"]) => Self::Serves,
+            () if is(&["CronJob", "CronWorkflow", "FlinkSessionJob", "ScaledJob"]) => Self::Serves,
             () if is(&["Experiment", "Job", "Run", "Workflow"]) => Self::Ends,
             () if is(&ACTIONS) => Self::Acts,
             () => Self::Serves,

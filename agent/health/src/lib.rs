@@ -168,7 +168,8 @@ pub fn judged_parts(object: &Value, assessment: &Assessment, context: Assessment
     match assessment.health {
         HealthState::Suspended => JudgedParts::None,
         _ if !has_opinion => JudgedParts::None,
-        _ if (group, kind) == ("batch", "CronJob") => {
+        // batch/v1beta1 does not know the last success.
+        _ if (group, kind) == ("batch", "CronJob") && object["apiVersion"] == "batch/v1" => {
             JudgedParts::FailedBefore(workload::last_success(object).unwrap_or(SystemTime::UNIX_EPOCH))
         }
         _ => JudgedParts::All,

@@ -134,7 +134,8 @@ pub(crate) fn cron_job(object: &Value) -> Assessment {
     let active = object.pointer("/status/active").and_then(Value::as_array);
     let is_running = active.is_some_and(|active| !active.is_empty());
     match (time("lastScheduleTime"), time("lastSuccessfulTime")) {
-        (Some(scheduled), None) if !is_running => {
+        // batch/v1beta1 has no such time.
+        (Some(scheduled), None) if !is_running && object["apiVersion"] == "batch/v1" => {
             degraded(format!("its job of {scheduled} did not succeed, and none before it"))
         }
         // Times of the API have one form, in which the order of texts is that of times.
