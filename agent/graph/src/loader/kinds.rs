@@ -40,6 +40,7 @@ pub(super) struct LoadedKinds<'a> {
 struct LoadedKind {
     api: ApiResource,
     namespaced: bool,
+    has_status: bool,
     /// The number of the resource in the graph.
     resource: usize,
     load: AbortHandle,
@@ -103,18 +104,19 @@ impl<'a> LoadedKinds<'a> {
     }
 
     fn start(&self, key: &KindKey, kind: ResourceKind) -> LoadedKind {
-        let (api, namespaced) = (kind.api.clone(), kind.namespaced);
+        let (api, namespaced, has_status) = (kind.api.clone(), kind.namespaced, kind.has_status);
         let (resource, load) = self.loader.load(kind);
         let (load, handle) = abortable(load);
         let key = key.clone();
         self.loads.push(load.map(|ended| Ok((key, ended?))).boxed());
-        LoadedKind { api, namespaced, resource, load: handle, has_ended: false }
+        LoadedKind { api, namespaced, has_status, resource, load: handle, has_ended: false }
     }
 }
 
 impl LoadedKind {
     fn loads(&self, kind: &ResourceKind) -> bool {
-        !self.has_ended && self.api == kind.api && self.namespaced == kind.namespaced
+        let is_same = self.api == kind.api && self.namespaced == kind.namespaced;
+        !self.has_ended && is_same && self.has_status == kind.has_status
     }
 }
 
