@@ -138,7 +138,8 @@ impl Candidate {
                     (failure, last_known) = (None, began);
                     leadership.send_if_modified(|leadership| {
                         *leadership = Leadership::Own(began + RENEW_DEADLINE);
-                        term.is_none_or(|until| began >= until)
+                        // Workers that have seen the end of the last term wait for this.
+                        term.is_none_or(|until| Instant::now() >= until)
                     });
                 }
                 Ok(false) => {

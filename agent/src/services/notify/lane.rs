@@ -131,8 +131,13 @@ impl Work {
         let (project, reference, id) = (event.project(), event.reference(), event.id());
         let mut pause = BACKOFF[0];
         loop {
-            // The configuration may have changed, or another pod may lead.
-            if !notify.has_target(target, event) || !notify.leader.is_leading() {
+            // The configuration may have changed.
+            if !notify.has_target(target, event) {
+                return;
+            }
+            // Another pod may lead, or this one again soon: kas sends the latest events anew.
+            if !notify.leader.is_leading() {
+                notify.generation.send_modify(|generation| *generation += 1);
                 return;
             }
             match attempt(notify, target, &name, event).await {
