@@ -9,7 +9,7 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicI64,
+            AtomicBool, AtomicI64, AtomicUsize,
             Ordering::{AcqRel, Relaxed},
         },
     },
@@ -50,6 +50,8 @@ pub(crate) const PREFACE: usize = 24;
 
 /// The type of DATA frames (RFC 9113 section 6.1).
 const DATA: u8 = 0;
+/// The types of frames with a part of a head: HEADERS and CONTINUATION (RFC 9113 sections 6.2 and 6.10).
+const HEADS: [u8; 2] = [1, 9];
 
 /// Counts the overhead of one connection. Clones share the count.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +66,8 @@ pub struct OverheadError;
 struct Count {
     /// Received bytes less the useful ones.
     overhead: AtomicI64,
+    /// Received bytes of heads that no message has used yet.
+    heads: AtomicUsize,
     exceeded: AtomicBool,
     trusted: AtomicBool,
 }
@@ -71,8 +75,8 @@ struct Count {
 impl OverheadCounter {
     /// Subtracts the head of a request that this end has received, and the overhead that belongs to the request.
     pub fn subtract_received_request(&self, uri: &Uri, fields: &HeaderMap) {
-        self.subtract_request(uri.path_and_query().map_or(0, |target| target.as_str().len()));
-        self.subtract_fields(fields);
+        self.subtract_request();
+        self.subtract_head(uri.path_and_query().map_or(0, |target| target.as_str().len()) + size(fields));
     }
 
     /// Removes the limit: the other end has proved that it is a part of this installation.
@@ -87,14 +91,19 @@ impl OverheadCounter {
 
     /// Subtracts the head or the trailers of a message that this end has read.
     pub fn subtract_fields(&self, fields: &HeaderMap) {
-        self.subtract(
-            fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PER_FIELD).sum::<usize>(),
-        );
+        self.subtract_head(size(fields));
     }
 
-    /// Subtracts the overhead that belongs to each request, with the bytes of the `target` of a received one.
-    pub fn subtract_request(&self, target: usize) {
-        self.subtract(PER_REQUEST + target);
+    /// Subtracts the overhead that belongs to each request.
+    pub fn subtract_request(&self) {
+        self.subtract(PER_REQUEST);
+    }
+
+    /// Subtracts a head of a size, but no more than was received: HPACK repeats a field of any length with one byte.
+    fn subtract_head(&self, size: usize) {
+        let heads = &self.0.heads;
+        let before = heads.fetch_update(AcqRel, Relaxed, |heads| Some(heads.saturating_sub(size)));
+        self.subtract(size.min(before.unwrap_or_else(|heads| heads)));
     }
 
     /// Subtracts the updates of windows that answer bytes that this end has sent.
@@ -156,6 +165,11 @@ impl OverheadLimit {
         if within { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, OverheadError)) }
     }
 
+    /// Notes received bytes of heads, which messages may subtract.
+    pub(crate) fn add_heads(&self, bytes: usize) {
+        self.counter.0.heads.fetch_add(bytes, Relaxed);
+    }
+
     /// Subtracts the payload of DATA frames, which [`OverheadCounter::subtract_data`] does not.
     pub(crate) fn subtract_payload(&self, bytes: usize) {
         self.counter.subtract(bytes);
@@ -170,7 +184,8 @@ pub(crate) struct FrameScanner {
     filled: usize,
     /// Bytes before the next header.
     payload: usize,
-    is_data: bool,
+    /// The type of the frame that has this payload, if there was one.
+    kind: Option<u8>,
 }
 
 /// The result of [`FrameScanner::scan`].
@@ -182,12 +197,14 @@ pub(crate) struct Scanned {
     pub(crate) frames: usize,
     /// Bytes of the payload of DATA frames among them.
     pub(crate) data: usize,
+    /// Bytes of the payload of frames with heads among them.
+    pub(crate) heads: usize,
 }
 
 impl FrameScanner {
     /// Creates a scanner of a connection that begins with `preface` other bytes.
     pub(crate) fn new(preface: usize) -> Self {
-        Self { header: [0; FRAME_HEADER], filled: 0, payload: preface, is_data: false }
+        Self { header: [0; FRAME_HEADER], filled: 0, payload: preface, kind: None }
     }
 
     /// Scans the bytes up to the end of at most `max_frames` frames.
@@ -199,7 +216,11 @@ impl FrameScanner {
                 let skipped = self.payload.min(rest.len());
                 self.payload -= skipped;
                 scanned.length += skipped;
-                scanned.data += if self.is_data { skipped } else { 0 };
+                match self.kind {
+                    Some(DATA) => scanned.data += skipped,
+                    Some(kind) if HEADS.contains(&kind) => scanned.heads += skipped,
+                    _ => {}
+                }
                 continue;
             }
             if scanned.frames == max_frames {
@@ -212,13 +233,18 @@ impl FrameScanner {
             if self.filled == FRAME_HEADER {
                 let [high, middle, low, kind, ..] = self.header;
                 self.payload = u32::from_be_bytes([0, high, middle, low]) as usize;
-                self.is_data = kind == DATA;
+                self.kind = Some(kind);
                 self.filled = 0;
                 scanned.frames += 1;
             }
         }
         scanned
     }
+}
+
+/// Returns the bytes of the fields of a head without compression.
+fn size(fields: &HeaderMap) -> usize {
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PER_FIELD).sum()
 }
 
 fn to_i64(bytes: usize) -> i64 {
@@ -271,10 +297,34 @@ mod tests {
             assert!(limit.add_received(MIB, now).is_ok());
             limit.subtract_payload(MIB);
             limit.counter().subtract_data();
-            limit.counter().subtract_request(0);
+            limit.counter().subtract_request();
             limit.counter().subtract_sent(MIB);
         }
         assert!((0..10).any(|_| limit.add_received(MIB, now).is_err()));
+    }
+
+    #[test]
+    fn fields_that_hpack_repeats_do_not_pay_for_frames_without_effect() {
+        let now = Instant::now();
+        let mut limit = OverheadLimit::of_stream(now);
+        let (uri, mut fields) = (Uri::from_static("/"), HeaderMap::new());
+        for _ in 0..15 {
+            fields.append("cookie", "a".repeat(4000).parse().unwrap());
+        }
+        // 30 bytes of HPACK for 60 kB of fields, and 3,000 PINGs.
+        let mut receive = |head: usize| {
+            limit.add_received(9 + head + 3000 * 17, now)?;
+            limit.add_heads(head);
+            limit.counter().subtract_received_request(&uri, &fields);
+            Ok::<_, io::Error>(())
+        };
+        assert!((0..30).any(|_| receive(30).is_err()));
+        let mut limit = OverheadLimit::of_stream(now);
+        for _ in 0..1000 {
+            assert!(limit.add_received(60_000, now).is_ok(), "whole heads are no overhead");
+            limit.add_heads(60_000);
+            limit.counter().subtract_received_request(&uri, &fields);
+        }
     }
 
     #[test]
@@ -315,7 +365,7 @@ mod tests {
     fn scanner_stops_after_the_most_frames() {
         let bytes = [frame(6, 8), frame(DATA, 3), frame(6, 8)].concat();
         let mut scanner = FrameScanner::new(0);
-        assert_eq!(scanner.scan(&bytes, 2), Scanned { length: 29, frames: 2, data: 3 });
-        assert_eq!(scanner.scan(&bytes[29..], 2), Scanned { length: 17, frames: 1, data: 0 });
+        assert_eq!(scanner.scan(&bytes, 2), Scanned { length: 29, frames: 2, data: 3, heads: 0 });
+        assert_eq!(scanner.scan(&bytes[29..], 2), Scanned { length: 17, frames: 1, data: 0, heads: 0 });
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE, SENT_PER_UPDATE};
+use crate::overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE, SENT_PER_UPDATE, Scanned};
 
 /// The first bytes of an HTTP/2 client (RFC 9113 section 3.4). No request of HTTP/1.1 begins with them.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0";
@@ -60,7 +60,8 @@ impl<T> OverheadStream<T> {
         if self.is_other {
             return Ok(());
         }
-        let data = self.scanner.scan(bytes, usize::MAX).data;
+        let Scanned { data, heads, .. } = self.scanner.scan(bytes, usize::MAX);
+        self.limit.add_heads(heads);
         self.limit.add_received(bytes.len() - data, Instant::now())?;
         // The headers of frames of usual length.
         self.limit.subtract_payload(data / SENT_PER_UPDATE);
@@ -163,7 +164,7 @@ mod tests {
             stream
                 .on_received(&[&b"\0\0\xc8\x01\x04\0\0\0\x01"[..], &[7; 200]].concat().repeat(1000))
                 .unwrap();
-            (0..1000).for_each(|_| counter.subtract_request(0));
+            (0..1000).for_each(|_| counter.subtract_request());
         }
     }
 

@@ -63,7 +63,7 @@ impl RequestSender {
             Err(error) => return Err(CallError::unsent(CallErrorKind::not_sent(&error), head, body)),
         };
         drop(sender);
-        self.overhead.subtract_request(0);
+        self.overhead.subtract_request();
         // Boxed: most requests have no body and are no upgrade, and their futures stay small.
         match (upgrading, bodyless) {
             (true, _) => Box::pin(response_to_upgrade(response, stream, head, body, &self.overhead)).await,

@@ -332,6 +332,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
         let scanned = this.scanner.scan(&this.unread[..length], max_frames);
         if this.counts_http2 {
             this.overhead.subtract_payload(scanned.data);
+            this.overhead.add_heads(scanned.heads);
         }
         this.budget.spend(scanned.length + scanned.frames * FRAME_COST);
         let length = scanned.length;

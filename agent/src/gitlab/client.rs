@@ -123,7 +123,7 @@ impl Service<Request<Body>> for Channel {
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         request.headers_mut().extend(HeaderMap::clone(&self.headers));
-        self.overhead.subtract_request(0);
+        self.overhead.subtract_request();
         let (responding, overhead) = (self.sender.send_request(request), self.overhead.clone());
         Box::pin(responding.inspect_ok(move |response| overhead.subtract_fields(response.headers())))
     }
