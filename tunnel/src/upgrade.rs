@@ -13,7 +13,7 @@
 //! Raw bytes flow only after the API server itself responded with 101. Any other response is an ordinary one, and its stream
 //! carries no raw bytes (CVE-2018-1002105).
 
-use std::{fmt, future::poll_fn, io, sync::Arc};
+use std::{fmt, future::poll_fn, io, sync::Arc, time::Duration};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
@@ -23,7 +23,11 @@ use http::{
 };
 use parking_lot::Mutex;
 use proto::header;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    sync::Notify,
+    time::sleep,
+};
 
 use crate::{
     Body, BodyError, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SMALL_CHUNK,
@@ -33,6 +37,8 @@ use crate::{
 const READ_BYTES: usize = 32 << 10;
 /// Bytes that are read at once where a task carries the bytes of the tunnel.
 const IO_BYTES: usize = 8 << 10;
+/// The time for which input is still read after the output has ended.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
@@ -111,11 +117,29 @@ async fn splice_io(
 ) -> io::Result<()> {
     let (from_tunnel, to_tunnel) = tokio::io::split(tunnel);
     let (from_outside, to_outside) = tokio::io::split(outside);
-    let output = async { copy_io(from_tunnel, to_outside).await.map_err(CopyError::into_inner) };
+    let ended = Notify::new();
+    let output = async {
+        copy_io(from_tunnel, to_outside).await.map_err(CopyError::into_inner)?;
+        ended.notify_one();
+        Ok(())
+    };
+    let mut from_outside = from_outside;
     let input = async {
-        match copy_io(from_outside, to_tunnel).await {
-            Ok(()) | Err(CopyError::Write(_)) => Ok(()),
+        match copy_io(&mut from_outside, to_tunnel).await {
+            Ok(()) => Ok(()),
             Err(CopyError::Read(error)) => Err(error),
+            Err(CopyError::Write(_)) => {
+                // A connection that is closed with unread bytes is reset, and the output on its way is lost (RFC 9112, section 9.6).
+                let lingering = async {
+                    ended.notified().await;
+                    sleep(LINGER).await;
+                };
+                let mut nowhere = tokio::io::sink();
+                tokio::select! {
+                    read = tokio::io::copy(&mut from_outside, &mut nowhere) => read.map(drop),
+                    () = lingering => Ok(()),
+                }
+            }
         }
     };
     tokio::try_join!(output, input).map(drop)
@@ -356,7 +380,7 @@ mod tests {
     use super::*;
 
     /// GitLab's agentk has ended the stream with its output, and the caller sends input meanwhile.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn output_arrives_although_the_tunnel_takes_no_more_input() {
         let (near, mut agent) = duplex(64 << 10);
         agent.write_all(&[7; 3000]).await.unwrap();
