@@ -5,15 +5,20 @@
 //! that the rules also survive a restart of all replicas with an empty Redis.
 
 use std::{
+    future::pending,
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use files::WatchedFile;
 use router::redis::{DisabledRecord, MAX_DISABLED, RedisStore};
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{Instant, timeout},
+};
 
 use super::{DisableRule, KillSwitch, file};
 
@@ -22,6 +27,9 @@ pub const KEY: &str = "disabled.fleet";
 
 /// The place of the record, for errors.
 const PLACE: &str = "the key {kas}:disabled of Redis";
+
+/// The time between two attempts to write the copy on the disk.
+const WRITE_PERIOD: Duration = Duration::from_secs(60);
 
 /// Returns the record of Redis and its rules.
 ///
@@ -58,27 +66,53 @@ pub fn accept(store: &RedisStore, switch: &KillSwitch, record: DisabledRecord, r
 }
 
 /// Writes a record to the disk.
-async fn write_copy(path: PathBuf, text: String) {
-    let shown = path.display().to_string();
+async fn write_copy(path: PathBuf, text: String) -> io::Result<()> {
     let written = spawn_blocking(move || file::replace_text(&path, &text)).await;
-    if let Err(error) = written.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
-        tracing::error!(%error, file = shown, "the rules of the kill switch were not written to disabled.fleet_file");
+    written.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+}
+
+/// Writes the newest of the records to the disk, and tries again until that is possible. The future never completes.
+async fn write_copies(path: PathBuf, mut records: watch::Receiver<String>) {
+    while records.changed().await.is_ok() {
+        let text = records.borrow_and_update().clone();
+        while let Err(error) = write_copy(path.clone(), text.clone()).await {
+            let file = path.display();
+            tracing::error!(%error, %file, "the rules of the kill switch were not written to disabled.fleet_file");
+            if timeout(WRITE_PERIOD, records.wait_for(|newest| *newest != text)).await.is_ok() {
+                records.mark_changed();
+                break;
+            }
+        }
     }
 }
 
 /// Applies each valid record that is found in Redis, and writes it to the file `copy`. The future never completes.
 pub async fn follow(store: RedisStore, switch: Arc<KillSwitch>, record: WatchedFile, copy: Option<PathBuf>) {
+    // A disk that hangs delays no rule.
+    let (accepted, records) = watch::channel(String::new());
+    let write = async {
+        match copy {
+            Some(path) => write_copies(path, records).await,
+            None => pending().await,
+        }
+    };
+    tokio::join!(write, apply(store, switch, record, accepted));
+}
+
+async fn apply(
+    store: RedisStore,
+    switch: Arc<KillSwitch>,
+    record: WatchedFile,
+    newest: watch::Sender<String>,
+) {
     let mut records = store.disabled_records();
     loop {
         let text = records.borrow_and_update().clone();
         match text.as_deref().map(parse) {
             Some(Ok((accepted, rules))) => {
-                let text = accepted.encode();
+                newest.send_replace(accepted.encode());
                 accept(&store, &switch, accepted, rules);
                 record.set_accepted();
-                if let Some(copy) = copy.clone() {
-                    write_copy(copy, text).await;
-                }
             }
             Some(Err(error)) if record.set_refused(&error, SystemTime::now(), Instant::now()) => {
                 tracing::error!(error, "the record of the kill switch in Redis is refused");
@@ -111,7 +145,7 @@ mod tests {
         let path = directory.path().join("fleet.json");
         assert!(read_copy(&path).unwrap().is_none(), "the first start");
         let text = r#"[1,7,{"rules":[{"agent":"prod","reason":"drill"}]}]"#;
-        write_copy(path.clone(), text.to_owned()).await;
+        write_copy(path.clone(), text.to_owned()).await.unwrap();
         let (record, rules) = read_copy(&path).unwrap().unwrap();
         assert_eq!((record.encode(), rules.len()), (text.to_owned(), 1));
 
