@@ -32,6 +32,8 @@ use super::EndpointUrl;
 
 /// The time of a request, from the name lookup to the end of the response.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the connection to one address. A server may have some that do not answer, such as those of IPv6 behind a firewall.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most bytes of a response. Keys with certificate chains take about 10 KiB each.
 const MAX_BYTES: usize = 512 << 10;
 
@@ -129,7 +131,7 @@ impl IssuerClient {
                     let host = bare(url.host().unwrap_or_default());
                     let default_port = if url.scheme_str() == Some("http") { 80 } else { 443 };
                     let port = url.port_u16().unwrap_or(default_port);
-                    outbound::connect(host, port, rules.as_deref(), TIMEOUT).await.map(TokioIo::new)
+                    outbound::connect(host, port, rules.as_deref(), CONNECT_TIMEOUT).await.map(TokioIo::new)
                 }
             });
             // Requests are rare: a connection is not kept.
