@@ -20,5 +20,5 @@ pub use self::{
     read::{MAX_BYTES, metadata, read, read_text, read_text_at_most},
     sighup::reload_on_sighup,
     version::FileVersion,
-    work_directory::{WorkDirectory, remove_left_behind},
+    work_directory::{MIN_LEFT_BEHIND_AGE, WorkDirectory, remove_left_behind},
 };

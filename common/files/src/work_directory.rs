@@ -13,7 +13,7 @@ use std::{
 use tempfile::TempDir;
 
 /// The age from which a directory without a lock is left behind. A younger one may be about to get its lock.
-const MIN_AGE: Duration = Duration::from_secs(60);
+pub const MIN_LEFT_BEHIND_AGE: Duration = Duration::from_secs(60);
 
 /// A directory that is removed when the value is dropped.
 #[derive(Debug)]
@@ -56,7 +56,9 @@ pub fn remove_left_behind(parent: &Path, prefixes: &[&str], now: SystemTime) -> 
         // Not of a symbolic link, whose target may be anywhere.
         let is_old = |metadata: fs::Metadata| {
             let modified = metadata.modified().ok().filter(|_| metadata.is_dir());
-            modified.is_some_and(|modified| now.duration_since(modified).is_ok_and(|age| age >= MIN_AGE))
+            modified.is_some_and(|modified| {
+                now.duration_since(modified).is_ok_and(|age| age >= MIN_LEFT_BEHIND_AGE)
+            })
         };
         if !is_ours || !entry.metadata().is_ok_and(is_old) {
             continue;
@@ -89,7 +91,7 @@ mod tests {
         let remove = |now| remove_left_behind(parent.path(), &["kas-git-"], now).unwrap();
 
         assert_eq!(remove(SystemTime::now()), 0, "it may be about to be used");
-        assert_eq!(remove(SystemTime::now() + 2 * MIN_AGE), 1);
+        assert_eq!(remove(SystemTime::now() + 2 * MIN_LEFT_BEHIND_AGE), 1);
         assert_eq!([left, used, other].map(|path| path.join("tree/a.yaml").exists()), [false, true, true]);
     }
 

@@ -5,7 +5,7 @@ use std::{env, sync::Arc, time::SystemTime};
 use futures_util::FutureExt as _;
 use gitlab::{SwitchMonitor, UsageReporter};
 use router::BoxFuture;
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;
 use crate::{kill_switch::KillSwitch, tasks::TaskGroup};
@@ -71,9 +71,10 @@ impl App {
     }
 }
 
-/// Removes the temporary directories of a kas that was killed, once.
+/// Removes the temporary directories of a kas that was killed, once. One that was killed just before is young enough to be in use.
 async fn remove_left_behind() {
     const PREFIXES: [&str; 2] = [git::WORK_DIRECTORY_PREFIX, render::WORK_DIRECTORY_PREFIX];
+    sleep(2 * files::MIN_LEFT_BEHIND_AGE).await;
     let parent = env::temp_dir();
     let removed =
         spawn_blocking(move || files::remove_left_behind(&parent, &PREFIXES, SystemTime::now())).await;
