@@ -1,6 +1,6 @@
 //! Groups and their health.
 
-use proto::graph::HealthState;
+use proto::graph::{HealthState, ResourceState};
 use serde_json::{Value, json};
 
 use super::{NOW, World, object, owned, query_of};
@@ -22,6 +22,22 @@ fn groups(world: &World) -> Vec<String> {
         format!("{} {} {}", group.id, group.health.health, group.health.counts.values().sum::<u64>())
     };
     list.groups.iter().map(show).collect()
+}
+
+#[test]
+fn health_is_unknown_while_a_part_is_not_loaded() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    let health = |world: &World| {
+        world.graph.health(&query_of("namespace=a"), "", &Access::of_agent(), NOW).health.health
+    };
+    assert_eq!(health(&world), HealthState::Healthy);
+    let pods = world.resource("v1", "Pod");
+    world.graph.set_state(pods, ResourceState::Loading, "");
+    assert_eq!(health(&world), HealthState::Unknown);
+    world.apply(failing_pod("alone", None));
+    world.graph.set_state(pods, ResourceState::Loading, "");
+    assert_eq!(health(&world), HealthState::Degraded, "that is known already");
 }
 
 #[test]
