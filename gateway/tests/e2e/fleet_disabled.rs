@@ -146,7 +146,8 @@ fn rule_of_the_fleet_survives_a_restart_of_all_replicas_with_an_empty_redis() {
     before.process.kill();
     redis.server.kill();
     redis.server.restart();
-    let after: [Kas; 1] = fleet.start_replicas();
+    let after = [fleet.start_replica()];
+    assert!(after[0].readiness().text().starts_with("ready, disabled\n"), "from its start");
     let _agent = fleet.start_agent_at(&after[0]);
     assert_eq!(fleet.get_version(&after[0]).header("kas-error"), Some("disabled"));
     eventually("the replica writes the record back", || has_rule(&redis.run(&["GET", "{kas}:disabled"])));
