@@ -35,7 +35,7 @@ const NAME: &str = "demo-login";
 /// The client of `kas login` and of the web page, and the redirects that the provider allows for it, with any port.
 const CLIENT: &str = "native";
 const REDIRECT: &str = "http://localhost/auth/callback";
-const PAGE_REDIRECT: &str = "http://localhost/web/v1/callback";
+const PAGE_REDIRECT: &str = "http://localhost/web/v1/callback/demo-login";
 /// The user of the provider.
 pub(super) const USER: &str = "test-user@localhost";
 pub(super) const PASSWORD: &str = "verysecure";
