@@ -5,7 +5,7 @@
 //! * [`child`] runs a program with limits, and kills it together with its own children.
 //! * [`descriptors`] raises the limit of open files.
 //! * [`liveness`] detects blocked threads, and a [`Notifier`] sends messages to systemd.
-//! * [`memory_limit`] is the memory that a container or a service may use.
+//! * [`memory_limit()`] is the memory that a container or a service may use.
 //! * [`resources`] has the metrics `process_*`.
 #![warn(missing_docs)]
 
