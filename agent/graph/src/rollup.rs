@@ -73,7 +73,7 @@ impl Graph {
             let what = query.describe(labels);
             partial.insert(0, format!("no object was found {what}; do the objects have these labels?"));
         } else if !self.is_loaded() && health.health <= HealthState::Suspended {
-            // What is not loaded yet may be worse.
+            // The objects that are not loaded yet may be worse.
             health.health = HealthState::Unknown;
         }
         let uids: HashSet<&str> = selected.iter().map(|&slot| &*self.entry(slot).uid).collect();

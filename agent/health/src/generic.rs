@@ -228,7 +228,7 @@ fn stop(object: &Value) -> Option<String> {
 
 /// The conditions of an object that are not older than its last change.
 struct Conditions<'a> {
-    /// Those of the object, or if it has none, those of its parts.
+    /// The conditions of the object, or if it has none, those of its parts.
     all: Vec<&'a Value>,
     /// Some were left out because the object has changed since.
     any_stale: bool,
@@ -246,7 +246,7 @@ impl<'a> Conditions<'a> {
             part => list(part.get("conditions")),
         });
         let has_own = !own.is_empty();
-        // What parts say is worse than the whole only if it is not good.
+        // A part can only make the whole worse, so that its good conditions do not count.
         let nested = nested.filter(|condition| !has_own || truth(&condition["status"]) == Some(false));
         let (all, stale): (Vec<_>, Vec<_>) = own
             .into_iter()
@@ -402,7 +402,7 @@ fn of_denied(condition: &Value, reason: Option<Meaning>, name: &[String]) -> Ran
         _ if text(condition, "severity") == "Info" => Rank::Busy,
         _ if name.len() == 1 && is_later() => Rank::Busy,
         _ if is_summary(kind) || BESIDE_SUMMARY.contains(&kind) => Rank::NotGood,
-        // Nobody knows how important a part is: `BackupConfigured`.
+        // A part, such as `BackupConfigured`, may be unimportant.
         _ => Rank::PartBusy,
     }
 }

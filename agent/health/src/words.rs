@@ -8,7 +8,7 @@ const MAX_TEXT: usize = 200;
 pub(crate) enum Meaning {
     /// It has failed, and will not work without a change.
     Failure,
-    /// Somebody has stopped it.
+    /// It was stopped on purpose.
     Stopped,
     /// It is at work.
     Busy,

@@ -77,7 +77,7 @@ pub(crate) fn daemon_set(object: &Value) -> Assessment {
     }
     let desired = number(object, "/status/desiredNumberScheduled");
     let updated = number(object, "/status/updatedNumberScheduled");
-    // Somebody deletes the old Pods later.
+    // With OnDelete, the old Pods stay until a person deletes them.
     let waits = object.pointer("/spec/updateStrategy/type").is_some_and(|kind| kind == "OnDelete");
     if updated < desired && !waits {
         return progressing(format!("{updated} of {desired} pods are updated"));

@@ -68,7 +68,7 @@ mod tests {
             [Synced, Unattended, Unattended, Synced, Synced],
             "a clock may be ahead; 0 is unknown"
         );
-        // Nobody looks after these.
+        // A leader does not look again at projects in these states.
         for state in [Suspended, Orphaned, Held] {
             assert_eq!(seen_at(1, state, None).message, "last");
         }

@@ -38,7 +38,7 @@ struct ClusterState {
     requests: Vec<String>,
     /// The status of responses to lists; 0 is that of a success.
     list_status: u16,
-    /// Nobody may read Leases.
+    /// Requests for Leases are answered with 403.
     forbids_leases: bool,
 }
 
