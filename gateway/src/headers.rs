@@ -143,7 +143,8 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn map(entries: &[(&str, &str)]) -> HeaderMap {
+    /// Returns headers with these names and values.
+    pub(super) fn map(entries: &[(&str, &str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for (name, value) in entries {
             headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());

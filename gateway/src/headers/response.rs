@@ -208,14 +208,7 @@ impl TryFrom<String> for ExtraHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn map(entries: &[(&str, &str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in entries {
-            headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
-        }
-        headers
-    }
+    use crate::headers::tests::map;
 
     fn passes(name: &str, policy: ResponsePolicy<'_>) -> bool {
         let mut headers = map(&[(name, "x")]);
