@@ -22,7 +22,7 @@ pub(super) type StringList = Spanned<Vec<Spanned<String>>>;
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PolicyFile {
-    /// What happens to requests that the policy refuses.
+    /// The consequence for requests that the policy refuses.
     #[serde(default)]
     pub(super) mode: PolicyMode,
     /// The rules, of which the first one that matches a request decides.
