@@ -1,5 +1,5 @@
-import { describe, expect, it } from "vitest";
-import { readJson, RequestFailure } from "./client";
+import { afterEach, describe, expect, it, vi } from "vitest";
+import { readJson, request, RequestFailure } from "./client";
 
 /** Returns a response whose body never ends, as gzip of zeros seems to, and what was read of it. */
 function endless() {
@@ -49,5 +49,37 @@ describe("readJson", () => {
     expect(message).toContain("not JSON");
     expect(requestId).toBe("abc");
     expect((await failureOf(new Response(null))).message).toContain("not JSON");
+  });
+});
+
+describe("request", () => {
+  afterEach(() => vi.unstubAllGlobals());
+
+  /** Lets each request fail as a browser does when its network changes, `failures` times. Returns the function that counts. */
+  function network(failures: number) {
+    const fetch = vi.fn(() => {
+      if (fetch.mock.calls.length > failures) return Promise.resolve(new Response("{}"));
+      return Promise.reject(new TypeError("Failed to fetch"));
+    });
+    vi.stubGlobal("fetch", fetch);
+    return fetch;
+  }
+
+  it("sends a read once more when the network changes", async () => {
+    const fetch = network(1);
+    expect((await request("/web/v1/session")).status).toBe(200);
+    expect(fetch).toHaveBeenCalledTimes(2);
+  });
+
+  it("says that kas does not respond after the second try", async () => {
+    const fetch = network(2);
+    await expect(request("/web/v1/session")).rejects.toThrow("kas does not respond.");
+    expect(fetch).toHaveBeenCalledTimes(2);
+  });
+
+  it("sends a write once, because it may have arrived", async () => {
+    const fetch = network(1);
+    await expect(request("/web/v1/session", { method: "POST" })).rejects.toThrow("kas does not respond.");
+    expect(fetch).toHaveBeenCalledTimes(1);
   });
 });

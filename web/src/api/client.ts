@@ -41,18 +41,14 @@ export function setSessionEndListener(listener: () => void): void {
 
 /** Sends a request. Throws a {@link RequestFailure} unless the status is 2xx. */
 export async function request(path: string, init: RequestInit = {}): Promise<Response> {
+  const send = () => fetch(path, optionsOf(init));
   let response: Response;
   try {
-    response = await fetch(path, {
-      ...init,
-      credentials: "same-origin",
-      // A redirect of a cluster would be followed with the session of the reader.
-      redirect: "error",
-      headers: {
-        ...MARK,
-        ...(reader === null ? {} : { "Kas-Web-Caller": encodeURIComponent(reader) }),
-        ...(init.headers as Record<string, string> | undefined),
-      },
+    // A browser ends each request when the network of its machine changes: a read is sent once more.
+    const isRead = (init.method ?? "GET") === "GET";
+    response = await send().catch((error: unknown) => {
+      if (isRead && error instanceof TypeError) return send();
+      throw error;
     });
   } catch (error) {
     if (isAbort(error)) throw error;
@@ -65,6 +61,20 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
   // A 401 of a cluster, which has no reason of kas, is about the identity there.
   if (response.status === 401 && failure.reason === "unauthorized") onSessionEnd();
   throw failure;
+}
+
+function optionsOf(init: RequestInit): RequestInit {
+  return {
+    ...init,
+    credentials: "same-origin",
+    // A redirect of a cluster would be followed with the session of the reader.
+    redirect: "error",
+    headers: {
+      ...MARK,
+      ...(reader === null ? {} : { "Kas-Web-Caller": encodeURIComponent(reader) }),
+      ...(init.headers as Record<string, string> | undefined),
+    },
+  };
 }
 
 export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T> {
