@@ -9,7 +9,10 @@ ADVISORIES := $(wildcard ../shared/advisory-db)
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# Every target builds the whole workspace: with fewer packages, their dependencies have fewer features, and all is built once more.
+# Every target builds the whole workspace: with fewer packages, their dependencies have fewer features, and all is built once more. What
+# is for tests builds with the dependencies of tests (--examples asks for them), because `cargo nextest` and `cargo clippy` have built
+# all with their features.
+PROGRAMS_FOR_TESTS = cargo build --workspace --bins --examples
 
 .PHONY: build
 build: ## Build kas, agentk, loadtest and bench, optimized, into target/release
@@ -30,7 +33,7 @@ demo: ## Start everything, send a first request, print what to try next; Ctrl-C 
 
 .PHONY: smoke
 smoke: ## The same without waiting: checks the answers and exits with the result
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	$(PROGRAMS)/loadtest demo --smoke $(DEMO_FLAGS)
 
 .PHONY: test
@@ -51,7 +54,7 @@ lint: ## Formatting and lints
 
 .PHONY: doc
 doc: ## The documentation builds without warnings, private items included
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --lib --bins --examples --no-deps --document-private-items --quiet
 
 .PHONY: unit
 unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
@@ -59,13 +62,13 @@ unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
 
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	cargo nextest run --workspace --test e2e --test-threads 3 --success-output immediate
 
 .PHONY: matrix
 matrix: ## Pairs of callers, agents, transports, replicas, names, requests, sizes and events (KUBECONFIG); CASES selects by a part of the name
-	cargo build --workspace --bins
-	cargo test -p gateway --test matrix -- --test-threads 4 $(CASES)
+	$(PROGRAMS_FOR_TESTS)
+	cargo test --workspace --test matrix -- --test-threads 4 $(CASES)
 
 # Paths with %2F, which differential_http_reading has, do not fit into GitLab's protocol. Writes and updates are in the matrix, with the agentk
 # in Go.
@@ -74,7 +77,7 @@ GITLAB_PROTOCOL = test(/^(upgrades|websocket|cancellation|impersonation|streams|
 
 .PHONY: e2e-gitlab
 e2e-gitlab: ## The same with kas and agentk that speak GitLab's protocol: what it can carry
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	E2E_PROTOCOL=gitlab cargo nextest run --workspace --test e2e --test-threads 3 -E '$(GITLAB_PROTOCOL)'
 
 # Networks, Git servers and GitLab are the same with each API server. Custom resources end a kube-apiserver 1.20 that was built with a
@@ -84,7 +87,7 @@ DIFFERENTIAL = test(/^differential::differential_/) | test(/^(graph|admission|au
 
 .PHONY: differential
 differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph, audit events, managed resources; prints what differs
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	rm -rf target/differential
 	cargo nextest run --workspace --test e2e --test-threads 3 -E '$(DIFFERENTIAL)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
@@ -95,17 +98,17 @@ CHART_TEST = $(PYTHON) deploy/charts/test
 
 .PHONY: charts
 charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, its API server reads what is rendered
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	$(CHART_TEST)
 
 .PHONY: charts-update
 charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	$(CHART_TEST) --update
 
 .PHONY: alerts
 alerts: ## Rules and dashboards with a real Prometheus, KUBECONFIG and seven faults, each of which fires its alert; 3 minutes
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	$(PYTHON) deploy/charts/test-alerts
 
 # Where kas and agentk are; target/release after make build.
@@ -113,13 +116,13 @@ ACCEPTANCE_PROGRAMS ?= target/debug
 
 .PHONY: acceptance
 acceptance: ## Install, upgrade, rotate and remove both charts under load in KUBECONFIG's cluster, whose node is this machine
-	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),cargo build --workspace --bins)
+	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),$(PROGRAMS_FOR_TESTS))
 	deploy/image --programs $(ACCEPTANCE_PROGRAMS) --output target/acceptance --tag acceptance
 	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
 
 .PHONY: compose
 compose: ## Start deploy/compose.yaml with podman and KUBECONFIG, by the commands of docs/install.md; less than a minute
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	deploy/compose/test
 
 .PHONY: skew
@@ -132,12 +135,12 @@ web: ## Lints and tests of the sources of the page, and web/dist is what they ma
 
 .PHONY: web-e2e
 web-e2e: ## The page in Chromium with KUBECONFIG's cluster; screenshots in target/web
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	web/test browser
 
 .PHONY: web-measure
 web-measure: ## How long a reader of the page waits, and the memory of 200 tabs, with limits; KUBECONFIG's cluster, quiet machine
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	web/test measure
 
 E2E_LARGE_MIB ?= 1024
@@ -145,7 +148,7 @@ E2E_LARGE_MIB ?= 1024
 .PHONY: e2e-large
 e2e-large: export E2E_LARGE_MIB := $(E2E_LARGE_MIB)
 e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that they take; make e2e sends 64
-	cargo build --workspace --bins
+	$(PROGRAMS_FOR_TESTS)
 	cargo nextest run --workspace --test e2e --profile large --no-capture -E 'test(/^large::/)'
 
 .PHONY: bench
