@@ -63,7 +63,7 @@ unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
 	$(PROGRAMS_FOR_TESTS)
-	cargo nextest run --workspace --test e2e --test-threads 3 --success-output immediate
+	cargo nextest run --workspace --test e2e --test-threads 4 --success-output immediate
 
 .PHONY: matrix
 matrix: ## Pairs of callers, agents, transports, replicas, names, requests, sizes and events (KUBECONFIG); CASES selects by a part of the name
@@ -78,7 +78,7 @@ GITLAB_PROTOCOL = test(/^(upgrades|websocket|cancellation|impersonation|streams|
 .PHONY: e2e-gitlab
 e2e-gitlab: ## The same with kas and agentk that speak GitLab's protocol: what it can carry
 	$(PROGRAMS_FOR_TESTS)
-	E2E_PROTOCOL=gitlab cargo nextest run --workspace --test e2e --test-threads 3 -E '$(GITLAB_PROTOCOL)'
+	E2E_PROTOCOL=gitlab cargo nextest run --workspace --test e2e --test-threads 4 -E '$(GITLAB_PROTOCOL)'
 
 # What depends on the API server: how it reads patches and dry runs, what it refuses, and its audit events. Everything else of GitOps and
 # the graph is the same with each version. Custom resources end a kube-apiserver 1.20 that was built with a current Go: its library for
@@ -91,7 +91,7 @@ DIFFERENTIAL = test(/^differential::differential_/) | test(/^(admission|audit)::
 differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph, audit events, managed resources; prints what differs
 	$(PROGRAMS_FOR_TESTS)
 	rm -rf target/differential
-	cargo nextest run --workspace --test e2e --test-threads 3 -E '$(DIFFERENTIAL)'; code=$$?; \
+	cargo nextest run --workspace --test e2e --test-threads 4 -E '$(DIFFERENTIAL)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
 
 # The Python of the tests of client libraries has the YAML library where the system's does not.
