@@ -5,11 +5,10 @@ mod flags;
 mod listen;
 mod prometheus;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, iter, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cores::Cores;
-use gitops_engine::KubeCluster;
 use process::{Notifier, liveness::Liveness, logs::LogFilter};
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ScopeSummary, ServiceName};
@@ -34,29 +33,31 @@ pub(crate) use self::{
 use crate::{
     AgentMetrics, Observability, Pod, ServeConfig, Services,
     admin::Admin,
-    audit_webhook::AuditWebhook,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     events::EventLog,
+    feature::{FeatureContext, FeatureDefinition, Guard, Start},
     file_followers::FileFollowers,
-    leader::{Leader, LeaderTask, LedFeature, Process},
+    leader::LeaderTask,
     log_filter::log_filter,
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
     services::{
-        ConfigurationService, KubernetesService,
-        alerts::{Alerts, AlertsHandler, AlertsMetrics},
-        audit::AuditHandler,
-        configuration::LogLevelSetting,
-        gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
-        graph::{GraphHandler, GraphMetrics, GraphService},
-        kube_client::{Restrictions, kube_service},
-        notify::{Notify, NotifyHandler, NotifyMetrics, NotifyTasks},
-        prometheus::discovery::Discovery,
-        provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService},
+        self, ConfigurationService, KubernetesService, PrometheusService, configuration::LogLevelSetting,
+        kube_client::Restrictions, prometheus::discovery::Discovery,
     },
     tunnel_context::FORCED_CLOSE_TIMEOUT,
 };
+
+/// All features, in the order in which they are built.
+const FEATURES: [FeatureDefinition; 6] = [
+    services::audit::feature::DEFINITION,
+    services::gitops::feature::DEFINITION,
+    services::notify::feature::DEFINITION,
+    services::alerts::feature::DEFINITION,
+    services::provision::feature::DEFINITION,
+    services::graph::feature::DEFINITION,
+];
 
 /// The time that the first tunnel waits for the cluster's version, which its hello contains.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -80,13 +81,10 @@ pub struct App {
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
     leaders: Vec<LeaderTask>,
-    gitops: Option<GitopsTasks>,
-    notify: Option<NotifyTasks>,
-    graph: Option<Arc<GraphService>>,
-    audit: Option<AuditWebhook>,
-    /// Ends the responses that follow the audit events.
+    /// The work of the features.
+    starts: Vec<Start>,
+    /// Ends the work of the features.
     stopping: CancellationToken,
-    alerts: Option<Arc<Alerts>>,
     events: EventLog,
     observability: Observability,
     registry: Registry,
@@ -94,6 +92,20 @@ pub struct App {
     exporter: Option<Exporter>,
     listen: SocketAddr,
     grace: Duration,
+}
+
+/// Returns the services that the policy of the cluster's owner may name.
+pub(crate) fn policy_services(
+    options: &RunOptions,
+    prometheus: &BTreeMap<ServiceName, PrometheusService>,
+) -> Vec<ServiceName> {
+    let name = |name: &str| name.parse().expect("a constant that is a service name");
+    let discovered = options.prometheus_discovery.as_ref().map(|_| ServiceName::PROMETHEUS);
+    let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(options));
+    let constants = iter::once(ServiceName::KUBERNETES)
+        .chain(discovered)
+        .chain(enabled.flat_map(|feature| feature.services.iter().copied()));
+    constants.map(name).chain(prometheus.keys().cloned()).collect()
 }
 
 impl App {
@@ -114,7 +126,6 @@ impl App {
         let token = agent_token(&options, token)?;
         let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
-        let alert_sources = alert_sources(&options)?;
         let traces = tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig =
             KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
@@ -137,149 +148,61 @@ impl App {
         cluster.follow_files(&mut followers);
         let kubernetes =
             KubernetesService::new(Arc::new(cluster)).with_response_timeout(options.cluster_response_timeout);
-        let namespaces = options.prometheus_discovery;
+        let namespaces = options.prometheus_discovery.clone();
         let discovery = namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces));
         let limited = options.namespaces.is_some() || !options.no_remote_configuration;
         let summary = ScopeSummary::new(options.namespaces.as_ref());
-        let scope = ScopeEnforcer::new(options.namespaces, observability.metrics.clone());
+        let scope = ScopeEnforcer::new(options.namespaces.clone(), observability.metrics.clone());
         let scope = Arc::new(if options.require_scope { scope.requiring_configured() } else { scope });
-        let stopping = CancellationToken::new();
-        let audit =
-            AuditWebhook::build(options.audit, &observability.health.audit, &mut registry, &mut followers)?;
         let mut policy = None;
-        let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
-        if let Some(audit) = &audit {
-            let scope = limited.then(|| Arc::clone(&scope));
-            let handler = AuditHandler::new(audit.view(), scope, kubernetes.clone(), stopping.clone());
-            services = services.with_handler(ServiceName::AUDIT, handler);
-        }
-        if let Some(file) = options.policy_file {
-            let mut served = services.names();
-            let own = [
-                (options.no_gitops, ServiceName::GITOPS),
-                (options.no_graph, ServiceName::GRAPH),
-                (options.no_notify, ServiceName::NOTIFY),
-                (alert_sources.is_none(), ServiceName::ALERTS),
-                (options.no_remote_configuration, ServiceName::PROVISION),
-            ];
-            let own = own.into_iter().filter(|(disabled, _)| !disabled);
-            served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
-            let enforcer = PolicyEnforcer::load(file, served, observability.metrics.clone())?;
-            let enforcer = Arc::new(enforcer);
-            services = services.with_policy(&enforcer);
+        if let Some(file) = options.policy_file.clone() {
+            let served = policy_services(&options, &prometheus);
+            let enforcer = Arc::new(PolicyEnforcer::load(file, served, observability.metrics.clone())?);
             policy = Some(Arc::clone(&enforcer));
             followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
-        }
-        if limited {
-            services = services.with_scope(&scope);
         }
         let instance = InstanceId::random();
         let events = EventLog::new(instance);
         events.register(&mut registry);
-        // Added after the policy, which restricts callers and not kas.
-        services = services.with_events(&events);
-        let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
-        let gitops_metrics = GitopsMetrics::register(&mut registry);
-        let own = cluster_client(kubernetes.clone(), &Restrictions::default(), gitops_metrics.clone());
+        let stopping = CancellationToken::new();
         let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
-        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-        let pod = options.pod_name.as_deref().unwrap_or("agentk");
-        let process = Process {
-            own,
-            namespace,
-            identity: format!("{pod}-{instance}"),
+        let mut context = FeatureContext {
+            kubernetes: kubernetes.clone(),
+            restrictions: Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy: policy.clone() },
+            instance,
+            events: events.clone(),
+            health: &observability.health,
+            registry: &mut registry,
+            followers: &mut followers,
+            stopping: stopping.clone(),
+            namespace: namespace.unwrap_or_else(|| "default".to_owned()),
+            identity: format!("{}-{instance}", options.pod_name.as_deref().unwrap_or("agentk")),
             agent: watch::Sender::default(),
+            leaders: Vec::new(),
         };
-        let mut leaders = Vec::new();
-        let mut leader = |feature| {
-            let (leader, task) = Leader::new(feature, process.clone());
-            leaders.push(task);
-            leader
-        };
-        let gitops = (!options.no_gitops).then(|| {
-            let metrics = gitops_metrics.clone();
-            let restricted = cluster_client(kubernetes.clone(), &restrictions, metrics.clone());
-            let (gitops, tasks) =
-                Gitops::new(restricted, leader(LedFeature::Gitops), metrics, events.clone());
-            GitopsMetrics::register_states(&mut registry, &gitops);
-            (gitops, tasks)
-        });
-        let health_rules = gitops.as_ref().map(|(gitops, _)| gitops.health_rules().clone());
-        let gitops = gitops.map(|(gitops, tasks)| {
-            // Added after the policy: what they write to the cluster passes it.
-            let handlers = (GitopsHandler(Arc::clone(&gitops)), ManifestsHandler(gitops));
-            services = std::mem::take(&mut services)
-                .with_handler(ServiceName::GITOPS, handlers.0)
-                .with_handler(ServiceName::MANIFESTS, handlers.1);
-            tasks
-        });
-        let notify = (!options.no_notify).then(|| {
-            let service = kube_service(ServiceName::NOTIFY, kubernetes.clone(), &restrictions);
-            let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
-            let metrics = NotifyMetrics::register(&mut registry);
-            let policy = restrictions.policy.clone();
-            let (notify, tasks) = Notify::new(cluster, leader(LedFeature::ProjectEvents), policy, metrics);
-            // Added after the policy: what it writes to the cluster passes it.
-            let handler = NotifyHandler(Arc::clone(&notify));
-            services = std::mem::take(&mut services).with_handler(ServiceName::NOTIFY, handler);
-            (notify, tasks)
-        });
-        let (notify, notify_tasks) = notify.unzip();
-        let alerts = alert_sources.map(|sources| {
-            let (kubernetes, restrictions) = (kubernetes.clone(), restrictions.clone());
-            let metrics = AlertsMetrics::register(&mut registry);
-            let leader = leader(LedFeature::Alerts);
-            // Without a Lease, each pod reports, and kas leaves out what another pod has reported.
-            let leads = move || leader.is_leading_or_unnamed();
-            let alerts = Alerts::new(sources, kubernetes, restrictions, leads, events.clone(), metrics);
-            AlertsMetrics::register_open(&mut registry, &alerts);
-            // Added after the policy: what it reads, and what callers see, passes it.
-            let handler = AlertsHandler(Arc::clone(&alerts));
-            services = std::mem::take(&mut services).with_handler(ServiceName::ALERTS, handler);
-            alerts
-        });
-        // Without a configuration there is no template.
-        let provision = (!options.no_remote_configuration).then(|| {
-            let service = kube_service(ServiceName::PROVISION, kubernetes.clone(), &restrictions);
-            let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
-            let metrics = ProvisionMetrics::register(&mut registry);
-            let provision = ProvisionService::new(cluster, restrictions.clone(), metrics);
-            // Added after the policy: what it writes to the cluster passes it.
-            services = std::mem::take(&mut services)
-                .with_handler(ServiceName::PROVISION, provision.clone())
-                .with_handler(ServiceName::ENVIRONMENTS, EnvironmentsHandler(provision.clone()));
-            provision
-        });
-        let graph = (!options.no_graph).then(|| {
-            let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
-            GraphMetrics::register(&mut registry, &graph);
-            // Added after the policy: what it loads, and what callers see, passes it.
-            let handler = GraphHandler::new(Arc::clone(&graph));
-            services = std::mem::take(&mut services).with_handler(ServiceName::GRAPH, handler);
-            graph
-        });
+        let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(&options));
+        let features = enabled.map(|feature| (feature.build)(&options, &mut context));
+        let mut features = features.collect::<anyhow::Result<Vec<_>>>()?;
+        let leaders = context.leaders;
+
+        let mut services = Services::core(kubernetes.clone(), prometheus, discovery.as_ref())
+            .with_features(&features, Guard::Policy);
+        if let Some(policy) = &policy {
+            services = services.with_policy(policy);
+        }
+        if limited {
+            services = services.with_scope(&scope);
+        }
+        services = services.with_features(&features, Guard::Handler).with_events(&events);
         if !options.no_remote_configuration {
             let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
-            let mut configuration =
+            let sections = features.iter_mut().filter_map(|feature| feature.section.take());
+            let configuration =
                 ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
-            if let Some(graph) = &graph {
-                configuration = configuration.with_graph(Arc::clone(graph));
-            }
-            if let Some(health_rules) = health_rules {
-                configuration = configuration.with_health_rules(health_rules);
-            }
-            if let Some(notify) = notify {
-                configuration = configuration.with_notify(notify);
-            }
-            if let Some(alerts) = &alerts {
-                configuration = configuration.with_alerts(Arc::clone(alerts));
-            }
-            if let Some(provision) = provision {
-                configuration = configuration.with_provision(provision);
-            }
-            // Added after the policy, which restricts callers and not kas.
+            let configuration = configuration.with_sections(sections);
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);
         }
+        let starts = features.into_iter().filter_map(|feature| feature.start).collect();
 
         let program = Program { name: "agentk", version, instance: instance.to_string() };
         let (tracer, exporter) = traces.map(|config| config.build(&program)).unzip();
@@ -316,12 +239,8 @@ impl App {
             discovery,
             scope,
             leaders,
-            gitops,
-            notify: notify_tasks,
-            graph,
-            audit,
+            starts,
             stopping,
-            alerts,
             events,
             observability,
             registry,
@@ -343,10 +262,10 @@ impl App {
         let listener = listener
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
         let agent = self.agent.bind().await?;
-        let audit = match self.audit {
-            Some(audit) => Some(audit.bind().await?),
-            None => None,
-        };
+        let mut works = Vec::new();
+        for start in self.starts {
+            works.push(start.await?);
+        }
         tracing::info!(address = %listener.local_addr()?, "serving /liveness, /readiness and /metrics");
         let health = Arc::clone(&self.observability.health);
         // Its tasks are aborted when this function returns.
@@ -366,22 +285,7 @@ impl App {
         for leader in self.leaders {
             background.spawn(leader.run(shutdown.clone()));
         }
-        let audit = audit.map(|audit| tokio::spawn(audit.run(shutdown.clone())));
-        if let Some(gitops) = self.gitops {
-            background.spawn(gitops.run());
-        }
-        if let Some(notify) = self.notify {
-            background.spawn(notify.run());
-        }
-        let events = self.events.clone();
-        if let Some(graph) = self.graph {
-            background.spawn(async move {
-                tokio::join!(graph.run(), graph.watch_environments(&events));
-            });
-        }
-        if let Some(alerts) = self.alerts {
-            background.spawn(async move { alerts.run().await });
-        }
+        let mut features: JoinSet<()> = works.into_iter().collect();
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });
         }
@@ -396,7 +300,12 @@ impl App {
         let _ = timeout(VERSION_TIMEOUT, shutdown.run_until_cancelled(health.cluster_known())).await;
         let ((), (end, panicked)) = tokio::join!(agent.run(shutdown.clone()), async {
             // None of these tasks completes unless it panics, or agentk stops: the task of the Lease may then be the first to notice.
-            let ended = shutdown.run_until_cancelled(background.join_next()).await.flatten();
+            let ended = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => None,
+                Some(ended) = background.join_next() => Some(ended),
+                Some(ended) = features.join_next() => Some(ended),
+            };
             let panicked = ended.is_some_and(|ended| ended.is_err() || !shutdown.is_cancelled());
             shutdown.cancel();
             health.stop();
@@ -410,9 +319,8 @@ impl App {
         for lease_ended in leases_ended {
             let _ = timeout_at(end, lease_ended.cancelled()).await;
         }
-        if let Some(audit) = audit {
-            let _ = timeout_at(end, audit).await;
-        }
+        let features_ended = async { while features.join_next().await.is_some() {} };
+        let _ = timeout_at(end, features_ended).await;
         if let Some(exporter) = exporter
             && timeout_at(end, exporter).await.is_err()
         {

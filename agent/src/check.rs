@@ -25,14 +25,17 @@ use tunnel::{Body, CloseReason, TunnelConfig};
 use self::alerts::check_hubble;
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ListenTls, ServiceError,
-    app::{KasConnection, agent_token, alert_sources, check_scope, prometheus_services, tracer_config},
+    app::{
+        KasConnection, agent_token, alert_sources, check_scope, policy_services, prometheus_services,
+        tracer_config,
+    },
     audit_webhook::audit_listener,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
     policy::{PolicyEnforcer, PolicyMode},
     services::{
-        KubernetesService, PrometheusService, Services,
+        KubernetesService, PrometheusService,
         alerts::AlertSources,
         gitops::{GitopsMetrics, cluster_client},
         kube_client::Restrictions,
@@ -103,20 +106,10 @@ impl CheckCommand {
         tracer_config(&options, &|name| std::env::var_os(name))?;
         let alerts = alert_sources(&options)?;
         let audit = audit_listener(&options.audit)?;
-        let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
+        let kubeconfig =
+            KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
         let cluster = Cluster::load(&kubeconfig)?;
-        let mut served = Services::names_of_callers(
-            &prometheus,
-            options.prometheus_discovery.is_some(),
-            !options.no_gitops,
-            !options.no_graph,
-            alerts.is_some(),
-            !options.no_remote_configuration,
-        );
-        served.extend((!options.no_notify).then(|| ServiceName::NOTIFY.parse().expect("a service name")));
-        if audit.is_some() {
-            served.push(ServiceName::AUDIT.parse().expect("a service name"));
-        }
+        let served = policy_services(&options, &prometheus);
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 

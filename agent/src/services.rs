@@ -1,6 +1,6 @@
 //! The request types that agentk serves: each is a name and a tower service.
 //!
-//! A new request type is a [`RequestHandler`] in this folder, which `Services::of_callers` adds.
+//! A new request type is a [`RequestHandler`] in this folder. Its feature, in a file beside it, is one line in the list of `app`.
 
 pub(crate) mod alerts;
 pub(crate) mod audit;
@@ -35,6 +35,7 @@ pub use self::{
 use self::{events::EventsHandler, prometheus::discovery::Discovery};
 use crate::{
     events::EventLog,
+    feature::{Feature, FeatureHandler, Guard},
     policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer},
 };
 
@@ -63,8 +64,8 @@ impl Services {
         Self::default()
     }
 
-    /// Returns the services that callers use, without policy and scope.
-    pub(crate) fn of_callers(
+    /// Returns the request types that are no feature, without policy and scope.
+    pub(crate) fn core(
         kubernetes: KubernetesService,
         prometheus: BTreeMap<ServiceName, PrometheusService>,
         discovery: Option<&Discovery>,
@@ -77,26 +78,6 @@ impl Services {
             Some(discovery) => services.with_handler(ServiceName::PROMETHEUS, discovery.service()),
             None => services,
         }
-    }
-
-    /// Returns the names of [`Self::of_callers`], for checks without a cluster.
-    pub(crate) fn names_of_callers(
-        prometheus: &BTreeMap<ServiceName, PrometheusService>,
-        discovery: bool,
-        gitops: bool,
-        graph: bool,
-        alerts: bool,
-        provision: bool,
-    ) -> Vec<ServiceName> {
-        let name = |text: &str| text.parse().expect("a constant that is a service name");
-        let mut names = vec![name(ServiceName::KUBERNETES)];
-        names.extend(prometheus.keys().cloned());
-        names.extend(gitops.then(|| name(ServiceName::GITOPS)));
-        names.extend(graph.then(|| name(ServiceName::GRAPH)));
-        names.extend(alerts.then(|| name(ServiceName::ALERTS)));
-        names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
-        names.extend(provision.then(|| name(ServiceName::PROVISION)));
-        names
     }
 
     /// Adds a service, or replaces the one with the same name.
@@ -140,13 +121,16 @@ impl Services {
     /// Adds a request type. Panics like [`Self::with`].
     #[must_use]
     pub fn with_handler(self, name: &str, handler: impl RequestHandler) -> Self {
-        self.with(
-            name,
-            service_fn(move |request| {
-                let handler = handler.clone();
-                async move { Ok(handler.handle(request).await.unwrap_or_else(ServiceError::into_response)) }
-            }),
-        )
+        self.with(name, box_handler(handler))
+    }
+
+    /// Adds the request types of features that have this guard.
+    #[must_use]
+    pub(crate) fn with_features(self, features: &[Feature], guard: Guard) -> Self {
+        let handlers = features.iter().flat_map(|feature| &feature.handlers);
+        let handlers = handlers.filter(|handler| handler.guard == guard);
+        handlers
+            .fold(self, |services, FeatureHandler { name, service, .. }| services.with(name, service.clone()))
     }
 
     /// Adds the service with which kas follows the events of this process.
@@ -180,6 +164,14 @@ impl Services {
     pub fn names(&self) -> Vec<ServiceName> {
         self.0.keys().cloned().collect()
     }
+}
+
+/// Returns the service that calls a handler.
+pub(crate) fn box_handler(handler: impl RequestHandler) -> BoxService {
+    BoxService::new(service_fn(move |request| {
+        let handler = handler.clone();
+        async move { Ok(handler.handle(request).await.unwrap_or_else(ServiceError::into_response)) }
+    }))
 }
 
 impl IntoIterator for Services {

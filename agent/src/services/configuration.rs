@@ -6,7 +6,6 @@ mod order;
 
 use std::{sync::Arc, time::SystemTime};
 
-use gitops_engine::HealthRules;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use parking_lot::Mutex;
@@ -22,25 +21,20 @@ use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
 use self::order::UpdateOrder;
-use super::{
-    RequestHandler, ServiceError,
-    alerts::Alerts,
-    graph::{GraphService, WatchedEnvironments},
-    notify::{EventSections, Notify},
-    provision::ProvisionService,
-    response::json_response,
+use super::{RequestHandler, ServiceError, response::json_response};
+use crate::{
+    feature::{Section, SectionUpdate},
+    log_filter::log_filter,
+    metrics::AgentMetrics,
+    policy::ScopeEnforcer,
 };
-use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
 
 /// Applies the configuration that kas sends. Clones share their state.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ConfigurationService {
     inner: Arc<Inner>,
-    graph: Option<Arc<GraphService>>,
-    health_rules: Option<HealthRules>,
-    notify: Option<Arc<Notify>>,
-    alerts: Option<Arc<Alerts>>,
-    provision: Option<ProvisionService>,
+    /// What features apply.
+    sections: Arc<[Section]>,
 }
 
 #[derive(Debug)]
@@ -68,51 +62,19 @@ struct ConfigurationState {
     level: Option<LogLevel>,
     /// The keys that are refused, each with its place.
     refused: Vec<String>,
-    /// The reason why the section of the graph has no effect.
-    graph_error: Option<String>,
-    /// The reason why the section of the alerts has no effect.
-    alerts_error: Option<String>,
 }
 
 impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
         let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
-        Self { inner, graph: None, health_rules: None, notify: None, alerts: None, provision: None }
+        Self { inner, sections: Arc::new([]) }
     }
 
-    /// Returns a service that configures the graph, too.
+    /// Returns a service that sets sections of features, too.
     #[must_use]
-    pub(crate) fn with_graph(mut self, graph: Arc<GraphService>) -> Self {
-        self.graph = Some(graph);
-        self
-    }
-
-    /// Returns a service that sets the rules for the health of kinds, too.
-    #[must_use]
-    pub(crate) fn with_health_rules(mut self, health_rules: HealthRules) -> Self {
-        self.health_rules = Some(health_rules);
-        self
-    }
-
-    /// Returns a service that configures events, too.
-    #[must_use]
-    pub(crate) fn with_notify(mut self, notify: Arc<Notify>) -> Self {
-        self.notify = Some(notify);
-        self
-    }
-
-    /// Returns a service that configures alerts, too.
-    #[must_use]
-    pub(crate) fn with_alerts(mut self, alerts: Arc<Alerts>) -> Self {
-        self.alerts = Some(alerts);
-        self
-    }
-
-    /// Returns a service that configures managed resources, too.
-    #[must_use]
-    pub(crate) fn with_provision(mut self, provision: ProvisionService) -> Self {
-        self.provision = Some(provision);
+    pub(crate) fn with_sections(mut self, sections: impl IntoIterator<Item = Section>) -> Self {
+        self.sections = sections.into_iter().collect();
         self
     }
 
@@ -148,37 +110,10 @@ impl ConfigurationService {
         let Some(keys) = keys else {
             return Ok(ConfigurationResponse { refused: state.refused.clone(), ignored: false });
         };
-        let unmanaged = self.provision.as_ref().zip(update.provision);
-        let unmanaged = unmanaged.and_then(|(provision, settings)| provision.set(settings));
-        scope.set(keys.scope);
-        if let Some(health_rules) = &self.health_rules {
-            health_rules.set(&keys.graph.health_rules);
-        }
-        if let Some(graph) = &self.graph {
-            graph.set_section(keys.graph);
-            let load = keys.environment_health;
-            graph.set_environments(WatchedEnvironments { environments: keys.environments, load });
-        }
-        if keys.graph_error != state.graph_error {
-            if let Some(error) = &keys.graph_error {
-                tracing::warn!(error, "the graph does not use its configuration");
-            }
-            state.graph_error = keys.graph_error;
-        }
-        if let Some(alerts) = &self.alerts {
-            alerts.set_section(keys.alerts);
-        }
-        if keys.alerts_error != state.alerts_error {
-            if let Some(error) = &keys.alerts_error {
-                tracing::warn!(error, "the alerts do not use their configuration");
-            }
-            state.alerts_error = keys.alerts_error;
-        }
-        let mut refused: Vec<String> = keys.notify_error.clone().into_iter().chain(unmanaged).collect();
-        if let Some(notify) = &self.notify {
-            let sections = EventSections { notify: keys.notify, flux: keys.flux };
-            refused.extend(notify.set_sections(sections, &update.places));
-        }
+        scope.set(keys.scope.clone());
+        let section =
+            SectionUpdate { keys: &keys, provision: update.provision.as_ref(), places: &update.places };
+        let refused: Vec<String> = self.sections.iter().flat_map(|apply| apply(&section)).collect();
         if refused != state.refused {
             for refused in &refused {
                 tracing::warn!(refused, "a key of the configuration is refused");
@@ -197,6 +132,12 @@ impl ConfigurationService {
             state.version = update.version;
         }
         Ok(ConfigurationResponse { refused: state.refused.clone(), ignored: false })
+    }
+}
+
+impl std::fmt::Debug for ConfigurationService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConfigurationService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 

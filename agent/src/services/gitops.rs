@@ -17,6 +17,7 @@ mod commands;
 mod diff;
 mod drift;
 mod events;
+pub(crate) mod feature;
 mod handlers;
 mod metrics;
 mod preview;
@@ -222,7 +223,10 @@ impl GitopsTasks {
             workers.shutdown().await;
             drop(working);
         };
-        tokio::join!(choose, work, drift::run(gitops));
+        tokio::select! {
+            () = work => {}
+            _ = async { tokio::join!(choose, drift::run(gitops)) } => {}
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! URLs that the policy lists. The records are agentk's own, in its namespace.
 
 mod argocd;
+pub(crate) mod feature;
 mod flux;
 mod handler;
 mod lane;
@@ -241,7 +242,7 @@ impl NotifyTasks {
             drop(working);
         };
         let follow_policy = async {
-            let Some(policy) = &notify.policy else { return };
+            let Some(policy) = &notify.policy else { return std::future::pending().await };
             let mut changes = policy.changes();
             while changes.changed().await.is_ok() {
                 for (key, what) in notify.apply_policy() {
@@ -252,7 +253,10 @@ impl NotifyTasks {
                 notify.generation.send_modify(|generation| *generation += 1);
             }
         };
-        tokio::join!(lanes, follow_policy, flux::follow_sources(notify));
+        tokio::select! {
+            _ = async { tokio::join!(lanes, flux::follow_sources(notify)) } => {}
+            () = follow_policy => {}
+        }
     }
 }
 

@@ -447,7 +447,7 @@ async fn configuration_of_kas_applies_while_agentk_runs() {
     eventually("flows are read", || world.metrics.dropped("not-asked") > 0).await;
     let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
     let service = ConfigurationService::new(scope, None, AgentMetrics::default());
-    let service = service.with_alerts(Arc::clone(&world.alerts));
+    let service = service.with_sections([feature::section(Arc::clone(&world.alerts))]);
     let put = async |observed: u64, alerts: Value| {
         let configuration = json!({"alerts": alerts});
         let update =

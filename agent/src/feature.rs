@@ -1,0 +1,188 @@
+//! The shape of a feature: the request types that it serves, what the agent's configuration sets, and its work in the background.
+//!
+//! The list of features in [`app`](crate::app) is the only place outside of a feature that names it.
+
+use std::{collections::BTreeMap, pin::Pin, sync::Arc};
+
+use gitops_engine::KubeCluster;
+use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
+use proto::{
+    AgentId, InstanceId,
+    agent_configuration::{AppliedKeys, ProvisionSettings},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cli::RunOptions,
+    events::EventLog,
+    file_followers::FileFollowers,
+    health::AgentHealth,
+    leader::{Leader, LeaderTask, LedFeature, Process},
+    services::{
+        BoxService, KubernetesService, RequestHandler, box_handler,
+        kube_client::{Restrictions, kube_service},
+    },
+};
+
+/// The work of a feature in the background. It ends some time after [`FeatureContext::stopping`] is cancelled, and not before.
+pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Binds what a feature listens on, and returns its work. The error names the flag.
+pub(crate) type Start = Pin<Box<dyn Future<Output = anyhow::Result<Work>> + Send>>;
+/// Applies a part of the agent's configuration. Returns a sentence for each key that is refused.
+pub(crate) type Section = Box<dyn Fn(&SectionUpdate<'_>) -> Vec<String> + Send + Sync>;
+
+/// How agentk makes a feature.
+pub(crate) struct FeatureDefinition {
+    /// The services that the policy of the cluster's owner may name.
+    pub(crate) services: &'static [&'static str],
+    /// Returns whether the flags turn the feature on.
+    pub(crate) is_enabled: fn(&RunOptions) -> bool,
+    /// Builds the feature. It reads the files that flags name, which blocks. The error names the flag.
+    pub(crate) build: fn(&RunOptions, &mut FeatureContext<'_>) -> anyhow::Result<Feature>,
+}
+
+/// A feature that is turned on.
+#[derive(Default)]
+pub(crate) struct Feature {
+    pub(crate) handlers: Vec<FeatureHandler>,
+    pub(crate) section: Option<Section>,
+    pub(crate) start: Option<Start>,
+}
+
+/// A request type of a feature.
+pub(crate) struct FeatureHandler {
+    pub(crate) name: &'static str,
+    pub(crate) guard: Guard,
+    pub(crate) service: BoxService,
+}
+
+/// Where the policy of the cluster's owner is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// Before the handler: the policy lists the service, and the method and the path of its requests.
+    Policy,
+    /// In the handler, about each request that it sends to the cluster, or not at all, because only kas sends such requests.
+    Handler,
+}
+
+/// What features are built from.
+pub(crate) struct FeatureContext<'a> {
+    pub(crate) kubernetes: KubernetesService,
+    /// The restrictions of what a feature sends to the cluster.
+    pub(crate) restrictions: Restrictions,
+    pub(crate) instance: InstanceId,
+    pub(crate) events: EventLog,
+    pub(crate) health: &'a AgentHealth,
+    pub(crate) registry: &'a mut Registry,
+    pub(crate) followers: &'a mut FileFollowers,
+    /// Cancelled when agentk stops.
+    pub(crate) stopping: CancellationToken,
+    /// The namespace of agentk.
+    pub(crate) namespace: String,
+    /// The name of this process in Leases.
+    pub(crate) identity: String,
+    /// The agent, once a kas has said which one this is.
+    pub(crate) agent: watch::Sender<Option<AgentId>>,
+    /// The candidacies of this pod.
+    pub(crate) leaders: Vec<LeaderTask>,
+}
+
+/// A new configuration of the agent, as sections read it.
+pub(crate) struct SectionUpdate<'a> {
+    pub(crate) keys: &'a AppliedKeys,
+    /// The managed resources; `None` from a kas that does not know them.
+    pub(crate) provision: Option<&'a ProvisionSettings>,
+    /// The places of keys in the file.
+    pub(crate) places: &'a BTreeMap<String, String>,
+}
+
+/// The reason why a section has no effect, which is logged once.
+#[derive(Debug, Default)]
+pub(crate) struct SectionError(Mutex<Option<String>>);
+
+impl Feature {
+    /// Adds a request type.
+    #[must_use]
+    pub(crate) fn with_handler(
+        mut self,
+        name: &'static str,
+        guard: Guard,
+        handler: impl RequestHandler,
+    ) -> Self {
+        self.handlers.push(FeatureHandler { name, guard, service: box_handler(handler) });
+        self
+    }
+
+    /// Adds what the configuration of the agent sets.
+    #[must_use]
+    pub(crate) fn with_section(
+        mut self,
+        section: impl Fn(&SectionUpdate<'_>) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.section = Some(Box::new(section));
+        self
+    }
+
+    /// Adds the work of a feature that listens nowhere.
+    #[must_use]
+    pub(crate) fn with_work(self, work: impl Future<Output = ()> + Send + 'static) -> Self {
+        let work: Work = Box::pin(work);
+        self.with_start(async { Ok(work) })
+    }
+
+    /// Adds the work of a feature that listens.
+    #[must_use]
+    pub(crate) fn with_start(
+        mut self,
+        start: impl Future<Output = anyhow::Result<Work>> + Send + 'static,
+    ) -> Self {
+        self.start = Some(Box::pin(start));
+        self
+    }
+}
+
+impl FeatureContext<'_> {
+    /// Returns the cluster as the scope and the policy allow it to a service.
+    pub(crate) fn restricted_cluster(&self, service: &'static str) -> KubeCluster {
+        self.cluster(service, &self.restrictions)
+    }
+
+    /// Makes this pod a candidate for the Lease of a feature. `own` is the cluster as agentk uses it itself.
+    pub(crate) fn lead(&mut self, feature: LedFeature, own: KubeCluster) -> Arc<Leader> {
+        let process = Process {
+            own,
+            namespace: self.namespace.clone(),
+            identity: self.identity.clone(),
+            agent: self.agent.clone(),
+        };
+        let (leader, task) = Leader::new(feature, process);
+        self.leaders.push(task);
+        leader
+    }
+
+    /// Returns the cluster as agentk uses it itself, for Leases and records.
+    pub(crate) fn own_cluster(&self, service: &'static str) -> KubeCluster {
+        self.cluster(service, &Restrictions::default())
+    }
+
+    fn cluster(&self, service: &'static str, restrictions: &Restrictions) -> KubeCluster {
+        let service = kube_service(service, self.kubernetes.clone(), restrictions);
+        KubeCluster::new(move || kube::Client::new(service, "default"))
+    }
+}
+
+impl SectionError {
+    /// Logs a new reason with its consequence.
+    pub(crate) fn set(&self, error: Option<&String>, consequence: &str) {
+        let mut known = self.0.lock();
+        if known.as_ref() == error {
+            return;
+        }
+        if let Some(error) = error {
+            tracing::warn!(error, "{consequence}");
+        }
+        *known = error.cloned();
+    }
+}

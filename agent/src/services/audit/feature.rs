@@ -1,0 +1,33 @@
+//! The feature: the service `audit`, and the webhook that fills its ring.
+
+use proto::ServiceName;
+
+use super::AuditHandler;
+use crate::{
+    audit_webhook::AuditWebhook,
+    cli::RunOptions,
+    feature::{Feature, FeatureContext, FeatureDefinition, Guard, Work},
+};
+
+pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+    services: &[ServiceName::AUDIT],
+    is_enabled: |options| options.audit.audit_listen.is_some(),
+    build,
+};
+
+fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+    let FeatureContext { kubernetes, restrictions, health, registry, followers, stopping, .. } = context;
+    let Some(webhook) = AuditWebhook::build(options.audit.clone(), &health.audit, registry, followers)?
+    else {
+        return Ok(Feature::default());
+    };
+    let scope = restrictions.scope.clone();
+    let handler = AuditHandler::new(webhook.view(), scope, kubernetes.clone(), stopping.clone());
+    let stopping = stopping.clone();
+    let start = async move {
+        let webhook = webhook.bind().await?;
+        let work: Work = Box::pin(webhook.run(stopping));
+        Ok(work)
+    };
+    Ok(Feature::default().with_handler(ServiceName::AUDIT, Guard::Policy, handler).with_start(start))
+}

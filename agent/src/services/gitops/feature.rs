@@ -1,0 +1,37 @@
+//! The feature: the services `gitops` and `manifests`, the rules for health, and the workers of projects.
+
+use std::sync::Arc;
+
+use proto::ServiceName;
+
+use super::{Gitops, GitopsHandler, GitopsMetrics, ManifestsHandler, cluster_client};
+use crate::{
+    cli::RunOptions,
+    feature::{Feature, FeatureContext, FeatureDefinition, Guard},
+    leader::LedFeature,
+    services::kube_client::Restrictions,
+};
+
+pub(crate) const DEFINITION: FeatureDefinition =
+    FeatureDefinition { services: &[ServiceName::GITOPS], is_enabled: |options| !options.no_gitops, build };
+
+fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+    let metrics = GitopsMetrics::register(context.registry);
+    let cluster = |context: &FeatureContext<'_>, restrictions: &Restrictions| {
+        cluster_client(context.kubernetes.clone(), restrictions, metrics.clone())
+    };
+    let own = cluster(context, &Restrictions::default());
+    let restricted = cluster(context, &context.restrictions);
+    let leader = context.lead(LedFeature::Gitops, own);
+    let (gitops, tasks) = Gitops::new(restricted, leader, metrics, context.events.clone());
+    GitopsMetrics::register_states(context.registry, &gitops);
+    let health_rules = gitops.health_rules().clone();
+    Ok(Feature::default()
+        .with_handler(ServiceName::GITOPS, Guard::Handler, GitopsHandler(Arc::clone(&gitops)))
+        .with_handler(ServiceName::MANIFESTS, Guard::Handler, ManifestsHandler(gitops))
+        .with_section(move |update| {
+            health_rules.set(&update.keys.graph.health_rules);
+            Vec::new()
+        })
+        .with_work(tasks.run()))
+}

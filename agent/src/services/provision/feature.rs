@@ -1,0 +1,30 @@
+//! The feature: the services `provision` and `environments`, and the template of environments, which comes with the configuration.
+
+use proto::ServiceName;
+
+use super::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
+use crate::{
+    cli::RunOptions,
+    feature::{Feature, FeatureContext, FeatureDefinition, Guard},
+};
+
+pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+    services: &[ServiceName::PROVISION],
+    // Without a configuration there is no template.
+    is_enabled: |options| !options.no_remote_configuration,
+    build,
+};
+
+fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+    let cluster = context.restricted_cluster(ServiceName::PROVISION);
+    let metrics = ProvisionMetrics::register(context.registry);
+    let provision = ProvisionService::new(cluster, context.restrictions.clone(), metrics);
+    let environments = EnvironmentsHandler(provision.clone());
+    Ok(Feature::default()
+        .with_handler(ServiceName::PROVISION, Guard::Handler, provision.clone())
+        .with_handler(ServiceName::ENVIRONMENTS, Guard::Handler, environments)
+        .with_section(move |update| {
+            let settings = update.provision.cloned();
+            settings.and_then(|settings| provision.set(settings)).into_iter().collect()
+        }))
+}
