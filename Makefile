@@ -103,6 +103,10 @@ charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, 
 	$(PROGRAMS_FOR_TESTS)
 	$(CHART_TEST)
 
+.PHONY: charts-server
+charts-server: ## KUBECONFIG's API server reads what the charts render, which make charts has
+	$(CHART_TEST) --only-server
+
 .PHONY: charts-update
 charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes
 	$(PROGRAMS_FOR_TESTS)
@@ -198,7 +202,7 @@ fuzz: ## Fuzz each of FUZZ_TARGETS for FUZZ_SECONDS; what is found is in fuzz/ar
 .PHONY: audit
 # bincode is unmaintained: promql-parser reads its own built-in tables with it, and nothing foreign.
 audit: ## No open advisory against the lock file
-	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked --debug
+	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked --debug --no-default-features
 	cargo audit --deny warnings --ignore RUSTSEC-2025-0141 $(if $(ADVISORIES),--db $(ADVISORIES) --no-fetch --stale)
 
 .PHONY: man
