@@ -314,9 +314,8 @@ async fn read(request: Request, bytes: &mut BytesGuard) -> Result<Bytes, ReadErr
     loop {
         let frame = replaced.run_until_cancelled(body.frame()).await.ok_or(OverLimit)?;
         let Some(frame) = frame else { return Ok(question.freeze()) };
-        let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-            true => ReadError::TooLong,
-            false => ReadError::Broken(error),
+        let frame = frame.map_err(|error| {
+            if error.is::<LengthLimitError>() { ReadError::TooLong } else { ReadError::Broken(error) }
         })?;
         if let Ok(data) = frame.into_data() {
             bytes.grow(data.len())?;

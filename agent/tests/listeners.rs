@@ -98,13 +98,12 @@ fn client(directory: &Path, has_certificate: bool) -> TlsConnector {
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots);
-    let config = match has_certificate {
-        true => {
-            let certificate = CertificateDer::from_pem_slice(&pem("client.crt")).unwrap();
-            let key = PrivateKeyDer::from_pem_slice(&pem("client.key")).unwrap();
-            config.with_client_auth_cert(vec![certificate], key).unwrap()
-        }
-        false => config.with_no_client_auth(),
+    let config = if has_certificate {
+        let certificate = CertificateDer::from_pem_slice(&pem("client.crt")).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(&pem("client.key")).unwrap();
+        config.with_client_auth_cert(vec![certificate], key).unwrap()
+    } else {
+        config.with_no_client_auth()
     };
     TlsConnector::from(Arc::new(config))
 }

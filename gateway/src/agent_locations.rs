@@ -114,9 +114,10 @@ impl AgentLookup {
 
     /// Lists the agents, or those of one project.
     pub(crate) async fn list(&self, project: Option<u64>) -> KnownAgents {
-        let found = match self.has_gitlab {
-            true => self.store.list_project_agents(project).await,
-            false => ProjectAgentList::default(),
+        let found = if self.has_gitlab {
+            self.store.list_project_agents(project).await
+        } else {
+            ProjectAgentList::default()
         };
         let identity = self.identities.load_full();
         let file = identity.agents().into_iter().map(|(name, id)| KnownAgent {

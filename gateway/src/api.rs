@@ -154,9 +154,10 @@ async fn authenticate(
     next: Next,
 ) -> Response {
     let client = api.addresses.client(request.headers(), peer);
-    let checked = match api.addresses.allows(client) {
-        true => api.verifier.verify(request.headers()).map_err(ApiError::from),
-        false => Err(ApiError::Address(client)),
+    let checked = if api.addresses.allows(client) {
+        api.verifier.verify(request.headers()).map_err(ApiError::from)
+    } else {
+        Err(ApiError::Address(client))
     };
     if let (Ok(()), Some(stranger)) = (&checked, request.extensions().get::<Arc<Stranger>>()) {
         stranger.admit();

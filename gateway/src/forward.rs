@@ -99,9 +99,10 @@ impl Forwarder {
         let mut retry = RetryPolicy::new(&request);
         let (mut tried, mut is_busy) = (Vec::new(), false);
         loop {
-            let next_hop = match is_busy {
-                false => self.next_hop(to, &tried, request.body().is_end_stream()).await?,
-                true => Box::pin(self.next_hop_of_busy(to, &tried)).await?,
+            let next_hop = if is_busy {
+                Box::pin(self.next_hop_of_busy(to, &tried)).await?
+            } else {
+                self.next_hop(to, &tried, request.body().is_end_stream()).await?
             };
             let sent = Instant::now();
             let called = match &next_hop {

@@ -289,12 +289,11 @@ async fn send(request: &JobRequest<'_>, destination: &Destination) -> Result<Pro
         return Err(misbehaved(format!("it responded with {}", head.status)));
     }
     let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
-        match error.is::<LengthLimitError>() {
-            true => misbehaved(error.to_string()),
-            false => {
-                let what = format!("agent {}: its response was cut: {error}", destination.label());
-                RequestError::new(Reason::TunnelLost, what)
-            }
+        if error.is::<LengthLimitError>() {
+            misbehaved(error.to_string())
+        } else {
+            let what = format!("agent {}: its response was cut: {error}", destination.label());
+            RequestError::new(Reason::TunnelLost, what)
         }
     })?;
     serde_json::from_slice(&body.to_bytes())
@@ -332,8 +331,9 @@ fn describe(error: RequestError, environment: &ManagedEnvironment) -> RequestErr
         "the objects of the environment {key} do not exist, so that job {} cannot begin: {}",
         job.job, error.message
     );
-    match may_succeed_later(error.reason) {
-        true => RequestError::new(Reason::EnvironmentNotReady, what).with_retry_after(FAILED),
-        false => RequestError::new(Reason::EnvironmentRefused, what),
+    if may_succeed_later(error.reason) {
+        RequestError::new(Reason::EnvironmentNotReady, what).with_retry_after(FAILED)
+    } else {
+        RequestError::new(Reason::EnvironmentRefused, what)
     }
 }

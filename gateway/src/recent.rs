@@ -111,9 +111,10 @@ impl Recent {
 impl Reader {
     /// Returns the reader that a caller is.
     pub(crate) fn of(caller: &Caller) -> Self {
-        match caller.may_audit() {
-            true => Self::Auditor,
-            false => Self::Caller { name: caller.name().to_owned(), user: caller.user.clone() },
+        if caller.may_audit() {
+            Self::Auditor
+        } else {
+            Self::Caller { name: caller.name().to_owned(), user: caller.user.clone() }
         }
     }
 

@@ -90,9 +90,10 @@ fn values_that_the_documents_give_to_helm_exist() {
         for (_, rest) in after_flag.filter(|(flag, _)| ["", "-file", "-string"].contains(flag)) {
             let is_key = |c: char| c.is_ascii_alphanumeric() || c == '.';
             let key = &rest[..rest.find(|c| !is_key(c)).unwrap_or(rest.len())];
-            match schemas.iter().any(|schema| has_value(schema, key)) {
-                true => known += 1,
-                false => unknown.push(format!("{}: {key}", document.display())),
+            if schemas.iter().any(|schema| has_value(schema, key)) {
+                known += 1
+            } else {
+                unknown.push(format!("{}: {key}", document.display()))
             }
         }
     }

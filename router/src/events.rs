@@ -312,10 +312,7 @@ impl EventTable {
     /// Returns at most `limit` events after a position.
     pub(crate) fn read(&self, after: EventPosition, limit: usize) -> EventPage {
         let is_lost = after > self.newest() && after <= self.lost;
-        let first = match is_lost {
-            true => 0,
-            false => self.events.partition_point(|event| event.position <= after),
-        };
+        let first = if is_lost { 0 } else { self.events.partition_point(|event| event.position <= after) };
         let events = self.events.iter().skip(first).take(limit).cloned().collect();
         let gap = is_lost || (after != EventPosition::START && after < self.removed);
         let removed = if is_lost { self.removed.max(after) } else { self.removed };

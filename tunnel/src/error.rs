@@ -50,9 +50,10 @@ impl CallErrorKind {
     pub(crate) fn not_sent(error: &h2::Error) -> Self {
         // Errors of the connection have a reason or an I/O error. The other ones are about the request: it would fail in every
         // tunnel.
-        match error.is_io() || error.reason().is_some() {
-            true => Self::Closed,
-            false => Self::Unsupported("its headers are not valid in HTTP/2"),
+        if error.is_io() || error.reason().is_some() {
+            Self::Closed
+        } else {
+            Self::Unsupported("its headers are not valid in HTTP/2")
         }
     }
 }

@@ -169,9 +169,10 @@ fn append(event: &ClusterEvent, lines: &mut Vec<u8>) -> bool {
     let start = lines.len();
     serde_json::to_writer(&mut *lines, event).expect("it has keys that are text");
     let fits = lines.len() - start <= MAX_LINE;
-    match fits {
-        true => lines.push(b'\n'),
-        false => lines.truncate(start),
+    if fits {
+        lines.push(b'\n')
+    } else {
+        lines.truncate(start)
     }
     fits
 }
@@ -231,9 +232,10 @@ impl Cutter {
     fn text(&mut self, text: &str, most: usize) -> String {
         let kept = &text[..text.floor_char_boundary(most)];
         self.cut |= kept.len() < text.len();
-        match kept.contains(char::is_control) {
-            true => kept.replace(char::is_control, "\u{fffd}"),
-            false => kept.to_owned(),
+        if kept.contains(char::is_control) {
+            kept.replace(char::is_control, "\u{fffd}")
+        } else {
+            kept.to_owned()
         }
     }
 }

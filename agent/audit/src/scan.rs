@@ -178,9 +178,10 @@ impl EventScanner {
     ///
     /// The list is not complete.
     pub fn finish(self) -> Result<(), ScanError> {
-        match self.depth == 0 && self.is_list && self.is_version && !self.in_string {
-            true => Ok(()),
-            false => Err(ScanError::Incomplete),
+        if self.depth == 0 && self.is_list && self.is_version && !self.in_string {
+            Ok(())
+        } else {
+            Err(ScanError::Incomplete)
         }
     }
 

@@ -78,9 +78,10 @@ impl ApplySet {
         let metadata = &parent["metadata"];
         let project = metadata["annotations"][PROJECT].as_str()?;
         let (of, _) = metadata["name"].as_str()?.strip_prefix("gitops-")?.split_once('-')?;
-        Some(match of == agent.to_string() {
-            true => format!("the project {project}"),
-            false => format!("the project {project} of the agent {of}"),
+        Some(if of == agent.to_string() {
+            format!("the project {project}")
+        } else {
+            format!("the project {project} of the agent {of}")
         })
     }
 

@@ -212,10 +212,7 @@ impl ApiError {
         };
         let causes: Vec<String> =
             self.causes.iter().map(|cause| format!("{}: {}", cause.field, reason(&cause.message))).collect();
-        match causes.is_empty() {
-            true => self.to_string(),
-            false => causes.join("; "),
-        }
+        if causes.is_empty() { self.to_string() } else { causes.join("; ") }
     }
 
     /// Describes the error. Nothing of a Secret is in it but the names of fields.

@@ -185,9 +185,10 @@ impl Member {
             return Some(reason.clone());
         }
         let ObjectId { group, kind, namespace, .. } = &self.id;
-        let place = match namespace.is_empty() {
-            true => project.allows_cluster_scoped(),
-            false => project.allows_namespace(namespace),
+        let place = if namespace.is_empty() {
+            project.allows_cluster_scoped()
+        } else {
+            project.allows_namespace(namespace)
         };
         if !place || !project.allows_kind(group, kind) {
             return Some("the project may not have such objects any more (namespaces, cluster_scoped, resource_inclusions, resource_exclusions)".to_owned());
@@ -245,16 +246,14 @@ impl Inventory {
             self.approved.get(&candidate.member.uid) == Some(&candidate.claims_text())
         };
         let (approved, others): (Vec<_>, Vec<_>) = candidates.into_iter().partition(is_approved);
-        let (approved, others) =
-            match self.held.as_ref().is_some_and(|held| held.is_approved(&others, context)) {
-                true => {
-                    let approvals =
-                        others.iter().map(|other| (other.member.uid.clone(), other.claims_text()));
-                    self.approved.extend(approvals);
-                    ([approved, others].concat(), Vec::new())
-                }
-                false => (approved, others),
-            };
+        let (approved, others) = if self.held.as_ref().is_some_and(|held| held.is_approved(&others, context))
+        {
+            let approvals = others.iter().map(|other| (other.member.uid.clone(), other.claims_text()));
+            self.approved.extend(approvals);
+            ([approved, others].concat(), Vec::new())
+        } else {
+            (approved, others)
+        };
         // An object that would take other claims now is held again, and loses its approval.
         for other in &others {
             self.approved.remove(&other.member.uid);
@@ -267,16 +266,17 @@ impl Inventory {
         self.forget_old_deletions(context.now);
 
         let uids: BTreeSet<String> = others.iter().map(|other| other.member.uid.clone()).collect();
-        let reason = match others.is_empty() {
-            true => None,
-            false => self.reason_to_hold(&others, &uids, context).or_else(|| {
+        let reason = if others.is_empty() {
+            None
+        } else {
+            self.reason_to_hold(&others, &uids, context).or_else(|| {
                 let held = self.held.as_ref().filter(|held| uids.iter().any(|uid| held.names(uid)))?;
                 let commit = held.commit.get(..12).unwrap_or("before");
                 Some(format!(
                     "{} held since the commit {commit}: approve it with kas gitops approve, or restore the files",
                     objects(others.len(), "is", "are")
                 ))
-            }),
+            })
         };
         let members = |candidates: Vec<Candidate>| candidates.into_iter().map(|candidate| candidate.member);
         let Some(reason) = reason else {
@@ -351,11 +351,10 @@ impl Inventory {
         }
         let within = if spent.is_empty() { "" } else { " within an hour" };
         // Objects of a commit that was never complete are not among those that count.
-        let of = match uids.iter().all(|uid| baseline.contains(uid)) {
-            true => format!("{deleted} of {total} objects would be deleted{within}"),
-            false => format!(
-                "{deleted} objects would be deleted{within}, and the last complete commit had {total}"
-            ),
+        let of = if uids.iter().all(|uid| baseline.contains(uid)) {
+            format!("{deleted} of {total} objects would be deleted{within}")
+        } else {
+            format!("{deleted} objects would be deleted{within}, and the last complete commit had {total}")
         };
         Some(format!(
             "{of}, which is more than {percent} % (max_prune_percent) and than {} (max_prune): {NEXT}",

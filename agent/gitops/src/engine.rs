@@ -426,10 +426,7 @@ impl<C: Cluster> Engine<C> {
             stored.inventory.parent = self.write_parent(&mut stored.set, sync.fence).await?;
             stored.exists = true;
         }
-        match stored.has_new_plan() {
-            true => self.store(stored, sync.fence).await,
-            false => Ok(()),
-        }
+        if stored.has_new_plan() { self.store(stored, sync.fence).await } else { Ok(()) }
     }
 
     /// Writes the members: those that were applied, and those that left Git and are still there.
@@ -454,13 +451,17 @@ impl<C: Cluster> Engine<C> {
             .collect();
         now.extend(applied.iter().map(|(id, _, uid)| (uid.clone(), id.clone())));
         let inventory = &mut stored.inventory;
-        let is_new = |(uid, id): &(&String, &ObjectId)| match stored.is_recorded {
-            true => !inventory.members.contains_key(*uid) || inventory.added.contains(*uid),
-            false => !before.contains(*id),
+        let is_new = |(uid, id): &(&String, &ObjectId)| {
+            if stored.is_recorded {
+                !inventory.members.contains_key(*uid) || inventory.added.contains(*uid)
+            } else {
+                !before.contains(*id)
+            }
         };
-        let added = match is_complete {
-            true => BTreeSet::new(),
-            false => now.iter().filter(is_new).map(|(uid, _)| uid.clone()).collect(),
+        let added = if is_complete {
+            BTreeSet::new()
+        } else {
+            now.iter().filter(is_new).map(|(uid, _)| uid.clone()).collect()
         };
         (inventory.members, inventory.added) = (now, added);
         self.store(stored, fence).await

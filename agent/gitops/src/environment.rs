@@ -355,9 +355,10 @@ fn check_alive(id: &ObjectId, object: &Value) -> Result<(), EnvironmentError> {
 /// Returns the error of a request about an object.
 fn failed(manifest: &Manifest, error: &ApiError) -> EnvironmentError {
     let what = format!("{}: {}: {}", manifest.source, manifest.id, error.describe(&manifest.id));
-    match error.is_transient() || is_without_namespace(manifest, error) {
-        true => EnvironmentError::Unavailable(what),
-        false => EnvironmentError::Refused(what),
+    if error.is_transient() || is_without_namespace(manifest, error) {
+        EnvironmentError::Unavailable(what)
+    } else {
+        EnvironmentError::Refused(what)
     }
 }
 

@@ -431,12 +431,11 @@ pub(crate) fn error(status: u16, reason: &str, message: &str) -> ApiError {
 
 /// Returns an object as `KubeCluster::list` does: without the fields of its managers.
 fn item(object: &Value, only_metadata: bool) -> Value {
-    let mut item = match only_metadata {
-        true => {
-            let keys = ["apiVersion", "kind", "metadata"];
-            keys.into_iter().map(|key| (key.to_owned(), object[key].clone())).collect()
-        }
-        false => object.clone(),
+    let mut item = if only_metadata {
+        let keys = ["apiVersion", "kind", "metadata"];
+        keys.into_iter().map(|key| (key.to_owned(), object[key].clone())).collect()
+    } else {
+        object.clone()
     };
     let managers = item["metadata"]["managedFields"].as_array_mut();
     for manager in managers.into_iter().flatten().filter_map(Value::as_object_mut) {

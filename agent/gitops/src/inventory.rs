@@ -197,11 +197,12 @@ impl InventoryState {
             (Some(_), None) => Self::Absent,
             (Some(parent), Some(Ok(record))) => {
                 if record.parent != parent.uid {
-                    return match record.members.is_empty() && known.is_none() {
-                        true => Self::Absent,
-                        false => Self::Lost(
+                    return if record.members.is_empty() && known.is_none() {
+                        Self::Absent
+                    } else {
+                        Self::Lost(
                             "the inventory was deleted and created again, or copied from another cluster or a backup",
-                        ),
+                        )
                     };
                 }
                 if record.generation < before {

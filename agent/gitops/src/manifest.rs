@@ -90,9 +90,10 @@ impl GroupKind {
 /// `Deployment.apps`, `ConfigMap`: the form of `kubectl` and of ApplySets.
 impl fmt::Display for GroupKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.group.is_empty() {
-            true => f.write_str(&self.kind),
-            false => write!(f, "{}.{}", self.kind, self.group),
+        if self.group.is_empty() {
+            f.write_str(&self.kind)
+        } else {
+            write!(f, "{}.{}", self.kind, self.group)
         }
     }
 }

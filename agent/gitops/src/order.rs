@@ -101,16 +101,18 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     for index in 1..stages.len() {
         let (before, (next, following)) = (&stages[..index], &stages[index]);
         let place = before[index - 1].0;
-        let is_same = |before: Place| match next.phase > place.phase {
-            true => before.phase == place.phase,
-            false => (before.phase, before.wave) == (place.phase, place.wave),
-        };
-        let healthy: Vec<usize> = match (next.phase, next.wave) > (place.phase, place.wave) {
-            true => {
-                let wave = before.iter().filter(|(before, _)| is_same(*before));
-                wave.flat_map(|(_, stage)| &stage.objects).copied().collect()
+        let is_same = |before: Place| {
+            if next.phase > place.phase {
+                before.phase == place.phase
+            } else {
+                (before.phase, before.wave) == (place.phase, place.wave)
             }
-            false => following.objects.iter().flat_map(|object| &dependencies[*object]).copied().collect(),
+        };
+        let healthy: Vec<usize> = if (next.phase, next.wave) > (place.phase, place.wave) {
+            let wave = before.iter().filter(|(before, _)| is_same(*before));
+            wave.flat_map(|(_, stage)| &stage.objects).copied().collect()
+        } else {
+            following.objects.iter().flat_map(|object| &dependencies[*object]).copied().collect()
         };
         let stage = &mut stages[index - 1].1;
         (stage.healthy, stage.established) = (healthy, place.stage == DEFINITION);
@@ -341,9 +343,10 @@ mod tests {
                     .iter()
                     .map(|index| format!(", delete {}", manifests[*index].id.name))
                     .collect();
-                match healthy.is_empty() {
-                    true => format!("{}{established}{deleted}", names.join(",")),
-                    false => format!("{}{established}, then {}{deleted}", names.join(","), healthy.join(",")),
+                if healthy.is_empty() {
+                    format!("{}{established}{deleted}", names.join(","))
+                } else {
+                    format!("{}{established}, then {}{deleted}", names.join(","), healthy.join(","))
                 }
             })
             .collect())

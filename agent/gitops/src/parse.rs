@@ -60,9 +60,8 @@ fn parse_file(
             file.content[..invalid.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
         (line, "the file is not UTF-8 text".to_owned())
     })?;
-    let documents = yaml::documents(text).map_err(|(line, what)| match text.contains("{{") {
-        true => (line, format!("{what}; {TEMPLATE}")),
-        false => (line, what),
+    let documents = yaml::documents(text).map_err(|(line, what)| {
+        if text.contains("{{") { (line, format!("{what}; {TEMPLATE}")) } else { (line, what) }
     })?;
     for Document { value, line } in documents {
         let source = SourceLine { file: Arc::clone(path), line };
@@ -114,11 +113,10 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
         Some(_) => return Err(format!("metadata.name of the {kind} is not a text: write it in quotes")),
     };
     if name.is_empty() {
-        return Err(match metadata.contains_key("generateName") {
-            true => {
-                format!("the {kind} has generateName: each sync would create another object; give it a name")
-            }
-            false => format!("the {kind} has no metadata.name"),
+        return Err(if metadata.contains_key("generateName") {
+            format!("the {kind} has generateName: each sync would create another object; give it a name")
+        } else {
+            format!("the {kind} has no metadata.name")
         });
     }
     let namespace = match metadata.get("namespace") {

@@ -133,11 +133,12 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
                 metadata.remove("namespace");
             }
         }
-        return match project.allows_cluster_scoped() {
-            true => Ok(()),
-            false => Err(format!(
+        return if project.allows_cluster_scoped() {
+            Ok(())
+        } else {
+            Err(format!(
                 "the project may not apply cluster-scoped objects, such as a {kind} (cluster_scoped)"
-            )),
+            ))
         };
     }
     if manifest.id.namespace.is_empty() {
@@ -147,12 +148,13 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
     if !is_dns_label(&manifest.id.namespace) {
         return Err(format!("{:?} cannot be the name of a namespace: {LABEL}", manifest.id.namespace));
     }
-    match project.allows_namespace(&manifest.id.namespace) {
-        true => Ok(()),
-        false => Err(format!(
+    if project.allows_namespace(&manifest.id.namespace) {
+        Ok(())
+    } else {
+        Err(format!(
             "the project may not apply objects in the namespace {} (namespaces)",
             manifest.id.namespace
-        )),
+        ))
     }
 }
 

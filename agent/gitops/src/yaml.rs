@@ -307,9 +307,10 @@ fn scalar(text: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar,
             .map(Scalar::Text)
             .ok_or_else(|| "a value with !!binary is not text in base64".to_owned());
     }
-    let resolved = match ["int", "float", "bool", "null", "merge"].contains(&&*name) {
-        true => resolve(text),
-        false => return Ok(Scalar::Text(text)),
+    let resolved = if ["int", "float", "bool", "null", "merge"].contains(&&*name) {
+        resolve(text)
+    } else {
+        return Ok(Scalar::Text(text));
     };
     match resolved {
         Scalar::Int(_) if is("int") => Ok(resolved),

@@ -127,9 +127,10 @@ fn waiting_failure(container: &Value) -> Option<String> {
 fn probe_failure(container: &Value) -> Option<String> {
     container["state"].get("running")?;
     let name = name(container);
-    Some(match container["started"] == false {
-        true => format!("container {name} runs, and its startup probe has not succeeded yet"),
-        false => format!("container {name} runs, and its readiness probe fails"),
+    Some(if container["started"] == false {
+        format!("container {name} runs, and its startup probe has not succeeded yet")
+    } else {
+        format!("container {name} runs, and its readiness probe fails")
     })
 }
 

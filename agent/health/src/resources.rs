@@ -13,9 +13,10 @@ const NODE_START: Duration = Duration::from_secs(600);
 
 pub(crate) fn service(object: &Value) -> Assessment {
     let balanced = object.pointer("/spec/type").is_some_and(|kind| kind == "LoadBalancer");
-    match balanced && !has_address(object) {
-        true => progressing("its load balancer has no address yet"),
-        false => healthy(),
+    if balanced && !has_address(object) {
+        progressing("its load balancer has no address yet")
+    } else {
+        healthy()
     }
 }
 
@@ -119,9 +120,10 @@ pub(crate) fn node(object: &Value, now: SystemTime) -> Assessment {
         let reason = ready.map_or_else(|| "its kubelet has not started yet".to_owned(), message);
         let created = object["metadata"]["creationTimestamp"].as_str();
         let created = created.and_then(|time| humantime::parse_rfc3339_weak(time).ok());
-        return match created.is_some_and(|created| now < created + NODE_START) {
-            true => progressing(format!("it is new and not ready: {reason}")),
-            false => degraded(format!("it is not ready{}: {reason}", since(ready))),
+        return if created.is_some_and(|created| now < created + NODE_START) {
+            progressing(format!("it is new and not ready: {reason}"))
+        } else {
+            degraded(format!("it is not ready{}: {reason}", since(ready)))
         };
     }
     match conditions(object).find(is_bad) {

@@ -59,15 +59,17 @@ pub(crate) fn stateful_set(object: &Value) -> Assessment {
     let updated = number(object, "/status/updatedReplicas");
     if partition > 0 {
         let due = wanted.unwrap_or(1) - partition;
-        return match updated < due {
-            true => progressing(format!("{updated} of {due} replicas of the partition are updated")),
-            false => healthy(),
+        return if updated < due {
+            progressing(format!("{updated} of {due} replicas of the partition are updated"))
+        } else {
+            healthy()
         };
     }
     let revision = |name: &str| object.pointer(&format!("/status/{name}")).and_then(Value::as_str);
-    match revision("updateRevision") == revision("currentRevision") {
-        true => healthy(),
-        false => progressing(format!("{updated} of {} replicas have the new revision", wanted.unwrap_or(1))),
+    if revision("updateRevision") == revision("currentRevision") {
+        healthy()
+    } else {
+        progressing(format!("{updated} of {} replicas have the new revision", wanted.unwrap_or(1)))
     }
 }
 
@@ -83,9 +85,10 @@ pub(crate) fn daemon_set(object: &Value) -> Assessment {
         return progressing(format!("{updated} of {desired} pods are updated"));
     }
     let available = number(object, "/status/numberAvailable");
-    match available < desired {
-        true => progressing(format!("{available} of {desired} pods are available")),
-        false => healthy(),
+    if available < desired {
+        progressing(format!("{available} of {desired} pods are available"))
+    } else {
+        healthy()
     }
 }
 

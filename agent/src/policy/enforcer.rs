@@ -146,10 +146,7 @@ impl PolicyEnforcer {
         };
         let enforced = active.policy.mode() == PolicyMode::Enforce;
         active.log(index, "admission", &described, Some(&request.uid), enforced);
-        match enforced {
-            true => Verdict::Refused(message),
-            false => Verdict::WouldRefuse(message),
-        }
+        if enforced { Verdict::Refused(message) } else { Verdict::WouldRefuse(message) }
     }
 
     /// Returns the resources that may be objects of environments.
@@ -294,9 +291,10 @@ impl ActivePolicy {
         let Some(suppressed) = self.log_limit.admit(index, Instant::now().into_std()) else { return };
         let rule = &self.stats[index].name;
         let request: String = described.chars().take(MAX_DESCRIPTION).collect();
-        let message = match enforced {
-            true => "request refused by the policy",
-            false => "dry-run: the policy would refuse this request",
+        let message = if enforced {
+            "request refused by the policy"
+        } else {
+            "dry-run: the policy would refuse this request"
         };
         tracing::warn!(service, rule, request, request.id = id, suppressed, "{message}");
     }

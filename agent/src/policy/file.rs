@@ -94,9 +94,10 @@ impl RuleParser<'_> {
         let services = self.words("services", Some(&entry.services), validate::service)?.unwrap_or_default();
         let kind = entry.target_kind();
         // The names of the namespaces of environments are not known before.
-        let namespace = match services.iter().all(|service| service == ServiceName::PROVISION) {
-            true => validate::namespace_pattern,
-            false => validate::namespace,
+        let namespace = if services.iter().all(|service| service == ServiceName::PROVISION) {
+            validate::namespace_pattern
+        } else {
+            validate::namespace
         };
         let scope = ResourceScope {
             verbs: self.words("verbs", entry.verbs.as_ref(), |word| validate::verb(word, kind))?,

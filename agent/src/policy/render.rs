@@ -139,9 +139,10 @@ impl UserPatterns {
     fn expression(&self, partial: bool) -> String {
         let user = one_pattern("request.userInfo.username", &self.users);
         let group = one_pattern("group", &self.groups);
-        let impersonated = match partial {
-            true => format!("({user} || variables.groups.exists(group, {group}))"),
-            false => format!("({user} && variables.groups.all(group, {group}))"),
+        let impersonated = if partial {
+            format!("({user} || variables.groups.exists(group, {group}))")
+        } else {
+            format!("({user} && variables.groups.all(group, {group}))")
         };
         format!("(variables.isAgentk ? {} : {impersonated})", self.agentk)
     }
@@ -207,9 +208,12 @@ impl JudgedUsers {
 
 /// Returns the expression of the groups that a request with impersonation names.
 fn groups() -> String {
-    let added = ADDED_GROUPS.map(|added| match added.ends_with(':') {
-        true => format!("!group.startsWith({})", literal(added)),
-        false => format!("group != {}", literal(added)),
+    let added = ADDED_GROUPS.map(|added| {
+        if added.ends_with(':') {
+            format!("!group.startsWith({})", literal(added))
+        } else {
+            format!("group != {}", literal(added))
+        }
     });
     let all = "has(request.userInfo.groups) ? request.userInfo.groups : []";
     format!("({all}).filter(group, {})", added.join(" && "))
@@ -218,9 +222,10 @@ fn groups() -> String {
 /// Returns the expression that is true if the namespace matches one of the patterns, or `None` if it may be any.
 fn namespaces(patterns: &[String]) -> Option<String> {
     let operand = "variables.inNamespace";
-    match patterns.iter().any(|pattern| pattern.len() > 1 && pattern.ends_with('*')) {
-        true => (!patterns.iter().any(|pattern| pattern == "*")).then(|| one_pattern(operand, patterns)),
-        false => one_of(operand, patterns),
+    if patterns.iter().any(|pattern| pattern.len() > 1 && pattern.ends_with('*')) {
+        (!patterns.iter().any(|pattern| pattern == "*")).then(|| one_pattern(operand, patterns))
+    } else {
+        one_of(operand, patterns)
     }
 }
 

@@ -73,9 +73,10 @@ impl JudgedUsers {
         if username == self.username() {
             return Writer::Agentk;
         }
-        match self.prefixes.iter().any(|prefix| username.starts_with(prefix)) {
-            true => Writer::Impersonated,
-            false => Writer::Other,
+        if self.prefixes.iter().any(|prefix| username.starts_with(prefix)) {
+            Writer::Impersonated
+        } else {
+            Writer::Other
         }
     }
 
@@ -170,10 +171,9 @@ fn info<'a>(request: &'a AdmissionRequest, verb: &'static str) -> RequestInfo<'a
 /// Returns the groups that a request with impersonation names.
 fn named_groups(groups: &[String]) -> Vec<&str> {
     let is_added = |group: &str| {
-        ADDED_GROUPS.iter().any(|added| match added.ends_with(':') {
-            true => group.starts_with(added),
-            false => group == *added,
-        })
+        ADDED_GROUPS
+            .iter()
+            .any(|added| if added.ends_with(':') { group.starts_with(added) } else { group == *added })
     };
     groups.iter().map(String::as_str).filter(|group| !is_added(group)).collect()
 }

@@ -167,10 +167,7 @@ impl UserPatterns {
             |patterns: &[String], name: &str| patterns.iter().any(|pattern| matches_pattern(pattern, name));
         let user = named(&self.users, user);
         let mut groups = groups.iter().map(|group| named(&self.groups, group));
-        match partial {
-            true => user || groups.any(|named| named),
-            false => user && groups.all(|named| named),
-        }
+        if partial { user || groups.any(|named| named) } else { user && groups.all(|named| named) }
     }
 }
 

@@ -106,9 +106,10 @@ pub(super) fn resource(word: &str) -> Option<&'static str> {
 
 /// Checks a resource of a rule about objects, which subresources do not have.
 pub(super) fn object_resource(word: &str) -> Option<&'static str> {
-    match word.contains('/') {
-        true => Some("a subresource has no names and labels of its own: write the resource, like pods"),
-        false => resource(word),
+    if word.contains('/') {
+        Some("a subresource has no names and labels of its own: write the resource, like pods")
+    } else {
+        resource(word)
     }
 }
 

@@ -43,10 +43,7 @@ impl AllowedWebhook {
     }
 
     fn allows(&self, url: &str) -> bool {
-        match self.is_prefix {
-            true => url.starts_with(&self.url) && !has_dot_segment(url),
-            false => url == self.url,
-        }
+        if self.is_prefix { url.starts_with(&self.url) && !has_dot_segment(url) } else { url == self.url }
     }
 
     /// Returns the file with the key of signatures. Flux' notification controller needs none.

@@ -193,12 +193,13 @@ impl ProvisionService {
             );
         };
         let kinds = policy.provisioned();
-        match kinds.is_empty() {
-            true => Err(
+        if kinds.is_empty() {
+            Err(
                 "the policy of this cluster has no rule that allows the service provision: one with services [provision], verbs [patch] \
                  and the resources that environments may have (docs/managed-resources.md)",
-            ),
-            false => Ok(kinds),
+            )
+        } else {
+            Ok(kinds)
         }
     }
 

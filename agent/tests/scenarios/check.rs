@@ -39,10 +39,13 @@ async fn cluster() -> u16 {
             "/version" => (200, r#"{"gitVersion": "v1.33.1"}"#),
             "/api/v1/query" => (200, "{}"),
             "/api/v1/namespaces/default/configmaps" => (200, r#"{"items": []}"#),
-            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => match review.contains("secrets") {
-                true => (201, r#"{"status": {"allowed": false}}"#),
-                false => (201, r#"{"status": {"allowed": true}}"#),
-            },
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => {
+                if review.contains("secrets") {
+                    (201, r#"{"status": {"allowed": false}}"#)
+                } else {
+                    (201, r#"{"status": {"allowed": true}}"#)
+                }
+            }
             _ => (404, ""),
         };
         let mut response = Response::new(Full::<Bytes>::from(text));

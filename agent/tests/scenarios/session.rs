@@ -159,10 +159,12 @@ async fn restarted_kas_is_dialled_within_half_a_second() {
     let replica = ReplicaId::random();
     let away = Arc::new(AtomicBool::new(false));
     let is_away = Arc::clone(&away);
-    let (mut kas, dial) = Kas::new(move |_| match is_away.load(Relaxed) {
-        true => DialResponse::NoRoute,
-        false => DialResponse::Accept(replica),
-    });
+    let (mut kas, dial) =
+        Kas::new(
+            move |_| {
+                if is_away.load(Relaxed) { DialResponse::NoRoute } else { DialResponse::Accept(replica) }
+            },
+        );
     let _agent = start(options(1), dial, echo());
 
     for _ in 0..18 {

@@ -67,15 +67,12 @@ fn variable(inner: &str) -> Result<Variable, String> {
             path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.'))
         });
         let shown: String = trimmed.chars().take(60).collect();
-        match is_path {
-            true => {
-                let all: Vec<_> = Variable::ALL.iter().map(ToString::to_string).collect();
+        if is_path { let all: Vec<_> = Variable::ALL.iter().map(ToString::to_string).collect();
                 format!("there is no variable {shown:?}; the variables are {}", all.join(", "))
-            }
-            false => format!(
+ } else { format!(
                 "{shown:?} is not a variable: an expression is {{{{ .project.id }}}} or the like, without functions and conditions"
-            ),
-        }
+            )
+ }
     })
 }
 

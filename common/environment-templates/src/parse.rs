@@ -153,8 +153,9 @@ fn check(object: &Map<String, Value>) -> Result<(), (String, String)> {
             return Err((format!("metadata.{key}"), "an object of a template cannot have it".to_owned()));
         }
     }
-    match object.contains_key("status") {
-        true => Err(("status".to_owned(), "an object of a template cannot have it".to_owned())),
-        false => Ok(()),
+    if object.contains_key("status") {
+        Err(("status".to_owned(), "an object of a template cannot have it".to_owned()))
+    } else {
+        Ok(())
     }
 }

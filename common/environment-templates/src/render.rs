@@ -53,9 +53,10 @@ impl EnvironmentTemplate {
             let object = renderer.mapping(&template.object).map_err(error)?;
             let object = RenderedObject::new(template.line, object).map_err(error)?;
             let RenderedObject { group, kind, namespace, name, .. } = &object;
-            match seen.insert((group.clone(), kind.clone(), namespace.clone(), name.clone())) {
-                true => Ok(object),
-                false => Err(error(format!("the template has {object} twice"))),
+            if seen.insert((group.clone(), kind.clone(), namespace.clone(), name.clone())) {
+                Ok(object)
+            } else {
+                Err(error(format!("the template has {object} twice")))
             }
         });
         objects.collect()
@@ -95,9 +96,10 @@ impl Renderer<'_> {
             }
         }
         self.bytes += text.len();
-        match self.bytes > MAX_RENDERED {
-            true => Err(format!("the objects have over {MAX_RENDERED} bytes")),
-            false => Ok(text),
+        if self.bytes > MAX_RENDERED {
+            Err(format!("the objects have over {MAX_RENDERED} bytes"))
+        } else {
+            Ok(text)
         }
     }
 
@@ -112,9 +114,10 @@ impl Renderer<'_> {
         if value.len() > MAX_VALUE {
             return Err(format!("the value of {variable} has over {MAX_VALUE} bytes"));
         }
-        match value.chars().any(char::is_control) {
-            true => Err(format!("the value of {variable} has a control character")),
-            false => Ok(value),
+        if value.chars().any(char::is_control) {
+            Err(format!("the value of {variable} has a control character"))
+        } else {
+            Ok(value)
         }
     }
 }

@@ -238,13 +238,12 @@ fn without_hidden(line: &[u8]) -> Vec<u8> {
     let Some(text) = text.filter(|text| text.contains(is_hidden)) else { return line.to_vec() };
     let mut shown = String::with_capacity(text.len() + 16);
     for character in text.chars() {
-        match is_hidden(character) {
-            true => {
-                for unit in character.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(shown, "\\u{unit:04x}");
-                }
+        if is_hidden(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}");
             }
-            false => shown.push(character),
+        } else {
+            shown.push(character)
         }
     }
     shown.into_bytes()
@@ -322,9 +321,10 @@ mod tests {
             let builder = tracing_subscriber::fmt().with_ansi(false).with_writer(writer.clone());
             let text = "a\u{202e}b\u{200b}c\u{2028}d\u{feff}e\u{9b}31mf\u{e0041}g";
             let log = || tracing::warn!(branch = text, "ü “quoted” 名 {text}");
-            match json {
-                true => tracing::subscriber::with_default(builder.json().finish(), log),
-                false => tracing::subscriber::with_default(builder.finish(), log),
+            if json {
+                tracing::subscriber::with_default(builder.json().finish(), log)
+            } else {
+                tracing::subscriber::with_default(builder.finish(), log)
             }
             writer.lines.flush(Duration::from_secs(30));
             let line = lines.try_recv().unwrap();

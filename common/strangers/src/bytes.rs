@@ -52,9 +52,10 @@ impl ByteLimit {
 
     /// Begins a request of an address. That of a client with a credential is never replaced.
     pub fn begin(&self, address: IpAddr, is_admitted: bool) -> BytesGuard {
-        let holder = match is_admitted {
-            true => BytesHolder::Admitted(0),
-            false => BytesHolder::Stranger { address, place: None },
+        let holder = if is_admitted {
+            BytesHolder::Admitted(0)
+        } else {
+            BytesHolder::Stranger { address, place: None }
         };
         BytesGuard { limit: self.clone(), holder, replaced: CancellationToken::new() }
     }

@@ -98,9 +98,10 @@ impl Collector {
 fn read_token(file: &Path) -> Result<(HeaderName, HeaderValue), CollectorError> {
     let text = files::read_text(file).map_err(|error| CollectorError::Read(file.to_owned(), error))?;
     let text = text.trim();
-    let (name, value) = match text.starts_with(PRIVATE_TOKEN.1) {
-        true => (PRIVATE_TOKEN.0, text.to_owned()),
-        false => (AUTHORIZATION, format!("Bearer {text}")),
+    let (name, value) = if text.starts_with(PRIVATE_TOKEN.1) {
+        (PRIVATE_TOKEN.0, text.to_owned())
+    } else {
+        (AUTHORIZATION, format!("Bearer {text}"))
     };
     let invalid = || CollectorError::NoToken(file.to_owned());
     let mut value = HeaderValue::try_from(value).map_err(|_| invalid())?;

@@ -113,9 +113,10 @@ pub async fn read_repository(
     }
     let Some(commit) = &commit else { return Ok(Reading::File(empty)) };
     let content = repository.read_file(&commit.id, &path, max_bytes).await?;
-    let template = match content.as_deref().is_some_and(is_about_managed_resources) {
-        true => read_template(repository, &commit.id, &template_path(&path)).await?,
-        false => None,
+    let template = if content.as_deref().is_some_and(is_about_managed_resources) {
+        read_template(repository, &commit.id, &template_path(&path)).await?
+    } else {
+        None
     };
     Ok(Reading::File(ConfigurationFile { content, template, ..empty }))
 }

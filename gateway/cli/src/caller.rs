@@ -122,10 +122,8 @@ impl CallerOptions {
             }
         };
         let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());
-        let request = match body.is_empty() {
-            true => request,
-            false => request.header(CONTENT_TYPE, "application/json"),
-        };
+        let request =
+            if body.is_empty() { request } else { request.header(CONTENT_TYPE, "application/json") };
         let request = request.body(Full::new(body));
         let request = request.map_err(|_| {
             CliError::usage(format!("--token-file {} does not contain a token", self.token_file.display()))
@@ -264,9 +262,10 @@ fn refused(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> CliError {
     // The pod that serves it may be replaced now.
     let is_not_served =
         headers.get(header::ERROR).is_some_and(|reason| reason == Reason::UnknownService.as_str());
-    match status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS || is_not_served {
-        true => CliError::unavailable(format!("{message} ({status})")),
-        false => CliError::usage(format!("{message} ({status})")),
+    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS || is_not_served {
+        CliError::unavailable(format!("{message} ({status})"))
+    } else {
+        CliError::usage(format!("{message} ({status})"))
     }
 }
 

@@ -130,9 +130,10 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CliError> {
 }
 
 fn list(listed: &EnvironmentObjects) -> String {
-    match listed.objects.is_empty() {
-        true => "The environment has no objects.\n".to_owned(),
-        false => listed.objects.iter().map(|id| format!("{}\n", printable(&id.to_string()))).collect(),
+    if listed.objects.is_empty() {
+        "The environment has no objects.\n".to_owned()
+    } else {
+        listed.objects.iter().map(|id| format!("{}\n", printable(&id.to_string()))).collect()
     }
 }
 

@@ -135,9 +135,8 @@ impl Session {
         arguments.extend(["no-progress", "ofs-delta", "done"].map(str::to_owned));
         let mut reader = self.invoke("fetch", arguments)?;
         find_pack(&mut reader)?;
-        reader.set_progress_handler(Some(Box::new(|_, _| match interrupted.load(Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        reader.set_progress_handler(Some(Box::new(|_, _| {
+            if interrupted.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })));
         let options = gix_pack::bundle::write::Options {
             thread_limit: Some(1),

@@ -131,12 +131,15 @@ impl RemoteRepository {
             let work = spawn_blocking(move || run(&mut Session::open(transport)?, &interrupted)).await;
             drop(guard);
             let result = work.map_err(|_| invalid("the exchange has panicked".to_owned()))?;
-            result.map_err(|error| match exceeded.load(Relaxed) {
-                true => RepositoryError::TooLarge {
-                    path: String::new(),
-                    max_bytes: usize::try_from(max_bytes).unwrap_or(usize::MAX),
-                },
-                false => error,
+            result.map_err(|error| {
+                if exceeded.load(Relaxed) {
+                    RepositoryError::TooLarge {
+                        path: String::new(),
+                        max_bytes: usize::try_from(max_bytes).unwrap_or(usize::MAX),
+                    }
+                } else {
+                    error
+                }
             })
         };
         match timeout(TIMEOUT, exchange).await {

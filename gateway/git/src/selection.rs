@@ -62,9 +62,10 @@ impl FileSelection {
         let path = format!("{directory}/");
         let related = |prefix: &String| path.starts_with(&**prefix) || prefix.starts_with(&path);
         let named = |prefix: &String| prefix.starts_with(&path);
-        match name.starts_with('.') {
-            true => self.prefixes.iter().any(named),
-            false => self.prefixes.iter().any(related),
+        if name.starts_with('.') {
+            self.prefixes.iter().any(named)
+        } else {
+            self.prefixes.iter().any(related)
         }
     }
 

@@ -60,9 +60,8 @@ impl RepositorySettings {
         };
         let path = |path: &Option<Spanned<PathBuf>>| path.as_ref().map(|path| path.value.clone());
         let url = Url::parse(&section.url.value).map_err(|what| error("url", what.to_owned()))?;
-        let unused = |name: &str, set: bool, scheme: &str| match set {
-            true => Err(error(name, format!("this key is for repositories with {scheme}"))),
-            false => Ok(()),
+        let unused = |name: &str, set: bool, scheme: &str| {
+            if set { Err(error(name, format!("this key is for repositories with {scheme}"))) } else { Ok(()) }
         };
         let (is_https, is_ssh) = (matches!(url, Url::Https(_)), matches!(url, Url::Ssh { .. }));
         unused("username", section.username.is_some() && !is_https, "https")?;

@@ -200,12 +200,13 @@ async fn missing_branch_is_an_error_and_another_branch_is_read() {
         let local = LocalRepository::new(fixture.bare(), Reference::Branch(branch.to_owned()), directory);
         let ssh = fixture.ssh_with(run, Some(branch));
         for result in [local.resolve().await, ssh.resolve().await] {
-            match expected {
-                true => assert_eq!(result.unwrap().unwrap().branch, branch),
-                false => assert_eq!(
+            if expected {
+                assert_eq!(result.unwrap().unwrap().branch, branch)
+            } else {
+                assert_eq!(
                     result,
                     Err(RepositoryError::ReferenceNotFound(Reference::Branch(branch.to_owned())))
-                ),
+                )
             }
         }
     }

@@ -145,10 +145,7 @@ impl AgentAuthenticator for GitLabAgents {
 
     fn lookup<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
         Box::pin(async move {
-            match is_plausible(token) {
-                true => self.0.cache.lookup(&TokenHash::of(token)).await,
-                false => Some(false),
-            }
+            if is_plausible(token) { self.0.cache.lookup(&TokenHash::of(token)).await } else { Some(false) }
         })
     }
 

@@ -225,9 +225,10 @@ impl GitLabClient {
 
     /// Returns the endpoint of `agent_info` that this GitLab has, as far as known.
     pub(super) fn agent_info_endpoint(&self) -> Endpoint {
-        match self.inner.legacy_agent_info.load(Relaxed) {
-            true => Endpoint::LegacyAgentInfo,
-            false => Endpoint::AgentInfo,
+        if self.inner.legacy_agent_info.load(Relaxed) {
+            Endpoint::LegacyAgentInfo
+        } else {
+            Endpoint::AgentInfo
         }
     }
 
@@ -374,9 +375,10 @@ impl GitLabClient {
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
             let large = error.is::<LengthLimitError>();
-            let what = match large {
-                true => format!("its response is larger than {MAX_BODY} bytes"),
-                false => ErrorChain(&*error).to_string(),
+            let what = if large {
+                format!("its response is larger than {MAX_BODY} bytes")
+            } else {
+                ErrorChain(&*error).to_string()
             };
             (AttemptResult::Failed, Failure::unavailable(what, !large))
         })?;

@@ -39,18 +39,19 @@ impl GitLabSetup {
         )?;
         if let Some(file) = &section.commit_status_token_file {
             let read = files::read_text(&file.value).map_err(|error| unreadable(&error));
-            let token = read.and_then(|text| match text.trim().is_empty() {
-                true => Err("it is empty".to_owned()),
-                false => Ok(text),
-            });
+            let token =
+                read.and_then(
+                    |text| if text.trim().is_empty() { Err("it is empty".to_owned()) } else { Ok(text) },
+                );
             token.map_err(|what| {
                 let what = format!("{}: {what}", file.value.display());
                 ConfigError::new(config, file.referenced, STATUS_TOKEN_KEY, what)
             })?;
         }
-        let tls = match section.address.is_secure() {
-            true => Some(Arc::new(ArcSwap::new(load(config, section)?))),
-            false => None,
+        let tls = if section.address.is_secure() {
+            Some(Arc::new(ArcSwap::new(load(config, section)?)))
+        } else {
+            None
         };
         Ok(Self { config: config.to_owned(), section: section.clone(), secret, tls })
     }

@@ -179,9 +179,10 @@ impl RegistryClient {
     /// Returns the target of a redirect.
     fn redirect(&self, from: &Target, headers: &HeaderMap) -> Result<Target, RegistryError> {
         let location = headers.get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
-        match location.starts_with('/') && !location.starts_with("//") {
-            true => Ok(Target { path: location.to_owned(), ..from.clone() }),
-            false => self.target(location),
+        if location.starts_with('/') && !location.starts_with("//") {
+            Ok(Target { path: location.to_owned(), ..from.clone() })
+        } else {
+            self.target(location)
         }
     }
 
@@ -194,9 +195,10 @@ impl RegistryClient {
         let is_secure = uri.scheme() == Some(&Scheme::HTTPS);
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let target = Target { is_secure, authority, path };
-        match is_secure || uri.scheme() == Some(&Scheme::HTTP) && self.is_registry(&target) {
-            true => Ok(target),
-            false => Err(refused()),
+        if is_secure || uri.scheme() == Some(&Scheme::HTTP) && self.is_registry(&target) {
+            Ok(target)
+        } else {
+            Err(refused())
         }
     }
 

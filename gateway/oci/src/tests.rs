@@ -85,9 +85,10 @@ impl Registry {
         let status = |status: StatusCode| Response::builder().status(status).body(Full::default()).unwrap();
         if let Some(secret) = &*self.0.secret.lock() {
             if path == "/token" {
-                return match authorization == secret {
-                    true => Response::new(Full::from(r#"{"token": "t0ken"}"#)),
-                    false => status(StatusCode::UNAUTHORIZED),
+                return if authorization == secret {
+                    Response::new(Full::from(r#"{"token": "t0ken"}"#))
+                } else {
+                    status(StatusCode::UNAUTHORIZED)
                 };
             }
             if authorization != "Bearer t0ken" {

@@ -141,9 +141,12 @@ impl IssuerClient {
             let response = client.request(request).await.map_err(|error| ErrorChain(&error).to_string())?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MAX_BYTES).collect().await;
-            let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-                true => format!("the response has more than {} KiB", MAX_BYTES >> 10),
-                false => ErrorChain(&*error).to_string(),
+            let body = body.map_err(|error| {
+                if error.is::<LengthLimitError>() {
+                    format!("the response has more than {} KiB", MAX_BYTES >> 10)
+                } else {
+                    ErrorChain(&*error).to_string()
+                }
             })?;
             Ok((head.status, body.to_bytes()))
         };

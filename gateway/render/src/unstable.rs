@@ -79,9 +79,10 @@ pub(crate) fn compare(first: &[u8], second: &[u8]) -> Result<Vec<UnstableField>,
             |path: &str| fields.push(UnstableField { object: object.clone(), path: path.to_owned() });
         walk("", value, &second[object], &mut add);
     }
-    match fields.len() > MAX_FIELDS {
-        true => Err(format!("they differ in more than {MAX_FIELDS} fields")),
-        false => Ok(fields),
+    if fields.len() > MAX_FIELDS {
+        Err(format!("they differ in more than {MAX_FIELDS} fields"))
+    } else {
+        Ok(fields)
     }
 }
 

@@ -28,9 +28,10 @@ pub(super) async fn report(
     loop {
         changes.borrow_and_update();
         let notice = switch.notice(agent.attributes());
-        let sent = match notice == reported {
-            true => Ok(()),
-            false => Box::pin(control::send(tunnel, DISABLED_PATH, &notice)).await,
+        let sent = if notice == reported {
+            Ok(())
+        } else {
+            Box::pin(control::send(tunnel, DISABLED_PATH, &notice)).await
         };
         if let Err(error) = &sent {
             tracing::debug!(agent.name = %agent.name, tunnel = %tunnel_id, %error, "rules of the kill switch not reported");

@@ -245,9 +245,10 @@ impl ReceptiveAgents {
         agent.failed_at = Some(now);
         // Several slots that fail together are one failure.
         if agent.retry_at.is_none() {
-            let wait = match error.is_refused_connection() {
-                true => agent.backoff.refused(rand::random()),
-                false => agent.backoff.failed(error.retry_after(), rand::random()),
+            let wait = if error.is_refused_connection() {
+                agent.backoff.refused(rand::random())
+            } else {
+                agent.backoff.failed(error.retry_after(), rand::random())
             };
             agent.retry_at = Some(now + wait);
         }

@@ -68,9 +68,10 @@ pub(super) async fn list_environments(
     let (query, with_health) = parse(query.as_deref().unwrap_or_default())?;
     let token = gitlab_token(&headers)?;
     let environments = api.environments.list(&query, token.as_ref()).await?;
-    let environments = match with_health {
-        true => api.health.complete(environments, &api.lookup).await?,
-        false => environments.into_iter().map(EnvironmentStatus::without_health).collect(),
+    let environments = if with_health {
+        api.health.complete(environments, &api.lookup).await?
+    } else {
+        environments.into_iter().map(EnvironmentStatus::without_health).collect()
     };
     Ok(EnvironmentList { replica: api.replica, time: SystemTime::now(), environments })
 }

@@ -89,9 +89,10 @@ impl Listeners {
     ) -> Result<Self, BindError> {
         // HTTP/1.1 first: a WebSocket needs it, and gRPC offers nothing but HTTP/2.
         let alpn: &'static [&'static [u8]] =
-            match config.agent.listen.enabled_protocols().contains(&AgentProtocol::Http2) {
-                true => &[b"http/1.1", b"h2"],
-                false => &[b"http/1.1"],
+            if config.agent.listen.enabled_protocols().contains(&AgentProtocol::Http2) {
+                &[b"http/1.1", b"h2"]
+            } else {
+                &[b"http/1.1"]
             };
         let agent = certificates.agent.as_ref().map(|pair| pair.acceptor(alpn));
         let public = certificates.public.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));

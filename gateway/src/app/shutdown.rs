@@ -116,9 +116,10 @@ impl Shutdown {
         tokio::join!(callers, peers);
 
         let leave = Instant::now() + LEAVE_TIMEOUT;
-        match agents.drain_until(leave.min(start + deadlines.agents)).await {
-            true => tracing::info!("stopped: all agents have left"),
-            false => tracing::info!("stopped: tunnels of agents without another replica are cut"),
+        if agents.drain_until(leave.min(start + deadlines.agents)).await {
+            tracing::info!("stopped: all agents have left")
+        } else {
+            tracing::info!("stopped: tunnels of agents without another replica are cut")
         }
         if !background.drain_until(start + deadlines.end).await {
             tracing::warn!("stopped: background tasks that did not end are cut");

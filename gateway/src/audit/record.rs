@@ -171,9 +171,10 @@ impl From<IpAddr> for Client {
 impl Serialize for Client {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(network) = self;
-        match network.prefix_len() == network.max_prefix_len() {
-            true => serializer.collect_str(&network.addr()),
-            false => serializer.collect_str(network),
+        if network.prefix_len() == network.max_prefix_len() {
+            serializer.collect_str(&network.addr())
+        } else {
+            serializer.collect_str(network)
         }
     }
 }

@@ -33,10 +33,7 @@ pub(super) fn relation(event: &ClusterEvent, access: &AccessView) -> Relation {
     }
     // kas replaces the id of each request: one with the credential of agentk has the id that kas gave to it. A caller must not be able to
     // hide by a path that only the API server understands.
-    match checks.contains(&None) && event.of_agentk != Some(true) {
-        true => Relation::Unclear,
-        false => Relation::Same,
-    }
+    if checks.contains(&None) && event.of_agentk != Some(true) { Relation::Unclear } else { Relation::Same }
 }
 
 /// Returns whether an event has the user of a request, or `None` if the name is not clear.

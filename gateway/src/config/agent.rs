@@ -177,9 +177,10 @@ impl TryFrom<String> for ServicePath {
         };
         let (namespace, service) = text.split_once('/').ok_or(FORM)?;
         let (name, port) = service.strip_prefix("https:").unwrap_or(service).split_once(':').ok_or(FORM)?;
-        match [namespace, name, port].into_iter().all(is_name) {
-            true => Ok(Self(format!("/api/v1/namespaces/{namespace}/services/{service}/proxy"))),
-            false => Err(FORM),
+        if [namespace, name, port].into_iter().all(is_name) {
+            Ok(Self(format!("/api/v1/namespaces/{namespace}/services/{service}/proxy")))
+        } else {
+            Err(FORM)
         }
     }
 }
@@ -313,9 +314,10 @@ impl Default for AgentConfig {
 
 fn protocols<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<AgentProtocol>, D::Error> {
     let protocols = BTreeSet::deserialize(deserializer)?;
-    match protocols.is_empty() {
-        true => Err(D::Error::custom("no agent could connect without a protocol")),
-        false => Ok(protocols),
+    if protocols.is_empty() {
+        Err(D::Error::custom("no agent could connect without a protocol"))
+    } else {
+        Ok(protocols)
     }
 }
 

@@ -75,9 +75,10 @@ fn describe(before: &Rules, now: &Rules) -> (EventContent, SubjectState) {
     fn list<'a>(rules: impl Iterator<Item = (&'a String, &'a Option<String>)>) -> String {
         rules.map(|(rule, _)| rule.as_str()).collect::<Vec<_>>().join("; ")
     }
-    let (severity, message) = match now.is_empty() {
-        true => (Severity::Info, "no rule disables requests any more".to_owned()),
-        false => (Severity::Warning, format!("requests are disabled: {}", list(now.iter()))),
+    let (severity, message) = if now.is_empty() {
+        (Severity::Info, "no rule disables requests any more".to_owned())
+    } else {
+        (Severity::Warning, format!("requests are disabled: {}", list(now.iter())))
     };
     let content = EventContent::new(EventKind::KillSwitch, severity, message)
         .with_detail("rules", now.len().to_string())

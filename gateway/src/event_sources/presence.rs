@@ -196,12 +196,11 @@ impl EventSources {
         for agent in agents {
             let (observation, since) = observe(&list, agent, now);
             if let Some(connected) = tracker.observe(agent, observation, Instant::now()) {
-                let content = match connected {
-                    true => describe_connected(&list, agent),
-                    false => {
-                        let message = "no replica of kas has a tunnel of this agent any more".to_owned();
-                        EventContent::new(EventKind::AgentDisconnected, Severity::Warning, message)
-                    }
+                let content = if connected {
+                    describe_connected(&list, agent)
+                } else {
+                    let message = "no replica of kas has a tunnel of this agent any more".to_owned();
+                    EventContent::new(EventKind::AgentDisconnected, Severity::Warning, message)
                 };
                 let state = if connected { "connected" } else { "away" };
                 let state = SubjectState {

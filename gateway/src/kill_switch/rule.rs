@@ -141,9 +141,12 @@ impl fmt::Display for Selector {
         if *self == Self::default() {
             return f.write_str("everything");
         }
-        let address = self.address.map(|network| match network.prefix_len() == network.max_prefix_len() {
-            true => network.addr().to_string(),
-            false => network.to_string(),
+        let address = self.address.map(|network| {
+            if network.prefix_len() == network.max_prefix_len() {
+                network.addr().to_string()
+            } else {
+                network.to_string()
+            }
         });
         let fields = [
             ("agent", self.agent.as_ref().map(ToString::to_string)),

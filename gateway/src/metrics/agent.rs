@@ -92,10 +92,7 @@ impl AgentCounts {
 fn count_versions<'a>(versions: impl IntoIterator<Item = &'a str>) -> Vec<(String, u64)> {
     let (mut counts, mut other) = (HashMap::<&str, u64>::new(), 0);
     for version in versions {
-        match is_version(version) {
-            true => *counts.entry(version).or_default() += 1,
-            false => other += 1,
-        }
+        if is_version(version) { *counts.entry(version).or_default() += 1 } else { other += 1 }
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.sort_by_key(|(version, count)| (std::cmp::Reverse(*count), *version));

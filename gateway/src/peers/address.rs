@@ -193,9 +193,10 @@ impl fmt::Display for PeerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tls, host, port } = self;
         let scheme = if *tls { "https" } else { "http" };
-        match host.contains(':') {
-            true => write!(f, "{scheme}://[{host}]:{port}"),
-            false => write!(f, "{scheme}://{host}:{port}"),
+        if host.contains(':') {
+            write!(f, "{scheme}://[{host}]:{port}")
+        } else {
+            write!(f, "{scheme}://{host}:{port}")
         }
     }
 }

@@ -127,12 +127,11 @@ fn check_log(response: &Response<Body>, access: &Access) -> Result<(), RequestEr
     let status = response.status();
     let is_log = access.destination.service.as_str() == ServiceName::AUDIT;
     let is_success = status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS;
-    match is_log && is_success && status != StatusCode::OK {
-        true => {
-            let what = format!("the agent answered {} instead of an audit log", status.as_u16());
-            Err(RequestError::new(Reason::AgentMisbehaved, what))
-        }
-        false => Ok(()),
+    if is_log && is_success && status != StatusCode::OK {
+        let what = format!("the agent answered {} instead of an audit log", status.as_u16());
+        Err(RequestError::new(Reason::AgentMisbehaved, what))
+    } else {
+        Ok(())
     }
 }
 

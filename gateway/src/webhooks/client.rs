@@ -84,9 +84,10 @@ pub(super) async fn post(
 ) -> Result<DeliveryAnswer, DeliveryError> {
     let connecting = timeout(2 * CONNECT_TIMEOUT, async {
         let (tcp, address) = connect(url, addresses).await?;
-        Ok::<_, DeliveryError>(match url.is_secure() {
-            true => Either::Left(handshake(url, roots, tcp, address).await?),
-            false => Either::Right(tcp),
+        Ok::<_, DeliveryError>(if url.is_secure() {
+            Either::Left(handshake(url, roots, tcp, address).await?)
+        } else {
+            Either::Right(tcp)
         })
     });
     let io = connecting.await.map_err(|_| DeliveryError::Timeout(2 * CONNECT_TIMEOUT))??;

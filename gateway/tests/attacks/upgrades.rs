@@ -64,12 +64,11 @@ async fn switched(world: &World, protocol: &str) -> (DuplexStream, String) {
 /// Returns the 101 of an API server.
 async fn switch(server: &mut TcpStream) {
     let head = server::read_head(server).await;
-    let more = match head.contains("upgrade: websocket") {
-        true => {
-            "Upgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\
+    let more = if head.contains("upgrade: websocket") {
+        "Upgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\
              Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n"
-        }
-        false => "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n",
+    } else {
+        "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n"
     };
     let answer = format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n{more}\r\n");
     server.write_all(answer.as_bytes()).await.unwrap();

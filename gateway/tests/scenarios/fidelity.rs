@@ -75,9 +75,10 @@ async fn trailers_of_a_server_reach_who_takes_them() {
 #[tokio::test]
 async fn truncated_response_is_not_a_clean_end() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        let answer = match read_head(&mut server).await.contains("query?chunked") {
-            true => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegun\r\n",
-            false => "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun",
+        let answer = if read_head(&mut server).await.contains("query?chunked") {
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegun\r\n"
+        } else {
+            "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun"
         };
         server.write_all(answer.as_bytes()).await.unwrap();
     })

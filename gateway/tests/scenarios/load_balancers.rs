@@ -66,9 +66,10 @@ async fn send_requests(
             failed |= !request(world, &mut idle, method.clone()).await;
             last_idle = Instant::now();
         }
-        match detected {
-            true => failures.after += u32::from(failed),
-            false => failures.before += u32::from(failed),
+        if detected {
+            failures.after += u32::from(failed)
+        } else {
+            failures.before += u32::from(failed)
         }
         detected |= cut_age.get() > 0;
         sleep(58 * SECOND).await;

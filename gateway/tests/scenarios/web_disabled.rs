@@ -52,9 +52,10 @@ async fn rule_for_the_caller_stops_the_lists_and_not_the_login() {
         let client_is_ipv4 = !rule.contains("::");
         for path in LISTS {
             let response = browser.get(path).await;
-            match client_is_ipv4 {
-                true => assert_disabled(response, path).await,
-                false => assert_ne!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}"),
+            if client_is_ipv4 {
+                assert_disabled(response, path).await
+            } else {
+                assert_ne!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}")
             }
         }
         for path in ["/web/v1/session", "/web/v1/issuers"] {

@@ -80,10 +80,8 @@ async fn serve(mut stream: TcpStream, mut random: SmallRng) -> io::Result<()> {
     stream.set_nodelay(true)?;
     loop {
         let head = head(&mut stream).await?;
-        let behaviour = match head.contains(PATH) {
-            true => Behaviour::of(random.random_range(0..100)),
-            false => Behaviour::Answer,
-        };
+        let behaviour =
+            if head.contains(PATH) { Behaviour::of(random.random_range(0..100)) } else { Behaviour::Answer };
         match behaviour {
             Behaviour::Answer => stream.write_all(ANSWER).await?,
             Behaviour::Fail => stream.write_all(FAILURE).await?,

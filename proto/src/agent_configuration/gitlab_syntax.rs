@@ -61,15 +61,14 @@ impl<'a> GitLabSyntax<'a> {
         let mut dropped = Vec::new();
         let mut errors = Vec::new();
         for (key, place) in keys.repeated() {
-            match is_of_gitlab(key) {
-                true => dropped.push(format!("{key} is set twice: the last one applies (line {})", place.0)),
-                false => {
-                    errors.push(ConfigError::at(
-                        file,
-                        *place,
-                        format!("the key {key} is set twice: remove one of them"),
-                    ));
-                }
+            if is_of_gitlab(key) {
+                dropped.push(format!("{key} is set twice: the last one applies (line {})", place.0))
+            } else {
+                errors.push(ConfigError::at(
+                    file,
+                    *place,
+                    format!("the key {key} is set twice: remove one of them"),
+                ));
             }
         }
         if let Some((line, rest)) = self.rest {

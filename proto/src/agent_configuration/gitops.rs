@@ -462,12 +462,11 @@ impl ManifestProject {
             return Err("ignore_differences: each entry needs kinds and paths; '*' is all kinds".to_owned());
         }
         let filters = self.resource_inclusions.iter().chain(&self.resource_exclusions);
-        match filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
-            true => Err(
-                "resource_inclusions, resource_exclusions: each entry needs api_groups and kinds; '*' is all"
-                    .to_owned(),
-            ),
-            false => Ok(()),
+        if filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
+            Err("resource_inclusions, resource_exclusions: each entry needs api_groups and kinds; '*' is all"
+                .to_owned())
+        } else {
+            Ok(())
         }
     }
 }

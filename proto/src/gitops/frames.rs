@@ -149,15 +149,17 @@ impl SyncDecoder {
             return Ok(Some(SyncFrame::File { path, content }));
         }
         if self.state == State::Ended {
-            return match self.buffer.is_empty() {
-                true => Ok(None),
-                false => Err(FrameError::Damaged("bytes follow its end")),
+            return if self.buffer.is_empty() {
+                Ok(None)
+            } else {
+                Err(FrameError::Damaged("bytes follow its end"))
             };
         }
         let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') else {
-            return match self.buffer.len() > MAX_LINE {
-                true => Err(FrameError::TooLarge(format!("{MAX_LINE} bytes in a line"))),
-                false => Ok(None),
+            return if self.buffer.len() > MAX_LINE {
+                Err(FrameError::TooLarge(format!("{MAX_LINE} bytes in a line")))
+            } else {
+                Ok(None)
             };
         };
         let line = self.buffer.split_to(end);

@@ -116,9 +116,10 @@ impl DisabledEditor<'_> {
         }
         let expected = version_of(&self.text);
         let (replaced, _) = self.shared.write_disabled(&self.connection, &record, &expected).await?;
-        match replaced {
-            true => Ok(()),
-            false => Err("somebody else has changed the rules at the same time: try again".to_owned()),
+        if replaced {
+            Ok(())
+        } else {
+            Err("somebody else has changed the rules at the same time: try again".to_owned())
         }
     }
 }

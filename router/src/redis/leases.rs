@@ -26,9 +26,10 @@ impl RedisStore {
             script.arg(u8::from(*may_dial)).arg(u8::from(*reliable)).arg(epoch.0);
         }
         let granted: Vec<u16> = shared.query(&script).await?;
-        match granted.len() == requests.len() {
-            true => Ok(granted),
-            false => Err(StoreError("Redis returned leases for other agents".to_owned())),
+        if granted.len() == requests.len() {
+            Ok(granted)
+        } else {
+            Err(StoreError("Redis returned leases for other agents".to_owned()))
         }
     }
 }

@@ -56,9 +56,10 @@ impl RedisStore {
             script.key(shared.keys.session(*id));
         }
         let records: Vec<T> = shared.query(&script).await?;
-        match records.len() == ids.len() {
-            true => Ok(records),
-            false => Err(StoreError("Redis returned other sessions".to_owned())),
+        if records.len() == ids.len() {
+            Ok(records)
+        } else {
+            Err(StoreError("Redis returned other sessions".to_owned()))
         }
     }
 

@@ -133,9 +133,10 @@ impl Change {
 
     /// Describes how it ends.
     pub(super) fn remedy(&self) -> &'static str {
-        match self.fields.is_empty() {
-            true => "remove it from Git, or there",
-            false => "remove the field from Git, or name it in ignore_differences",
+        if self.fields.is_empty() {
+            "remove it from Git, or there"
+        } else {
+            "remove the field from Git, or name it in ignore_differences"
         }
     }
 }
@@ -498,14 +499,13 @@ fn describe(error: &ApiError, manifest: &Manifest) -> String {
         ("", "Secret") => error.describe(id),
         _ => error.describe_immutable(),
     };
-    match NEVER_RECREATED.contains(&(&*id.group, &*id.kind)) || may_recreate(manifest) {
-        true => what,
-        false => {
-            let (key, value) = RECREATE[0];
-            format!(
-                "{what}: with the annotation {key}: \"{value}\" agentk deletes the object and creates it again"
-            )
-        }
+    if NEVER_RECREATED.contains(&(&*id.group, &*id.kind)) || may_recreate(manifest) {
+        what
+    } else {
+        let (key, value) = RECREATE[0];
+        format!(
+            "{what}: with the annotation {key}: \"{value}\" agentk deletes the object and creates it again"
+        )
     }
 }
 

@@ -172,9 +172,10 @@ impl<C: Cluster> Engine<C> {
         };
         let settings = &sync.input.settings;
         let is_allowed = |OldObject { id, kind, metadata }: &OldObject| {
-            let place = match kind.namespaced {
-                true => settings.allows_namespace(&id.namespace),
-                false => settings.allows_cluster_scoped(),
+            let place = if kind.namespaced {
+                settings.allows_namespace(&id.namespace)
+            } else {
+                settings.allows_cluster_scoped()
             };
             // The same object can have two names, in two API groups.
             let is_applied = metadata["uid"].as_str().is_some_and(|uid| members.applied.contains(uid));
@@ -255,9 +256,10 @@ fn parse_key(key: &str) -> Option<ObjectId> {
 
 /// Returns a patch that makes an object a member, unless it has changed since it was read.
 fn label(metadata: &Value, set: &str) -> Value {
-    let (path, value) = match metadata["labels"].is_object() {
-        true => (format!("/metadata/labels/{}", PART_OF.replace('/', "~1")), json!(set)),
-        false => ("/metadata/labels".to_owned(), json!({PART_OF: set})),
+    let (path, value) = if metadata["labels"].is_object() {
+        (format!("/metadata/labels/{}", PART_OF.replace('/', "~1")), json!(set))
+    } else {
+        ("/metadata/labels".to_owned(), json!({PART_OF: set}))
     };
     json!([
         {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},

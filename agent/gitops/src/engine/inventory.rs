@@ -287,9 +287,10 @@ impl<C: Cluster> Engine<C> {
             stored.written = Some((stored.inventory.clone(), version));
             self.generation = Some(stored.inventory.generation);
         }
-        match stored.generation < stored.inventory.generation {
-            true => self.write_generation(stored, fence).await,
-            false => Ok(()),
+        if stored.generation < stored.inventory.generation {
+            self.write_generation(stored, fence).await
+        } else {
+            Ok(())
         }
     }
 

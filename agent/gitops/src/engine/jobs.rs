@@ -60,10 +60,7 @@ impl<C: Cluster> Engine<C> {
             let before = stored.inventory.jobs.insert(id, digest.clone());
             is_new | (before != Some(digest))
         });
-        match is_new {
-            true => self.store(stored, sync.fence).await,
-            false => Ok(()),
-        }
+        if is_new { self.store(stored, sync.fence).await } else { Ok(()) }
     }
 
     /// Lets failed hooks run again as soon as somebody has deleted them.
@@ -73,9 +70,10 @@ impl<C: Cluster> Engine<C> {
         stored: &mut StoredInventory,
         fence: &dyn Fence,
     ) -> Result<(), Failure> {
-        match stored.forget_jobs(failed.iter().filter_map(|error| error.object.as_ref())) {
-            true => self.store(stored, fence).await,
-            false => Ok(()),
+        if stored.forget_jobs(failed.iter().filter_map(|error| error.object.as_ref())) {
+            self.store(stored, fence).await
+        } else {
+            Ok(())
         }
     }
 }

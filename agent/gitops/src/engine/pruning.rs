@@ -195,9 +195,10 @@ impl<C: Cluster> Engine<C> {
 
         let live: HashMap<&str, &Member> = all().map(|member| (&*member.uid, member)).collect();
         let counts = |uid: &&String| live.get(&***uid).is_some_and(|member| member.is_deletable(settings));
-        let mut baseline: BTreeSet<String> = match stored.is_recorded {
-            true => stored.inventory.complete_members().filter(counts).cloned().collect(),
-            false => all().map(|member| &member.uid).filter(counts).cloned().collect(),
+        let mut baseline: BTreeSet<String> = if stored.is_recorded {
+            stored.inventory.complete_members().filter(counts).cloned().collect()
+        } else {
+            all().map(|member| &member.uid).filter(counts).cloned().collect()
         };
         baseline.extend(claimed.iter().map(ToString::to_string));
         let context = PlanContext {

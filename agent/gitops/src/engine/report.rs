@@ -150,9 +150,10 @@ impl<'a> Report<'a> {
     pub(super) fn error(&mut self, error: ObjectError) {
         self.objects.failed += 1;
         let error = shortened(error);
-        let message = match error.file.is_empty() {
-            true => error.message.clone(),
-            false => format!("{}: {}", error.file, error.message),
+        let message = if error.file.is_empty() {
+            error.message.clone()
+        } else {
+            format!("{}: {}", error.file, error.message)
         };
         (self.events)(SyncEvent::new(EventKind::Failed, error.object.clone(), message));
         if self.errors.len() < MAX_ERRORS {
@@ -271,12 +272,11 @@ impl<'a> Report<'a> {
 /// Describes a commit without objects.
 fn empty(input: &SyncInput, pruned: u32) -> String {
     let deleted = if pruned == 0 { String::new() } else { format!("; {pruned} deleted") };
-    match input.files.is_empty() {
-        true => {
-            let globs = input.settings.paths.iter().map(|path| &*path.glob);
-            format!("no file matches paths: {}{deleted}", globs.collect::<Vec<_>>().join(", "))
-        }
-        false => format!("the files have no objects{deleted}"),
+    if input.files.is_empty() {
+        let globs = input.settings.paths.iter().map(|path| &*path.glob);
+        format!("no file matches paths: {}{deleted}", globs.collect::<Vec<_>>().join(", "))
+    } else {
+        format!("the files have no objects{deleted}")
     }
 }
 

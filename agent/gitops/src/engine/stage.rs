@@ -273,12 +273,14 @@ impl<C: Cluster> Engine<C> {
         let definitions = stage.objects.iter().filter(|index| stage.established && is_definition(index));
         let waits = !sync.input.settings.reconcile_timeout.is_zero();
         let healthy = stage.healthy.iter().filter(|_| waits);
-        let conditions = definitions.map(|index| (index, Condition::Established)).chain(healthy.map(
-            |index| match is_job(&manifests[*index]) {
-                true => (index, Condition::Finished),
-                false => (index, Condition::Healthy),
-            },
-        ));
+        let conditions =
+            definitions.map(|index| (index, Condition::Established)).chain(healthy.map(|index| {
+                if is_job(&manifests[*index]) {
+                    (index, Condition::Finished)
+                } else {
+                    (index, Condition::Healthy)
+                }
+            }));
         let wanted: Vec<_> = conditions
             .filter_map(|(index, condition)| {
                 let manifest = &manifests[*index];
@@ -329,9 +331,10 @@ impl<C: Cluster> Engine<C> {
                 continue;
             }
             let Some(kind) = self.resolve(&key.0, Some(&key.1), sync.fence).await?.found() else {
-                let what = match sync.input.settings.dry_run_strategy == DryRunStrategy::None {
-                    true => format!("the cluster does not serve the kind {} in version {}", key.0, key.1),
-                    false => format!("a dry run cannot check it: its kind {} is in the same commit", key.0),
+                let what = if sync.input.settings.dry_run_strategy == DryRunStrategy::None {
+                    format!("the cluster does not serve the kind {} in version {}", key.0, key.1)
+                } else {
+                    format!("a dry run cannot check it: its kind {} is in the same commit", key.0)
                 };
                 return Err(Failure::Refused(vec![manifest.error(what)]));
             };

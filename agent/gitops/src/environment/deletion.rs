@@ -362,16 +362,14 @@ fn id(kind: &Kind, object: &Value) -> ObjectId {
 
 fn unknown(error: &ApiError) -> EnvironmentError {
     let what = format!("the kinds of the cluster are not known: {error}");
-    match error.is_transient() {
-        true => EnvironmentError::Unavailable(what),
-        false => EnvironmentError::Refused(what),
-    }
+    if error.is_transient() { EnvironmentError::Unavailable(what) } else { EnvironmentError::Refused(what) }
 }
 
 /// Returns the error of a read.
 fn not_read(what: &str, error: &ApiError) -> EnvironmentError {
-    match error.is_transient() {
-        true => EnvironmentError::Unavailable(format!("{what} cannot be read: {error}")),
-        false => EnvironmentError::Refused(format!("{what} cannot be read: {error}")),
+    if error.is_transient() {
+        EnvironmentError::Unavailable(format!("{what} cannot be read: {error}"))
+    } else {
+        EnvironmentError::Refused(format!("{what} cannot be read: {error}"))
     }
 }

@@ -38,9 +38,10 @@ impl EnvironmentOwner {
     pub fn new(agent: AgentId, key: EnvironmentKey) -> Result<Self, String> {
         let owner = Self { agent, key, facts: json!({}) };
         let longest = owner.label().len() - DOMAIN.len() - 1;
-        match longest > MAX_LABEL {
-            true => Err(format!("the slug {:?} is too long for the key of a label", owner.key.slug())),
-            false => Ok(owner),
+        if longest > MAX_LABEL {
+            Err(format!("the slug {:?} is too long for the key of a label", owner.key.slug()))
+        } else {
+            Ok(owner)
         }
     }
 
@@ -103,12 +104,13 @@ impl EnvironmentOwner {
                 self.label()
             ));
         }
-        match self.is_of_project(object) {
-            true => Ok(()),
-            false => Err(format!(
+        if self.is_of_project(object) {
+            Ok(())
+        } else {
+            Err(format!(
                 "it belongs to another project or agent ({}): write {{{{ .project.id }}}} and {{{{ .agent.id }}}} into its name",
                 others.join(", ")
-            )),
+            ))
         }
     }
 
@@ -119,15 +121,14 @@ impl EnvironmentOwner {
     ///
     /// Returns the reason why they may not.
     pub(super) fn check_namespace(&self, namespace: &Value) -> Result<(), String> {
-        match self.is_of_project(namespace) {
-            true => Ok(()),
-            false => {
-                let [agent, project, _] = self.shared_labels();
-                Err(format!(
-                    "its namespace is not in the template, and is not one of this agent and project: put a Namespace into the template, or \
+        if self.is_of_project(namespace) {
+            Ok(())
+        } else {
+            let [agent, project, _] = self.shared_labels();
+            Err(format!(
+                "its namespace is not in the template, and is not one of this agent and project: put a Namespace into the template, or \
                      give the namespace the labels {agent}= and {project}="
-                ))
-            }
+            ))
         }
     }
 
@@ -163,11 +164,10 @@ impl EnvironmentOwner {
     /// Returns the patch (RFC 6902) that says that a stop of the environment deletes a namespace, if it is still in this version.
     pub(super) fn end(&self, namespace: &Value) -> Value {
         let metadata = &namespace["metadata"];
-        let ending = match metadata["annotations"].is_object() {
-            true => {
-                json!({"op": "add", "path": format!("/metadata/annotations/{}", escaped(&self.ending())), "value": ""})
-            }
-            false => json!({"op": "add", "path": "/metadata/annotations", "value": {self.ending(): ""}}),
+        let ending = if metadata["annotations"].is_object() {
+            json!({"op": "add", "path": format!("/metadata/annotations/{}", escaped(&self.ending())), "value": ""})
+        } else {
+            json!({"op": "add", "path": "/metadata/annotations", "value": {self.ending(): ""}})
         };
         json!([test_version(&metadata["resourceVersion"]), ending])
     }

@@ -90,13 +90,12 @@ pub(super) fn common(a: &FieldSet, b: &FieldSet) -> FieldSet {
     let mut found = FieldSet::new();
     for (key, a) in a {
         let (Some(a), Some(b)) = (a.as_object(), b.get(key).and_then(Value::as_object)) else { continue };
-        match a.is_empty() || b.is_empty() {
-            true => drop(found.insert(key.clone(), json!({}))),
-            false => {
-                let children = common(a, b);
-                if !children.is_empty() {
-                    found.insert(key.clone(), children.into());
-                }
+        if a.is_empty() || b.is_empty() {
+            drop(found.insert(key.clone(), json!({})))
+        } else {
+            let children = common(a, b);
+            if !children.is_empty() {
+                found.insert(key.clone(), children.into());
             }
         }
     }

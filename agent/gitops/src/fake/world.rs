@@ -588,9 +588,10 @@ fn check_object(id: &ObjectId, live: Option<&Value>, result: &Value) -> Result<(
             }
             let is_base64 =
                 |value: &Value| value.as_str().is_some_and(|value| STANDARD.decode(value).is_ok());
-            match values("binaryData").all(|(_, value)| is_base64(value)) {
-                true => Ok(()),
-                false => Err(error(400, "BadRequest", "illegal base64 data")),
+            if values("binaryData").all(|(_, value)| is_base64(value)) {
+                Ok(())
+            } else {
+                Err(error(400, "BadRequest", "illegal base64 data"))
             }
         }
         _ => Ok(()),

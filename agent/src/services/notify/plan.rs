@@ -161,9 +161,8 @@ mod tests {
             "notify: {projects: [{id: a/b, webhooks: [{url: 'http://bad/'}, {url: 'http://good/'}, {url: 'http://bad/x'}]}]}\n\
              flux: {webhook_receiver_url: 'http://bad'}\n",
         );
-        let refused = remove_refused(&mut sections, |url, signed| match url.starts_with("http://bad/") {
-            true => Err(format!("no {url} {signed}")),
-            false => Ok(()),
+        let refused = remove_refused(&mut sections, |url, signed| {
+            if url.starts_with("http://bad/") { Err(format!("no {url} {signed}")) } else { Ok(()) }
         });
         let refused: Vec<String> = refused.into_iter().map(|(key, what)| format!("{key}: {what}")).collect();
         assert_eq!(

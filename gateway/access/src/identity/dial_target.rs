@@ -48,9 +48,10 @@ pub struct AgentUrlError(String);
 
 /// Returns a URL for an error, unless a password or a token may be in it.
 fn shown(url: &str) -> String {
-    match url.contains(['@', '?', '#']) {
-        true => "a text with a user, a query or a fragment".to_owned(),
-        false => format!("{url:?}"),
+    if url.contains(['@', '?', '#']) {
+        "a text with a user, a query or a fragment".to_owned()
+    } else {
+        format!("{url:?}")
     }
 }
 

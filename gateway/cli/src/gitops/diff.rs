@@ -175,10 +175,7 @@ impl Diff {
         let mut text = String::new();
         let mut left = 0;
         for block in self.blocks() {
-            match text.len() + block.len() <= MAX_MARKDOWN {
-                true => text += &block,
-                false => left += 1,
-            }
+            if text.len() + block.len() <= MAX_MARKDOWN { text += &block } else { left += 1 }
         }
         let fence = "`".repeat(longest_fence(&text).max(2) + 1);
         let mut markdown = format!("**{}**\n", self.sentence(code_span));

@@ -169,9 +169,10 @@ impl GitopsConfig {
                 return Err(error(format!("two repositories have the id {id}")));
             }
             let (repository, key) = (&section.repository, format!("{key}.repository"));
-            let settings = match OciSettings::is_artifact(repository) {
-                true => SourceSettings::Artifact(OciSettings::new(file, &key, repository)?),
-                false => SourceSettings::Git(RepositorySettings::new(file, &key, repository)?),
+            let settings = if OciSettings::is_artifact(repository) {
+                SourceSettings::Artifact(OciSettings::new(file, &key, repository)?)
+            } else {
+                SourceSettings::Git(RepositorySettings::new(file, &key, repository)?)
             };
             sources.push(GitopsSource { id: id.clone(), agents: section.agents.clone(), settings });
         }

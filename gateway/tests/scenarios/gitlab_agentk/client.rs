@@ -322,9 +322,10 @@ impl Call {
                 (head.status.as_u16(), &head.headers["content-type"]),
                 (200, &"application/grpc".parse().unwrap())
             );
-            self.responses = match head.headers.contains_key("grpc-status") {
-                true => Responses::Refused(head.headers),
-                false => Responses::Open(body),
+            self.responses = if head.headers.contains_key("grpc-status") {
+                Responses::Refused(head.headers)
+            } else {
+                Responses::Open(body)
             };
         }
         Ok(())
@@ -465,12 +466,11 @@ fn lost(error: h2::Error) -> End {
 
 fn decode<M: Message + Default>(compressed: bool, bytes: &[u8]) -> M {
     let mut inflated = Vec::new();
-    let bytes = match compressed {
-        true => {
-            GzDecoder::new(bytes).read_to_end(&mut inflated).unwrap();
-            &inflated
-        }
-        false => bytes,
+    let bytes = if compressed {
+        GzDecoder::new(bytes).read_to_end(&mut inflated).unwrap();
+        &inflated
+    } else {
+        bytes
     };
     M::decode(bytes).unwrap()
 }

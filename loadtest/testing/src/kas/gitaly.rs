@@ -243,9 +243,10 @@ fn check_repository(repository: Option<Repository>) -> Result<(), Status> {
         gl_project_path: (*path).into(),
         ..Repository::default()
     };
-    match PROJECTS.iter().any(|project| repository == expected(project)) {
-        true => Ok(()),
-        false => Err(Status::not_found("repository not found")),
+    if PROJECTS.iter().any(|project| repository == expected(project)) {
+        Ok(())
+    } else {
+        Err(Status::not_found("repository not found"))
     }
 }
 
@@ -270,9 +271,10 @@ fn get_tree_entries(
     check_repository(request.repository)?;
     let entries =
         repository::list(&state.repository, &text(request.revision), &text(request.path), request.recursive);
-    let missing = match request.recursive {
-        true => Status::not_found("invalid revision or path"),
-        false => Status::invalid_argument("invalid revision or path"),
+    let missing = if request.recursive {
+        Status::not_found("invalid revision or path")
+    } else {
+        Status::invalid_argument("invalid revision or path")
     };
     let entries = entries.ok_or(missing)?;
     let part = |part: &[messages::TreeEntry]| messages::GetTreeEntriesResponse { entries: part.to_vec() };

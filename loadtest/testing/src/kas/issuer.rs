@@ -153,11 +153,10 @@ impl TestIssuer {
         };
         let challenge = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&parameters["code_verifier"]));
         let is_same = |name: &str| parameters[name] == asked[name];
-        match challenge == asked["code_challenge"] && is_same("redirect_uri") && is_same("client_id") {
-            true => {
-                (StatusCode::OK, json!({"id_token": token, "access_token": "opaque", "token_type": "Bearer"}))
-            }
-            false => refused,
+        if challenge == asked["code_challenge"] && is_same("redirect_uri") && is_same("client_id") {
+            (StatusCode::OK, json!({"id_token": token, "access_token": "opaque", "token_type": "Bearer"}))
+        } else {
+            refused
         }
     }
 

@@ -50,10 +50,8 @@ impl FieldPath {
             let (segment, after) = match rest.strip_prefix('[') {
                 Some(rest) => bracket(rest).ok_or_else(wrong)?,
                 None => {
-                    let rest = match segments.is_empty() {
-                        true => rest,
-                        false => rest.strip_prefix('.').ok_or_else(wrong)?,
-                    };
+                    let rest =
+                        if segments.is_empty() { rest } else { rest.strip_prefix('.').ok_or_else(wrong)? };
                     let end = rest.find(['.', '[']).unwrap_or(rest.len());
                     let (key, after) = rest.split_at(end);
                     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');

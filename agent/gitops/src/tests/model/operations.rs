@@ -208,10 +208,7 @@ fn commit(all: &'static [Thing]) -> BoxedStrategy<Things> {
                 (thing, 1 + u8::from(variants & (1 << index) != 0))
             };
             let things = things.into_iter().map(variant).collect();
-            match open {
-                true => Things(things),
-                false => closed(things),
-            }
+            if open { Things(things) } else { closed(things) }
         })
         .boxed()
 }

@@ -90,10 +90,7 @@ impl Objects {
         let mut object =
             live.clone().unwrap_or_else(|| json!({"metadata": {"uid": path, "managedFields": []}}));
         merge(&mut object, applied);
-        match live.as_ref() == Some(&object) {
-            true => (200, object),
-            false => (status, self.store(path, object)),
-        }
+        if live.as_ref() == Some(&object) { (200, object) } else { (status, self.store(path, object)) }
     }
 
     fn patch(&mut self, path: &str, operations: &Value) -> (u16, Value) {
