@@ -1,8 +1,13 @@
 //! A real cluster, through the client of kube-rs over connections of agentk.
 
+mod known_kinds;
+mod page;
+#[cfg(test)]
+mod tests;
+
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::BTreeSet,
     fmt,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -20,11 +25,7 @@ use kube::{
         DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
     },
     client::Body,
-    core::{
-        ApiResource, GroupVersionKind,
-        discovery::{Scope, v2::APIGroupDiscovery},
-    },
-    discovery::{self, Discovery},
+    core::{ApiResource, GroupVersionKind},
 };
 use parking_lot::Mutex;
 use proto::{
@@ -34,9 +35,12 @@ use proto::{
     impersonation, percent,
 };
 use serde::Deserialize;
-use serde_json::{Map, Value, json, value::RawValue};
-use tokio::time::Instant;
+use serde_json::{Map, Value, json};
 
+use self::{
+    known_kinds::{KnownKinds, discover},
+    page::{MetadataItem, Page},
+};
 use crate::{
     ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, MetadataPage,
     cluster::Cause,
@@ -50,18 +54,8 @@ const METADATA_PAGE: u32 = 2000;
 const FOREIGN_PAGE: u32 = 100;
 /// The largest response with such a page, in bytes.
 const MAX_FOREIGN_PAGE: usize = 32 << 20;
-/// The most labels and the most annotations of an object that are kept from such a page. Each environment of an object has one.
-const MAX_KEPT: usize = 256;
-/// The most owners of an object that are kept from it.
-const MAX_OWNERS: usize = 16;
-/// The longest value of an annotation that is kept from it, in bytes.
-const MAX_KEPT_VALUE: usize = 4096;
-/// The longest UID of an owner that is kept from it. The API server makes UIDs of 36 bytes, and does not check those of owners.
-const MAX_UID: usize = 64;
 /// The largest response, in bytes. A page of large objects has tens of megabytes.
 const MAX_RESPONSE: usize = 256 << 20;
-/// The freshness of a version of an API group whose server does not respond (`apidiscovery.k8s.io/v2`).
-const STALE: &str = "Stale";
 /// The shortest time between two looks for a group that does not respond.
 const UNAVAILABLE_PERIOD: Duration = Duration::from_secs(10);
 /// The age of a discovery with which charts are still rendered.
@@ -80,101 +74,6 @@ pub struct KubeCluster {
 
 type BuildClient = Box<dyn FnOnce() -> Client + Send>;
 type LazyClient = LazyLock<Client, BuildClient>;
-
-/// The kinds of a cluster at a time.
-#[derive(Debug)]
-struct KnownKinds {
-    kinds: Vec<KnownKind>,
-    /// The API groups whose servers did not respond. Some of their kinds may be known.
-    unavailable: BTreeSet<String>,
-    since: Instant,
-}
-
-#[derive(Debug)]
-struct KnownKind {
-    kind: Kind,
-    /// It is the version that the group prefers.
-    preferred: bool,
-    listable: bool,
-}
-
-/// A page of a list. Its items are parsed one by one: as values, a whole page needs many times its bytes.
-#[derive(Deserialize)]
-struct Page<'a> {
-    /// An empty list may have `null`.
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
-    #[serde(default)]
-    metadata: PageMetadata,
-}
-
-#[derive(Default, Deserialize)]
-struct PageMetadata {
-    #[serde(rename = "continue")]
-    continue_token: Option<String>,
-}
-
-/// An item of a page of metadata.
-#[derive(Deserialize)]
-struct MetadataItem {
-    metadata: ItemMetadata,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ItemMetadata {
-    name: String,
-    #[serde(default)]
-    namespace: String,
-    #[serde(default)]
-    uid: String,
-    #[serde(default)]
-    resource_version: String,
-    deletion_timestamp: Option<String>,
-    labels: Option<BTreeMap<String, String>>,
-    annotations: Option<BTreeMap<String, String>>,
-    owner_references: Option<Vec<ItemOwner>>,
-}
-
-#[derive(Deserialize)]
-struct ItemOwner {
-    #[serde(default)]
-    uid: String,
-}
-
-impl ItemMetadata {
-    /// Returns an object with this metadata and the selected labels and annotations.
-    fn into_object(self, is_read: fn(&str) -> bool) -> Value {
-        let select = |map: BTreeMap<String, String>| {
-            let read = map.into_iter().filter(|(key, _)| is_read(key)).take(MAX_KEPT);
-            let short = |value: String| if value.len() > MAX_KEPT_VALUE { String::new() } else { value };
-            read.map(|(key, value)| (key, Value::from(short(value)))).collect::<Map<_, _>>()
-        };
-        let texts = [
-            ("name", Some(self.name)),
-            ("namespace", Some(self.namespace).filter(|text| !text.is_empty())),
-            ("uid", Some(self.uid)),
-            ("resourceVersion", Some(self.resource_version)),
-            ("deletionTimestamp", self.deletion_timestamp),
-        ];
-        let texts = texts.into_iter().filter_map(|(key, text)| Some((key.to_owned(), text?.into())));
-        let mut metadata: Map<String, Value> = texts.collect();
-        for (key, map) in [("labels", self.labels), ("annotations", self.annotations)] {
-            metadata.extend(map.map(|map| (key.to_owned(), select(map).into())));
-        }
-        let owners = self.owner_references.unwrap_or_default();
-        if !owners.is_empty() {
-            // An owner without a UID is in no namespace.
-            let unknown = (owners.len() > MAX_OWNERS).then(|| json!({}));
-            let owners = owners.into_iter().take(MAX_OWNERS).map(|owner| match owner.uid.len() > MAX_UID {
-                true => json!({}),
-                false => json!({"uid": owner.uid}),
-            });
-            metadata.insert("ownerReferences".to_owned(), owners.chain(unknown).collect());
-        }
-        json!({"metadata": metadata})
-    }
-}
 
 /// The part of a `Status` that people need.
 #[derive(Default, Deserialize)]
@@ -309,9 +208,10 @@ impl KubeCluster {
     ) -> Result<Value, ApiError> {
         let (path, body) = (leases(namespace), lease.to_string().into_bytes());
         let name = lease["metadata"]["name"].as_str().unwrap_or_default();
-        let request = match create {
-            true => path.create(&PostParams::default(), body),
-            false => path.replace(name, &PostParams::default(), body),
+        let request = if create {
+            path.create(&PostParams::default(), body)
+        } else {
+            path.replace(name, &PostParams::default(), body)
         };
         self.json(request).await.map(|(_, lease)| lease)
     }
@@ -578,106 +478,6 @@ pub(crate) fn path(kind: &Kind, namespace: &str) -> kube::core::Request {
     kube::core::Request::new(<DynamicObject as kube::Resource>::url_path(&resource, namespace))
 }
 
-/// Asks for all kinds: in two requests where the API server can do that (Kubernetes 1.26), and otherwise in one for each group. A
-/// group whose server is down does not hinder the others.
-async fn discover(client: &Client) -> Result<KnownKinds, ApiError> {
-    let error = |error: kube::Error| lost(format!("the discovery of the API server failed: {error}"));
-    let mut known = KnownKinds { kinds: Vec::new(), unavailable: BTreeSet::new(), since: Instant::now() };
-    if let Ok(core) = client.list_core_api_versions_aggregated().await {
-        core.items.into_iter().for_each(|group| known.add_discovery(group));
-        // An older API server answers with another list, in which nothing is found.
-        if !known.kinds.is_empty() {
-            let groups = client.list_api_groups_aggregated().await.map_err(error)?;
-            groups.items.into_iter().for_each(|group| known.add_discovery(group));
-            return Ok(known);
-        }
-    }
-    let core = Discovery::new(client.clone())
-        .filter(&[discovery::ApiGroup::CORE_GROUP])
-        .run()
-        .await
-        .map_err(error)?;
-    core.groups().for_each(|group| known.add_group(group));
-    for group in client.list_api_groups().await.map_err(error)?.groups {
-        match discovery::group(client, &group.name).await {
-            Ok(group) => known.add_group(&group),
-            Err(error) => {
-                tracing::debug!(group = group.name, %error, "the kinds of an API group are not known");
-                known.unavailable.insert(group.name);
-            }
-        }
-    }
-    Ok(known)
-}
-
-impl KnownKinds {
-    fn lookup(&self, kind: &GroupKind, version: Option<&str>) -> KindLookup {
-        let mut found = self.kinds.iter().filter(|known| known.kind.kind == *kind);
-        let found = match version {
-            Some(version) => found.find(|known| known.kind.version == version),
-            None => found.find(|known| known.preferred),
-        };
-        match found {
-            Some(known) => KindLookup::Found(known.kind.clone()),
-            None if self.unavailable.contains(&kind.group) => KindLookup::Unavailable,
-            None => KindLookup::Missing,
-        }
-    }
-
-    /// Adds a group of an aggregated discovery, whose first version is the preferred one.
-    fn add_discovery(&mut self, group: APIGroupDiscovery) {
-        let name = group.metadata.and_then(|metadata| metadata.name).unwrap_or_default();
-        let mut seen = HashSet::new();
-        for version in group.versions {
-            if version.freshness.as_deref() == Some(STALE) {
-                self.unavailable.insert(name.clone());
-            }
-            for resource in version.resources {
-                let kind = resource.response_kind.and_then(|kind| kind.kind).unwrap_or_default();
-                let kind = GroupKind { group: name.clone(), kind };
-                self.kinds.push(KnownKind {
-                    preferred: seen.insert(kind.clone()),
-                    listable: resource.verbs.iter().any(|verb| verb == "list"),
-                    kind: Kind {
-                        kind,
-                        version: version.version.clone().unwrap_or_default(),
-                        plural: resource.resource.unwrap_or_default(),
-                        namespaced: resource.scope.as_deref() == Some("Namespaced"),
-                        has_status: resource
-                            .subresources
-                            .iter()
-                            .any(|it| it.subresource.as_deref() == Some("status")),
-                    },
-                });
-            }
-        }
-    }
-
-    fn add_group(&mut self, group: &discovery::ApiGroup) {
-        let preferred = group.preferred_version_or_latest();
-        let mut versions: Vec<&str> = group.versions().collect();
-        // The kinds of the preferred version come first, so that a kind that only an older version has is found, too.
-        versions.sort_by_key(|version| *version != preferred);
-        let mut seen = HashSet::new();
-        for version in versions {
-            for (resource, capabilities) in group.versioned_resources(version) {
-                let group_kind = GroupKind { group: resource.group, kind: resource.kind };
-                self.kinds.push(KnownKind {
-                    preferred: seen.insert(group_kind.clone()),
-                    listable: capabilities.supports_operation("list"),
-                    kind: Kind {
-                        kind: group_kind,
-                        version: resource.version,
-                        plural: resource.plural,
-                        namespaced: capabilities.scope == Scope::Namespaced,
-                        has_status: capabilities.subresources.iter().any(|(it, _)| it.plural == "status"),
-                    },
-                });
-            }
-        }
-    }
-}
-
 fn api_error(status: StatusCode, body: &[u8], retry_after: Option<u64>) -> ApiError {
     let Status { reason, message, details } = serde_json::from_slice(body).unwrap_or_default();
     let seconds = retry_after.or_else(|| Some(details.retry_after_seconds).filter(|seconds| *seconds > 0));
@@ -698,221 +498,4 @@ fn from_json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
 /// Returns the error of a request without a response.
 pub(crate) fn lost(message: String) -> ApiError {
     ApiError { message, ..ApiError::default() }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-
-    use http::Response;
-    use http_body_util::Full;
-    use tower::service_fn;
-
-    use super::*;
-
-    /// Returns a cluster whose API server has these answers. All other paths are those of a server that is down.
-    fn cluster(answer: fn(&str) -> Value) -> KubeCluster {
-        let service = service_fn(move |request: Request<Body>| async move {
-            let answer = answer(request.uri().path());
-            let status = if answer.is_null() { 503 } else { 200 };
-            let body = Full::new(Bytes::from(answer.to_string()));
-            Ok::<_, Infallible>(Response::builder().status(status).body(body).expect("a valid response"))
-        });
-        KubeCluster::new(move || Client::new(service, "default"))
-    }
-
-    #[tokio::test]
-    async fn items_of_a_list_keep_their_managers_and_not_the_fields() {
-        let cluster = cluster(|_| {
-            let manager = json!({"manager": "agentk", "operation": "Apply", "fieldsV1": {"f:data": {}}});
-            json!({"items": [{"metadata": {"name": "a", "managedFields": [manager]}}]})
-        });
-        let kind = GroupKind { group: "apps".to_owned(), kind: "Deployment".to_owned() };
-        let kind = Kind {
-            kind,
-            version: "v1".to_owned(),
-            plural: "deployments".to_owned(),
-            namespaced: true,
-            has_status: true,
-        };
-        let listed = cluster.list(&kind, "default", "", true).await.unwrap();
-        let managers = json!([{"manager": "agentk", "operation": "Apply"}]);
-        let whole = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a", "managedFields": managers}});
-        assert_eq!(listed, [whole]);
-    }
-
-    /// A user who may create objects in a namespace decides about their metadata.
-    #[tokio::test]
-    async fn page_of_metadata_keeps_little_of_an_object() {
-        let cluster = cluster(|_| {
-            let owners: Vec<Value> = (0..20).map(|number| json!({"uid": number.to_string()})).collect();
-            let large = json!({
-                "name": "a", "namespace": "shop", "uid": "u", "resourceVersion": "7",
-                "labels": {"kept/a": "", "other": "x"},
-                "annotations": {"kept/a": "x".repeat(5000), "kept/b": "y", "other": "z".repeat(1 << 18)},
-                "ownerReferences": owners, "managedFields": [{"manager": "m"}],
-            });
-            let strange = json!({"name": "b", "ownerReferences": [{"uid": "x".repeat(1 << 16)}]});
-            json!({"items": [{"metadata": large}, {"metadata": strange}], "metadata": {"continue": "next"}})
-        });
-        let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-        let kind = Kind {
-            kind,
-            version: "v1".to_owned(),
-            plural: "configmaps".to_owned(),
-            namespaced: true,
-            has_status: false,
-        };
-        let page = cluster.metadata_page(&kind, "shop", "", |key| key.starts_with("kept/"), None);
-        let MetadataPage { objects, next } = page.await.unwrap();
-        assert_eq!(next.as_deref(), Some("next"));
-        let metadata = &objects[0]["metadata"];
-        assert_eq!(metadata["labels"], json!({"kept/a": ""}));
-        assert_eq!(metadata["annotations"], json!({"kept/a": "", "kept/b": "y"}));
-        assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("u"), &json!("7")));
-        let owners = metadata["ownerReferences"].as_array().unwrap();
-        assert_eq!((owners.len(), &owners[16]), (17, &json!({})), "there are further owners");
-        assert_eq!(objects[1]["metadata"]["ownerReferences"], json!([{}]));
-        assert!(objects[0].to_string().len() < 1000 && metadata.get("managedFields").is_none());
-    }
-
-    #[tokio::test]
-    async fn requests_have_the_identity_and_the_name_of_the_program() {
-        let service = service_fn(async |request: Request<Body>| {
-            let value = |name: HeaderName| {
-                request
-                    .headers()
-                    .get_all(name)
-                    .iter()
-                    .map(|value| value.to_str().unwrap())
-                    .collect::<Vec<_>>()
-                    .join(",")
-            };
-            let name = format!("{} {}", value(IMPERSONATE_USER), value(USER_AGENT));
-            let list = json!({"items": [{"metadata": {"name": name}}]});
-            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(list.to_string()))))
-        });
-        let cluster = KubeCluster::new(move || Client::new(service, "default"));
-        let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-        let kind = Kind {
-            kind,
-            version: "v1".to_owned(),
-            plural: "configmaps".to_owned(),
-            namespaced: true,
-            has_status: false,
-        };
-        let named = cluster.acting_as("shop", "deployer").with_user_agent("agentk/1 gitops/2 (a)");
-        let listed = named.with_user_agent("no\nheader").list(&kind, "default", "", true).await.unwrap();
-        assert_eq!(
-            listed[0]["metadata"]["name"],
-            "system:serviceaccount:shop:deployer agentk/1 gitops/2 (a)"
-        );
-    }
-
-    /// The names of RBAC are parts of paths, and have no other limit.
-    #[tokio::test]
-    async fn name_is_a_part_of_the_path() {
-        let cluster = cluster(|path| json!({"kind": "Status", "metadata": {"name": path}}));
-        let kind = GroupKind { group: "rbac.authorization.k8s.io".to_owned(), kind: "Role".to_owned() };
-        let kind = Kind {
-            kind,
-            version: "v1".to_owned(),
-            plural: "roles".to_owned(),
-            namespaced: true,
-            has_status: false,
-        };
-        for (name, expected) in [("system:a", "system:a"), ("a|b #c", "a%7Cb%20%23c"), ("ü?", "%C3%BC%3F")] {
-            let (text, group) = (str::to_owned, kind.kind.group.clone());
-            let id = ObjectId { group, kind: text("Role"), namespace: text("shop"), name: text(name) };
-            let got = cluster.get(&kind, &id).await.unwrap().unwrap();
-            let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: false };
-            let applied = cluster.apply(&kind, &id, &json!({}), options).await.unwrap().object;
-            let patched = cluster.patch(&kind, &id, &json!([])).await.unwrap();
-            let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/shop/roles/{expected}");
-            assert_eq!(
-                [got, applied, patched].map(|object| object["metadata"]["name"].clone()),
-                [(); 3].map(|()| json!(path))
-            );
-            assert!(cluster.delete(&kind, &id, "u", None, PropagationPolicy::Background).await.unwrap());
-        }
-    }
-
-    #[tokio::test]
-    async fn items_that_are_no_objects_are_an_error() {
-        let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-        let kind = Kind {
-            kind,
-            version: "v1".to_owned(),
-            plural: "configmaps".to_owned(),
-            namespaced: true,
-            has_status: false,
-        };
-        let error = cluster(|_| json!({"items": ["a"]})).list(&kind, "default", "", true).await.unwrap_err();
-        assert!(error.message.contains("is not JSON"), "{error:?}");
-    }
-
-    async fn check_groups(cluster: KubeCluster) {
-        let lookup = async |group: &str, kind: &str| {
-            let kind = GroupKind { group: group.to_owned(), kind: kind.to_owned() };
-            cluster.resolve(&kind, None).await.unwrap()
-        };
-        assert_eq!(lookup("", "ConfigMap").await.found().unwrap().plural, "configmaps");
-        assert_eq!(lookup("apps", "Deployment").await.found().unwrap().version, "v1");
-        assert_eq!(lookup("apps", "Toy").await, KindLookup::Missing);
-        assert_eq!(lookup("metrics.example.com", "Toy").await, KindLookup::Unavailable);
-        let (kinds, unavailable) = cluster.listable_kinds().await.unwrap();
-        assert_eq!((kinds.len(), unavailable), (2, vec!["metrics.example.com".to_owned()]));
-        let versions = cluster.versions().await.unwrap();
-        assert_eq!(versions.api, ["apps/v1", "apps/v1/Deployment", "v1", "v1/ConfigMap"]);
-        assert_eq!((&*versions.kubernetes, &*versions.unavailable[0]), ("v1.37.0", "metrics.example.com"));
-    }
-
-    #[tokio::test]
-    async fn kinds_of_a_group_that_is_down_are_not_missing() {
-        let answer = |path: &str| {
-            let group = |name: &str, freshness: &str, resources: Value| {
-                let version = json!({"version": "v1", "freshness": freshness, "resources": resources});
-                json!({"metadata": {"name": name}, "versions": [version]})
-            };
-            let resource = |name: &str, kind: &str| json!([{"resource": name, "responseKind": {"kind": kind}, "scope": "Namespaced", "verbs": ["list"]}]);
-            match path {
-                "/api" => json!({"items": [group("", "Current", resource("configmaps", "ConfigMap"))]}),
-                "/apis" => json!({"items": [
-                    group("apps", "Current", resource("deployments", "Deployment")),
-                    group("metrics.example.com", "Stale", json!([])),
-                ]}),
-                "/version" => json!({"major": "1", "gitVersion": "v1.37.0"}),
-                _ => Value::Null,
-            }
-        };
-        check_groups(cluster(answer)).await;
-    }
-
-    /// Kubernetes before 1.26 has one list for each group.
-    #[tokio::test]
-    async fn kinds_of_a_group_that_is_down_are_not_missing_in_an_old_cluster() {
-        let answer = |path: &str| {
-            let list = |version: &str, name: &str, kind: &str| {
-                let resource = json!({"name": name, "singularName": "", "kind": kind, "namespaced": true, "verbs": ["list"]});
-                json!({"kind": "APIResourceList", "groupVersion": version, "resources": [resource]})
-            };
-            let group = |name: &str| {
-                let version = json!({"groupVersion": format!("{name}/v1"), "version": "v1"});
-                json!({"name": name, "versions": [version], "preferredVersion": version})
-            };
-            match path {
-                "/api" => {
-                    json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
-                }
-                "/api/v1" => list("v1", "configmaps", "ConfigMap"),
-                "/apis" => {
-                    json!({"kind": "APIGroupList", "groups": [group("apps"), group("metrics.example.com")]})
-                }
-                "/apis/apps/v1" => list("apps/v1", "deployments", "Deployment"),
-                "/version" => json!({"major": "1", "gitVersion": "v1.37.0"}),
-                _ => Value::Null,
-            }
-        };
-        check_groups(cluster(answer)).await;
-    }
 }
