@@ -26,6 +26,7 @@ mod recovery;
 mod schedule;
 mod settled;
 mod sources;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod worker;

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::{
     Gitops,
-    worker::{APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED, inventory},
+    stored::{APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED, inventory},
 };
 
 /// The label of inventories.

@@ -12,11 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
-use super::{
-    Gitops,
-    project::Wanted,
-    worker::{inventory, project_cluster},
-};
+use super::{Gitops, project::Wanted, stored::inventory, worker::project_cluster};
 
 /// The most Events about the objects of one sync.
 const MAX_EVENTS: usize = 20;

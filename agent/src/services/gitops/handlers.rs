@@ -27,7 +27,7 @@ use super::{
     Gitops, attendance, commands, diff,
     project::Submitted,
     sources::QUEUE,
-    worker::{self, APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED},
+    stored::{self, APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED},
 };
 use crate::services::{
     RequestHandler, ServiceError,
@@ -84,10 +84,7 @@ impl ManifestsHandler {
         let query = query.unwrap_or_default().parse::<SourceQuery>();
         let query = query.map_err(|error| bad_request(&error.to_string()))?;
         let SourceQuery { agent, has_projects } = query;
-        let needed = match has_projects {
-            true => Ok(true),
-            false => self.has_former_projects(agent).await,
-        };
+        let needed = if has_projects { Ok(true) } else { self.has_former_projects(agent).await };
         if let Ok(true) = needed {
             self.0.leader.set_agent(agent);
         }
@@ -110,7 +107,7 @@ impl ManifestsHandler {
         if !self.0.projects.lock().is_empty() {
             return Ok(true);
         }
-        match worker::statuses(&self.0, agent).await {
+        match stored::statuses(&self.0, agent).await {
             Ok(stored) => Ok(!stored.is_empty()),
             // Without GitOps, agentk needs no right to list its inventories.
             Err(error) if error.status == 403 => Ok(false),
@@ -123,7 +120,7 @@ impl ManifestsHandler {
         self.check_leading()?;
         let ids: Vec<&str> = list.projects.iter().filter_map(|project| project.id.as_deref()).collect();
         let agent = self.0.leader.agent().unwrap_or(AgentId(0));
-        let stored = worker::statuses(&self.0, agent).await;
+        let stored = stored::statuses(&self.0, agent).await;
         let stored = stored.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         let mut pruned = HashSet::new();
         for (status, commands) in stored {
@@ -138,7 +135,7 @@ impl ManifestsHandler {
             if pruned.contains(id) {
                 let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(PRUNE, String::new()));
                 let cleared =
-                    self.0.leader.while_leading(worker::change_commands(&self.0, agent, id, clear)).await;
+                    self.0.leader.while_leading(stored::change_commands(&self.0, agent, id, clear)).await;
                 cleared.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
             }
         }
@@ -152,7 +149,7 @@ impl ManifestsHandler {
                 project.prune();
             } else if let Some(status) = orphaned {
                 tracing::info!(project = project.id, "project orphaned");
-                worker::write_status(&self.0, agent, &status).await;
+                stored::write_status(&self.0, agent, &status).await;
                 self.0.metrics.forget(&project.id);
             }
         }
@@ -167,7 +164,7 @@ impl ManifestsHandler {
         let agent = self.0.leader.agent().unwrap_or(AgentId(0));
         if let Some(status) = project.set_problem(problem.message.clone()) {
             tracing::warn!(project = problem.project, error = problem.message, "no manifests for a project");
-            worker::write_status(&self.0, agent, &status).await;
+            stored::write_status(&self.0, agent, &status).await;
         }
         Ok(no_content())
     }
@@ -182,7 +179,7 @@ impl ManifestsHandler {
         let Submitted { number, status } = project.submit(head, files);
         if let Some(status) = status {
             let agent = self.0.leader.agent().unwrap_or(AgentId(0));
-            worker::write_status(&self.0, agent, &status).await;
+            stored::write_status(&self.0, agent, &status).await;
         }
         if let Some(event) = project.finished() {
             return Ok(stream_response(JSON_LINES, stream::iter([line(&event)])));
@@ -214,9 +211,10 @@ impl ManifestsHandler {
             Method::POST => Ok(read_files(request.into_body()).await?),
             _ => Err(read_json::<SourceProblem>(request, MAX_PROJECT_LIST).await?.message),
         };
-        match self.0.previews.answer(number, preview) {
-            true => Ok(no_content()),
-            false => Err(bad_request("the diff waits no longer")),
+        if self.0.previews.answer(number, preview) {
+            Ok(no_content())
+        } else {
+            Err(bad_request("the diff waits no longer"))
         }
     }
 
@@ -228,9 +226,10 @@ impl ManifestsHandler {
     }
 
     fn check_leading(&self) -> Result<(), ServiceError> {
-        match self.0.leader.is_leading() {
-            true => Ok(()),
-            false => Err(ServiceError::new(Reason::BadRequest, "another pod of agentk leads GitOps now")),
+        if self.0.leader.is_leading() {
+            Ok(())
+        } else {
+            Err(ServiceError::new(Reason::BadRequest, "another pod of agentk leads GitOps now"))
         }
     }
 }
@@ -261,7 +260,7 @@ impl RequestHandler for GitopsHandler {
 impl GitopsHandler {
     async fn statuses(&self) -> Result<Vec<ProjectStatus>, ServiceError> {
         let Some(agent) = self.0.agent_with_projects().await? else { return Ok(Vec::new()) };
-        let statuses = worker::statuses(&self.0, agent).await;
+        let statuses = stored::statuses(&self.0, agent).await;
         let statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         let mut statuses: Vec<_> = statuses.into_iter().map(|(status, _)| status).collect();
         if self.0.leader.is_leading() {
@@ -336,7 +335,7 @@ impl GitopsHandler {
         // Another pod may lead: it sees that the annotations change.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let agent = self.0.leader.agent().unwrap_or(AgentId(0));
-        let changed = worker::change_commands(&self.0, agent, id, |commands| {
+        let changed = stored::change_commands(&self.0, agent, id, |commands| {
             commands.insert(REQUESTED, now.as_millis().to_string());
             commands.extend(change.clone());
         });

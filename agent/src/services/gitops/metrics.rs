@@ -178,10 +178,8 @@ impl Collector for States {
         let help = "1 for the state of each project, in the pod that leads";
         let mut states =
             encoder.encode_descriptor("agentk_gitops_project_state", help, None, MetricType::Gauge)?;
-        let projects: Vec<_> = match leads {
-            true => gitops.projects.lock().values().cloned().collect(),
-            false => Vec::new(),
-        };
+        let projects: Vec<_> =
+            if leads { gitops.projects.lock().values().cloned().collect() } else { Vec::new() };
         for project in projects.iter().filter(|project| !project.is_gone()) {
             let labels = [("project", &*project.id), ("state", project.status().state.as_str())];
             ConstGauge::new(1_i64).encode(states.encode_family(&labels)?)?;

@@ -8,7 +8,7 @@ use proto::{AgentId, gitops::ProjectState};
 use super::{
     Gitops,
     project::Project,
-    worker::{RECOVER, SUSPENDED, change_commands, publish},
+    stored::{RECOVER, SUSPENDED, change_commands, publish},
 };
 
 /// The value of the command that asks for a plan.

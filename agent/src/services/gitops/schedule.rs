@@ -153,13 +153,14 @@ impl Progress {
         if outcome.stopped.is_some() {
             return;
         }
-        self.earlier = match outcome.waiting.is_empty() {
-            true => ObjectCounts::default(),
-            false => ObjectCounts {
+        self.earlier = if outcome.waiting.is_empty() {
+            ObjectCounts::default()
+        } else {
+            ObjectCounts {
                 applied: outcome.objects.applied,
                 pruned: outcome.objects.pruned,
                 ..ObjectCounts::default()
-            },
+            }
         };
         self.waiting.clone_from(&outcome.waiting);
     }

@@ -87,9 +87,10 @@ impl Sources {
                 // It would go on to send.
                 self.subscribers.remove(&former);
             }
-            match self.notify(best, SourceNotice::Active) {
-                true => self.active = Some(best),
-                false => drop(self.subscribers.remove(&best)),
+            if self.notify(best, SourceNotice::Active) {
+                self.active = Some(best)
+            } else {
+                drop(self.subscribers.remove(&best))
             }
         }
     }
