@@ -23,6 +23,7 @@ use std::time::SystemTime;
 use proto::{agent_configuration::graph::HealthRule, graph::HealthState};
 use serde_json::Value;
 
+use self::generic::StatusWriter;
 pub use self::rules::HealthRules;
 
 /// The health of an object with the reason, which is empty for healthy objects.
@@ -137,10 +138,10 @@ pub fn healthy_from(
     if without_rules(object).is_some() {
         return None;
     }
+    let (group, kind) = group_kind(object);
     match assessment.health {
-        HealthState::Degraded if object["kind"] == "Pod" && context.rule.is_none() => {
-            pod::healthy_from(object)
-        }
+        HealthState::Degraded if kind == "Pod" && context.rule.is_none() => pod::healthy_from(object),
+        HealthState::Progressing if data::rule(group, kind).is_some() => None,
         HealthState::Progressing if assessment.reason == generic::NO_STATUS => generic::healthy_from(object),
         _ => None,
     }
@@ -241,9 +242,16 @@ fn of_kind(object: &Value, context: AssessmentContext<'_>) -> Assessment {
         ("cert-manager.io", "Certificate") => programs::certificate(object),
         (group, _) if group.ends_with(".toolkit.fluxcd.io") => programs::flux(object),
         // An object that a rule of agentk cannot read is as good as one without a rule.
-        _ => data::rule(group, kind)
-            .and_then(|rule| by_rule(object, rule).ok().flatten())
-            .unwrap_or_else(|| generic::assess(object, has_status && !is_built_in(group), now)),
+        _ => {
+            let rule = data::rule(group, kind);
+            let writer = match rule {
+                Some(_) => StatusWriter::Known,
+                None if has_status && !is_built_in(group) => StatusWriter::Possible,
+                None => StatusWriter::None,
+            };
+            rule.and_then(|rule| by_rule(object, rule).ok().flatten())
+                .unwrap_or_else(|| generic::assess(object, writer, now))
+        }
     }
 }
 

@@ -90,7 +90,8 @@ const FAILURE: [&str; 63] = [
     "violations",
 ];
 
-const STOPPED: [&str; 11] = [
+const STOPPED: [&str; 12] = [
+    "approval",
     "halted",
     "hibernate",
     "hibernated",
