@@ -1,6 +1,7 @@
 //! Groups: which objects belong together, and how they are.
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
@@ -106,7 +107,8 @@ impl Graph {
             if fresh && health > HealthState::Suspended { HealthState::Healthy } else { health }
         };
         let set: HashSet<u32> = slots.iter().copied().collect();
-        let is_judged = |slot| self.has_ancestor(slot, &set, access, |owner, part| self.judges(owner, part));
+        let judge = Judge::new(self, slots);
+        let is_judged = |slot| self.has_ancestor(slot, &set, access, |owner, part| judge.judges(owner, part));
         let mut counts = BTreeMap::new();
         let (mut worst, mut bad) = (HealthState::Healthy, Vec::new());
         for &slot in slots {
@@ -137,21 +139,57 @@ impl Graph {
         });
         GroupHealth { health: worst, counts, attention: attention.collect() }
     }
+}
 
-    /// Returns whether the health of an owner says how an object is. That of a custom resource is the opinion of its controller, which
-    /// may not look at what runs.
+/// Decides which objects of a set count, because no owner judges them.
+struct Judge<'a> {
+    graph: &'a Graph,
+    slots: &'a [u32],
+    /// The time at which the newest object was created that has succeeded, by its owner and its resource.
+    successes: OnceCell<HashMap<(u32, usize), i64>>,
+}
+
+impl<'a> Judge<'a> {
+    fn new(graph: &'a Graph, slots: &'a [u32]) -> Self {
+        Self { graph, slots, successes: OnceCell::new() }
+    }
+
+    /// Returns whether the health of an owner says how an object is.
     fn judges(&self, owner: &Entry, part: &Entry) -> bool {
-        let is_judged = match owner.facts.judged_parts {
+        let has_failed = part.facts.health == HealthState::Degraded;
+        match owner.facts.judged_parts {
             JudgedParts::None => false,
-            JudgedParts::All => true,
-            JudgedParts::FailedBefore(success) => {
-                part.facts.health != HealthState::Degraded || time::at(part.facts.created) <= success
+            JudgedParts::AllButWorkloads => {
+                let api = self.graph.api(part);
+                !object_health::is_workload(&api.group, &api.kind)
             }
-        };
-        let api = self.api(part);
-        is_judged
-            && (object_health::is_built_in(&self.api(owner).group)
-                || !object_health::is_workload(&api.group, &api.kind))
+            JudgedParts::All => true,
+            JudgedParts::FailedBefore(success) => !has_failed || time::at(part.facts.created) <= success,
+            JudgedParts::FailedBeforeSuccess => !has_failed || self.has_later_success(owner, part),
+        }
+    }
+
+    fn has_later_success(&self, owner: &Entry, part: &Entry) -> bool {
+        let successes = self.successes.get_or_init(|| self.newest_successes());
+        let newest = self.graph.by_uid(&owner.uid).and_then(|owner| successes.get(&(owner, part.resource)));
+        newest.is_some_and(|newest| part.facts.created < *newest)
+    }
+
+    fn newest_successes(&self) -> HashMap<(u32, usize), i64> {
+        let mut newest = HashMap::new();
+        for &slot in self.slots {
+            let entry = self.graph.entry(slot);
+            if entry.facts.health != HealthState::Healthy {
+                continue;
+            }
+            for owner in self.graph.owners(entry) {
+                if self.graph.entry(owner).facts.judged_parts == JudgedParts::FailedBeforeSuccess {
+                    let time = newest.entry((owner, entry.resource)).or_insert(entry.facts.created);
+                    *time = entry.facts.created.max(*time);
+                }
+            }
+        }
+        newest
     }
 }
 

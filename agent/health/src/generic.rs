@@ -140,6 +140,18 @@ fn worst(findings: Vec<Finding>) -> Option<Finding> {
     Some(part.filter(explains).unwrap_or(worst))
 }
 
+/// Returns whether the objects of a kind do something once, such as a Workflow.
+pub(crate) fn ends(kind: &str) -> bool {
+    Course::new(kind) == Course::Ends
+}
+
+/// Returns whether the objects of a kind make others again and again, such as a CronWorkflow its Workflows.
+pub(crate) fn repeats(kind: &str) -> bool {
+    kind.starts_with("Cron")
+        || kind.starts_with("Scheduled")
+        || ["CronJob", "ScaledJob", "Schedule"].iter().any(|end| kind.ends_with(end))
+}
+
 /// Returns whether the status of an object says how it is.
 pub(crate) fn has_evidence(object: &Value) -> bool {
     let Some(status) = status(object) else { return false };

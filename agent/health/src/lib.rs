@@ -152,10 +152,14 @@ pub fn healthy_from(
 pub enum JudgedParts {
     /// Its health says nothing about its parts.
     None,
+    /// Its health is that of its parts, apart from workloads: its controller may not look at what runs.
+    AllButWorkloads,
     /// Its health is that of its parts, as far as it matters.
     All,
     /// A part that has failed matters if it was created after this time, at which another one succeeded.
     FailedBefore(SystemTime),
+    /// A part that has failed matters until one that was created later has succeeded.
+    FailedBeforeSuccess,
 }
 
 /// Returns the parts about which the health of an object says how they are. A stopped object says nothing about its parts, and neither does
@@ -168,12 +172,16 @@ pub fn judged_parts(object: &Value, assessment: &Assessment, context: Assessment
     };
     match assessment.health {
         HealthState::Suspended => JudgedParts::None,
+        _ if !is_built_in(group) && generic::repeats(kind) => JudgedParts::FailedBeforeSuccess,
         _ if !has_opinion => JudgedParts::None,
         // batch/v1beta1 does not know the last success.
         _ if (group, kind) == ("batch", "CronJob") && object["apiVersion"] == "batch/v1" => {
             JudgedParts::FailedBefore(workload::last_success(object).unwrap_or(SystemTime::UNIX_EPOCH))
         }
-        _ => JudgedParts::All,
+        _ if is_built_in(group) => JudgedParts::All,
+        // Its tries are over: it has succeeded in spite of those that failed, or counts as failed itself.
+        HealthState::Healthy | HealthState::Degraded if generic::ends(kind) => JudgedParts::All,
+        _ => JudgedParts::AllButWorkloads,
     }
 }
 

@@ -150,6 +150,55 @@ fn owner_hides_only_the_objects_that_it_judges() {
     }
 }
 
+/// An object of the namespace with an owner, a time of its creation and a status.
+fn run(api: &str, kind: &str, name: &str, owner: (&str, &str, &str), minute: u8, status: &Value) -> Value {
+    let mut run = owned(api, kind, name, owner);
+    run["metadata"]["creationTimestamp"] = format!("2026-01-01T00:{minute:02}:00Z").into();
+    run["status"] = status.clone();
+    run
+}
+
+#[test]
+fn failed_tries_of_a_run_count_until_it_has_ended() {
+    use HealthState::{Degraded, Healthy};
+    let ended = |status: &str| json!({"conditions": [{"type": "Succeeded", "status": status}]});
+    for (api, kind, running, done) in [
+        ("argoproj.io/v1alpha1", "Workflow", json!({"phase": "Running"}), json!({"phase": "Succeeded"})),
+        ("tekton.dev/v1", "TaskRun", ended("Unknown"), ended("True")),
+    ] {
+        let world = |status: &Value| {
+            let mut world = World::new();
+            world.apply(object(api, kind, "build", &json!({"status": status})));
+            world.apply(failing_pod("try-1", Some((api, kind, "build"))));
+            world.graph.health(&query_of(""), "", &Access::of_agent(), NOW).health.health
+        };
+        assert_eq!((world(&running), world(&done)), (Degraded, Healthy), "{kind}");
+    }
+    // A task that may fail: the PipelineRun has succeeded without it.
+    let mut world = World::new();
+    let (pipeline, task) = (("tekton.dev/v1", "PipelineRun", "build"), ("tekton.dev/v1", "TaskRun", "lint"));
+    world.apply(object(pipeline.0, pipeline.1, pipeline.2, &json!({"status": ended("True")})));
+    let failed = json!({"conditions": [{"type": "Succeeded", "status": "False", "reason": "Failed"}]});
+    world.apply(run(task.0, task.1, task.2, pipeline, 0, &failed));
+    world.apply(failing_pod("lint-pod", Some(task)));
+    assert_eq!(world.graph.health(&query_of(""), "", &Access::of_agent(), NOW).health.health, Healthy);
+}
+
+#[test]
+fn failed_run_of_a_schedule_counts_until_a_later_one_succeeds() {
+    use HealthState::{Degraded, Healthy};
+    let mut world = World::new();
+    let nightly = ("argoproj.io/v1alpha1", "CronWorkflow", "nightly");
+    world.apply(object(nightly.0, nightly.1, nightly.2, &json!({"status": {"phase": "Active"}})));
+    let mut health = |name: &str, minute, phase: &str| {
+        world.apply(run(nightly.0, "Workflow", name, nightly, minute, &json!({"phase": phase})));
+        world.graph.health(&query_of(""), "", &Access::of_agent(), NOW).health.health
+    };
+    assert_eq!(health("first", 1, "Succeeded"), Healthy);
+    assert_eq!(health("second", 2, "Failed"), Degraded, "the run before does not matter");
+    assert_eq!(health("third", 3, "Succeeded"), Healthy);
+}
+
 #[test]
 fn static_pod_counts_beside_its_node() {
     let ready = json!({"metadata": {"namespace": ""}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
