@@ -48,5 +48,6 @@ pub use self::{
     query::{Query, QueryError},
     reviews::{Identity, ReviewError, Reviews},
     selector::{InvalidSelector, LabelSelector},
+    time::wait_until,
     viewer::{Shown, Viewer},
 };

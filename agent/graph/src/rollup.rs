@@ -54,6 +54,17 @@ impl Graph {
         GroupList { groups: groups.collect(), partial: self.partial(query, access) }
     }
 
+    /// Returns the next time at which an object has been unhealthy for so long that its groups are, in seconds since 1970.
+    pub(crate) fn next_due(&self, query: &Query, access: &Access, now: i64) -> Option<i64> {
+        let unhealthy = self.entries().filter(|(_, entry)| {
+            entry.facts.health > HealthState::Suspended
+                && access.sees_entry(entry)
+                && !query.excludes_namespace(&entry.facts.namespace)
+        });
+        let times = unhealthy.map(|(_, entry)| entry.since.saturating_add(patience(query)));
+        times.filter(|time| *time > now).min()
+    }
+
     /// Returns the members of one group.
     pub(crate) fn members(&self, id: &str, access: &Access) -> HashSet<u32> {
         let mut memberships = Memberships::new(self, access);
@@ -100,7 +111,7 @@ impl Graph {
 
     /// Returns the health of several objects: that of the worst one that no other of them judges.
     fn group_health(&self, slots: &[u32], query: &Query, access: &Access, now: i64) -> GroupHealth {
-        let patience = i64::try_from(query.degraded_after.as_secs()).unwrap_or(i64::MAX);
+        let patience = patience(query);
         let lasting = |entry: &Entry| {
             let fresh = now.saturating_sub(entry.since) < patience;
             let health = entry.facts.health;
@@ -139,6 +150,11 @@ impl Graph {
         });
         GroupHealth { health: worst, counts, attention: attention.collect() }
     }
+}
+
+/// Returns the seconds for which an object must be unhealthy before its groups are.
+fn patience(query: &Query) -> i64 {
+    i64::try_from(query.degraded_after.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// Decides which objects of a set count, because no owner judges them.

@@ -46,7 +46,12 @@ impl World {
     }
 
     /// Adds or changes an object, whose UID is `<kind>/<name>` unless it has one.
-    pub(crate) fn apply(&mut self, mut object: Value) {
+    pub(crate) fn apply(&mut self, object: Value) {
+        self.apply_at(object, NOW);
+    }
+
+    /// Adds or changes an object at a time.
+    fn apply_at(&mut self, mut object: Value, now: i64) {
         let (api, kind) =
             (object["apiVersion"].as_str().unwrap().to_owned(), object["kind"].as_str().unwrap().to_owned());
         let metadata = &mut object["metadata"];
@@ -54,7 +59,7 @@ impl World {
             metadata["uid"] = format!("{kind}/{}", metadata["name"].as_str().unwrap()).into();
         }
         let resource = self.resource(&api, &kind);
-        self.graph.apply(resource, &mut object, NOW).unwrap();
+        self.graph.apply(resource, &mut object, now).unwrap();
     }
 
     pub(crate) fn delete(&mut self, api: &str, kind: &str, name: &str) {

@@ -24,6 +24,13 @@ pub(crate) fn now() -> i64 {
     of(SystemTime::now())
 }
 
+/// Waits until a time. The future never completes without one.
+pub async fn wait_until(seconds: Option<i64>) {
+    let Some(seconds) = seconds else { return std::future::pending().await };
+    let rest = u64::try_from(seconds.saturating_sub(now())).unwrap_or(0);
+    tokio::time::sleep(Duration::from_secs(rest)).await;
+}
+
 /// Returns a time as the system has it.
 pub(crate) fn at(seconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(MAX))

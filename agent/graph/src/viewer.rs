@@ -36,6 +36,8 @@ pub struct Viewer {
     sent_views: Option<Vec<View>>,
     /// The number of the last change, and of the last state, that groups or views were computed from.
     computed: Option<(u64, u64)>,
+    /// The time at which groups change if no object does, in seconds since 1970.
+    due: Option<i64>,
     /// A commit is due once all changes were sent.
     uncommitted: bool,
 }
@@ -75,6 +77,7 @@ impl Viewer {
             sent_groups: HashMap::new(),
             sent_views: None,
             computed: None,
+            due: None,
             uncommitted: true,
         };
         let mode = match since {
@@ -130,6 +133,11 @@ impl Viewer {
             events.push(GraphEvent::Commit { token: token(self.cursor) });
         }
         events
+    }
+
+    /// Returns the time at which there are lines also without a change, in seconds since 1970.
+    pub fn due(&self) -> Option<i64> {
+        self.due
     }
 
     /// Replaces the access. Returns the lines about objects that come into view, or leave it.
@@ -223,11 +231,11 @@ impl Viewer {
         self.cursor = graph.sequence();
     }
 
-    /// Computes groups or views, if something has changed.
+    /// Computes groups or views, if something has changed, or has been unhealthy for long enough.
     fn next_computed(&mut self, graph: &Graph, now: i64, events: &mut Vec<GraphEvent>) {
         self.cursor = graph.sequence();
         let position = Some((graph.sequence(), graph.state_version()));
-        if self.computed == position {
+        if self.computed == position && self.due.is_none_or(|due| now < due) {
             return;
         }
         self.computed = position;
@@ -241,6 +249,7 @@ impl Viewer {
 
     fn next_groups(&mut self, graph: &Graph, now: i64, events: &mut Vec<GraphEvent>) {
         let groups = graph.groups(&self.query, &self.access, now).groups;
+        self.due = graph.next_due(&self.query, &self.access, now);
         let mut known = std::mem::take(&mut self.sent_groups);
         let mut changed = Vec::new();
         for group in groups {

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{
     InstanceId,
-    graph::{GoneReason, GraphEvent, Node, Token, WatchMode},
+    graph::{GoneReason, GraphEvent, HealthState, Node, Token, WatchMode},
 };
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::{NOW, World, object, owned, query_of};
 use crate::{
     access::{Access, VisibleNamespaces},
+    time::{self, wait_until},
     viewer::{Shown, Viewer},
 };
 
@@ -276,6 +278,34 @@ fn pod_that_comes_and_goes_changes_the_service_that_selects_it() {
     world.delete("v1", "Pod", "p");
     reader.catch_up(&world);
     assert!(reader.known["Service/web"].edges.is_empty());
+}
+
+/// Nothing changes between the crash and the time at which it is reported.
+#[tokio::test(start_paused = true)]
+async fn group_is_degraded_once_an_object_was_for_long_enough() {
+    let (mut world, now) = (World::new(), time::now());
+    world.apply_at(object("v1", "Pod", "first", &json!({"status": {"phase": "Failed"}})), now - 20);
+    world.apply_at(object("v1", "Pod", "later", &json!({"status": {"phase": "Failed"}})), now - 10);
+    let query = query_of("degraded_after=60s");
+    let (mut viewer, _) = Viewer::new(&world.graph, query, Shown::Groups, Access::of_agent(), None);
+    let next = |viewer: &mut Viewer, now| {
+        let changed = viewer.next(&world.graph, token, now).into_iter().find_map(|event| match event {
+            GraphEvent::Groups { changed, .. } => Some(changed),
+            _ => None,
+        })?;
+        Some((changed[0].health.health, changed[0].health.attention.len()))
+    };
+    assert_eq!(next(&mut viewer, now), Some((HealthState::Healthy, 0)));
+    for (seconds, failed) in [(40, 1), (50, 2)] {
+        assert_eq!(next(&mut viewer, now + seconds - 1), None);
+        assert_eq!(viewer.due(), Some(now + seconds));
+        let start = Instant::now();
+        wait_until(viewer.due()).await;
+        let waited = start.elapsed().as_secs();
+        assert!((seconds as u64 - 1..=seconds as u64).contains(&waited), "{waited} s of {seconds}");
+        assert_eq!(next(&mut viewer, now + seconds), Some((HealthState::Degraded, failed)));
+    }
+    assert_eq!(viewer.due(), None, "nothing can get worse by itself");
 }
 
 /// After any changes, lists, losses and restarts, a reader knows what a fresh list has.

@@ -10,7 +10,7 @@ use proto::{
     graph::{GraphEvent, Token},
     header::{LAST_EVENT_ID, accepts_gzip, prefers},
 };
-use resource_graph::{Graph, Identity, QueryError, Shown, Viewer};
+use resource_graph::{Graph, Identity, QueryError, Shown, Viewer, wait_until};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
@@ -167,6 +167,7 @@ impl Follower {
                 _ = self.changes.changed() => {
                     sleep(self.coalesce()).await;
                 }
+                () = wait_until(self.viewer.due()) => {}
                 () = sleep_until(self.review) => self.review().await?,
                 () = changed(&mut self.policy) => self.review().await?,
                 () = self.view.ended.cancelled() => {}
