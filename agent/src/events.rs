@@ -14,7 +14,7 @@ use prometheus_client::{
 };
 use proto::{
     InstanceId,
-    events::{AgentEvent, AgentEventId, EventKind, NewAgentEvent},
+    events::{AgentEvent, AgentEventId, EventKind, NewAgentEvent, OpenAlerts},
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +42,8 @@ struct Ring {
     events: VecDeque<Arc<AgentEvent>>,
     /// The number of events so far.
     count: u64,
+    /// The last list of the open alerts.
+    open_alerts: Option<Arc<OpenAlerts>>,
 }
 
 /// Events that follow a position.
@@ -103,6 +105,18 @@ impl EventLog {
         self.0.newest.send_replace(ring.count);
     }
 
+    /// Sets the list of the open alerts, which replaces the one before.
+    pub(crate) fn set_open_alerts(&self, alerts: OpenAlerts) {
+        let mut ring = self.0.ring.lock();
+        ring.open_alerts = Some(Arc::new(alerts));
+        self.0.newest.send_replace(ring.count);
+    }
+
+    /// Returns the last list of the open alerts.
+    pub(crate) fn open_alerts(&self) -> Option<Arc<OpenAlerts>> {
+        self.0.ring.lock().open_alerts.clone()
+    }
+
     /// Returns at most `limit` events after the one with this id. Without an id, and after an id of another process, that are the oldest
     /// ones.
     pub(crate) fn read(&self, after: Option<AgentEventId>, limit: usize) -> EventBatch {
@@ -127,7 +141,7 @@ impl EventLog {
         self.0.closed.cancelled().await;
     }
 
-    /// Returns a receiver that notices each new event.
+    /// Returns a receiver that notices each new event and each list of open alerts.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.0.newest.subscribe()
     }

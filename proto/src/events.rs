@@ -8,6 +8,7 @@
 //! Whoever reads an event does not trust it: [`EventContent::bounded`] cuts what is too long.
 
 mod agent;
+mod open_alerts;
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::SystemTime};
 
@@ -17,6 +18,7 @@ use settings::rfc3339_millis;
 pub use self::agent::{
     AgentEvent, AgentEventId, AgentEventLine, EVENTS_PATH, InvalidAgentEventId, MAX_EVENT_LINE, NewAgentEvent,
 };
+pub use self::open_alerts::{CLOSED, EVENT_LINES, OPEN_ALERTS, OpenAlerts};
 use crate::{AgentId, AgentName};
 
 /// The longest message, in bytes.

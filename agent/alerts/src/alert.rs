@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::events::{EventContent, EventKind, EventSubject, NewAgentEvent, Severity};
+use proto::events::{CLOSED, EventContent, EventKind, EventSubject, NewAgentEvent, Severity};
 use serde::{Serialize, Serializer};
 
 use crate::policy::{Direction, PolicyRef};
@@ -186,7 +186,7 @@ impl AlertState {
         match self {
             Self::Opened => "opened",
             Self::Ongoing => "ongoing",
-            Self::Closed => "closed",
+            Self::Closed => CLOSED,
         }
     }
 }
@@ -205,6 +205,15 @@ impl Destination {
 impl PolicyRef {
     fn is_unknown(&self) -> bool {
         self.name.is_empty()
+    }
+}
+
+impl Alert {
+    /// Returns the text that the events of this alert have in common.
+    pub(crate) fn fingerprint(&self) -> String {
+        let report = AlertReport { alert: self.clone(), state: AlertState::Ongoing, at: self.last };
+        let content = NewAgentEvent::from(report).content.bounded();
+        content.alert_fingerprint().expect("its kind is that of alerts")
     }
 }
 

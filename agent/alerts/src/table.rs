@@ -1,5 +1,7 @@
 //! The open alerts of a cluster.
 
+mod complete;
+
 use std::{
     cmp::Reverse,
     collections::HashMap,
@@ -31,6 +33,10 @@ pub struct AlertTable {
     groups: HashMap<AlertKey, Group>,
     sources: HashMap<Peer, usize>,
     rate: ReportRate,
+    /// The fingerprints of the alerts that were over a moment ago, and when.
+    ended: HashMap<String, SystemTime>,
+    /// The time when all open alerts were listed for kas.
+    listed: Option<SystemTime>,
 }
 
 /// How an occurrence was counted.
@@ -68,7 +74,14 @@ impl AlertTable {
     /// Returns an empty table. An alert is over when it was quiet for the period.
     pub fn new(quiet_period: Duration) -> Self {
         let rate = ReportRate::new(BURST, REPORT_PERIOD);
-        Self { quiet_period, groups: HashMap::new(), sources: HashMap::new(), rate }
+        Self {
+            quiet_period,
+            groups: HashMap::new(),
+            sources: HashMap::new(),
+            rate,
+            ended: HashMap::new(),
+            listed: None,
+        }
     }
 
     /// Sets the quiet period, also of open alerts.
@@ -109,7 +122,7 @@ impl AlertTable {
             }
             let over = self.groups.iter().filter(|(_, group)| is_over(group));
             for key in over.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-                self.remove(&key);
+                self.remove(&key, now);
             }
             return Vec::new();
         }
@@ -180,8 +193,9 @@ impl AlertTable {
         self.groups.insert(key, group);
     }
 
-    fn remove(&mut self, key: &AlertKey) -> Option<Group> {
-        let removed = self.groups.remove(key)?;
+    fn remove(&mut self, key: &AlertKey, now: SystemTime) -> Option<Alert> {
+        let removed = self.groups.remove(key)?.alert(key);
+        self.ended.insert(removed.fingerprint(), now);
         if let Some(left) = self.sources.get_mut(&key.source) {
             *left -= 1;
             if *left == 0 {
@@ -193,7 +207,7 @@ impl AlertTable {
 
     fn report(&mut self, key: &AlertKey, state: AlertState, now: SystemTime) -> Option<AlertReport> {
         if state == AlertState::Closed {
-            return self.remove(key).map(|group| AlertReport { alert: group.alert(key), state, at: now });
+            return self.remove(key, now).map(|alert| AlertReport { alert, state, at: now });
         }
         let group = self.groups.get_mut(key)?;
         group.reported = Some(Reported { at: now, count: group.count });

@@ -14,6 +14,7 @@ mod handler;
 mod hubble;
 mod metrics;
 mod objects;
+mod observation;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,6 +32,7 @@ use tokio::{
     time::sleep,
 };
 
+use self::observation::Observation;
 pub(crate) use self::{handler::AlertsHandler, hubble::HubbleRelay, metrics::AlertsMetrics};
 use super::{KubernetesService, kube_client::Restrictions};
 use crate::events::EventLog;
@@ -63,6 +65,7 @@ pub(crate) struct Alerts {
     watched: Mutex<BTreeMap<String, PolicySet>>,
     /// All of them.
     policies: ArcSwap<PolicySet>,
+    observation: Mutex<Observation>,
     /// Notifies that an alert was opened.
     opened: Notify,
     metrics: AlertsMetrics,
@@ -90,6 +93,7 @@ impl Alerts {
     ) -> Arc<Self> {
         let section = Arc::new(AlertsSection::default());
         let filter = Arc::new(Filter::new(Arc::clone(&section), &restrictions));
+        let observation = Mutex::new(Observation::new(sources.hubble.is_some()));
         Arc::new(Self {
             sources,
             kubernetes,
@@ -101,6 +105,7 @@ impl Alerts {
             filter: watch::Sender::new(filter),
             watched: Mutex::default(),
             policies: ArcSwap::default(),
+            observation,
             opened: Notify::new(),
             metrics,
         })
@@ -193,16 +198,25 @@ impl Alerts {
         }
     }
 
-    /// Reports what is new at once, and looks each second at what has gone on or is over.
+    /// Reports what is new at once, and looks each second at what has gone on or is over. Lists all open alerts after the reports, so that
+    /// kas ends the others.
     async fn report(&self) {
         loop {
             tokio::select! {
                 () = sleep(LOOK) => {}
                 () = self.opened.notified() => {}
             }
-            let reports = self.table.lock().reports(SystemTime::now(), (self.leads)());
+            let (now, leading, observed) =
+                (SystemTime::now(), (self.leads)(), self.observation.lock().duration());
+            let (reports, open) = {
+                let mut table = self.table.lock();
+                (table.reports(now, leading), table.all_open(now, leading, observed))
+            };
             for report in reports {
                 self.events.emit(report);
+            }
+            if let Some(open) = open {
+                self.events.set_open_alerts(open);
             }
         }
     }

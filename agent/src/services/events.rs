@@ -1,11 +1,14 @@
 //! The service `agent-events`: kas follows the events of this process.
 
+use std::sync::Arc;
+
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use http::{Method, Request, Response};
 use proto::{
     Reason,
-    events::{AgentEventId, AgentEventLine, EVENTS_PATH},
+    events::{AgentEventId, AgentEventLine, EVENT_LINES, EVENTS_PATH, OPEN_ALERTS, OpenAlerts},
+    header::tokens,
 };
 use tokio::sync::watch;
 use tunnel::Body;
@@ -29,6 +32,10 @@ struct Reader {
     changes: watch::Receiver<u64>,
     /// The last event that was sent.
     after: Option<AgentEventId>,
+    /// kas knows lists of open alerts.
+    knows_open_alerts: bool,
+    /// The list that was sent.
+    open_alerts: Option<Arc<OpenAlerts>>,
 }
 
 impl RequestHandler for EventsHandler {
@@ -43,7 +50,9 @@ impl RequestHandler for EventsHandler {
         }
         let after = parse(request.uri().query().unwrap_or_default())?;
         // Subscribed first, so that no event is missed.
-        let reader = Reader { changes: self.0.changes(), log: self.0.clone(), after };
+        let (changes, log) = (self.0.changes(), self.0.clone());
+        let knows_open_alerts = tokens(request.headers(), &EVENT_LINES).any(|line| line == OPEN_ALERTS);
+        let reader = Reader { log, changes, after, knows_open_alerts, open_alerts: None };
         let lines =
             stream::unfold(reader, async |mut reader| reader.next().await.map(|lines| (lines, reader)));
         Ok(stream_response(JSON_LINES, lines))
@@ -68,6 +77,9 @@ impl Reader {
                 }
                 return Some(lines.freeze());
             }
+            if let Some(open) = self.next_open_alerts() {
+                return Some(line(&AgentEventLine::OpenAlerts((*open).clone())));
+            }
             tokio::select! {
                 biased;
                 // The sender lives as long as the log.
@@ -75,6 +87,13 @@ impl Reader {
                 () = self.log.closed() => return None,
             }
         }
+    }
+
+    /// Returns the list of open alerts, if kas does not have it. All events before it were sent.
+    fn next_open_alerts(&mut self) -> Option<Arc<OpenAlerts>> {
+        let newest = self.log.open_alerts().filter(|_| self.knows_open_alerts)?;
+        let is_sent = self.open_alerts.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, &newest));
+        (!is_sent).then(|| Arc::clone(self.open_alerts.insert(newest)))
     }
 }
 
@@ -103,7 +122,7 @@ mod tests {
         log.emit(EventContent::new(EventKind::Drift, Severity::Warning, message));
     }
 
-    async fn open(log: &EventLog, query: &str) -> Body {
+    async fn open_stream(log: &EventLog, query: &str) -> Body {
         let request = Request::get(format!("{EVENTS_PATH}{query}")).body(Body::empty()).unwrap();
         EventsHandler(log.clone()).handle(request).await.unwrap().into_body()
     }
@@ -123,7 +142,7 @@ mod tests {
     async fn events_follow_while_the_stream_is_open() {
         let log = EventLog::new(InstanceId::random());
         emit(&log, "before");
-        let mut body = open(&log, "").await;
+        let mut body = open_stream(&log, "").await;
         assert_eq!(lines(&mut body).await, ["1 before"]);
         assert!(lines(&mut body).now_or_never().is_none(), "nothing happens");
         emit(&log, "a");
@@ -137,22 +156,43 @@ mod tests {
         (0..1020).for_each(|number| emit(&log, &number.to_string()));
         let first = log.read(None, 1).events[0].id;
         let query = format!("?after={}", AgentEventId { sequence: 5, ..first });
-        let mut body = open(&log, &query).await;
+        let mut body = open_stream(&log, &query).await;
         let found = lines(&mut body).await;
         assert_eq!((found.len(), &*found[0], &*found[1]), (BATCH + 1, "Missed(15)", "21 20"));
         let query = format!("?after={}", AgentEventId { sequence: 1019, ..first });
-        assert_eq!(lines(&mut open(&log, &query).await).await, ["1020 1019"]);
+        assert_eq!(lines(&mut open_stream(&log, &query).await).await, ["1020 1019"]);
+    }
+
+    #[tokio::test]
+    async fn open_alerts_follow_the_events_for_a_kas_that_knows_them() {
+        let log = EventLog::new(InstanceId::random());
+        let open = |fingerprint: &str| OpenAlerts {
+            since: std::time::SystemTime::UNIX_EPOCH,
+            fingerprints: [fingerprint.to_owned()].into(),
+        };
+        let request = Request::get(EVENTS_PATH).header(EVENT_LINES, "later, open-alerts");
+        let request = request.body(Body::empty()).unwrap();
+        let mut knowing = EventsHandler(log.clone()).handle(request).await.unwrap().into_body();
+        let mut older = open_stream(&log, "").await;
+        log.set_open_alerts(open("a"));
+        log.set_open_alerts(open("b"));
+        emit(&log, "event");
+        assert_eq!(lines(&mut knowing).await, ["1 event"]);
+        assert_eq!(lines(&mut knowing).await, [format!("{:?}", AgentEventLine::OpenAlerts(open("b")))]);
+        assert!(lines(&mut knowing).now_or_never().is_none(), "the list is sent once");
+        assert_eq!(lines(&mut older).await, ["1 event"]);
+        assert!(lines(&mut older).now_or_never().is_none(), "it would not understand the line");
     }
 
     #[tokio::test]
     async fn stream_of_a_closed_log_ends_after_the_last_event() {
         let log = EventLog::new(InstanceId::random());
-        let mut open_before = open(&log, "").await;
+        let mut open_before = open_stream(&log, "").await;
         emit(&log, "last");
         log.close();
         assert_eq!(lines(&mut open_before).await, ["1 last"]);
         assert!(open_before.frame().await.is_none());
-        let mut open_after = open(&log, "").await;
+        let mut open_after = open_stream(&log, "").await;
         assert_eq!(lines(&mut open_after).await, ["1 last"]);
         assert!(open_after.frame().await.is_none());
     }

@@ -5,6 +5,7 @@
 
 mod checked;
 mod configuration;
+mod open_alerts;
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,10 @@ use http::Request;
 use parking_lot::Mutex;
 use proto::{
     AgentId, Hello, InstanceId, ServiceName,
-    events::{AgentEvent, AgentEventId, AgentEventLine, EVENTS_PATH, EventAgent, MAX_EVENT_LINE},
+    events::{
+        AgentEvent, AgentEventId, AgentEventLine, EVENT_LINES, EVENTS_PATH, EventAgent, MAX_EVENT_LINE,
+        OPEN_ALERTS, OpenAlerts,
+    },
     header,
 };
 use router::NewEvent;
@@ -172,8 +176,10 @@ impl EventsFeed {
             0 => EVENTS_PATH.to_owned(),
             sequence => format!("{EVENTS_PATH}?after={}", AgentEventId { instance: self.instance, sequence }),
         };
-        let request =
-            Request::get(path).header(header::SERVICE, ServiceName::AGENT_EVENTS).body(Body::empty());
+        let request = Request::get(path)
+            .header(header::SERVICE, ServiceName::AGENT_EVENTS)
+            .header(EVENT_LINES, OPEN_ALERTS)
+            .body(Body::empty());
         let response = timeout(HEAD_TIMEOUT, tunnel.call(request.expect("a valid request"))).await;
         let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
         if !response.status().is_success() {
@@ -187,6 +193,7 @@ impl EventsFeed {
                     events.metrics().count_of_agent(AgentEventResult::Missed, count.min(MAX_MISSED));
                 }
                 AgentEventLine::Event(event) => self.accept(&mut checker, *event).await?,
+                AgentEventLine::OpenAlerts(open) => self.end_alerts(&open).await,
             }
         }
         Ok(())
@@ -204,6 +211,21 @@ impl EventsFeed {
         self.append(event).await;
         metrics.count_of_agent(AgentEventResult::Accepted, 1);
         Ok(())
+    }
+
+    /// Ends the alerts of the agent that the log has as open, and agentk has not.
+    async fn end_alerts(&self, open: &OpenAlerts) {
+        self.pace.wait().await;
+        let events = &self.service.0.events;
+        if let Some(missing) = events.missing() {
+            // The ends of some may be among those. The next list comes in a quarter of an hour.
+            tracing::debug!(agent.name = %self.agent.name, missing, "no alert is ended");
+            return;
+        }
+        for event in open_alerts::ended(events, &self.agent, open) {
+            self.pace.wait().await;
+            self.append(event).await;
+        }
     }
 
     /// Appends an event, as soon as the store responds. Meanwhile, no other event of the agent is read.

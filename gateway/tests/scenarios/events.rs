@@ -53,7 +53,7 @@ fn run_events(world: &World) -> AbortOnDropHandle<()> {
     }))
 }
 
-async fn list(world: &World, query: &str) -> Vec<Value> {
+pub(crate) async fn list(world: &World, query: &str) -> Vec<Value> {
     let response = get(world, &format!("/api/v1/events{query}")).await;
     assert_eq!(response.status(), StatusCode::OK, "{query}");
     let list: Value = serde_json::from_str(&text(response).await).unwrap();
@@ -61,7 +61,7 @@ async fn list(world: &World, query: &str) -> Vec<Value> {
     list["events"].as_array().unwrap().clone()
 }
 
-fn messages(events: &[Value]) -> Vec<&str> {
+pub(crate) fn messages(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| event["message"].as_str().unwrap()).collect()
 }
 
@@ -69,15 +69,15 @@ fn kinds(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| event["kind"].as_str().unwrap()).collect()
 }
 
-fn alert(message: &str) -> EventContent {
+pub(crate) fn alert(message: &str) -> EventContent {
     EventContent::new(EventKind::Alert, Severity::Warning, message)
 }
 
 /// The replicas to which an agentk opens its tunnels, one after the other.
 #[derive(Clone)]
-struct InTurn {
-    worlds: Vec<World>,
-    next: Arc<AtomicUsize>,
+pub(crate) struct InTurn {
+    pub(crate) worlds: Vec<World>,
+    pub(crate) next: Arc<AtomicUsize>,
 }
 
 impl Dial for InTurn {
@@ -89,7 +89,7 @@ impl Dial for InTurn {
 }
 
 /// An agentk with events, whose two tunnels end at these replicas.
-async fn agent_with(worlds: &[&World], log: &EventLog) -> AbortOnDropHandle<()> {
+pub(crate) async fn agent_with(worlds: &[&World], log: &EventLog) -> AbortOnDropHandle<()> {
     let before: Vec<i64> = worlds.iter().map(|world| world.kas.agents.metrics.tunnels.get()).collect();
     let token = AgentToken::value(worlds[0].agent_token.clone());
     let config =

@@ -34,6 +34,7 @@ mod managed_environments;
 mod manifests;
 mod observability;
 mod oidc;
+mod open_alerts;
 mod panics;
 mod peers;
 mod peers_failures;

@@ -5,15 +5,15 @@ use std::{fmt, str::FromStr, time::SystemTime};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339_millis;
 
-use super::{EventContent, clean};
+use super::{EventContent, OpenAlerts, clean};
 use crate::InstanceId;
 
 /// The path of the request. Its method is GET; the query `after=<id>` leaves out the event with this id and those before it. The response
 /// is a stream of lines of JSON, each an [`AgentEventLine`].
 pub const EVENTS_PATH: &str = "/v1/events";
 
-/// The longest line of the response, in bytes.
-pub const MAX_EVENT_LINE: usize = 16 << 10;
+/// The longest line of the response, in bytes: that of 2000 alerts.
+pub const MAX_EVENT_LINE: usize = 48 << 10;
 
 /// The longest key and the longest state of an event, in bytes.
 const MAX_KEY: usize = 128;
@@ -26,6 +26,8 @@ pub enum AgentEventLine {
     Event(Box<AgentEvent>),
     /// This many events were forgotten before kas has read them.
     Missed(u64),
+    /// The open alerts, after the events so far. Only a kas that asks for them with [`EVENT_LINES`](super::EVENT_LINES) gets them.
+    OpenAlerts(OpenAlerts),
 }
 
 /// An event of an agentk process.
@@ -166,6 +168,11 @@ mod tests {
         assert_eq!(serde_json::from_value::<AgentEventLine>(json).unwrap(), line);
         let missed = serde_json::to_string(&AgentEventLine::Missed(7)).unwrap();
         assert_eq!(missed, "{\"missed\":7}");
+        let fingerprints = ["0123456789abcdef".to_owned()].into();
+        let open = AgentEventLine::OpenAlerts(OpenAlerts { since: SystemTime::UNIX_EPOCH, fingerprints });
+        let json = json!({"open_alerts": {"since": "1970-01-01T00:00:00.000Z", "fingerprints": ["0123456789abcdef"]}});
+        assert_eq!(serde_json::to_value(&open).unwrap(), json);
+        assert_eq!(serde_json::from_value::<AgentEventLine>(json).unwrap(), open);
     }
 
     #[test]

@@ -216,3 +216,38 @@ fn report_is_an_event_with_the_facts() {
         serde_json::json!({"namespace": "shop", "kind": "Deployment", "name": "db", "port": 443, "protocol": "TCP"})
     );
 }
+
+#[test]
+fn all_open_alerts_are_listed_once_a_quiet_period_was_observed() {
+    let mut table = AlertTable::new(QUIET);
+    observe(&mut table, key("web", 443), 0);
+    observe(&mut table, key("web", 80), 300_000);
+    let mut list = |milliseconds: u64, leading: bool, observed: Duration| {
+        let reports = table.reports(at(milliseconds), leading);
+        let listed = table.all_open(at(milliseconds), leading, observed);
+        (reports.len(), listed.map(|open| (open.since, open.fingerprints.len())))
+    };
+    assert_eq!(list(300_000, true, QUIET / 2), (2, None), "others may go on");
+    assert_eq!(list(599_999, true, QUIET), (0, Some((at(599_999) - QUIET, 2))));
+    assert_eq!(list(600_000, true, QUIET).1, None, "kas has the list");
+    assert_eq!(list(600_001, false, QUIET).1, None);
+    // The end of the first one may not have arrived.
+    assert_eq!(list(610_000, true, QUIET).1.map(|(_, alerts)| alerts), Some(2), "it leads again");
+    let again = 610_000 + 15 * 60_000;
+    assert_eq!(list(again - 1, true, QUIET), (1, None));
+    assert_eq!(list(again + 60_000, true, QUIET).1.map(|(_, alerts)| alerts), Some(0));
+}
+
+#[test]
+fn fingerprint_of_a_listed_alert_is_that_of_its_events() {
+    let mut table = AlertTable::new(QUIET);
+    observe(&mut table, key("web", 443), 0);
+    let mut events = table.reports(at(0), true);
+    let open = table.all_open(at(1), true, QUIET).unwrap();
+    events.extend(table.reports(at(700_000), true));
+    assert_eq!(states(&events), [(AlertState::Opened, 1), (AlertState::Closed, 1)]);
+    for report in events {
+        let content = NewAgentEvent::from(report).bounded().content;
+        assert_eq!(content.alert_fingerprint().as_ref(), open.fingerprints.first());
+    }
+}

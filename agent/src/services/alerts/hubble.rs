@@ -30,7 +30,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
-use super::Alerts;
+use super::{Alerts, observation::HUBBLE};
 use crate::upstream::{Connector, Io, Scheme, ServerUrl, TlsConfigSource, UpstreamError};
 
 /// The time for connecting, and that for the head of the response.
@@ -156,6 +156,7 @@ pub(super) async fn follow(alerts: &Alerts) {
         let began = Instant::now();
         let mut received = false;
         let Err(error) = read(alerts, relay, &mut newest, &mut received).await;
+        alerts.observation.lock().interrupt(HUBBLE);
         alerts.metrics.set_connected(false);
         alerts.metrics.count_failure();
         // A stream that ends at once, again and again, is no reason for as many lines.
@@ -184,6 +185,7 @@ async fn read(
     let mut stream = relay.flows(newest.and_then(|time| after(time, SystemTime::now()))).await?;
     tracing::info!(hubble = %relay.url, "following flows");
     alerts.metrics.set_connected(true);
+    alerts.observation.lock().resume(HUBBLE);
     let mut number = 0_usize;
     loop {
         let message = stream.message().await.map_err(FollowError::Status)?;

@@ -45,6 +45,7 @@ pub(super) async fn follow(alerts: &Alerts) {
         }
         // What the next watches do not find has to be gone.
         alerts.forget_policies();
+        alerts.observation.lock().restart_watches();
     }
 }
 
@@ -130,9 +131,20 @@ impl Watch<'_> {
         let mut stream = watcher(self.api.clone(), config).boxed();
         while let Some(event) = stream.next().await {
             match event {
-                Ok(Event::Apply(object)) => self.alerts.observe_event(&value(&object), self.filter),
-                Ok(Event::Init | Event::InitApply(_) | Event::InitDone | Event::Delete(_)) => {}
-                Err(error) => self.wait(&error).await,
+                Ok(Event::Apply(object)) => {
+                    self.alerts.observation.lock().resume(&self.name);
+                    self.alerts.observe_event(&value(&object), self.filter);
+                }
+                // Events that were written before the list are not counted.
+                Ok(Event::Init) => self.alerts.observation.lock().interrupt(&self.name),
+                Ok(Event::InitDone) => self.alerts.observation.lock().resume(&self.name),
+                Ok(Event::InitApply(_) | Event::Delete(_)) => {}
+                Err(error) => {
+                    if is_refused(&error) {
+                        self.alerts.observation.lock().interrupt(&self.name);
+                    }
+                    self.wait(&error).await;
+                }
             }
         }
     }
@@ -140,12 +152,7 @@ impl Watch<'_> {
     async fn wait(&self, error: &Error) {
         let message = short_line(error.to_string().as_bytes());
         tracing::debug!(watch = self.name, error = message, "a watch for alerts was interrupted");
-        let status = match error {
-            Error::InitialListFailed(kube::Error::Api(status))
-            | Error::WatchStartFailed(kube::Error::Api(status)) => status.code,
-            _ => 0,
-        };
-        sleep(if matches!(status, 403 | 404) { LOOK_AGAIN } else { RETRY }).await;
+        sleep(if is_refused(error) { LOOK_AGAIN } else { RETRY }).await;
     }
 }
 
@@ -161,6 +168,15 @@ impl Alerts {
             }
             Err(ignored) => self.metrics.drop_one(ignored.as_str()),
         }
+    }
+}
+
+/// Returns whether the resource does not exist, or agentk may not read it.
+fn is_refused(error: &Error) -> bool {
+    match error {
+        Error::InitialListFailed(kube::Error::Api(status))
+        | Error::WatchStartFailed(kube::Error::Api(status)) => matches!(status.code, 403 | 404),
+        _ => false,
     }
 }
 

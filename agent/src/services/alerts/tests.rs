@@ -1,6 +1,7 @@
 //! Alerts with stand-ins for Hubble Relay and the API server.
 
 mod api_server;
+mod open_alerts;
 mod relay;
 
 use std::time::Instant;

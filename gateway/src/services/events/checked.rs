@@ -81,7 +81,7 @@ impl EventChecker {
 }
 
 /// Returns a short text that differs for different texts.
-fn digest(texts: &[&str]) -> String {
+pub(super) fn digest(texts: &[&str]) -> String {
     let mut digest = Sha256::new();
     for text in texts {
         digest.update((text.len() as u64).to_be_bytes());
