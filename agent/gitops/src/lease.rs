@@ -20,6 +20,10 @@ const DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The time between two attempts.
 const PERIOD: Duration = Duration::from_secs(2);
+/// The time within which the Lease is given back, or expires by itself.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
+/// The time between two attempts to give the Lease back, after an error that may pass.
+const RELEASE_PERIOD: Duration = Duration::from_millis(200);
 
 /// The leader, as this process knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct Candidate {
     name: String,
     identity: String,
     observed: Option<Observed>,
+    /// The version that a write without a response replaces. The API server may still execute it.
+    unanswered: Option<Option<String>>,
 }
 
 /// The Lease as it was seen last.
@@ -61,6 +67,7 @@ enum Step {
     Create,
     Renew,
     TakeOver,
+    Release,
     Wait,
 }
 
@@ -116,6 +123,7 @@ impl Candidate {
             name: text(name),
             identity: text(identity),
             observed: None,
+            unanswered: None,
         }
     }
 
@@ -126,9 +134,7 @@ impl Candidate {
         loop {
             let began = Instant::now();
             let held = timeout(RENEW_DEADLINE, self.attempt()).await;
-            let held = held.unwrap_or_else(|_| {
-                Err(ApiError { message: "no response in time".to_owned(), ..ApiError::default() })
-            });
+            let held = held.unwrap_or_else(|_| Err(no_response()));
             let term = leadership.borrow().term();
             match held {
                 Ok(true) => {
@@ -165,12 +171,37 @@ impl Candidate {
     }
 
     /// Gives the Lease back, so that another pod need not wait until it has expired. Nothing may be written any more.
+    ///
+    /// [`Self::run`] may have been dropped during a write, which the API server executes before this one, after it or not at all.
     pub async fn release(&mut self) {
-        if self.observed.as_ref().is_some_and(|observed| observed.holder == self.identity) {
-            self.identity.clear();
-            if let Ok(Err(error)) = timeout(PERIOD, self.write(Step::Renew)).await {
-                tracing::debug!(lease = self.name, %error, "the Lease was not given back");
+        let released = timeout(RELEASE_DEADLINE, self.try_release()).await;
+        if let Err(error) = released.unwrap_or_else(|_| Err(no_response())) {
+            tracing::info!(lease = self.name, %error, "the Lease was not given back: other pods wait until it has expired");
+        }
+    }
+
+    async fn try_release(&mut self) -> Result<(), ApiError> {
+        if !self.holds() && self.unanswered.is_none() {
+            return Ok(());
+        }
+        loop {
+            match self.release_once().await {
+                // The Lease has changed since it was read, by an earlier write of this process for example.
+                Err(error) if error.status == 409 => {}
+                Err(error) if error.is_transient() => sleep(RELEASE_PERIOD).await,
+                released => return released,
             }
+        }
+    }
+
+    async fn release_once(&mut self) -> Result<(), ApiError> {
+        let found = self.cluster.lease(&self.namespace, &self.name).await?;
+        self.observe(found.as_ref(), Instant::now());
+        // The API server refuses a write of a version that was replaced.
+        let may_follow = self.unanswered.as_ref().is_some_and(|replaced| *replaced == self.version());
+        match self.holds() || may_follow {
+            true => self.write(Step::Release).await.map(drop),
+            false => Ok(()),
         }
     }
 
@@ -193,7 +224,7 @@ impl Candidate {
         let step = step(self.observed.as_ref(), &self.identity, Instant::now());
         let written = match step {
             Step::Wait => return Ok(false),
-            Step::Create | Step::Renew | Step::TakeOver => self.write(step).await,
+            step => self.write(step).await,
         };
         match written {
             Ok(lease) => {
@@ -206,26 +237,48 @@ impl Candidate {
         }
     }
 
-    async fn write(&self, step: Step) -> Result<Value, ApiError> {
+    async fn write(&mut self, step: Step) -> Result<Value, ApiError> {
+        let (lease, replaced) = (self.lease(step), self.version());
+        let create = replaced.is_none();
+        self.unanswered = Some(replaced);
+        let written = self.cluster.write_lease(&self.namespace, &lease, create).await;
+        if !written.as_ref().is_err_and(ApiError::is_transient) {
+            self.unanswered = None;
+        }
+
+        written
+    }
+
+    /// Returns the Lease after a step.
+    fn lease(&self, step: Step) -> Value {
         let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
         let transitions = match (&self.observed, step) {
             (Some(observed), Step::TakeOver) => observed.transitions + 1,
             (Some(observed), _) => observed.transitions,
             (None, _) => 0,
         };
-        let version = self.observed.as_ref().map(|observed| observed.resource_version.clone());
-        let lease = json!({
+        let holder = if step == Step::Release { "" } else { &self.identity };
+        json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self.name, "namespace": self.namespace, "resourceVersion": version},
+            "metadata": {"name": self.name, "namespace": self.namespace, "resourceVersion": self.version()},
             "spec": {
-                "holderIdentity": self.identity,
+                "holderIdentity": holder,
                 "leaseDurationSeconds": DURATION.as_secs(),
                 "leaseTransitions": transitions,
                 "renewTime": now,
             },
-        });
-        self.cluster.write_lease(&self.namespace, &lease, step == Step::Create).await
+        })
+    }
+
+    /// Returns the version of the Lease that was seen last; `None` if there was no Lease.
+    fn version(&self) -> Option<String> {
+        self.observed.as_ref().map(|observed| observed.resource_version.clone())
+    }
+
+    /// Returns whether this process holds the Lease that was seen last.
+    fn holds(&self) -> bool {
+        self.observed.as_ref().is_some_and(|observed| observed.holder == self.identity)
     }
 
     fn observe(&mut self, lease: Option<&Value>, now: Instant) {
@@ -256,31 +309,10 @@ fn step(observed: Option<&Observed>, identity: &str, now: Instant) -> Step {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn observed(holder: &str, since: Instant) -> Observed {
-        Observed { resource_version: "1".to_owned(), holder: holder.to_owned(), transitions: 0, since }
-    }
-
-    #[test]
-    fn lease_is_taken_over_once_its_holder_has_been_silent() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(step(None, "me", start), Step::Create);
-        assert_eq!(step(Some(&observed("me", start)), "me", at(100)), Step::Renew);
-        assert_eq!(step(Some(&observed("", start)), "me", start), Step::TakeOver, "it was released");
-        assert_eq!(step(Some(&observed("other", start)), "me", at(14)), Step::Wait);
-        assert_eq!(step(Some(&observed("other", start)), "me", at(15)), Step::TakeOver);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn leader_that_was_frozen_finds_its_time_over() {
-        let leadership = Leadership::Own(Instant::now() + RENEW_DEADLINE);
-        assert!(leadership.is_held());
-        tokio::time::advance(RENEW_DEADLINE).await;
-        assert!(!leadership.is_held(), "before another candidate may take over");
-        assert!(RENEW_DEADLINE < DURATION);
-    }
+/// Returns the error of a request that got no response in time.
+fn no_response() -> ApiError {
+    ApiError { message: "no response in time".to_owned(), ..ApiError::default() }
 }
+
+#[cfg(test)]
+mod tests;
