@@ -70,9 +70,9 @@ impl RequestHandler for AuditHandler {
         let permit = self.readers.try_acquire(caller).map_err(|reason| {
             let what = match reason {
                 NoPermit::All => format!("{MAX_READERS} callers read the audit log, which is the most"),
-                NoPermit::Share => {
-                    format!("this caller reads the audit log {} times, which is its share", MAX_READERS / 2)
-                }
+                NoPermit::Share(share) => format!(
+                    "this caller reads the audit log as often as its share of what other callers leave allows: {share} times"
+                ),
             };
             ServiceError::new(Reason::TooManyRequests, what)
         })?;

@@ -110,7 +110,7 @@ impl Gitops {
             subscribed: watch::Sender::default(),
             previews: Previews::default(),
             diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
-            diff_bodies: CallerPermits::new(diff::MAX_BODIES),
+            diff_bodies: CallerPermits::in_halves(diff::MAX_BODIES),
             projects: Mutex::default(),
             metrics,
             health_rules: HealthRules::default(),

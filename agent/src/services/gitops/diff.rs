@@ -86,7 +86,7 @@ async fn receive(mut body: Body, bytes: &mut CallerPermit) -> Result<Bytes, Serv
         bytes.try_grow(data.len()).map_err(|reason| {
             let whose = match reason {
                 NoPermit::All => "of other callers",
-                NoPermit::Share => "of the same caller",
+                NoPermit::Share(_) => "of the same caller",
             };
             let what = format!("this pod of agentk has manifests {whose} for diffs at the moment; try again");
             ServiceError::new(Reason::TooManyRequests, what)

@@ -81,9 +81,9 @@ pub(super) async fn respond(
             NoPermit::All => {
                 format!("{MAX_VIEWERS} callers follow the graph at this pod of agentk, which is the most")
             }
-            NoPermit::Share => {
-                format!("this caller follows the graph {} times, which is its share", MAX_VIEWERS / 2)
-            }
+            NoPermit::Share(share) => format!(
+                "this caller follows the graph as often as its share of what other callers leave allows: {share} times"
+            ),
         };
         ServiceError::new(Reason::TooManyRequests, what)
     })?;
