@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 use tower::{ServiceExt as _, service_fn};
-use tunnel::OverheadStream;
+use tunnel::{CountedBody, OverheadStream};
 
 use crate::{hold_open::HoldOpen, http_limits::HttpLimits, request_count::RequestCount};
 
@@ -46,6 +46,7 @@ impl HttpServer {
             overhead.subtract_received_request(request.uri(), request.headers());
             request.extensions_mut().insert(ConnectInfo(peer));
             request.extensions_mut().insert(Arc::clone(&stranger));
+            let request = request.map(|body| CountedBody::new(body, overhead.clone()));
             let guard = RequestGuard::new(&counter);
             let response = self.routes.clone().oneshot(request);
             response.inspect(move |response| {
@@ -96,6 +97,7 @@ impl Drop for RequestGuard {
 mod tests {
     use axum::routing::get;
     use bytes::Bytes;
+    use futures_util::StreamExt as _;
     use http_body_util::{BodyExt as _, Empty};
     use hyper::client::conn::http2;
     use hyper_util::rt::TokioExecutor;
@@ -179,6 +181,37 @@ mod tests {
         let start = Instant::now();
         connection.await.unwrap().unwrap();
         assert!(start.elapsed() <= TIMEOUT * 3 / 2, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn body_of_many_small_frames_that_is_read_is_not_cut() {
+        const FRAMES: usize = 140_000;
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let read = async |body: axum::body::Body| {
+            let mut read = 0;
+            let mut frames = body.into_data_stream();
+            while let Some(Ok(data)) = frames.next().await {
+                read += data.len();
+            }
+            read.to_string()
+        };
+        let routes = Router::new().route("/", axum::routing::post(read));
+        let server = HttpServer { name: "test", routes, header_read_timeout: TIMEOUT };
+        tokio::spawn(server.serve(far, "192.0.2.1:7".parse().unwrap(), Arc::default()));
+        let (mut sender, connection) =
+            http2::handshake(TokioExecutor::new(), TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection);
+        // Few of them wait to be read.
+        let frames = futures_util::stream::iter(0..FRAMES).then(async |number| {
+            if number % 200 == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            Ok::<_, std::convert::Infallible>(http_body::Frame::data(Bytes::from_static(b"x")))
+        });
+        let request =
+            Request::post("http://kas/").body(http_body_util::StreamBody::new(frames.boxed())).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), FRAMES.to_string());
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ use proto::hop_by_hop;
 use strangers::Stranger;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower::{BoxError, Service, ServiceBuilder};
-use tunnel::OverheadStream;
+use tunnel::{CountedBody, OverheadStream};
 
 pub(crate) use self::budget::ResponseBudget;
 pub(crate) use self::connection::RequestGuard;
@@ -69,6 +69,9 @@ use access::{
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The body of a request. Its frames count in the limit of the overhead of their connection until they are read.
+pub(crate) type CallerBody = CountedBody<Incoming>;
 
 /// Handles one request.
 ///
@@ -200,7 +203,7 @@ impl ProxyServer {
     {
         let address = PeerAddress::new(peer.ip());
         let service = service();
-        let answer = |request: Request<Incoming>, guard| {
+        let answer = |request: Request<CallerBody>, guard| {
             let route = self.hosts.route(&request, &tls_name);
             let peer = (&address, self.addresses.trusted_proxies());
             service.clone().call(ProxyRequest::new(self, peer, route, guard, request.map(Some)))
@@ -214,7 +217,7 @@ impl ProxyServer {
         self: &Arc<Self>,
         (peer, proxies): (&PeerAddress, &[IpNet]),
         guard: RequestGuard,
-        request: Request<Option<Incoming>>,
+        request: Request<Option<CallerBody>>,
     ) -> Response<impl http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + use<>> {
         let request = ProxyRequest::new(self, (peer, proxies), Route::Path, guard, request);
         let Ok(response) = service().call(request).await;
@@ -239,7 +242,7 @@ impl ProxyServer {
         answer: F,
     ) where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        F: Fn(Request<Incoming>, RequestGuard) -> Fut,
+        F: Fn(Request<CallerBody>, RequestGuard) -> Fut,
         Fut: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
@@ -251,6 +254,7 @@ impl ProxyServer {
         let service = service_fn(|request: Request<Incoming>| {
             overhead.subtract_received_request(request.uri(), request.headers());
             let leaving = (request.version() < Version::HTTP_2).then(|| self.connections.leaving.clone());
+            let request = request.map(|body| CountedBody::new(body, overhead.clone()));
             let answered = answer(request, RequestGuard::new(&state));
             async move {
                 let mut response = answered.await?;

@@ -42,7 +42,6 @@ use axum::body::Body;
 use gitlab::environments::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use oidc::Issuers;
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, percent};
@@ -74,7 +73,7 @@ use crate::{
     agents::AgentServer,
     config::WebListen,
     headers::PeerAddress,
-    proxy::{ProxyServer, RequestGuard},
+    proxy::{CallerBody, ProxyServer, RequestGuard},
 };
 
 const SESSION_PATH: &str = "/web/v1/session";
@@ -117,7 +116,7 @@ enum Answer {
     /// The response is complete.
     Own(Response<Body>),
     /// The proxy sends the request to an agent, with the token of the session.
-    Proxy(Request<Incoming>, Arc<Session>),
+    Proxy(Request<CallerBody>, Arc<Session>),
 }
 
 /// The session, for the page.
@@ -218,7 +217,7 @@ impl WebServer {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let address = Arc::new(PeerAddress::new(peer.ip()));
-        let answer = |request: Request<Incoming>, guard: RequestGuard| {
+        let answer = |request: Request<CallerBody>, guard: RequestGuard| {
             let (web, address) = (Arc::clone(self), Arc::clone(&address));
             Box::pin(async move {
                 let (request, session) = match web.answer(request, &address, &guard).await {
@@ -236,7 +235,7 @@ impl WebServer {
     /// Answers a request, or prepares it for the proxy.
     async fn answer(
         self: &Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<CallerBody>,
         peer: &Arc<PeerAddress>,
         guard: &RequestGuard,
     ) -> Answer {
@@ -339,7 +338,11 @@ impl WebServer {
     }
 
     /// Answers the requests of a login at an issuer, to which the browser goes as to a page.
-    async fn answer_navigation(&self, request: &Request<Incoming>, client: IpAddr) -> Option<Response<Body>> {
+    async fn answer_navigation(
+        &self,
+        request: &Request<CallerBody>,
+        client: IpAddr,
+    ) -> Option<Response<Body>> {
         let result = match (request.uri().path(), request.method()) {
             (LOGIN_PATH, &Method::GET) if !origin::is_foreign(request.headers()) => {
                 // A session of before ends: the browser does not send its cookie when it comes back.
@@ -363,7 +366,7 @@ impl WebServer {
 
     async fn complete_login(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<CallerBody>,
         client: IpAddr,
     ) -> Result<Response<Body>, LoginFailure> {
         let CompletedLogin { token, caller, page } = self.logins.complete(request, client).await?;
@@ -397,7 +400,7 @@ impl WebServer {
 
     async fn api(
         &self,
-        request: Request<Incoming>,
+        request: Request<CallerBody>,
         client: IpAddr,
         session: Option<(Arc<Session>, Arc<Grant>)>,
     ) -> Response<Body> {
@@ -440,7 +443,7 @@ impl WebServer {
     }
 
     /// Begins a session with the token in the body of a request. A session of before ends.
-    async fn log_in(&self, request: Request<Incoming>, client: IpAddr) -> Response<Body> {
+    async fn log_in(&self, request: Request<CallerBody>, client: IpAddr) -> Response<Body> {
         let (head, body) = request.into_parts();
         let body = timeout(LOGIN_TIMEOUT, Limited::new(body, MAX_LOGIN).collect()).await;
         let login = body.ok().and_then(Result::ok);

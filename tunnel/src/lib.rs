@@ -31,6 +31,7 @@
 //!   [`StreamMonitor`] observes the reader of a body.
 //! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
 //! * [`OverheadStream`] limits the bytes without effect on a connection of HTTP/2 that has no WebSocket of this crate.
+//!   [`CountedBody`] makes frames useful that are read there.
 //! * [`direct`] is a tunnel without a WebSocket between two replicas of kas. There, [`IncomingRequest::relay`] forwards a
 //!   request into the tunnel of the agent.
 //! * [`TunnelServer::tunnel`] is a tunnel to GitLab's agentk, which is the HTTP/2 client, and carries requests in its calls.
@@ -39,6 +40,7 @@
 mod body;
 mod client;
 mod config;
+mod counted_body;
 pub mod direct;
 mod drain;
 mod error;
@@ -66,6 +68,7 @@ pub use self::{
     body::{Body, BodyError},
     client::{Driver, open},
     config::TunnelConfig,
+    counted_body::CountedBody,
     drain::DrainHandle,
     error::{CallError, CallErrorKind, CloseReason},
     handle::{CallFuture, Tunnel},

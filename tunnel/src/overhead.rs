@@ -89,6 +89,11 @@ impl OverheadCounter {
         self.subtract(PER_FRAME);
     }
 
+    /// Subtracts the header of a frame of data that this end has read, on a connection without messages.
+    pub(crate) fn subtract_frame_header(&self) {
+        self.subtract(FRAME_HEADER);
+    }
+
     /// Subtracts the head or the trailers of a message that this end has read.
     pub fn subtract_fields(&self, fields: &HeaderMap) {
         self.subtract_head(size(fields));

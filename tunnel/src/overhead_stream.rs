@@ -11,15 +11,15 @@ use tokio::{
     time::Instant,
 };
 
-use crate::overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE, SENT_PER_UPDATE, Scanned};
+use crate::overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE, Scanned};
 
 /// The first bytes of an HTTP/2 client (RFC 9113 section 3.4). No request of HTTP/1.1 begins with them.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0";
 
 /// A byte stream of HTTP/2 that fails with an [`OverheadError`](crate::OverheadError) when the other end exceeds its limit.
 ///
-/// The stream itself subtracts data and the updates of windows. The end that handles requests or responses subtracts their heads,
-/// with the [`OverheadCounter`].
+/// The stream itself subtracts the payload of data, and the updates of windows. The end that handles requests or responses subtracts
+/// their heads, with the [`OverheadCounter`], and the frames that it reads, with [`CountedBody`](crate::CountedBody).
 #[derive(Debug)]
 pub struct OverheadStream<T> {
     io: T,
@@ -63,8 +63,6 @@ impl<T> OverheadStream<T> {
         let Scanned { data, heads, .. } = self.scanner.scan(bytes, usize::MAX);
         self.limit.add_heads(heads);
         self.limit.add_received(bytes.len() - data, Instant::now())?;
-        // The headers of frames of usual length.
-        self.limit.subtract_payload(data / SENT_PER_UPDATE);
         Ok(())
     }
 }
@@ -116,6 +114,7 @@ mod tests {
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
+    use crate::overhead::SENT_PER_UPDATE;
 
     /// A ping (RFC 9113 section 6.7).
     const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0\0\0\0\0\0\0\0\0";
@@ -151,6 +150,19 @@ mod tests {
     async fn data_has_no_limit() {
         let useful = data().repeat(1000);
         assert_eq!(read(OverheadStream::of_server(&*useful)).await.1.ok(), Some(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn small_frames_have_no_limit_once_they_are_read() {
+        let mut stream = OverheadStream::of_server(tokio::io::empty());
+        let counter = stream.counter();
+        // One byte of data.
+        let frames = b"\0\0\x01\0\0\0\0\0\x01x".repeat(1000);
+        for _ in 0..1000 {
+            stream.on_received(&frames).unwrap();
+            (0..1000).for_each(|_| counter.subtract_frame_header());
+        }
+        assert!((0..1000).any(|_| stream.on_received(&frames).is_err()), "nothing reads them");
     }
 
     #[tokio::test(start_paused = true)]

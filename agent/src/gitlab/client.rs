@@ -30,7 +30,7 @@ use tonic::{
 };
 use tonic_prost::{ProstDecoder, ProstEncoder};
 use tower::Service;
-use tunnel::OverheadCounter;
+use tunnel::{CountedBody, OverheadCounter};
 
 use crate::connect::{KasTarget, USER_AGENT_VALUE};
 
@@ -113,9 +113,9 @@ impl GrpcClient {
 }
 
 impl Service<Request<Body>> for Channel {
-    type Response = Response<Incoming>;
+    type Response = Response<CountedBody<Incoming>>;
     type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = hyper::Result<Response<CountedBody<Incoming>>>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
         self.sender.poll_ready(cx)
@@ -125,7 +125,10 @@ impl Service<Request<Body>> for Channel {
         request.headers_mut().extend(HeaderMap::clone(&self.headers));
         self.overhead.subtract_request();
         let (responding, overhead) = (self.sender.send_request(request), self.overhead.clone());
-        Box::pin(responding.inspect_ok(move |response| overhead.subtract_fields(response.headers())))
+        Box::pin(responding.map_ok(move |response| {
+            overhead.subtract_fields(response.headers());
+            response.map(|body| CountedBody::new(body, overhead))
+        }))
     }
 }
 

@@ -10,7 +10,6 @@ use std::{
 
 use access::{AccessControl, ErrorFormat, Grant, ManagedEnvironment, RequestError, UrlPathPrefix};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use hyper::body::Incoming;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use process::LogLimiter;
@@ -19,7 +18,8 @@ use telemetry::TraceId;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    budget::ResponseBudget, connection::RequestGuard, idle::IdleConnections, request_body::RequestBody,
+    CallerBody, budget::ResponseBudget, connection::RequestGuard, idle::IdleConnections,
+    request_body::RequestBody,
 };
 use crate::{
     addresses::AddressRules,
@@ -152,7 +152,7 @@ impl ProxyRequest {
         (peer, proxies): (&PeerAddress, &[IpNet]),
         route: Route,
         guard: RequestGuard,
-        request: Request<Option<Incoming>>,
+        request: Request<Option<CallerBody>>,
     ) -> Self {
         let (parts, body) = request.into_parts();
         let id = request_id(&parts.headers);

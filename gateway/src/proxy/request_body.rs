@@ -15,13 +15,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Version, header::CONNECTION};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use proto::Reason;
 use tokio::time::{Instant, timeout};
 use tunnel::{Body, StallTimer};
 
-use super::context::ProxyServer;
+use super::{CallerBody, context::ProxyServer};
 use crate::{
     audit::ByteCounts,
     config::CallerLimits,
@@ -53,7 +52,7 @@ enum BodyState {
     /// All of it was read.
     Finished,
     /// Its rest is not being read.
-    Unread { body: Incoming, expects_continue: bool },
+    Unread { body: CallerBody, expects_continue: bool },
     /// It is being sent to the agent.
     Sending,
 }
@@ -64,7 +63,7 @@ enum BodyState {
 /// If it is dropped before its end, the rest of the body returns to the [`RequestBody`].
 struct IdleTimeoutBody {
     /// `None` once the body has ended or failed.
-    body: Option<Incoming>,
+    body: Option<CallerBody>,
     /// The caller waits for `100 Continue`, which hyper sends at the first poll.
     expects_continue: bool,
     shared: Arc<SharedBody>,
@@ -99,7 +98,7 @@ impl BodyProgress {
 
 impl RequestBody {
     /// Takes the body over from the HTTP server. `expects_continue`: the request has an `Expect` header.
-    pub(super) fn new(body: Option<Incoming>, expects_continue: bool) -> Self {
+    pub(super) fn new(body: Option<CallerBody>, expects_continue: bool) -> Self {
         let Some(body) = body.filter(|body| !body.is_end_stream()) else { return Self(None) };
         let state = Mutex::new(BodyState::Unread { body, expects_continue });
         Self(Some(Arc::new(SharedBody { state, answered: AtomicBool::new(false) })))
@@ -179,7 +178,7 @@ impl RequestBody {
     }
 }
 
-async fn discard(mut body: Incoming) -> bool {
+async fn discard(mut body: CallerBody) -> bool {
     let mut left = MAX_DRAIN_BYTES;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return false };
@@ -281,11 +280,11 @@ impl http_body::Body for IdleTimeoutBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+        self.body.as_ref().is_none_or(CallerBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), CallerBody::size_hint)
     }
 }
 

@@ -29,7 +29,6 @@ use futures_util::{
 };
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use proto::header::ERROR;
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
@@ -41,7 +40,7 @@ use self::{
 use super::{WebServer, no_session, refusal, sessions::Session, wrong_method};
 use crate::{
     headers::PeerAddress,
-    proxy::{ConcurrencyPermit, RequestGuard},
+    proxy::{CallerBody, ConcurrencyPermit, RequestGuard},
 };
 
 pub(super) const PATH: &str = "/web/v1/live";
@@ -82,7 +81,7 @@ struct LiveStream {
 /// Responds to a request for the stream of a tab.
 pub(super) async fn respond(
     web: &Arc<WebServer>,
-    request: Request<Incoming>,
+    request: Request<CallerBody>,
     session: Option<(Arc<Session>, Arc<Grant>)>,
     (client, peer): (IpAddr, &Arc<PeerAddress>),
     guard: &RequestGuard,

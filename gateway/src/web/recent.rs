@@ -4,7 +4,6 @@ use access::Grant;
 use axum::body::Body;
 use http::{Method, Request, Response, StatusCode};
 use humantime::format_rfc3339_millis;
-use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use proto::ReplicaId;
 use serde::{Serialize, de::DeserializeOwned};
@@ -13,9 +12,12 @@ use settings::rfc3339;
 use url::form_urlencoded;
 
 use super::{WebServer, json, refusal, wrong_method};
-use crate::recent::{
-    AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, PeerQuestion, Question, Reader, RequestAnswer,
-    RequestView, Subject,
+use crate::{
+    proxy::CallerBody,
+    recent::{
+        AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, PeerQuestion, Question, Reader, RequestAnswer,
+        RequestView, Subject,
+    },
 };
 
 const AUDIT_PATH: &str = "/web/v1/audit";
@@ -75,7 +77,7 @@ pub(super) fn is_path(path: &str) -> bool {
 }
 
 /// Responds to a request of a session with these rights.
-pub(super) async fn respond(web: &WebServer, request: &Request<Incoming>, grant: &Grant) -> Response<Body> {
+pub(super) async fn respond(web: &WebServer, request: &Request<CallerBody>, grant: &Grant) -> Response<Body> {
     if request.method() != Method::GET {
         return wrong_method("GET");
     }

@@ -3,12 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use agent::Services;
+use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt as _;
-use testing::kas::world::{World, endless, text};
+use http_body_util::{BodyExt as _, StreamBody};
+use testing::kas::{
+    fleet::TestFleet,
+    server::http2,
+    world::{World, endless, text},
+};
 use tokio::{
     sync::Notify,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tunnel::Body;
 
@@ -39,10 +44,8 @@ async fn slow_caller_does_not_stall_others() {
         }
         let chunk = http_body::Frame::data(bytes::Bytes::from_static(&[7; 1 << 16]));
         let chunks = std::iter::repeat_n(chunk.into_data().unwrap(), 1 << 10);
-        let frames = futures_util::stream::iter(
-            chunks.map(|data| Ok::<_, std::io::Error>(http_body::Frame::data(data))),
-        );
-        Response::new(Body::new(http_body_util::StreamBody::new(frames)))
+        let frames = stream::iter(chunks.map(|data| Ok::<_, std::io::Error>(http_body::Frame::data(data))));
+        Response::new(Body::new(StreamBody::new(frames)))
     });
     let _agent = world.agent(services).await;
 
@@ -87,7 +90,7 @@ async fn request_waits_for_reconnecting_agent() {
         let world = world.clone();
         tokio::spawn(async move { world.get("/agents/prod/kubernetes/").await })
     };
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    sleep(Duration::from_millis(1500)).await;
     let _agent = world.agent(hello()).await;
     assert_eq!(text(caller.await.unwrap()).await, "hello");
 }
@@ -167,4 +170,33 @@ impl Drop for OnDrop {
     fn drop(&mut self) {
         self.0.notify_one();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_of_many_small_frames_that_is_read_is_not_cut() {
+    const FRAMES: usize = 140_000;
+    // Through a second replica.
+    let fleet = TestFleet::new(2);
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let mut body = request.into_body();
+        let mut read = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            read += frame.data_ref().map_or(0, bytes::Bytes::len);
+        }
+        Response::new(Body::from(read.to_string()))
+    });
+    let _agent = fleet.agent(1, services).await;
+    // Few of them wait to be read.
+    let frames = stream::iter(0..FRAMES).then(async |number| {
+        if number % 200 == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        Ok::<_, std::io::Error>(http_body::Frame::data(bytes::Bytes::from_static(b"x")))
+    });
+    let mut request = fleet.replicas[0].request("/agents/prod/kubernetes/api");
+    *request.method_mut() = http::Method::POST;
+    *request.body_mut() = Body::new(StreamBody::new(frames.boxed()));
+    let response = http2(&fleet.replicas[0]).await.send_request(request).await.unwrap();
+    assert_eq!((response.status(), text(response).await), (StatusCode::OK, FRAMES.to_string()));
+    assert_eq!(fleet.replicas[0].limit_count("overhead"), 0.0);
 }

@@ -17,7 +17,6 @@ use http::{
     uri::InvalidUri,
 };
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use proto::{
     ServiceName, agent_path,
     graph::WATCH_PATH,
@@ -30,7 +29,7 @@ use tokio::time::timeout;
 use super::frame::{FrameKind, frame, json};
 use crate::{
     headers::PeerAddress,
-    proxy::RequestGuard,
+    proxy::{CallerBody, RequestGuard},
     web::{WebServer, sessions::Session, with_token},
 };
 
@@ -95,7 +94,7 @@ impl WatchSource {
         session: &Session,
         head: &Parts,
     ) -> Self {
-        let mut request: Request<Option<Incoming>> = Request::new(None);
+        let mut request: Request<Option<CallerBody>> = Request::new(None);
         *request.headers_mut() = head.headers.clone();
         // A watch has no body, and a type and an id of its own.
         for name in [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING, EXPECT, ACCEPT, REQUEST_ID] {
