@@ -29,7 +29,12 @@ use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, ti
 
 use bytes::Bytes;
 use cores::poll_on_wake;
-use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header::CONNECTION, uri::PathAndQuery};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header::{CONNECTION, CONTENT_LENGTH},
+    uri::PathAndQuery,
+};
+use http_body_util::{Either, Empty};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
@@ -253,6 +258,7 @@ impl ProxyServer {
         let overhead = io.counter();
         let service = service_fn(|request: Request<Incoming>| {
             overhead.subtract_received_request(request.uri(), request.headers());
+            let is_head = request.method() == Method::HEAD;
             let leaving = (request.version() < Version::HTTP_2).then(|| self.connections.leaving.clone());
             let request = request.map(|body| CountedBody::new(body, overhead.clone()));
             let answered = answer(request, RequestGuard::new(&state));
@@ -264,7 +270,7 @@ impl ProxyServer {
                 {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(response)
+                Ok::<_, Infallible>(if is_head { without_body(response) } else { response.map(Either::Left) })
             }
         });
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
@@ -300,4 +306,15 @@ impl ProxyServer {
             tracing::debug!(%peer, error, "connection of a caller failed");
         }
     }
+}
+/// Returns the response to HEAD, which has the fields of that to GET (RFC 9110 section 9.3.2). hyper sends the body of one over HTTP/2.
+fn without_body<B: http_body::Body<Data = Bytes>>(
+    mut response: Response<B>,
+) -> Response<Either<B, Empty<Bytes>>> {
+    let length = response.body().size_hint().exact().filter(|length| *length > 0);
+    let fields = response.headers_mut();
+    if let Some(length) = length {
+        fields.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    response.map(|_| Either::Right(Empty::new()))
 }

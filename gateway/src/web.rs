@@ -235,11 +235,16 @@ impl WebServer {
     /// Answers a request, or prepares it for the proxy.
     async fn answer(
         self: &Arc<Self>,
-        request: Request<CallerBody>,
+        mut request: Request<CallerBody>,
         peer: &Arc<PeerAddress>,
         guard: &RequestGuard,
     ) -> Answer {
         let client = self.addresses.client_of(request.headers(), peer);
+        let is_read = |path: &str| path.starts_with(API_PREFIX) && !is_navigation(path);
+        if request.method() == Method::HEAD && is_read(request.uri().path()) {
+            // The connection leaves the body of the response out.
+            *request.method_mut() = Method::GET;
+        }
         let path = request.uri().path();
         if !self.addresses.allows(client) {
             let what =
@@ -254,7 +259,7 @@ impl WebServer {
         if !is_agent && !path.starts_with(API_PREFIX) {
             return own(match *request.method() {
                 Method::GET | Method::HEAD => assets::response(path, request.headers()),
-                _ => wrong_method("GET"),
+                _ => wrong_method("GET, HEAD"),
             });
         }
         let authority = request.uri().authority().map(|authority| authority.as_str().to_owned());
@@ -354,6 +359,10 @@ impl WebServer {
             (path, &Method::GET) if path.starts_with(CALLBACK_PREFIX) => {
                 self.complete_login(request, client).await
             }
+            // Both have effects, which HEAD must not have.
+            (path, method) if is_navigation(path) && *method != Method::GET => {
+                return Some(wrong_method("GET"));
+            }
             _ => return None,
         };
         Some(result.unwrap_or_else(|failure| {
@@ -428,7 +437,7 @@ impl WebServer {
             },
             (path, method) if let Some(name) = path.strip_prefix(AGENT_PREFIX) => match (session, method) {
                 (Some((_, grant)), &Method::GET) => self.agent(client, &grant, name),
-                (Some(_), _) => wrong_method("GET"),
+                (Some(_), _) => wrong_method("GET, HEAD"),
                 (None, _) => no_session(),
             },
             (path, _) if recent::is_path(path) => match session {
@@ -436,8 +445,8 @@ impl WebServer {
                 None => no_session(),
             },
             (ISSUERS_PATH, &Method::GET) => json(&IssuerList { issuers: self.logins.issuers() }),
-            (SESSION_PATH, _) => wrong_method("GET, POST, DELETE"),
-            (AGENTS_PATH | ENVIRONMENTS_PATH | ISSUERS_PATH, _) => wrong_method("GET"),
+            (SESSION_PATH, _) => wrong_method("GET, HEAD, POST, DELETE"),
+            (AGENTS_PATH | ENVIRONMENTS_PATH | ISSUERS_PATH, _) => wrong_method("GET, HEAD"),
             _ => refusal(StatusCode::NOT_FOUND, "there is no such path"),
         }
     }
@@ -523,6 +532,11 @@ impl WebServer {
 fn own(mut response: Response<Body>) -> Answer {
     assets::secure(&mut response);
     Answer::Own(response)
+}
+
+/// Returns whether a browser goes to the path as to a page, during a login at an issuer.
+fn is_navigation(path: &str) -> bool {
+    path == LOGIN_PATH || path.starts_with(CALLBACK_PREFIX)
 }
 
 /// Returns the name of a person for the page.

@@ -79,7 +79,7 @@ pub(super) fn is_path(path: &str) -> bool {
 /// Responds to a request of a session with these rights.
 pub(super) async fn respond(web: &WebServer, request: &Request<CallerBody>, grant: &Grant) -> Response<Body> {
     if request.method() != Method::GET {
-        return wrong_method("GET");
+        return wrong_method("GET, HEAD");
     }
     let (uri, reader) = (request.uri(), Reader::of(&grant.caller));
     match uri.path().strip_prefix(REQUESTS_PREFIX) {

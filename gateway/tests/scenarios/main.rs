@@ -52,6 +52,7 @@ mod views;
 mod watches;
 mod web;
 mod web_disabled;
+mod web_head;
 mod web_live;
 mod web_oidc;
 mod web_recent;
