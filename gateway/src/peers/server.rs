@@ -161,9 +161,7 @@ impl PeerServer {
         let response = match request.header.kind {
             PeerRequestKind::Forward => return self.forward(incoming, &request).await,
             PeerRequestKind::Recent => return self.answer_recent(incoming, &request.header).await,
-            PeerRequestKind::Probe => {
-                self.choose(&request, &[]).map_or_else(|declined| declined, |_| ProbeResponse::Accepted)
-            }
+            PeerRequestKind::Probe => self.answer_probe(&request),
             PeerRequestKind::Ping => ProbeResponse::Accepted,
             PeerRequestKind::PingBack => self.ping_back(request.header.from).await,
         };
@@ -272,6 +270,19 @@ impl PeerServer {
         match self.client.ping(&replica).await {
             Ok(()) => ProbeResponse::Accepted,
             Err(error) => ProbeResponse::Declined { reason: Reason::TunnelLost, message: error.to_string() },
+        }
+    }
+
+    /// Accepts a request before it is sent, if there is a tunnel for it. A tunnel that agentk has replaced takes no more requests, and stays
+    /// for its streams: a request with a body would come back without the part that was sent.
+    fn answer_probe(&self, request: &VerifiedRequest) -> ProbeResponse {
+        let mut closed = Vec::new();
+        loop {
+            match self.choose(request, &closed) {
+                Ok(permit) if permit.handle().tunnel.is_closed() => closed.push(permit.tunnel()),
+                Ok(_) => return ProbeResponse::Accepted,
+                Err(declined) => return declined,
+            }
         }
     }
 

@@ -1,14 +1,20 @@
 //! Drains: a tunnel is replaced before it is closed.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agent::{Agent, AgentToken, Observability, Services, SessionConfig};
 use futures_util::future::join_all;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testing::kas::world::{World, endless, text};
+use testing::kas::{
+    fleet::TestFleet,
+    world::{World, endless, text},
+};
 use tokio::time::{Instant, sleep};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
+
+use crate::events::InTurn;
 
 fn services() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| {
@@ -88,4 +94,42 @@ async fn tunnel_with_stream_in_flight_ends_when_agents_are_cut() {
     world.kas.agents.connections.cut.cancel();
     world.tunnels(0).await;
     assert!(watch.frame().await.unwrap().is_err());
+}
+
+/// Test of a body that was partly sent to a replica which cannot use its tunnel.
+#[tokio::test(start_paused = true)]
+async fn large_request_goes_to_the_replica_of_the_next_tunnel() {
+    const LENGTH: usize = 2 << 20;
+    let fleet = TestFleet::with(3, |config| {
+        config.agent.listen.max_connection_age = Duration::from_secs(40).into();
+    });
+    let [front, first, second] = &*fleet.replicas else { panic!("three replicas") };
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        if request.uri().path() == "/watch" {
+            return Response::new(endless("watching"));
+        }
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        Response::new(Body::from(body.len().to_string()))
+    });
+    // An agent with one tunnel, whose next one ends at another replica.
+    let dial = InTurn { worlds: vec![first.clone(), second.clone()], next: Arc::default() };
+    let token = AgentToken::value(first.agent_token.clone());
+    let config = SessionConfig { tunnels: 1, ..SessionConfig::new("ws://kas".parse().unwrap(), token) };
+    let agent = Agent::new(config, dial, services, Observability::default());
+    let _agent = AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())));
+    first.tunnels(1).await;
+    // The old tunnel stays for its stream.
+    let mut watch = first.get("/agents/prod/kubernetes/watch").await.into_body();
+    watch.frame().await.unwrap().unwrap();
+    second.tunnels(1).await;
+    sleep(Duration::from_secs(1)).await;
+    for round in 0..6 {
+        let mut request = front.request("/agents/prod/kubernetes/upload");
+        *request.method_mut() = Method::POST;
+        *request.body_mut() = Body::from("x".repeat(LENGTH));
+        let answer = front.send(request).await;
+        let status = answer.status();
+        assert_eq!((status, text(answer).await), (StatusCode::OK, LENGTH.to_string()), "{round}");
+    }
+    assert_eq!(first.kas.agents.metrics.tunnels.get(), 1, "the watch goes on");
 }
