@@ -32,6 +32,8 @@ const TOMBSTONES: usize = 16_384;
 pub struct Graph {
     limits: GraphLimits,
     resources: Vec<Resource>,
+    /// Kinds of programs that the API server has and that are not loaded.
+    pub(crate) left_out: Vec<ApiResource>,
     /// An object keeps its place until it is deleted.
     slots: Vec<Option<Box<Entry>>>,
     free: Vec<u32>,
@@ -86,6 +88,7 @@ impl Graph {
         Self {
             limits,
             resources: Vec::new(),
+            left_out: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
             by_uid: HashMap::new(),

@@ -113,8 +113,9 @@ pub async fn keep_loaded(cache: &Arc<Cache>) {
     loop {
         let found = kinds.drive(timeout(DISCOVERY_TIMEOUT, discover(client, cache.section()))).await;
         let pause = match found {
-            Ok(Ok(found)) => {
+            Ok(Ok((found, left_out))) => {
                 kinds.update(found);
+                cache.write(|graph| graph.set_left_out(left_out));
                 wait = BACKOFF.0;
                 pauses.next().copied().unwrap_or(LOOK_AGAIN)
             }

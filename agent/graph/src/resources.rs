@@ -87,42 +87,31 @@ const BUILT_IN: &[(&str, &str, Tier)] = &[
     ("", "Event", Tier::Events),
 ];
 
-/// The groups of programs whose objects are loaded, with the groups below them.
+/// The groups of programs whose objects are loaded beside those for which agentk has rules of health, with the groups below them.
 const KNOWN_GROUPS: &[&str] = &[
-    "app.k8s.io",
-    "argoproj.io",
     "cert-manager.io",
-    "cilium.io",
-    "external-secrets.io",
     "fluxcd.io",
     "gateway.networking.k8s.io",
     "gitlab.com",
-    "grafana.integreatly.org",
     "istio.io",
     "jaegertracing.io",
     "k8s.nginx.org",
-    "keda.sh",
     "knative.dev",
     "kyverno.io",
     "linkerd.io",
-    "longhorn.io",
-    "monitoring.coreos.com",
-    "opentelemetry.io",
-    "postgresql.cnpg.io",
     "projectcontour.io",
     "snapshot.storage.k8s.io",
-    "tekton.dev",
     "traefik.io",
-    "velero.io",
 ];
 
-/// Kinds of known groups that change all the time and tell nothing.
+/// Kinds that change all the time and tell nothing, and the requests of agentk's own notifications.
 const NOISE: &[(&str, &str)] = &[
     ("cilium.io", "CiliumEndpoint"),
     ("cilium.io", "CiliumIdentity"),
     ("kyverno.io", "EphemeralReport"),
     ("kyverno.io", "ClusterEphemeralReport"),
     ("acme.cert-manager.io", "Challenge"),
+    ("kas.dev", "Repository"),
 ];
 
 impl ResourceKind {
@@ -161,6 +150,14 @@ fn is_never_loaded(group: &str, kind: &str) -> bool {
     )
 }
 
+/// Returns whether the objects of a kind that is not loaded may have a health: a program keeps a status of them.
+pub(crate) fn is_left_out(group: &str, kind: &str, has_status: bool) -> bool {
+    has_status
+        && !object_health::is_built_in(group)
+        && !NOISE.contains(&(group, kind))
+        && !is_never_loaded(group, kind)
+}
+
 /// Returns whether the objects of a kind define the kinds that the API server has.
 pub(crate) fn defines_kinds(group: &str, kind: &str) -> bool {
     matches!(
@@ -175,9 +172,9 @@ pub(crate) fn tier(group: &str, kind: &str) -> Option<(Tier, usize)> {
     if let Some(place) = built_in {
         return Some((BUILT_IN[place].2, place));
     }
-    let is_known = KNOWN_GROUPS
-        .iter()
-        .any(|known| group.strip_suffix(known).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
+    let is_in =
+        |known: &str| group.strip_suffix(known).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    let is_known = KNOWN_GROUPS.iter().copied().chain(object_health::groups_with_rules()).any(is_in);
     let known = is_known && !NOISE.contains(&(group, kind));
     known.then_some((Tier::Custom, BUILT_IN.len()))
 }
@@ -231,6 +228,14 @@ mod tests {
     }
 
     #[test]
+    fn kinds_with_rules_of_health_are_loaded() {
+        for group in object_health::groups_with_rules() {
+            assert_eq!(tier(group, "Any").map(|(tier, _)| tier), Some(Tier::Custom), "{group}");
+            assert!(!KNOWN_GROUPS.contains(&group), "{group} is in two lists");
+        }
+    }
+
+    #[test]
     fn kinds_have_their_tier() {
         for (group, kind, expected) in [
             ("", "Pod", Some(Tier::Workloads)),
@@ -238,6 +243,8 @@ mod tests {
             ("", "Node", Some(Tier::Cluster)),
             ("kustomize.toolkit.fluxcd.io", "Kustomization", Some(Tier::Custom)),
             ("cert-manager.io", "Certificate", Some(Tier::Custom)),
+            ("rabbitmq.com", "RabbitmqCluster", Some(Tier::Custom)),
+            ("promoter.argoproj.io", "PullRequest", Some(Tier::Custom)),
             ("", "Event", Some(Tier::Events)),
             ("cilium.io", "CiliumEndpoint", None),
             ("evilcert-manager.io", "Certificate", None),

@@ -335,6 +335,26 @@ fn states_of_resources_tell_nothing_about_hidden_objects() {
 }
 
 #[test]
+fn kinds_whose_health_is_not_known_are_named() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    for number in 0..7 {
+        let denied = world.resource("cert-manager.io/v1", &format!("Kind{number}"));
+        world.graph.set_state(denied, proto::graph::ResourceState::Denied, "forbidden");
+    }
+    let database = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v1", "Database"));
+    world.graph.set_left_out(vec![database]);
+    let partial = |query| world.graph.partial(&query_of(query), &Access::of_agent());
+    let denied = "agentk may not list Kind0.cert-manager.io, Kind1.cert-manager.io, Kind2.cert-manager.io, Kind3.cert-manager.io, \
+        Kind4.cert-manager.io and 2 more kinds, so that their health is not known";
+    let left_out =
+        "agentk does not load Database.example.com: add them to graph.health_rules for their health";
+    assert_eq!(partial(""), [denied, left_out]);
+    assert_eq!(partial("kind=Pod"), Vec::<String>::new());
+    assert_eq!(partial("kind=Database"), [left_out]);
+}
+
+#[test]
 fn list_deletes_what_it_does_not_show() {
     let mut world = World::new();
     for name in ["kept", "gone"] {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use kube::core::ApiResource;
 use proto::graph::{Edge, GraphEvent, Node, ObjectList, Owner, Relation, ResourceState, ResourceStatus};
 
 use crate::{
@@ -17,6 +18,8 @@ use crate::{
 const MAX_EDGES: usize = 256;
 /// The most sentences about what may be missing.
 const MAX_REASONS: usize = 20;
+/// The most kinds of programs that one sentence names.
+const MAX_KINDS: usize = 5;
 
 impl Graph {
     /// Returns an object as a caller sees it.
@@ -178,6 +181,7 @@ impl Graph {
     pub(crate) fn partial(&self, query: &Query, access: &Access) -> Vec<String> {
         let mut reasons = Vec::new();
         let mut hidden: Vec<&str> = Vec::new();
+        let mut denied: Vec<&ApiResource> = Vec::new();
         for (number, resource) in self.served() {
             let api = &resource.kind.api;
             if !query.concerns(api) {
@@ -188,6 +192,7 @@ impl Graph {
             match resource.state {
                 ResourceState::Synced => {}
                 ResourceState::Loading => reasons.push(format!("{kind}: the objects are being loaded")),
+                ResourceState::Denied if !object_health::is_built_in(&api.group) => denied.push(api),
                 ResourceState::Denied => reasons.push(format!("{kind}: agentk may not list them: {why}")),
                 ResourceState::DeniedInSome => {
                     reasons.push(format!("{kind}: agentk may list them in some namespaces only: {why}"));
@@ -209,6 +214,17 @@ impl Graph {
             if !visible && resource.state != ResourceState::Denied {
                 hidden.push(kind);
             }
+        }
+        if !denied.is_empty() {
+            reasons
+                .push(format!("agentk may not list {}, so that their health is not known", kinds(&denied)));
+        }
+        let left_out: Vec<_> = self.left_out.iter().filter(|api| query.concerns(api)).collect();
+        if !left_out.is_empty() {
+            let kinds = kinds(&left_out);
+            reasons.push(format!(
+                "agentk does not load {kinds}: add them to graph.health_rules for their health"
+            ));
         }
         if !hidden.is_empty() {
             let mut text = String::from("you may not list and watch all objects of ");
@@ -233,6 +249,16 @@ impl Graph {
             resources: self.resource_statuses(access),
             partial: self.partial(query, access),
         }
+    }
+}
+
+/// Returns the names of kinds, or of the first of them.
+fn kinds(all: &[&ApiResource]) -> String {
+    let names = all.iter().take(MAX_KINDS).map(|api| format!("{}.{}", api.kind, api.group));
+    let text = names.collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(MAX_KINDS) {
+        0 => text,
+        more => format!("{text} and {more} more kinds"),
     }
 }
 

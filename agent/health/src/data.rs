@@ -32,6 +32,11 @@ impl GroupRules {
     }
 }
 
+/// Returns the API groups with rules.
+pub(crate) fn groups() -> impl Iterator<Item = &'static str> {
+    RULES.keys().copied()
+}
+
 /// Returns the rule of a kind.
 pub(crate) fn rule(group: &str, kind: &str) -> Option<&'static HealthRule> {
     RULES.get(group)?.compiled().iter().find(|rule| rule.kind.is(group, kind, ""))

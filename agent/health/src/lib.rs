@@ -114,6 +114,11 @@ pub fn is_built_in(group: &str) -> bool {
     BUILT_IN.contains(&group)
 }
 
+/// Returns the API groups of programs whose kinds agentk has rules for, in no order.
+pub fn groups_with_rules() -> impl Iterator<Item = &'static str> {
+    data::groups()
+}
+
 /// Assesses an object as the API server returns it.
 pub fn assess(object: &Value, context: AssessmentContext<'_>) -> Assessment {
     if let Some(assessment) = without_rules(object) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kube::core::ApiResource;
 use proto::graph::ResourceState;
 
 use super::{Graph, Limit, LimitExceeded};
@@ -69,6 +70,14 @@ impl Graph {
         (known.is_served, known.objects) = (false, 0);
         self.set_state(resource, ResourceState::Synced, "");
         self.state_version += 1;
+    }
+
+    /// Sets the kinds of programs that are not loaded.
+    pub(crate) fn set_left_out(&mut self, kinds: Vec<ApiResource>) {
+        if self.left_out != kinds {
+            self.left_out = kinds;
+            self.state_version += 1;
+        }
     }
 
     /// Sets the state of a resource, with its reason.

@@ -20,7 +20,10 @@ use proto::agent_configuration::graph::GraphSection;
 use tokio::time::{Interval, interval};
 
 use super::{Loader, WasComplete};
-use crate::{resources::ResourceKind, time};
+use crate::{
+    resources::{ResourceKind, is_left_out},
+    time,
+};
 
 /// The time between two looks at objects that become healthy by themselves.
 const RECOVERIES: Duration = Duration::from_secs(10);
@@ -120,46 +123,61 @@ impl LoadedKind {
     }
 }
 
-/// Returns the kinds that are loaded, in their order.
+/// The kinds of the API server.
+#[derive(Default)]
+pub(super) struct DiscoveredKinds {
+    /// Those that are loaded, with their places within their tiers.
+    loaded: Vec<(usize, ResourceKind)>,
+    /// Those of other programs.
+    left_out: Vec<ApiResource>,
+}
+
+/// Returns the kinds that are loaded, in their order, and those of programs that are not.
 pub(super) async fn discover(
     client: &Client,
     section: &GraphSection,
-) -> Result<Vec<ResourceKind>, kube::Error> {
-    let mut kinds = Vec::new();
+) -> Result<(Vec<ResourceKind>, Vec<ApiResource>), kube::Error> {
+    let mut kinds = DiscoveredKinds::default();
     if let Ok(found) = Discovery::new(client.clone()).run_aggregated().await {
-        found.groups().for_each(|group| add_group(&mut kinds, group, section));
+        found.groups().for_each(|group| kinds.add_group(group, section));
     }
     // API servers before Kubernetes 1.26 answer with another list, in which kube-rs finds nothing.
-    if kinds.is_empty() {
+    if kinds.loaded.is_empty() {
         let core = Discovery::new(client.clone()).filter(&[discovery::ApiGroup::CORE_GROUP]).run().await?;
-        core.groups().for_each(|group| add_group(&mut kinds, group, section));
+        core.groups().for_each(|group| kinds.add_group(group, section));
         for group in client.list_api_groups().await?.groups {
             // A group whose server is down is found later.
             if let Ok(group) = discovery::group(client, &group.name).await {
-                add_group(&mut kinds, &group, section);
+                kinds.add_group(&group, section);
             }
         }
     }
-    kinds.sort_by_key(|(place, kind)| (kind.tier, *place));
-    Ok(kinds.into_iter().map(|(_, kind)| kind).collect())
+    let DiscoveredKinds { mut loaded, left_out } = kinds;
+    loaded.sort_by_key(|(place, kind)| (kind.tier, *place));
+    Ok((loaded.into_iter().map(|(_, kind)| kind).collect(), left_out))
 }
 
-fn add_group(kinds: &mut Vec<(usize, ResourceKind)>, group: &discovery::ApiGroup, section: &GraphSection) {
-    let preferred = group.preferred_version_or_latest();
-    let mut versions: Vec<&str> = group.versions().collect();
-    versions.sort_by_key(|version| *version != preferred);
-    let mut seen = HashSet::new();
-    for version in versions {
-        for (api, capabilities) in group.versioned_resources(version) {
-            let listed = capabilities.supports_operation("list") && capabilities.supports_operation("watch");
-            if !listed || seen.contains(&api.kind) {
-                continue;
-            }
-            let namespaced = capabilities.scope == Scope::Namespaced;
-            if let Some((kind, place)) = ResourceKind::new(api, namespaced, section) {
-                seen.insert(kind.api.kind.clone());
+impl DiscoveredKinds {
+    fn add_group(&mut self, group: &discovery::ApiGroup, section: &GraphSection) {
+        let preferred = group.preferred_version_or_latest();
+        let mut versions: Vec<&str> = group.versions().collect();
+        versions.sort_by_key(|version| *version != preferred);
+        let mut seen = HashSet::new();
+        for version in versions {
+            for (api, capabilities) in group.versioned_resources(version) {
+                let listed =
+                    capabilities.supports_operation("list") && capabilities.supports_operation("watch");
+                if !listed || seen.contains(&api.kind) {
+                    continue;
+                }
+                let namespaced = capabilities.scope == Scope::Namespaced;
                 let has_status = capabilities.subresources.iter().any(|(it, _)| it.plural == "status");
-                kinds.push((place, ResourceKind { has_status, ..kind }));
+                seen.insert(api.kind.clone());
+                match ResourceKind::new(api.clone(), namespaced, section) {
+                    Some((kind, place)) => self.loaded.push((place, ResourceKind { has_status, ..kind })),
+                    None if is_left_out(&api.group, &api.kind, has_status) => self.left_out.push(api),
+                    None => {}
+                }
             }
         }
     }

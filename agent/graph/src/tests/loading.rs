@@ -53,7 +53,10 @@ impl ApiServer {
         let items = match path {
             "/api" => return whole(&json!({"metadata": {}, "items": []})),
             "/apis" => {
-                let groups = [("example.com", "Widget", "widgets", state.version)];
+                let groups = [
+                    ("example.com", "Widget", "widgets", state.version),
+                    ("example.org", "Gadget", "gadgets", Some("v1")),
+                ];
                 let own = (
                     "apiextensions.k8s.io",
                     "CustomResourceDefinition",
@@ -123,6 +126,7 @@ fn discovery(group: &str, kind: &str, plural: &str, version: &str) -> Value {
     json!({"metadata": {"name": group}, "versions": [{"version": version, "resources": [{
         "resource": plural, "singularResource": "", "scope": "Namespaced", "verbs": ["list", "watch"],
         "responseKind": {"group": group, "version": version, "kind": kind},
+        "subresources": [{"subresource": "status", "verbs": ["get"]}],
     }]}]})
 }
 
@@ -142,7 +146,10 @@ async fn widgets(cache: &Cache, expected: Option<(&str, ResourceState, u64)>) {
     };
     let reached = timeout(Duration::from_secs(60), reached).await;
     assert!(reached.is_ok(), "{expected:?} is not reached: {:?}", seen());
-    assert_eq!(cache.status(&Access::of_agent()).partial, Vec::<String>::new());
+    assert_eq!(
+        cache.status(&Access::of_agent()).partial,
+        ["agentk does not load Gadget.example.org: add them to graph.health_rules for their health"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
