@@ -60,6 +60,8 @@ pub(crate) struct Facts {
     pub(crate) message: Box<str>,
     /// The objects that it owns and about which its health says how they are.
     pub(crate) judged_parts: JudgedParts,
+    /// A Pod that has ended: its owner has made another one, if it wants one.
+    pub(crate) is_over: bool,
     /// The time at which it is healthy if nothing changes until then, in seconds since 1970: the crashes of its containers are forgotten,
     /// or its controller writes no status.
     pub(crate) healthy_from: Option<i64>,
@@ -183,6 +185,8 @@ pub(crate) fn read(
         health,
         message: cut(&reason, MAX_MESSAGE).into(),
         judged_parts,
+        is_over: (group, kind) == ("", "Pod")
+            && object.pointer("/status/phase").is_some_and(|phase| phase == "Failed"),
         healthy_from,
         groups: groups::groups(object).iter().map(|id| intern(id)).collect(),
         selector: references::pod_selector(group, kind, object).map(Box::new),

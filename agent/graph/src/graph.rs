@@ -404,13 +404,23 @@ impl Graph {
 
 /// Adds the words of an event to a reason. An event of a probe that fails says so once.
 fn explained(message: &str, cause: &str) -> String {
-    match (cause.strip_prefix("Readiness probe failed: "), cause.strip_prefix("Startup probe failed: ")) {
-        (Some(words), _) if message.ends_with("its readiness probe fails") => format!("{message}: {words}"),
-        (_, Some(words)) if message.ends_with("its startup probe has not succeeded yet") => {
-            format!("{message}: {words}")
-        }
-        _ if message.is_empty() => cause.to_owned(),
-        _ => format!("{message}; {cause}"),
+    // A probe without an output has no words after the colon.
+    let cause = cause.trim_end().trim_end_matches(':');
+    let probes = [
+        ("Readiness probe failed", "its readiness probe fails"),
+        ("Startup probe failed", "its startup probe has not succeeded yet"),
+    ];
+    let of_probe = probes.into_iter().find_map(|(begin, end)| {
+        cause
+            .strip_prefix(begin)
+            .filter(|_| message.ends_with(end))
+            .map(|words| words.trim_start_matches(':').trim())
+    });
+    match of_probe {
+        Some("") => message.to_owned(),
+        Some(words) => format!("{message}: {words}"),
+        None if message.is_empty() => cause.to_owned(),
+        None => format!("{message}; {cause}"),
     }
 }
 

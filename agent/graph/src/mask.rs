@@ -19,6 +19,7 @@ const FIELDS: &[&str] = &[
     "metadata.generation",
     "metadata.creationTimestamp",
     "metadata.deletionTimestamp",
+    "metadata.finalizers",
     "metadata.ownerReferences",
     "metadata.labels",
     // Annotations, such as those by which groups are recognized and those that change the health.

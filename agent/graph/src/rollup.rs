@@ -179,6 +179,7 @@ impl<'a> Judge<'a> {
                 let api = self.graph.api(part);
                 !object_health::is_workload(&api.group, &api.kind)
             }
+            JudgedParts::NotFailed => !has_failed || part.facts.is_over,
             JudgedParts::All => true,
             JudgedParts::FailedBefore(success) => !has_failed || time::at(part.facts.created) <= success,
             JudgedParts::FailedBeforeSuccess => !has_failed || self.has_later_success(owner, part),

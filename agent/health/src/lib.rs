@@ -159,6 +159,9 @@ pub enum JudgedParts {
     None,
     /// Its health is that of its parts, apart from workloads: its controller may not look at what runs.
     AllButWorkloads,
+    /// Its health is that of its parts, apart from those that have failed and that it has not replaced: it waits for them, and may wait
+    /// for ever.
+    NotFailed,
     /// Its health is that of its parts, as far as it matters.
     All,
     /// A part that has failed matters if it was created after this time, at which another one succeeded.
@@ -183,6 +186,8 @@ pub fn judged_parts(object: &Value, assessment: &Assessment, context: Assessment
         _ if (group, kind) == ("batch", "CronJob") && object["apiVersion"] == "batch/v1" => {
             JudgedParts::FailedBefore(workload::last_success(object).unwrap_or(SystemTime::UNIX_EPOCH))
         }
+        // The deadline of a Deployment does not count any more once its rollout was complete, and others have none.
+        HealthState::Progressing if is_built_in(group) && kind != "Job" => JudgedParts::NotFailed,
         _ if is_built_in(group) => JudgedParts::All,
         // Its tries are over: it has succeeded in spite of those that failed, or counts as failed itself.
         HealthState::Healthy | HealthState::Degraded if generic::ends(kind) => JudgedParts::All,
@@ -207,7 +212,20 @@ fn without_rules(object: &Value) -> Option<Assessment> {
     if metadata["annotations"][IGNORE] == "true" {
         return Some(healthy());
     }
-    metadata.get("deletionTimestamp").map(|_| progressing("it is being deleted"))
+    metadata.get("deletionTimestamp").map(|_| progressing(deletion(object)))
+}
+
+/// Returns that an object is being deleted, and for what it waits.
+fn deletion(object: &Value) -> String {
+    let finalizers = object["metadata"]["finalizers"].as_array().into_iter().flatten();
+    let finalizers: Vec<&str> = finalizers.filter_map(Value::as_str).collect();
+    let remaining = ["NamespaceFinalizersRemaining", "NamespaceContentRemaining"];
+    let remaining = remaining.into_iter().find(|kind| is_true(object, kind));
+    match remaining.and_then(|kind| condition(object, kind)) {
+        Some(remaining) => format!("it is being deleted: {}", message(remaining)),
+        None if finalizers.is_empty() => "it is being deleted".to_owned(),
+        None => format!("it is being deleted; finalizers: {}", finalizers.join(", ")),
+    }
 }
 
 /// Assesses an object by a rule, or returns `None` if the rule leaves it to those of agentk.

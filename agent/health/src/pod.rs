@@ -32,7 +32,10 @@ pub(crate) fn assess(object: &Value, now: SystemTime) -> Assessment {
         "Running" => progressing("it is running, and has not ended"),
         "" => progressing("it has no phase"),
         "Unknown" => Assessment { health: HealthState::Unknown, reason: lost(object) },
-        _ => progressing(pending(object)),
+        _ => match init_crash_loop(object, now) {
+            Some(crash) => degraded(crash),
+            None => progressing(pending(object)),
+        },
     }
 }
 
@@ -96,6 +99,16 @@ fn pending(object: &Value) -> String {
         _ if text(object, "/spec/nodeName").is_empty() => "it waits for a node".to_owned(),
         _ => "its node prepares its containers".to_owned(),
     }
+}
+
+/// Returns the crashes of an init container that crashes again and again, also between two of them.
+fn init_crash_loop(object: &Value, now: SystemTime) -> Option<String> {
+    let is_looping = |container: &&Value| {
+        let has_crashed = container["state"]["terminated"]["exitCode"].as_i64().is_some_and(|code| code != 0);
+        let is_down = has_crashed && number(container, "/restartCount") + 1 >= CRASH_LOOP;
+        is_down || stable_from(container).is_some_and(|time| time > now)
+    };
+    list(object, "/status/initContainerStatuses").find(is_looping).and_then(crash)
 }
 
 /// Returns the errors for which containers wait.

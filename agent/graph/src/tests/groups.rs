@@ -199,6 +199,47 @@ fn failed_run_of_a_schedule_counts_until_a_later_one_succeeds() {
     assert_eq!(health("third", 3, "Succeeded"), Healthy);
 }
 
+/// A Deployment whose rollout was complete has no deadline any more. A Job has a limit of tries.
+#[test]
+fn failed_pod_counts_while_its_owner_waits_for_it() {
+    use HealthState::{Degraded, Healthy, Progressing};
+    let wanted = json!({"spec": {"replicas": 1, "backoffLimit": 6}, "status": {
+        "observedGeneration": 1, "replicas": 1, "active": 1, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "updatedReplicas": 1,
+    }});
+    for (api, kind, expected) in [
+        ("apps/v1", "DaemonSet", Degraded),
+        ("apps/v1", "StatefulSet", Degraded),
+        ("apps/v1", "ReplicaSet", Degraded),
+        ("batch/v1", "Job", Progressing),
+    ] {
+        let pod = failing_pod("p", Some((api, kind, "web")));
+        assert_eq!(health_of(object(api, kind, "web", &wanted), pod), expected, "{kind}");
+        let mut evicted = owned("v1", "Pod", "p", (api, kind, "web"));
+        evicted["status"] = json!({"phase": "Failed", "reason": "Evicted"});
+        assert_eq!(
+            health_of(object(api, kind, "web", &wanted), evicted),
+            Progressing,
+            "{kind} has replaced it"
+        );
+    }
+    let mut world = World::new();
+    let (deployment, set) = (("apps/v1", "Deployment", "web"), ("apps/v1", "ReplicaSet", "web-1"));
+    world.apply(object(deployment.0, deployment.1, deployment.2, &wanted));
+    let mut replica_set = owned(set.0, set.1, set.2, deployment);
+    (replica_set["spec"], replica_set["status"]) = (wanted["spec"].clone(), wanted["status"].clone());
+    world.apply(replica_set);
+    let health =
+        |world: &World| world.graph.health(&query_of(""), "", &Access::of_agent(), NOW).health.health;
+    assert_eq!(health(&world), Progressing);
+    world.apply(failing_pod("web-1-x", Some(set)));
+    assert_eq!(health(&world), Degraded);
+    // The pod of an older version: all new ones are available.
+    let done =
+        json!({"status": {"desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberAvailable": 1}});
+    let pod = failing_pod("p", Some(("apps/v1", "DaemonSet", "web")));
+    assert_eq!(health_of(object("apps/v1", "DaemonSet", "web", &done), pod), Healthy);
+}
+
 #[test]
 fn static_pod_counts_beside_its_node() {
     let ready = json!({"metadata": {"namespace": ""}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});

@@ -59,6 +59,8 @@ fn reason_of_a_probe_has_the_words_of_its_event() {
     access.allow(events, VisibleNamespaces::All);
     assert!(world.pod(&access).message.ends_with("503"));
 
+    world.graph.apply_event(&probe_event("Readiness probe failed: "));
+    assert_eq!(world.pod(&everything).message, without_event, "the probe has no output");
     world.graph.delete_event(&probe_event(""));
     assert_eq!(world.pod(&everything).message, without_event);
     world.graph.apply_event(&probe_event("Liveness probe failed: timeout"));
