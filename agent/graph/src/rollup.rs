@@ -23,6 +23,9 @@ use crate::{
 const MAX_GROUPS: usize = 8;
 /// The most objects that are listed because they need attention.
 const MAX_ATTENTION: usize = 10;
+/// The time after which a Pod that has failed and was replaced does not count any more, in seconds. The crashes of a container are
+/// forgotten after the same time.
+const FORGOTTEN: i64 = 600;
 /// The most namespaces of a group that are listed.
 const MAX_NAMESPACES: usize = 32;
 
@@ -54,14 +57,21 @@ impl Graph {
         GroupList { groups: groups.collect(), partial: self.partial(query, access) }
     }
 
-    /// Returns the next time at which an object has been unhealthy for so long that its groups are, in seconds since 1970.
+    /// Returns the next time at which an object has been unhealthy for so long that its groups are, or do not count it any more, in
+    /// seconds since 1970.
     pub(crate) fn next_due(&self, query: &Query, access: &Access, now: i64) -> Option<i64> {
         let unhealthy = self.entries().filter(|(_, entry)| {
             entry.facts.health > HealthState::Suspended
                 && access.sees_entry(entry)
                 && !query.excludes_namespace(&entry.facts.namespace)
         });
-        let times = unhealthy.map(|(_, entry)| entry.since.saturating_add(patience(query)));
+        let times = unhealthy.flat_map(|(_, entry)| {
+            let forgotten = entry.facts.is_over.then_some(FORGOTTEN);
+            [Some(patience(query)), forgotten]
+                .into_iter()
+                .flatten()
+                .map(|after| entry.since.saturating_add(after))
+        });
         times.filter(|time| *time > now).min()
     }
 
@@ -118,7 +128,7 @@ impl Graph {
             if fresh && health > HealthState::Suspended { HealthState::Healthy } else { health }
         };
         let set: HashSet<u32> = slots.iter().copied().collect();
-        let judge = Judge::new(self, slots);
+        let judge = Judge::new(self, slots, now);
         let is_judged = |slot| self.has_ancestor(slot, &set, access, |owner, part| judge.judges(owner, part));
         let mut counts = BTreeMap::new();
         let (mut worst, mut bad) = (HealthState::Healthy, Vec::new());
@@ -161,13 +171,16 @@ fn patience(query: &Query) -> i64 {
 struct Judge<'a> {
     graph: &'a Graph,
     slots: &'a [u32],
+    now: i64,
+    /// The Pods that have failed within [`FORGOTTEN`], by their owner.
+    failures: OnceCell<HashMap<u32, usize>>,
     /// The time at which the newest object was created that has succeeded, by its owner and its resource.
     successes: OnceCell<HashMap<(u32, usize), i64>>,
 }
 
 impl<'a> Judge<'a> {
-    fn new(graph: &'a Graph, slots: &'a [u32]) -> Self {
-        Self { graph, slots, successes: OnceCell::new() }
+    fn new(graph: &'a Graph, slots: &'a [u32], now: i64) -> Self {
+        Self { graph, slots, now, failures: OnceCell::new(), successes: OnceCell::new() }
     }
 
     /// Returns whether the health of an owner says how an object is.
@@ -179,11 +192,37 @@ impl<'a> Judge<'a> {
                 let api = self.graph.api(part);
                 !object_health::is_workload(&api.group, &api.kind)
             }
-            JudgedParts::NotFailed => !has_failed || part.facts.is_over,
-            JudgedParts::All => true,
+            JudgedParts::NotFailed if has_failed && !part.facts.is_over => false,
+            JudgedParts::NotFailed | JudgedParts::All => !has_failed || !self.fails_again(owner, part),
             JudgedParts::FailedBefore(success) => !has_failed || time::at(part.facts.created) <= success,
             JudgedParts::FailedBeforeSuccess => !has_failed || self.has_later_success(owner, part),
         }
+    }
+
+    /// Returns whether a Pod is one of so many of its ReplicaSet that have failed lately that those which have replaced others must have
+    /// failed, too. The ReplicaSet is healthy for a moment between two of them.
+    fn fails_again(&self, owner: &Entry, part: &Entry) -> bool {
+        let (owner, owner_kind) = (self.graph.by_uid(&owner.uid), &*self.graph.api(owner).kind);
+        let Some(slot) = owner.filter(|_| part.facts.is_over && owner_kind == "ReplicaSet") else {
+            return false;
+        };
+        let failures = self.failures.get_or_init(|| self.recent_failures());
+        let desired = self.graph.entry(slot).facts.ready.map_or(0, |ready| ready.desired);
+        let is_recent = self.now.saturating_sub(part.since) < FORGOTTEN;
+        is_recent && failures.get(&slot).is_some_and(|failures| *failures > (desired as usize).max(2))
+    }
+
+    fn recent_failures(&self) -> HashMap<u32, usize> {
+        let mut failures = HashMap::new();
+        for &slot in self.slots {
+            let entry = self.graph.entry(slot);
+            if entry.facts.is_over && self.now.saturating_sub(entry.since) < FORGOTTEN {
+                for owner in self.graph.owners(entry) {
+                    *failures.entry(owner).or_default() += 1;
+                }
+            }
+        }
+        failures
     }
 
     fn has_later_success(&self, owner: &Entry, part: &Entry) -> bool {

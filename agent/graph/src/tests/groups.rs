@@ -240,6 +240,25 @@ fn failed_pod_counts_while_its_owner_waits_for_it() {
     assert_eq!(health_of(object("apps/v1", "DaemonSet", "web", &done), pod), Healthy);
 }
 
+/// A Pod that fills its disk is evicted after some seconds, and its ReplicaSet is healthy until then.
+#[test]
+fn pods_that_are_evicted_again_and_again_count_until_it_is_over() {
+    use HealthState::{Degraded, Healthy};
+    let mut world = World::new();
+    let set = ("apps/v1", "ReplicaSet", "web");
+    let replicas = json!({"spec": {"replicas": 2}, "status": {"replicas": 2, "readyReplicas": 2, "availableReplicas": 2}});
+    world.apply(object(set.0, set.1, set.2, &replicas));
+    let health =
+        |world: &World, now| world.graph.health(&query_of(""), "", &Access::of_agent(), now).health.health;
+    for (number, expected) in [(1, Healthy), (2, Healthy), (3, Degraded)] {
+        let mut evicted = owned("v1", "Pod", &format!("web-{number}"), set);
+        evicted["status"] = json!({"phase": "Failed", "reason": "Evicted", "message": "disk"});
+        world.apply(evicted);
+        assert_eq!(health(&world, NOW), expected, "{number} pods of 2 replicas");
+    }
+    assert_eq!((health(&world, NOW + 599), health(&world, NOW + 600)), (Degraded, Healthy));
+}
+
 #[test]
 fn static_pod_counts_beside_its_node() {
     let ready = json!({"metadata": {"namespace": ""}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
