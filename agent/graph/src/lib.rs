@@ -12,6 +12,7 @@
 mod access;
 mod cache;
 mod components;
+mod dangling;
 mod entry;
 mod graph;
 mod groups;

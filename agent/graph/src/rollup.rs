@@ -155,7 +155,7 @@ impl Graph {
             namespace: entry.facts.namespace.to_string(),
             name: entry.facts.name.to_string(),
             health,
-            message: self.reason(entry, access),
+            message: self.message(entry, access),
             since: time::text(entry.since),
         });
         GroupHealth { health: worst, counts, attention: attention.collect() }

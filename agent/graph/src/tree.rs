@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use proto::graph::{Branch, Tree};
+use proto::graph::{Branch, Node, Tree};
 
 use crate::{access::Access, entry::Entry, graph::Graph, ownership::MAX_DEPTH, query::Query};
 
@@ -85,6 +85,7 @@ impl TreeBuilder<'_> {
         let mut below = self.children.remove(&slot).unwrap_or_default();
         below.sort_by_cached_key(|&child| self.graph.sort_key(child));
         let children = below.into_iter().filter_map(|child| self.branch(child, depth + 1)).collect();
-        Some(Branch { node: self.graph.node(slot, self.access), children })
+        let message = self.graph.message(self.graph.entry(slot), self.access);
+        Some(Branch { node: Node { message, ..self.graph.node(slot, self.access) }, children })
     }
 }

@@ -71,6 +71,51 @@ fn reason_of_a_probe_has_the_words_of_its_event() {
 }
 
 #[test]
+fn objects_that_lead_nowhere_say_so() {
+    let mut world = World::new();
+    for (api, kind, spec) in [
+        ("v1", "Service", json!({"spec": {"selector": {"app": "web"}}})),
+        (
+            "networking.k8s.io/v1",
+            "Ingress",
+            json!({"spec": {"defaultBackend": {"service": {"name": "gone"}}}}),
+        ),
+        (
+            "rbac.authorization.k8s.io/v1",
+            "RoleBinding",
+            json!({
+                "roleRef": {"kind": "Role", "name": "gone"}, "subjects": [{"kind": "ServiceAccount", "name": "later", "namespace": "a"}],
+            }),
+        ),
+    ] {
+        world.apply(object(api, kind, "o", &spec));
+    }
+    let message = |world: &World, kind: &str, access: &Access| {
+        let found = world.graph.tree(&query_of(&format!("kind={kind}")), access).roots.remove(0).node;
+        (found.health, found.message)
+    };
+    let everything = Access::of_agent();
+    let healthy = |message: &str| (HealthState::Healthy, message.to_owned());
+    assert_eq!(message(&world, "RoleBinding", &everything), healthy(""), "Roles may be hidden from agentk");
+    for (api, kind) in [("v1", "Pod"), ("v1", "ServiceAccount"), ("rbac.authorization.k8s.io/v1", "Role")] {
+        world.resource(api, kind);
+    }
+    let nobody = healthy("no pod has the labels that it selects");
+    assert_eq!(message(&world, "Service", &everything), nobody);
+    assert_eq!(
+        message(&world, "Ingress", &everything),
+        (HealthState::Progressing, "it has no address yet; Service gone does not exist".to_owned())
+    );
+    assert_eq!(message(&world, "RoleBinding", &everything), healthy("Role gone does not exist"));
+
+    let mut access = Access::default();
+    access.allow(world.resource("v1", "Service"), VisibleNamespaces::All);
+    assert_eq!(message(&world, "Service", &access), healthy(""), "the caller may not list Pods");
+    world.apply(object("v1", "Pod", "p", &json!({"metadata": {"labels": {"app": "web"}}})));
+    assert_eq!(message(&world, "Service", &everything), healthy(""));
+}
+
+#[test]
 fn crash_loop_is_degraded_between_crashes_until_it_is_over() {
     let mut world = World::new();
     let crash = json!({
