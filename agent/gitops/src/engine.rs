@@ -5,6 +5,7 @@ mod examine;
 mod gitlab;
 mod hooks;
 mod ignored;
+mod inspection;
 mod inventory;
 mod jobs;
 mod members;

@@ -94,7 +94,7 @@ impl LeaseServer {
         let mut state = self.0.lock();
         let current = state.lease.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
         if *method == Method::GET {
-            return state.lease.clone().map_or((404, json!({})), |lease| (200, lease));
+            return state.lease.clone().map_or_else(|| (404, json!({})), |lease| (200, lease));
         }
         let mut lease: Value = serde_json::from_slice(body).unwrap();
         let expected = lease["metadata"]["resourceVersion"].clone();
