@@ -50,6 +50,8 @@ pub(crate) const PREFACE: usize = 24;
 
 /// The type of DATA frames (RFC 9113 section 6.1).
 const DATA: u8 = 0;
+/// The type of frames that end a stream at once (RFC 9113 section 6.4).
+const RST_STREAM: u8 = 3;
 /// The types of frames with a part of a head: HEADERS and CONTINUATION (RFC 9113 sections 6.2 and 6.10).
 const HEADS: [u8; 2] = [1, 9];
 
@@ -189,8 +191,22 @@ pub(crate) struct FrameScanner {
     filled: usize,
     /// Bytes before the next header.
     payload: usize,
-    /// The type of the frame that has this payload, if there was one.
-    kind: Option<u8>,
+    /// The frame that has this payload, if there was one.
+    frame: Option<FrameHeader>,
+}
+
+/// The parts of the header of a frame that say whether it has an effect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrameHeader {
+    kind: u8,
+    stream: u32,
+}
+
+impl FrameHeader {
+    /// Returns the stream that the frame ends at once.
+    pub(crate) fn reset_stream(self) -> Option<u32> {
+        (self.kind == RST_STREAM).then_some(self.stream)
+    }
 }
 
 /// The result of [`FrameScanner::scan`].
@@ -200,8 +216,10 @@ pub(crate) struct Scanned {
     pub(crate) length: usize,
     /// Headers of frames among them.
     pub(crate) frames: usize,
-    /// Bytes of the payload of DATA frames among them.
+    /// Bytes of the payload of DATA frames among them, without those of streams that have ended.
     pub(crate) data: usize,
+    /// Bytes of the payload of DATA frames of streams that have ended.
+    pub(crate) ignored: usize,
     /// Bytes of the payload of frames with heads among them.
     pub(crate) heads: usize,
 }
@@ -209,11 +227,22 @@ pub(crate) struct Scanned {
 impl FrameScanner {
     /// Creates a scanner of a connection that begins with `preface` other bytes.
     pub(crate) fn new(preface: usize) -> Self {
-        Self { header: [0; FRAME_HEADER], filled: 0, payload: preface, kind: None }
+        Self { header: [0; FRAME_HEADER], filled: 0, payload: preface, frame: None }
     }
 
     /// Scans the bytes up to the end of at most `max_frames` frames.
     pub(crate) fn scan(&mut self, bytes: &[u8], max_frames: usize) -> Scanned {
+        self.scan_with(bytes, max_frames, |_| false, |_| {})
+    }
+
+    /// The same for a connection on which streams have ended. `on_frame` gets the header of each frame.
+    pub(crate) fn scan_with(
+        &mut self,
+        bytes: &[u8],
+        max_frames: usize,
+        has_ended: impl Fn(u32) -> bool,
+        mut on_frame: impl FnMut(FrameHeader),
+    ) -> Scanned {
         let mut scanned = Scanned::default();
         while scanned.length < bytes.len() {
             let rest = &bytes[scanned.length..];
@@ -221,9 +250,12 @@ impl FrameScanner {
                 let skipped = self.payload.min(rest.len());
                 self.payload -= skipped;
                 scanned.length += skipped;
-                match self.kind {
-                    Some(DATA) => scanned.data += skipped,
-                    Some(kind) if HEADS.contains(&kind) => scanned.heads += skipped,
+                match self.frame {
+                    Some(FrameHeader { kind: DATA, stream }) if has_ended(stream) => {
+                        scanned.ignored += skipped
+                    }
+                    Some(FrameHeader { kind: DATA, .. }) => scanned.data += skipped,
+                    Some(FrameHeader { kind, .. }) if HEADS.contains(&kind) => scanned.heads += skipped,
                     _ => {}
                 }
                 continue;
@@ -236,11 +268,14 @@ impl FrameScanner {
             self.filled += part;
             scanned.length += part;
             if self.filled == FRAME_HEADER {
-                let [high, middle, low, kind, ..] = self.header;
+                let [high, middle, low, kind, _, stream @ ..] = self.header;
                 self.payload = u32::from_be_bytes([0, high, middle, low]) as usize;
-                self.kind = Some(kind);
+                // The first bit has no meaning.
+                let frame = FrameHeader { kind, stream: u32::from_be_bytes(stream) & 0x7fff_ffff };
+                self.frame = Some(frame);
                 self.filled = 0;
                 scanned.frames += 1;
+                on_frame(frame);
             }
         }
         scanned
@@ -370,7 +405,7 @@ mod tests {
     fn scanner_stops_after_the_most_frames() {
         let bytes = [frame(6, 8), frame(DATA, 3), frame(6, 8)].concat();
         let mut scanner = FrameScanner::new(0);
-        assert_eq!(scanner.scan(&bytes, 2), Scanned { length: 29, frames: 2, data: 3, heads: 0 });
-        assert_eq!(scanner.scan(&bytes[29..], 2), Scanned { length: 17, frames: 1, data: 0, heads: 0 });
+        assert_eq!(scanner.scan(&bytes, 2), Scanned { length: 29, frames: 2, data: 3, ..Scanned::default() });
+        assert_eq!(scanner.scan(&bytes[29..], 2), Scanned { length: 17, frames: 1, ..Scanned::default() });
     }
 }

@@ -1,6 +1,7 @@
 //! A byte stream of HTTP/2 with a limit on its overhead, for the connections that have no WebSocket of this crate.
 
 use std::{
+    collections::VecDeque,
     io::{self, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
@@ -16,6 +17,13 @@ use crate::overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE, Sca
 /// The first bytes of an HTTP/2 client (RFC 9113 section 3.4). No request of HTTP/1.1 begins with them.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0";
 
+/// Bytes of data of a stream that this end has reset, per byte of overhead. Some of it was sent before the reset arrived, and it costs less
+/// than frames without effect.
+const IGNORED_PER_BYTE: usize = 64;
+
+/// The last streams that this end has reset, whose data it ignores. h2 resets a stream again that sends data for longer.
+const MAX_RESETS: usize = 256;
+
 /// A byte stream of HTTP/2 that fails with an [`OverheadError`](crate::OverheadError) when the other end exceeds its limit.
 ///
 /// The stream itself subtracts the payload of data, and the updates of windows. The end that handles requests or responses subtracts
@@ -27,24 +35,28 @@ pub struct OverheadStream<T> {
     expected: &'static [u8],
     /// The other end sends another protocol, which has no such frames.
     is_other: bool,
-    scanner: FrameScanner,
+    received: FrameScanner,
+    sent: FrameScanner,
+    /// At most [`MAX_RESETS`], the oldest first.
+    resets: VecDeque<u32>,
     limit: OverheadLimit,
 }
 
 impl<T> OverheadStream<T> {
     /// Wraps the connection of a client. A client of HTTP/1.1 has no limit here.
     pub fn of_client(io: T) -> Self {
-        Self::new(io, HTTP2, PREFACE)
+        Self::new(io, HTTP2, PREFACE, 0)
     }
 
     /// Wraps the connection of a server.
     pub fn of_server(io: T) -> Self {
-        Self::new(io, b"", 0)
+        Self::new(io, b"", 0, PREFACE)
     }
 
-    fn new(io: T, expected: &'static [u8], preface: usize) -> Self {
-        let (scanner, limit) = (FrameScanner::new(preface), OverheadLimit::of_stream(Instant::now()));
-        Self { io, expected, is_other: false, scanner, limit }
+    fn new(io: T, expected: &'static [u8], received: usize, sent: usize) -> Self {
+        let limit = OverheadLimit::of_stream(Instant::now());
+        let (received, sent) = (FrameScanner::new(received), FrameScanner::new(sent));
+        Self { io, expected, is_other: false, received, sent, resets: VecDeque::new(), limit }
     }
 
     /// Returns the counter, from which useful bytes are subtracted.
@@ -60,10 +72,34 @@ impl<T> OverheadStream<T> {
         if self.is_other {
             return Ok(());
         }
-        let Scanned { data, heads, .. } = self.scanner.scan(bytes, usize::MAX);
+        let is_reset = |stream| self.resets.contains(&stream);
+        let Scanned { data, ignored, heads, .. } =
+            self.received.scan_with(bytes, usize::MAX, is_reset, |_| {});
         self.limit.add_heads(heads);
-        self.limit.add_received(bytes.len() - data, Instant::now())?;
+        let overhead = bytes.len() - data - ignored + ignored / IGNORED_PER_BYTE;
+        self.limit.add_received(overhead, Instant::now())?;
         Ok(())
+    }
+
+    /// Notes the streams that this end resets.
+    fn on_sent(&mut self, bytes: &[u8]) {
+        if self.is_other {
+            return;
+        }
+        let resets = &mut self.resets;
+        self.sent.scan_with(
+            bytes,
+            usize::MAX,
+            |_| false,
+            |frame| {
+                if let Some(stream) = frame.reset_stream().filter(|stream| !resets.contains(stream)) {
+                    if resets.len() == MAX_RESETS {
+                        resets.pop_front();
+                    }
+                    resets.push_back(stream);
+                }
+            },
+        );
     }
 }
 
@@ -82,6 +118,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for OverheadStream<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for OverheadStream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.io).poll_write(cx, data))?;
+        self.on_sent(&data[..written]);
         self.limit.counter().subtract_sent(written);
         Poll::Ready(Ok(written))
     }
@@ -92,6 +129,12 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for OverheadStream<T> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, slices))?;
+        let mut left = written;
+        for slice in slices {
+            let part = left.min(slice.len());
+            self.on_sent(&slice[..part]);
+            left -= part;
+        }
         self.limit.counter().subtract_sent(written);
         Poll::Ready(Ok(written))
     }
@@ -163,6 +206,40 @@ mod tests {
             (0..1000).for_each(|_| counter.subtract_frame_header());
         }
         assert!((0..1000).any(|_| stream.on_received(&frames).is_err()), "nothing reads them");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn data_of_a_stream_that_was_reset_is_overhead() {
+        let reset = |stream: u8| [0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, 0];
+        // The data of a window was in flight, at the end of a client and at that of a server.
+        for mut stream in
+            [OverheadStream::of_client(tokio::io::empty()), OverheadStream::of_server(tokio::io::empty())]
+        {
+            let client: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+            let (received, sent) =
+                if stream.expected.is_empty() { (&b""[..], client) } else { (client, &b""[..]) };
+            stream.on_received(received).unwrap();
+            stream.on_sent(sent);
+            stream.on_sent(&reset(3)[..5]);
+            stream.on_sent(&reset(3)[5..]);
+            stream.on_received(&data().repeat(4000)).unwrap();
+            stream.on_sent(&reset(1));
+            stream.on_received(&data().repeat(256)).unwrap();
+            let error = stream.on_received(&data().repeat(4000)).unwrap_err();
+            assert_eq!(error.to_string(), "the other end sent too many frames without effect");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_that_were_reset_are_remembered_up_to_a_number() {
+        let mut stream = OverheadStream::of_server(tokio::io::empty());
+        stream.on_sent(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        for number in (1..2000_u32).step_by(2).chain([1, 1]) {
+            let [a, b, c, d] = number.to_be_bytes();
+            stream.on_sent(&[0, 0, 4, 3, 0, a, b, c, d, 0, 0, 0, 0]);
+        }
+        assert_eq!(stream.resets.len(), MAX_RESETS);
+        assert_eq!(stream.resets.iter().filter(|id| **id == 1).count(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,10 +9,15 @@ use testing::kas::{
 };
 use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
 
-use crate::http2::{PING, PREFACE, PRIORITY, frame, settings_frame, window_update};
+use crate::http2::{
+    DATA, END_HEADERS, HEADERS, PING, PREFACE, PRIORITY, block, frame, settings_frame, window_update,
+};
 
 /// More than the limit of a connection, and less than a tenth of a second of work.
 const BEFORE_THE_CUT: usize = 2 << 20;
+
+/// The same for data of a request that was refused, of which much may be on its way.
+const DATA_BEFORE_THE_CUT: usize = 72 << 20;
 
 /// Connects to each listener of a replica that serves HTTP/2.
 fn connect(listener: &str, world: &World, fleet: &TestFleet) -> DuplexStream {
@@ -37,6 +42,18 @@ fn connect(listener: &str, world: &World, fleet: &TestFleet) -> DuplexStream {
     near
 }
 
+/// Sends the preface, `first`, and `one` until the listener has ended the connection. Returns the bytes of the flood.
+async fn flood(io: DuplexStream, first: &[u8], one: &[u8], most: usize) -> usize {
+    let (mut reading, mut attacker) = tokio::io::split(io);
+    tokio::spawn(async move { tokio::io::copy(&mut reading, &mut tokio::io::sink()).await });
+    attacker.write_all(&[PREFACE, &settings_frame(&[]), first].concat()).await.unwrap();
+    let (part, mut sent) = (one.repeat((32 << 10) / one.len() + 1), 0);
+    while sent < most && attacker.write_all(&part).await.is_ok() {
+        sent += part.len();
+    }
+    sent
+}
+
 #[tokio::test(start_paused = true)]
 async fn attack_82_flood_without_a_credential_ends_its_connection_at_each_listener() {
     let world = World::with(|config| {
@@ -51,16 +68,26 @@ async fn attack_82_flood_without_a_credential_ends_its_connection_at_each_listen
             ("WINDOW_UPDATE", window_update(0, 1)),
             ("frames of an unknown type", frame(0x50, 0, 0, &[0; 400])),
         ] {
-            let (mut reading, mut attacker) = tokio::io::split(connect(listener, &world, &fleet));
-            tokio::spawn(async move { tokio::io::copy(&mut reading, &mut tokio::io::sink()).await });
-            attacker.write_all(&[PREFACE, &settings_frame(&[])].concat()).await.unwrap();
-            let (part, mut sent) = (one.repeat((32 << 10) / one.len()), 0);
-            while attacker.write_all(&part).await.is_ok() {
-                sent += part.len();
-                assert!(sent < BEFORE_THE_CUT, "{listener}: {name}");
-            }
+            let sent = flood(connect(listener, &world, &fleet), b"", &one, BEFORE_THE_CUT).await;
+            assert!(sent < BEFORE_THE_CUT, "{listener}: {name}");
             assert!(sent > 0, "{listener}: {name}");
         }
     }
     assert_eq!(world.limit_count("overhead"), 10.0, "of callers and the page");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_82_endless_body_of_a_refused_request_ends_its_connection_at_each_listener() {
+    let world = World::with(|config| {
+        config.web = Some(serde_json::from_value(serde_json::json!({"listen": {}})).unwrap());
+    });
+    let fleet = TestFleet::new(1);
+    let path = "/agents/prod/kubernetes/api";
+    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "kas"), (":path", path)];
+    let request = frame(HEADERS, END_HEADERS, 1, &block(&fields));
+    let body = frame(DATA, 0, 1, &[0; 16 << 10]);
+    for listener in ["agents", "observability", "internal API", "callers", "private", "page"] {
+        let sent = flood(connect(listener, &world, &fleet), &request, &body, DATA_BEFORE_THE_CUT).await;
+        assert!(sent < DATA_BEFORE_THE_CUT, "{listener}");
+    }
 }
