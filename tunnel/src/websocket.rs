@@ -121,13 +121,15 @@ impl<T> WebSocket<T> {
     }
 
     /// Makes agentk the client of HTTP/2, as it is in GitLab's protocol. Only the frames of the WebSocket count as overhead then: those
-    /// of HTTP/2 are limited by the [`OverheadStream`](crate::OverheadStream) above it.
+    /// of HTTP/2 are limited by the [`OverheadStream`](crate::OverheadStream) above it. Its limit is that of a stream, too: agentk sends its token
+    /// later, inside of the WebSocket.
     #[must_use]
     pub fn with_gitlab_roles(mut self) -> Self {
         if self.role == Role::Server {
             self.expect_preface();
         }
         self.counts_http2 = false;
+        self.overhead = OverheadLimit::of_stream(Instant::now());
         self
     }
 

@@ -5,6 +5,7 @@ mod agent_memory;
 mod client;
 #[path = "../scenarios/gitlab_agentk/messages.rs"]
 mod messages;
+mod websocket_floods;
 
 use std::time::Duration;
 
