@@ -199,10 +199,7 @@ impl Candidate {
         self.observe(found.as_ref(), Instant::now());
         // The API server refuses a write of a version that was replaced.
         let may_follow = self.unanswered.as_ref().is_some_and(|replaced| *replaced == self.version());
-        match self.holds() || may_follow {
-            true => self.write(Step::Release).await.map(drop),
-            false => Ok(()),
-        }
+        if self.holds() || may_follow { self.write(Step::Release).await.map(drop) } else { Ok(()) }
     }
 
     /// Notes that this process does not lead.

@@ -81,10 +81,13 @@ pub async fn while_open<T>(fence: &dyn Fence, request: impl Future<Output = T> +
     pin!(request);
     loop {
         let until = fence.check()?;
-        let polled = poll_fn(|context| match Instant::now() < until {
-            true => request.as_mut().poll(context).map(Some),
-            // The process was frozen after the check: the timer is as late as this task, and the request must not begin.
-            false => Poll::Ready(None),
+        let polled = poll_fn(|context| {
+            if Instant::now() < until {
+                request.as_mut().poll(context).map(Some)
+            } else {
+                // The process was frozen after the check: the timer is as late as this task, and the request must not begin.
+                Poll::Ready(None)
+            }
         });
         tokio::select! {
             biased;

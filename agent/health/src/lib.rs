@@ -174,9 +174,10 @@ pub enum JudgedParts {
 /// a kind that always counts as healthy.
 pub fn judged_parts(object: &Value, assessment: &Assessment, context: AssessmentContext<'_>) -> JudgedParts {
     let (group, kind) = group_kind(object);
-    let has_opinion = match is_built_in(group) {
-        true => is_workload(group, kind) && kind != "Pod",
-        false => context.rule.is_some() || data::rule(group, kind).is_some() || generic::has_evidence(object),
+    let has_opinion = if is_built_in(group) {
+        is_workload(group, kind) && kind != "Pod"
+    } else {
+        context.rule.is_some() || data::rule(group, kind).is_some() || generic::has_evidence(object)
     };
     match assessment.health {
         HealthState::Suspended => JudgedParts::None,

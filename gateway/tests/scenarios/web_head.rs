@@ -53,9 +53,12 @@ async fn head_has_the_fields_of_get_and_no_body() {
     browser.log_in().await;
     for path in PATHS {
         for over_http2 in [false, true] {
-            let send = async |method| match over_http2 {
-                true => send_over_http2(&browser, method, path).await,
-                false => browser.page(method, path).await,
+            let send = async |method| {
+                if over_http2 {
+                    send_over_http2(&browser, method, path).await
+                } else {
+                    browser.page(method, path).await
+                }
             };
             let (get, head) = (send(Method::GET).await, send(Method::HEAD).await);
             assert_eq!(head.status(), get.status(), "{path}");

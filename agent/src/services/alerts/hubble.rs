@@ -168,9 +168,10 @@ pub(super) async fn follow(alerts: &Alerts) {
             last_error = message;
         }
         // A flow that cannot be read would come again at once.
-        let wait = match received {
-            true => backoff.lost(began.elapsed(), rand::random()),
-            false => backoff.failed(None, rand::random()),
+        let wait = if received {
+            backoff.lost(began.elapsed(), rand::random())
+        } else {
+            backoff.failed(None, rand::random())
         };
         sleep(wait.max(Duration::from_millis(200))).await;
     }

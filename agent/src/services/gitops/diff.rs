@@ -142,10 +142,8 @@ pub(super) async fn run(
         let deadline = Instant::now() + TIMEOUT;
         let work = async {
             let summary = engine.diff(&input, part, &Deadline(deadline), &sender).await;
-            let (reference, commit) = match part {
-                true => (String::new(), None),
-                false => (head.reference, Some(head.commit)),
-            };
+            let (reference, commit) =
+                if part { (String::new(), None) } else { (head.reference, Some(head.commit)) };
             // Fails if nobody reads any more.
             let end = DiffLine::End(DiffSummary { reference, commit, ..summary });
             let _ = sender.send_timeout(end, WAIT).await;
