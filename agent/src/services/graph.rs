@@ -352,3 +352,6 @@ impl fmt::Debug for GraphService {
         f.debug_struct("GraphService").field("running", &self.running).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

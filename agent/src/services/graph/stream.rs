@@ -10,7 +10,7 @@ use proto::{
     graph::{GraphEvent, Token},
     header::{LAST_EVENT_ID, accepts_gzip, prefers},
 };
-use resource_graph::{Graph, Identity, QueryError, Shown, Viewer, wait_until};
+use resource_graph::{Cache, Graph, Identity, QueryError, Shown, Viewer, wait_until};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
@@ -93,9 +93,7 @@ pub(super) async fn respond(
     let reviewed = view.cache.read(Graph::resource_count);
     let access = view.access(&identity, &parameters.query).await?;
     let view = View { reviews: view.reviews.for_stream(), ..view };
-    // A browser that connects again sends the first address and the last id.
-    let since = last_token(headers)?.or(parameters.since);
-    let since = since.map(|token| (token, view.cache.is_own(&token)));
+    let since = position(headers, parameters.since, &view.cache);
     let shown = match parameters.watched {
         Watched::Objects => Shown::Objects,
         Watched::Groups => Shown::Groups,
@@ -135,11 +133,15 @@ pub(super) async fn respond(
     Ok(if is_compressed { gzip_response(response) } else { response })
 }
 
-/// Returns the position after which a reader of server-sent events continues.
-fn last_token(headers: &HeaderMap) -> Result<Option<Token>, ServiceError> {
-    let Some(last) = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty()) else { return Ok(None) };
-    let token = last.to_str().ok().and_then(|last| last.parse().ok());
-    token.map(Some).ok_or_else(|| bad_request(&format!("Last-Event-ID: {}", proto::graph::InvalidToken)))
+/// Returns the position after which a reader continues, and whether it is one of this cache. A browser that connects again sends the first
+/// address and the last id. It would give up after an error, so that an id that is no token begins anew.
+fn position(headers: &HeaderMap, parameter: Option<Token>, cache: &Cache) -> Option<(Token, bool)> {
+    let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
+    let token = match last {
+        Some(last) => last.to_str().ok().and_then(|last| last.parse().ok()),
+        None => Some(parameter?),
+    };
+    Some(token.map_or_else(|| (cache.token(0), false), |token| (token, cache.is_own(&token))))
 }
 
 impl Follower {
