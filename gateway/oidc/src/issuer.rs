@@ -80,7 +80,7 @@ impl Issuers {
         let metrics = OidcMetrics::default();
         let mut issuers: Vec<Issuer> = Vec::new();
         for (index, entry) in config.issuers.iter().enumerate() {
-            let policy = TokenPolicy::new(file, index, entry)?;
+            let mut policy = TokenPolicy::new(file, index, entry)?;
             for (key, at, taken) in [
                 ("name", &entry.name, issuers.iter().any(|other| other.policy.name == policy.name)),
                 ("issuer", &entry.issuer, issuers.iter().any(|other| other.policy.issuer == policy.issuer)),
@@ -90,6 +90,10 @@ impl Issuers {
                     let key = format!("oidc.issuers[{index}].{key}");
                     return Err(ConfigError::new(file, at.referenced, key, what));
                 }
+            }
+            for other in &mut issuers {
+                other.policy.reserve_names_of(&policy);
+                policy.reserve_names_of(&other.policy);
             }
             issuers.push(Issuer {
                 policy,

@@ -9,8 +9,10 @@ use settings::ConfigError;
 use super::EndpointUrl;
 use crate::{IssuerConfig, SigningAlgorithm};
 
-/// The names that Kubernetes reserves for itself.
-pub(super) const RESERVED: &str = "system:";
+/// The beginning of the names that Kubernetes reserves for itself.
+const KUBERNETES: &str = "system:";
+/// The beginning of the names of GitLab's users, jobs and groups in a cluster.
+const GITLAB: &str = "gitlab:";
 
 /// The rules for the tokens of one issuer.
 #[derive(Clone, Debug)]
@@ -34,6 +36,30 @@ pub(super) struct TokenPolicy {
 pub(super) struct ClaimMapping {
     pub(super) claim: String,
     pub(super) prefix: String,
+    /// The beginnings of the names of others.
+    pub(super) reserved: Vec<String>,
+}
+
+impl ClaimMapping {
+    pub(super) fn new(claim: String, prefix: String) -> Self {
+        let mut mapping = Self { claim, prefix, reserved: Vec::new() };
+        for beginning in [KUBERNETES, GITLAB] {
+            mapping.reserve(beginning);
+        }
+        mapping
+    }
+
+    /// Leaves the names with this beginning to others, unless all names of this mapping have it.
+    fn reserve(&mut self, beginning: &str) {
+        if !beginning.is_empty() && !self.prefix.starts_with(beginning) {
+            self.reserved.push(beginning.to_owned());
+        }
+    }
+
+    /// Returns whether a name belongs to others.
+    pub(super) fn is_reserved(&self, name: &str) -> bool {
+        self.reserved.iter().any(|beginning| name.starts_with(&**beginning))
+    }
 }
 
 impl TokenPolicy {
@@ -87,8 +113,8 @@ impl TokenPolicy {
             return Err(error("web.client_id", client.referenced, what.to_owned()));
         }
         let prefix = |key: &str, prefix: &Option<Spanned<String>>| match prefix {
-            Some(prefix) if prefix.value.starts_with(RESERVED) => {
-                let what = format!("names that begin with {RESERVED} belong to Kubernetes");
+            Some(prefix) if prefix.value.starts_with(KUBERNETES) => {
+                let what = format!("names that begin with {KUBERNETES} belong to Kubernetes");
                 Err(error(key, prefix.referenced, what))
             }
             Some(prefix) => Ok(prefix.value.clone()),
@@ -102,11 +128,19 @@ impl TokenPolicy {
             algorithms: config.algorithms.iter().copied().map(SigningAlgorithm::algorithm).collect(),
             leeway: config.leeway.as_secs(),
             stream_grace: config.stream_grace.0,
-            username: ClaimMapping {
-                claim: config.username_claim.clone(),
-                prefix: prefix("username_prefix", &config.username_prefix)?,
-            },
-            groups: config.groups_claim.clone().map(|claim| ClaimMapping { claim, prefix: groups_prefix }),
+            username: ClaimMapping::new(
+                config.username_claim.clone(),
+                prefix("username_prefix", &config.username_prefix)?,
+            ),
+            groups: config.groups_claim.clone().map(|claim| ClaimMapping::new(claim, groups_prefix)),
         })
+    }
+
+    /// Leaves the names with the prefixes of another issuer to its tokens.
+    pub(super) fn reserve_names_of(&mut self, other: &Self) {
+        self.username.reserve(&other.username.prefix);
+        if let (Some(groups), Some(others)) = (&mut self.groups, &other.groups) {
+            groups.reserve(&others.prefix);
+        }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{
     keys::KeySet,
-    policy::{ClaimMapping, RESERVED, TokenPolicy},
+    policy::{ClaimMapping, TokenPolicy},
 };
 
 /// The claims of a token.
@@ -273,11 +273,18 @@ fn user(claims: &Claims, policy: &TokenPolicy) -> Result<(String, HeaderMap), To
             "its user or one of its groups is empty, begins or ends with a blank, or holds control characters",
         )
     };
-    let prefixed = |prefix: &str, name: &str| -> Result<String, TokenError> {
+    let prefixed = |mapping: &ClaimMapping, name: &str| -> Result<String, TokenError> {
         let name = IdentityValue::new(name).map_err(|_| invalid())?;
-        Ok(format!("{prefix}{}", name.as_str()))
+        let name = format!("{}{}", mapping.prefix, name.as_str());
+        if mapping.is_reserved(&name) {
+            return Err(TokenError::Username(
+                "its user or one of its groups begins with system:, which belongs to Kubernetes, with gitlab:, or with the prefix of \
+                 another issuer",
+            ));
+        }
+        Ok(name)
     };
-    let ClaimMapping { claim, prefix } = &policy.username;
+    let claim = &policy.username.claim;
     let name = claims.get(claim).and_then(Value::as_str).filter(|name| !name.is_empty());
     let name = name.ok_or(TokenError::NoUsername)?;
     // As in kube-apiserver: everybody may claim an address that was not verified.
@@ -285,21 +292,16 @@ fn user(claims: &Claims, policy: &TokenPolicy) -> Result<(String, HeaderMap), To
     {
         return Err(TokenError::Username("its email is not verified (email_verified)"));
     }
-    let username = prefixed(prefix, name)?;
+    let username = prefixed(&policy.username, name)?;
     let groups = match &policy.groups {
-        Some(ClaimMapping { claim, prefix }) if claims.contains_key(claim) => {
-            let names = strings(claims.get(claim)).ok_or(TokenError::Username(
+        Some(mapping) if claims.contains_key(&mapping.claim) => {
+            let names = strings(claims.get(&mapping.claim)).ok_or(TokenError::Username(
                 "the claim of oidc.issuers[].groups_claim is not a list of texts",
             ))?;
-            names.into_iter().map(|name| prefixed(prefix, name)).collect::<Result<Vec<_>, _>>()?
+            names.into_iter().map(|name| prefixed(mapping, name)).collect::<Result<Vec<_>, _>>()?
         }
         _ => Vec::new(),
     };
-    if groups.iter().chain([&username]).any(|name| name.starts_with(RESERVED)) {
-        return Err(TokenError::Username(
-            "its user or one of its groups begins with system:, which belongs to Kubernetes",
-        ));
-    }
     let user = Impersonation { username, groups, ..Impersonation::default() };
     let headers = user.headers().map_err(|_| invalid())?;
     Ok((user.username, headers))

@@ -13,8 +13,8 @@ fn policy() -> TokenPolicy {
         algorithms: vec![Algorithm::RS256, Algorithm::ES256],
         leeway: 30,
         stream_grace: None,
-        username: ClaimMapping { claim: "sub".into(), prefix: "test:".into() },
-        groups: Some(ClaimMapping { claim: "groups".into(), prefix: "test:".into() }),
+        username: ClaimMapping::new("sub".into(), "test:".into()),
+        groups: Some(ClaimMapping::new("groups".into(), "test:".into())),
     }
 }
 
@@ -128,6 +128,7 @@ fn user_must_fit_into_a_header_and_not_be_of_kubernetes() {
         (&plain, json!({"groups": ["\tsystem:masters"]}), "username"),
         (&plain, json!({"groups": ["dev", ""]}), "username"),
         (&plain, json!({"sub": " system:admin"}), "username"),
+        (&plain, json!({"groups": ["gitlab:project_role:7:maintainer"]}), "username"),
         (&policy(), json!({"sub": "bob "}), "username"),
         (&policy(), json!({"sub": " bob"}), "username"),
         (&policy(), json!({"sub": "bob\u{a0}"}), "username"),
@@ -221,4 +222,37 @@ fn other_texts_are_no_tokens() {
         URL_SAFE_NO_PAD.encode("[".repeat(9000))
     );
     assert!(UnverifiedToken::parse(&nested).unwrap().is_none());
+}
+
+#[test]
+fn token_has_no_name_of_another_issuer() {
+    let key = IssuerKey::ec("a");
+    let with = |users: &str, groups: &str| TokenPolicy {
+        username: ClaimMapping::new("sub".into(), users.into()),
+        groups: Some(ClaimMapping::new("groups".into(), groups.into())),
+        ..policy()
+    };
+    let class = |policy: &TokenPolicy, sub: &str, group: &str| {
+        let claims = claims(json!({"sub": sub, "groups": [group]}));
+        verify(&key.token(&claims), policy, &key_set(&[&key])).map_or_else(TokenError::class, |_| "accepted")
+    };
+    let (mut open, mut corp, mut admins) = (with("", ""), with("corp:", "corp:"), with("corp:admins:", "a:"));
+    open.reserve_names_of(&corp);
+    open.reserve_names_of(&admins);
+    corp.reserve_names_of(&open);
+    corp.reserve_names_of(&admins);
+    admins.reserve_names_of(&corp);
+    for (policy, sub, group, expected) in [
+        (&open, "bob", "dev", "accepted"),
+        (&open, "corp:bob", "dev", "username"),
+        (&open, "bob", "corp:dev", "username"),
+        (&open, "a:bob", "dev", "accepted"),
+        (&open, "bob", "a:dev", "username"),
+        (&corp, "bob", "dev", "accepted"),
+        (&corp, "admins:bob", "dev", "username"),
+        (&corp, "bob", "a:dev", "accepted"),
+        (&admins, "bob", "dev", "accepted"),
+    ] {
+        assert_eq!(class(policy, sub, group), expected, "{sub} {group}");
+    }
 }
