@@ -11,14 +11,14 @@ use gitlab::{
     environments::{EnvironmentQuery, GitLabToken, Tier},
 };
 use http::{HeaderMap, HeaderName};
-use proto::{AgentId, ReplicaId, percent};
+use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::{
     ApiServer,
     environment_health::EnvironmentStatus,
-    query::{DEFAULT_LIMIT, MAX_LENGTH, QueryError, limit, number, set_once},
+    query::{DEFAULT_LIMIT, MAX_LENGTH, QueryError, decoded, limit, number, set_once},
     response::{ApiError, ok},
 };
 
@@ -146,11 +146,6 @@ pub(super) fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> 
         }
     }
     Ok((query, health.unwrap_or_default()))
-}
-
-fn decoded(key: &'static str, value: &str) -> Result<String, QueryError> {
-    let error = |_| QueryError::Value(key, value.chars().take(100).collect(), "UTF-8, percent-encoded");
-    percent::decode_value(value).map_err(error)
 }
 
 fn boolean(key: &'static str, value: &str) -> Result<bool, QueryError> {

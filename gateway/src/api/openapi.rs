@@ -1,5 +1,6 @@
 //! `docs/api.openapi.json` is what the code does: its paths, the parameters of each, and the responses that `docs/api.md` shows.
 
+use proto::events::EventKind;
 use serde_json::{Value, json};
 
 use super::{
@@ -64,6 +65,51 @@ fn document_has_the_parameters_of_each_path() {
         let (_, listed) = unknown.split_once("the parameters are ").unwrap();
         let listed = listed.split(" and ").flat_map(|part| part.split(", "));
         assert_eq!(listed.collect::<Vec<_>>(), names, "{path}");
+    }
+}
+
+/// Returns the schema of a parameter, or that of one of its values.
+fn schema(path: &str, name: &str) -> Value {
+    let document = document();
+    let all = document["paths"][path]["get"]["parameters"].as_array().unwrap();
+    let schema = &all.iter().find(|parameter| parameter["name"] == name).unwrap()["schema"];
+    schema.get("items").unwrap_or(schema).clone()
+}
+
+#[test]
+fn document_allows_the_values_that_are_accepted() {
+    let words = |path: &str, name: &str| -> Vec<String> {
+        serde_json::from_value(schema(path, name)["enum"].clone()).unwrap()
+    };
+    assert_eq!(words("/api/v1/events", "kind"), EventKind::ALL.map(EventKind::as_str));
+    for word in words("/api/v1/events", "severity") {
+        assert!(format!("severity={word}").parse::<EventQuery>().is_ok(), "{word}");
+    }
+    for word in words("/api/v1/environments", "tier") {
+        assert!(parse(&format!("tier={word}")).is_ok(), "{word}");
+    }
+    for (path, name, good, bad) in [
+        ("/api/v1/agents", "project", json!(7), json!(-1)),
+        ("/api/v1/agents", "id", json!(u64::MAX), json!(-1)),
+        ("/api/v1/agents", "limit", json!(500), json!(501)),
+        ("/api/v1/agents", "continue", json!("100"), json!("1795832591310-0")),
+        ("/api/v1/deployments", "project_id", json!(0), json!(-3174)),
+        ("/api/v1/events", "severity", json!("error"), json!("critical")),
+        ("/api/v1/events", "after", json!("1795832591310-0"), json!("100")),
+        ("/api/v1/environments", "tier", json!("other"), json!("live")),
+    ] {
+        let validator = jsonschema::validator_for(&schema(path, name)).unwrap();
+        for (value, expected) in [(good, true), (bad, false)] {
+            assert_eq!(validator.is_valid(&value), expected, "{path} {name}: {value}");
+            let query = format!("{name}={}", value.to_string().trim_matches('"'));
+            let accepted = match path {
+                "/api/v1/agents" => query.parse::<Query>().is_ok(),
+                "/api/v1/environments" => parse(&query).is_ok(),
+                "/api/v1/deployments" => parse_deployments(&query).is_ok(),
+                _ => query.parse::<EventQuery>().is_ok(),
+            };
+            assert_eq!(accepted, expected, "{path}?{query}");
+        }
     }
 }
 

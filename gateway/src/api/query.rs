@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use proto::AgentId;
+use proto::{AgentId, percent};
 
 /// The most agents of one page, which is one lookup in the route store.
 const MAX_LIMIT: usize = 500;
@@ -65,7 +65,7 @@ impl Query {
 impl FromStr for Query {
     type Err = QueryError;
 
-    /// Parses a query without percent-encoding, which no valid value needs.
+    /// Parses a query. Only the name may be percent-encoded: some clients encode `-`, and no client encodes digits.
     fn from_str(text: &str) -> Result<Self, QueryError> {
         if text.len() > MAX_LENGTH {
             return Err(QueryError::TooLong);
@@ -78,7 +78,7 @@ impl FromStr for Query {
                 "project" => {
                     set_once("project", &mut project, number("project", value, "the number of a project")?)?
                 }
-                "name" => set_once("name", &mut name, value.to_owned())?,
+                "name" => set_once("name", &mut name, decoded("name", value)?)?,
                 "id" => ids.push(AgentId(number("id", value, "the number of an agent")?)),
                 "limit" => set_once("limit", &mut limit, self::limit(value)?)?,
                 "continue" => {
@@ -113,6 +113,11 @@ pub(super) fn number(key: &'static str, value: &str, what: &'static str) -> Resu
     value.parse().ok().filter(|_| digits).ok_or_else(|| bad(key, value, what))
 }
 
+/// Decodes the value of a parameter.
+pub(super) fn decoded(key: &'static str, value: &str) -> Result<String, QueryError> {
+    percent::decode_value(value).map_err(|_| bad(key, value, "UTF-8, percent-encoded"))
+}
+
 fn bad(key: &'static str, value: &str, what: &'static str) -> QueryError {
     QueryError::Value(key, value.chars().take(100).collect(), what)
 }
@@ -135,6 +140,7 @@ mod tests {
         assert_eq!(admitted("project=7"), [1, 2]);
         assert_eq!(admitted("project=7&continue=1"), [2]);
         assert_eq!(admitted("name=c"), [3]);
+        assert_eq!(admitted("name=%63"), [3]);
         assert_eq!(admitted("project=&name=&id=&limit=&continue="), [1, 2, 3, 4]);
         assert_eq!(admitted("id=4&id=1&id=99"), [1, 4]);
         assert!(admitted("&continue=18446744073709551615&").is_empty());
@@ -156,6 +162,7 @@ mod tests {
             ("token=abc", "\"token\" is not a parameter"),
             ("project=mine", "project: \"mine\" is not the number of a project"),
             ("project=%37", "project: \"%37\" is not"),
+            ("name=%ff", "name: \"%ff\" is not UTF-8"),
             ("project=1&project=2", "project is given twice"),
             ("continue=x", "continue: \"x\" is not the value of a page"),
             (&"&".repeat(9000), "longer than 8192 bytes"),
