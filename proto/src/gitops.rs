@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     diff::{
-        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, ManifestFile, ObjectDiff, PreviewRequest,
+        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, MAX_FILES, ManifestFile, ObjectDiff,
+        PreviewRequest,
     },
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
     source::{InvalidSourceQuery, SourceQuery},

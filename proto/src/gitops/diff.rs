@@ -1,10 +1,18 @@
 //! The changes that a sync would make in a cluster, before anything is written.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, SeqAccess, Visitor},
+};
 use serde_json::Value;
 
 use super::{CommitInfo, ObjectError, ObjectId};
 use crate::agent_configuration::gitops::GitRef;
+
+/// The most files of one sync or diff.
+pub const MAX_FILES: usize = 20_000;
 
 /// The body of a request for a diff. An empty object is the project as it is configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,8 +25,38 @@ pub struct DiffRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
     /// Manifests, instead of those of the repository. They are a part of the project: nothing counts as deleted.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "bounded_files")]
     pub files: Option<Vec<ManifestFile>>,
+}
+
+/// Reads at most [`MAX_FILES`] files. A file takes memory besides its content, which counts in no limit of bytes.
+fn bounded_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<ManifestFile>>, D::Error> {
+    struct Files;
+
+    impl<'de> Visitor<'de> for Files {
+        type Value = Option<Vec<ManifestFile>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of files")
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut files = Vec::new();
+            while let Some(file) = list.next_element()? {
+                if files.len() == MAX_FILES {
+                    return Err(de::Error::custom(format_args!("there are more than {MAX_FILES} files")));
+                }
+                files.push(file);
+            }
+            Ok(Some(files))
+        }
+    }
+
+    deserializer.deserialize_any(Files)
 }
 
 /// A file with manifests.
@@ -157,5 +195,25 @@ impl DiffSummary {
     /// Returns whether a sync would change anything.
     pub fn has_changes(&self) -> bool {
         self.create + self.change + self.recreate + self.delete > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn diff_has_a_bounded_number_of_files() {
+        let parse = |files: usize| {
+            let file = r#"{"path":"","content":""}"#;
+            let body = format!("{{\"files\":[{}]}}", vec![file; files].join(","));
+            serde_json::from_str::<DiffRequest>(&body).map(|request| request.files.map(|files| files.len()))
+        };
+        assert_eq!(parse(MAX_FILES).unwrap(), Some(MAX_FILES));
+        let error = parse(MAX_FILES + 1).unwrap_err().to_string();
+        assert!(error.starts_with("there are more than 20000 files"), "{error}");
+        assert_eq!(serde_json::from_str::<DiffRequest>("{}").unwrap(), DiffRequest::default());
+        assert_eq!(serde_json::from_str::<DiffRequest>(r#"{"files":null}"#).unwrap(), DiffRequest::default());
+        assert!(serde_json::from_str::<DiffRequest>(r#"{"files":7}"#).is_err());
     }
 }

@@ -14,8 +14,9 @@ use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
     gitops::{
-        CLUSTER_PATH, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
-        ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder, SyncFrame, SyncHead,
+        CLUSTER_PATH, FrameLimits, MAX_FILES, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
+        ProjectList, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
+        SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
@@ -35,7 +36,7 @@ use crate::services::{
 };
 
 /// The largest sync that agentk accepts. The limits of kas are lower by default.
-const LIMITS: FrameLimits = FrameLimits { files: 20_000, bytes: 64 << 20 };
+const LIMITS: FrameLimits = FrameLimits { files: MAX_FILES, bytes: 64 << 20 };
 /// The message of an orphaned project.
 const ORPHANED: &str =
     "the project is not in the configuration any more; its objects stay until kas gitops prune";
