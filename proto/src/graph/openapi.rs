@@ -30,11 +30,16 @@ const WATCH: [(&str, &str); 3] = [
     ("since", "The token of the last commit that the caller has read: only later changes are sent"),
 ];
 
+/// The states, as alternatives of a pattern.
+const HEALTH: &str = "healthy|suspended|progressing|degraded|unknown";
+
 /// Returns the type of a parameter.
 fn schema_of(parameter: &str) -> Value {
     match parameter {
         "limit" => json!({"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}),
         "groups" | "views" => json!({"type": "string", "enum": ["all"]}),
+        "health" => json!({"type": "string", "pattern": format!("^({HEALTH})(,({HEALTH}))*$")}),
+        "degraded_after" => json!({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"}),
         _ => json!({"type": "string"}),
     }
 }
