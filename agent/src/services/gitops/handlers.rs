@@ -36,7 +36,7 @@ use crate::services::{
 };
 
 /// The largest sync that agentk accepts. The limits of kas are lower by default.
-const LIMITS: FrameLimits = FrameLimits { files: MAX_FILES, bytes: 64 << 20 };
+const LIMITS: FrameLimits = FrameLimits { files: MAX_FILES as u64, bytes: 64 << 20 };
 /// The message of an orphaned project.
 const ORPHANED: &str =
     "the project is not in the configuration any more; its objects stay until kas gitops prune";
