@@ -121,8 +121,8 @@ impl<T> WebSocket<T> {
     }
 
     /// Makes agentk the client of HTTP/2, as it is in GitLab's protocol. Only the frames of the WebSocket count as overhead then: those
-    /// of HTTP/2 are limited by the [`OverheadStream`](crate::OverheadStream) above it. Its limit is that of a stream, too: agentk sends its token
-    /// later, inside of the WebSocket.
+    /// of HTTP/2 are limited by the [`OverheadStream`](crate::OverheadStream) above it. Its limit is that of a stream, too: agentk sends its
+    /// token later, inside of the WebSocket.
     #[must_use]
     pub fn with_gitlab_roles(mut self) -> Self {
         if self.role == Role::Server {
