@@ -173,11 +173,11 @@ impl AdmissionApp {
     ///
     /// An address cannot be bound.
     pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
-        let bind = async |address: SocketAddr, flag: &str| {
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({flag})"))
+        let bind = |address: SocketAddr, flag: &str| {
+            process::listen(address).with_context(|| format!("cannot listen on {address} ({flag})"))
         };
-        let listener = bind(self.listen, "--listen-address").await?;
-        let observability = bind(self.observability, "--observability-listen-address").await?;
+        let listener = bind(self.listen, "--listen-address")?;
+        let observability = bind(self.observability, "--observability-listen-address")?;
         let (address, probes) = (listener.local_addr()?, observability.local_addr()?);
         let user = self.webhook.users.username();
         tracing::info!(%address, user, "answering admission reviews");

@@ -15,7 +15,6 @@ use proto::{InstanceId, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use telemetry::{Exporter, Program};
 use tokio::{
-    net::TcpListener,
     runtime::Handle,
     sync::watch,
     task::JoinSet,
@@ -258,14 +257,11 @@ impl App {
     ///
     /// The observability address cannot be bound, or a background task panicked ([`TaskPanicError`]).
     pub async fn run(self, probes: &Handle, shutdown: CancellationToken) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(self.listen).await;
-        let listener = listener
+        let listener = process::listen(self.listen)
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
-        let agent = self.agent.bind().await?;
-        let mut works = Vec::new();
-        for start in self.starts {
-            works.push(start.await?);
-        }
+        let agent = self.agent.bind()?;
+        let mut features =
+            self.starts.into_iter().map(|start| start()).collect::<anyhow::Result<JoinSet<()>>>()?;
         tracing::info!(address = %listener.local_addr()?, "serving /liveness, /readiness and /metrics");
         let health = Arc::clone(&self.observability.health);
         // Its tasks are aborted when this function returns.
@@ -285,7 +281,6 @@ impl App {
         for leader in self.leaders {
             background.spawn(leader.run(shutdown.clone()));
         }
-        let mut features: JoinSet<()> = works.into_iter().collect();
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });
         }

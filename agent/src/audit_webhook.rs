@@ -119,8 +119,8 @@ impl AuditWebhook {
     /// # Errors
     ///
     /// The address cannot be bound.
-    pub(crate) async fn bind(self) -> anyhow::Result<BoundAuditWebhook> {
-        let socket = TcpListener::bind(self.address).await;
+    pub(crate) fn bind(self) -> anyhow::Result<BoundAuditWebhook> {
+        let socket = process::listen(self.address);
         let socket = socket.with_context(|| format!("cannot listen on {} (--audit-listen)", self.address))?;
         tracing::info!(address = %socket.local_addr()?, "receiving audit events of the API server");
         Ok(BoundAuditWebhook { webhook: self, socket })

@@ -308,7 +308,7 @@ pub struct RunOptions {
     pub otlp_sample_ratio: SampleRatio,
 
     /// Address to serve /liveness, /readiness and /metrics at: [host]:port
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address,
+    #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = listen_address,
         help_heading = "Process")]
     pub observability_listen_address: SocketAddr,
     /// Time that requests in flight may take after SIGTERM
@@ -386,11 +386,11 @@ fn log_format() -> impl TypedValueParser<Value = LogFormat> {
     })
 }
 
-/// Parses an address. `:8080` is `0.0.0.0:8080`.
+/// Parses an address. `:8080` is `[::]:8080`, which accepts IPv4, too.
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    let whole = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    let whole = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
     let whole = whole.replacen("localhost:", "127.0.0.1:", 1);
-    whole.parse().map_err(|_| "write it like 0.0.0.0:8080, [::]:8080 or :8080".to_owned())
+    whole.parse().map_err(|_| "write it like :8080, 127.0.0.1:8080 or [::1]:8080".to_owned())
 }
 
 #[cfg(test)]
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(options.kas_address.unwrap().to_string(), "wss://kas.example.com");
         assert_eq!((options.tunnels, options.shutdown_grace_period.as_secs()), (2, 25));
         assert_eq!(options.cluster_response_timeout, crate::services::kubernetes::RESPONSE_TIMEOUT);
-        assert_eq!(options.observability_listen_address.to_string(), "0.0.0.0:8080");
+        assert_eq!(options.observability_listen_address.to_string(), "[::]:8080");
         assert!(options.prometheus_url.is_empty() && options.prometheus_discovery.is_none());
     }
 
@@ -472,7 +472,7 @@ mod tests {
             ("--kas-address wss://kas --namespaces *", "\"*\" is not a namespace"),
             ("--kas-address wss://kas --namespaces=", "\"\" is not a namespace"),
             ("--kas-address wss://kas --namespaces shop,", "\"\" is not a namespace"),
-            ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
+            ("--kas-address wss://kas --observability-listen-address 8080", "write it like :8080"),
             ("--kas-address wss://kas --otlp-endpoint collector:4318", "--otlp-endpoint"),
             ("--kas-address wss://kas --hubble-address hubble-relay:80", "--hubble-address"),
             ("--kas-address wss://kas --hubble-ca-cert-file ca.crt", "--hubble-address"),
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn listen_address_may_be_a_port() {
         let options = run_options("agentk --kas-address ws://kas --observability-listen-address :9000");
-        assert_eq!(options.observability_listen_address.to_string(), "0.0.0.0:9000");
+        assert_eq!(options.observability_listen_address.to_string(), "[::]:9000");
     }
 
     #[test]
@@ -509,7 +509,7 @@ mod tests {
                 Cli { command: Some(Command::Serve(options)), .. } => *options,
                 Cli { run, .. } => run.unwrap(),
             };
-            assert_eq!(options.listen.unwrap().to_string(), "0.0.0.0:8150");
+            assert_eq!(options.listen.unwrap().to_string(), "[::]:8150");
             assert!(options.kas_address.is_none());
         }
     }

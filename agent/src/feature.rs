@@ -29,7 +29,7 @@ use crate::{
 /// The work of a feature in the background. It ends some time after [`FeatureContext::stopping`] is cancelled, and not before.
 pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Binds what a feature listens on, and returns its work. The error names the flag.
-pub(crate) type Start = Pin<Box<dyn Future<Output = anyhow::Result<Work>> + Send>>;
+pub(crate) type Start = Box<dyn FnOnce() -> anyhow::Result<Work> + Send>;
 /// Applies a part of the agent's configuration. Returns a sentence for each key that is refused.
 pub(crate) type Section = Box<dyn Fn(&SectionUpdate<'_>) -> Vec<String> + Send + Sync>;
 
@@ -128,17 +128,16 @@ impl Feature {
     /// Adds the work of a feature that listens nowhere.
     #[must_use]
     pub(crate) fn with_work(self, work: impl Future<Output = ()> + Send + 'static) -> Self {
-        let work: Work = Box::pin(work);
-        self.with_start(async { Ok(work) })
+        self.with_start(|| Ok(Box::pin(work)))
     }
 
     /// Adds the work of a feature that listens.
     #[must_use]
     pub(crate) fn with_start(
         mut self,
-        start: impl Future<Output = anyhow::Result<Work>> + Send + 'static,
+        start: impl FnOnce() -> anyhow::Result<Work> + Send + 'static,
     ) -> Self {
-        self.start = Some(Box::pin(start));
+        self.start = Some(Box::new(start));
         self
     }
 }

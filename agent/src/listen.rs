@@ -60,6 +60,8 @@ impl LimitedListener {
         loop {
             match self.socket.accept().await {
                 Ok((tcp, peer)) => {
+                    // A socket of both families shows IPv4 as IPv6.
+                    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                     let (permit, stranger) = self.limit.acquire(peer.ip(), |_| self.on_full()).await;
                     return Accepted { tcp, peer, stranger: Arc::new(stranger), permit };
                 }

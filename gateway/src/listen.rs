@@ -80,7 +80,7 @@ impl Listener {
         handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
         let bind = async {
-            let socket = TcpListener::bind(address).await?;
+            let socket = process::listen(address)?;
             // Accepted connections inherit these options.
             let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
             SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;

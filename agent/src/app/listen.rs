@@ -126,13 +126,13 @@ impl std::fmt::Display for KasConnection {
 
 impl AnyAgent {
     /// Binds the address of an agentk that listens.
-    pub(super) async fn bind(self) -> anyhow::Result<BoundAgent> {
+    pub(super) fn bind(self) -> anyhow::Result<BoundAgent> {
         Ok(match self {
             Self::Dials(agent) => BoundAgent::Dials(agent),
             Self::Listens(agent) => {
-                let socket = agent.bind().await;
-                let socket =
-                    socket.with_context(|| format!("cannot listen on {} (--listen)", agent.address()))?;
+                let socket = agent
+                    .bind()
+                    .with_context(|| format!("cannot listen on {} (--listen)", agent.address()))?;
                 BoundAgent::Listens(agent, socket)
             }
         })

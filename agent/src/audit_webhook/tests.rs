@@ -98,13 +98,13 @@ fn connector(
 }
 
 impl Fixture {
-    async fn start() -> Self {
+    fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let server = Certificates::new(ExtendedKeyUsagePurpose::ServerAuth);
         let client = Certificates::new(ExtendedKeyUsagePurpose::ClientAuth);
         let webhook = build(options(directory.path(), &server, &client)).unwrap().unwrap();
         let (view, receiver) = (webhook.view(), Arc::clone(&webhook.receiver));
-        let bound = webhook.bind().await.unwrap();
+        let bound = webhook.bind().unwrap();
         let address = bound.socket.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(bound.run(shutdown.clone()));
@@ -176,7 +176,7 @@ fn list(events: &[Value]) -> String {
 
 #[tokio::test]
 async fn events_of_the_api_server_are_kept_without_bodies() {
-    let fixture = Fixture::start().await;
+    let fixture = Fixture::start();
     let events: Vec<Value> = (0..400).map(|number| event(number, "ResponseComplete")).collect();
     assert_eq!(fixture.post(list(&events)).await, (StatusCode::OK, String::new()));
     let others = [event(0, "RequestReceived"), json!({"stage": "Panic"}), event(400, "ResponseStarted")];
@@ -193,7 +193,7 @@ async fn events_of_the_api_server_are_kept_without_bodies() {
 
 #[tokio::test]
 async fn client_without_a_certificate_of_the_authority_sends_nothing() {
-    let fixture = Fixture::start().await;
+    let fixture = Fixture::start();
     let stranger = Certificates::new(ExtendedKeyUsagePurpose::ClientAuth);
     let body = || vec![Bytes::from(list(&[event(0, "ResponseComplete")]))];
     for client in [None, Some(&stranger)] {
@@ -239,7 +239,7 @@ async fn refused_certificate_differs_from_a_port_scanner() {
 
 #[tokio::test]
 async fn anything_but_a_list_of_events_is_refused_with_the_reason() {
-    let fixture = Fixture::start().await;
+    let fixture = Fixture::start();
     for (method, path, body, expected, message) in [
         (Method::GET, PATH, "", 404, "posts its audit events to /audit"),
         (Method::POST, "/", "", 404, "posts its audit events to /audit"),
@@ -260,7 +260,7 @@ async fn anything_but_a_list_of_events_is_refused_with_the_reason() {
 
 #[tokio::test]
 async fn batch_that_the_api_server_repeats_is_kept_once() {
-    let fixture = Fixture::start().await;
+    let fixture = Fixture::start();
     let batch =
         list(&[event(0, "ResponseStarted"), event(0, "ResponseComplete"), event(1, "ResponseComplete")]);
     for _ in 0..2 {
@@ -319,7 +319,7 @@ async fn slow_requests_of_one_api_server_do_not_delay_another() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn silent_strangers_do_not_shut_the_api_server_out() {
-    let fixture = Fixture::start().await;
+    let fixture = Fixture::start();
     let mut strangers = Vec::new();
     for _ in 0..2 * MAX_CONNECTIONS {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();

@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use tokio::net::TcpListener;
-
 use super::{CheckCommand, CheckReport, StepError, failed};
 use crate::ListenConfig;
 
@@ -27,7 +25,7 @@ impl CheckCommand {
         );
         report.ok("key", if key.is_some() { "the file can be used" } else { "not used" });
         let hint = "another process listens there, which may be the running agentk, or this machine does not have the address";
-        let socket = TcpListener::bind(address).await.map_err(failed("address", hint))?;
+        let socket = process::listen(*address).map_err(failed("address", hint))?;
         drop(socket);
         report.ok("address", format!("{address} is free"));
         let token = self.token.authorization().await;

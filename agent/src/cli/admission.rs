@@ -61,7 +61,7 @@ pub struct AdmissionOptions {
     #[command(flatten)]
     pub judge: JudgeOptions,
     /// Address to answer at, with TLS: [host]:port
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8443", value_parser = listen_address)]
+    #[arg(long, value_name = "ADDRESS", default_value = ":8443", value_parser = listen_address)]
     pub listen_address: SocketAddr,
     /// Certificate chain (PEM) for the name of the Service; read again when it changes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_ADMISSION_CERTIFICATE_FILE")]
@@ -75,7 +75,7 @@ pub struct AdmissionOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_ADMISSION_CLIENT_CA_FILE")]
     pub client_ca_file: Option<PathBuf>,
     /// Address to serve /liveness, /readiness and /metrics at: [host]:port
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address)]
+    #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = listen_address)]
     pub observability_listen_address: SocketAddr,
     /// Log level: error, warn, info, debug, trace; or a level per module
     #[arg(long, value_name = "LEVEL", env = "AGENTK_LOG_LEVEL", default_value = "info")]

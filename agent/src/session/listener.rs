@@ -140,8 +140,8 @@ impl ListeningAgent {
     /// # Errors
     ///
     /// The address cannot be bound.
-    pub async fn bind(&self) -> io::Result<TcpListener> {
-        TcpListener::bind(self.0.config.address).await
+    pub fn bind(&self) -> io::Result<TcpListener> {
+        process::listen(self.0.config.address)
     }
 
     /// Accepts tunnels until `shutdown`, and then drains all of them: they accept no new requests, and those in flight complete or,

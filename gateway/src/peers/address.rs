@@ -144,16 +144,26 @@ impl NetworkEnv {
             Some(_) => return Err(invalid(PORT, "it is not a port from 1 to 65535".to_owned())),
         };
         for network in networks.split(',').map(str::trim) {
-            let Ok(network) = network.parse::<IpNet>() else {
+            let Ok(network) =
+                network.parse().or_else(|_| network.parse().map(|address: IpAddr| IpNet::from(address)))
+            else {
                 return Err(invalid(CIDR, format!("{network:?} is not a network: write it like 10.0.0.0/8")));
             };
-            let own = self.addresses.iter().find(|own| !own.is_loopback() && network.contains(*own));
-            if let Some(own) = own {
+            let is_own = |own: &&IpAddr| !own.is_loopback() && accepts(listen, own) && network.contains(*own);
+            if let Some(own) = self.addresses.iter().find(is_own) {
                 return Ok(PeerUrl::new(*own, port, tls));
             }
         }
         let addresses: Vec<IpAddr> = self.addresses.iter().filter(|a| is_reachable(a)).copied().collect();
-        let problem = format!("this machine has no address in {networks}; it has {}", listed(&addresses));
+        let problem = match listen {
+            SocketAddr::V4(_) if !addresses.is_empty() && addresses.iter().all(IpAddr::is_ipv6) => {
+                format!(
+                    "private_api.listen.address {listen} accepts IPv4 only: write it like :{}",
+                    listen.port()
+                )
+            }
+            _ => format!("this machine has no address in {networks}; it has {}", listed(&addresses)),
+        };
         Err(invalid(CIDR, problem))
     }
 }
@@ -318,6 +328,24 @@ mod tests {
             pod.scheme = text("grpcs");
         });
         assert_eq!(all.unwrap(), "https://10.1.2.3:9000");
+    }
+
+    /// The downward API of Kubernetes has the address of a pod, of either family.
+    #[test]
+    fn cidr_variable_may_be_the_address_of_the_pod() {
+        let found = |listen: &str, cidr: &str| {
+            url(listen, false, |pod| {
+                pod.cidr = text(cidr);
+                pod.addresses = ["::1", "fd00::2", "fd00::1"].map(|a| a.parse().unwrap()).to_vec();
+            })
+        };
+        assert_eq!(url(LISTEN, false, |pod| pod.cidr = text("10.1.2.3")).unwrap(), "http://10.1.2.3:8155");
+        assert_eq!(found("[::]:8155", "fd00::1").unwrap(), "http://[fd00::1]:8155");
+        let error = found(LISTEN, "fd00::1").unwrap_err();
+        assert!(
+            error.ends_with("private_api.listen.address 0.0.0.0:8155 accepts IPv4 only: write it like :8155"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -51,22 +51,17 @@ struct Files {
 }
 
 impl Agentk {
-    async fn start(token: &SecretString, services: Services) -> Self {
-        Self::start_at("127.0.0.1:0".parse().unwrap(), token, None, services).await
+    fn start(token: &SecretString, services: Services) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), token, None, services)
     }
 
-    async fn start_at(
-        address: SocketAddr,
-        token: &SecretString,
-        key: Option<PathBuf>,
-        services: Services,
-    ) -> Self {
+    fn start_at(address: SocketAddr, token: &SecretString, key: Option<PathBuf>, services: Services) -> Self {
         let key = key.map(|path| ListenKey::read(path).unwrap());
         let config = ListenConfig { address, tls: None, key };
         let (observability, stop) = (Observability::default(), CancellationToken::new());
         let serve = ServeConfig::new(AgentToken::value(token.clone()));
         let agent = ListeningAgent::new(config, serve, services, observability.clone());
-        let socket = agent.bind().await.unwrap();
+        let socket = agent.bind().unwrap();
         let address = socket.local_addr().unwrap();
         let task = AbortOnDropHandle::new(tokio::spawn(agent.run(socket, stop.clone())));
         Self { address, stop, task, observability }
@@ -169,7 +164,7 @@ async fn request_and_upgrade_reach_an_agent_that_kas_dials() {
         uppercase_upgrade("")
     });
     let loopback = "127.0.0.1:0".parse().unwrap();
-    let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key.clone()), services).await;
+    let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key.clone()), services);
     let health = &agentk.observability.health;
     until("it is ready without a tunnel", || !health.problems().iter().any(|it| it.contains("tunnel"))).await;
     let _dialling = dial(&world, &agentk.url(), &format!("key_file: {}", key.display()));
@@ -203,7 +198,7 @@ async fn large_bodies_in_both_directions_do_not_end_the_tunnel() {
         let sent = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(Body::from(if sent.is_empty() { Bytes::from(vec![b'x'; SIZE]) } else { sent }))
     });
-    let agentk = Agentk::start(&world.agent_token, services).await;
+    let agentk = Agentk::start(&world.agent_token, services);
     let _dialling = dial(&world, &agentk.url(), "tunnels: 1");
     world.tunnels(1).await;
     for sent in [0, 0, SIZE, SIZE] {
@@ -224,7 +219,7 @@ async fn upgrade_is_the_only_option_of_the_connection() {
         tunnel: TunnelId::random(),
         limits: TunnelLimits { max_concurrent_streams: 100, max_header_bytes: 65_536 },
     };
-    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let (kas, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
     tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
@@ -262,7 +257,7 @@ async fn upgrade_is_the_only_option_of_the_connection() {
 async fn tunnels_are_spread_and_another_replica_takes_over_without_a_failed_request() {
     let fleet = TestFleet::with(2, allow_loopback);
     let [one, two] = &fleet.replicas[..] else { unreachable!() };
-    let agentk = Agentk::start(&one.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&one.agent_token, cluster("here"));
     let _dialling = [one, two].map(|replica| dial(replica, &agentk.url(), ""));
     until("one tunnel to each", || tunnels(one) == 1 && tunnels(two) == 1).await;
     fleet.wait_until_announced(0).await;
@@ -282,7 +277,7 @@ async fn tunnels_are_spread_and_another_replica_takes_over_without_a_failed_requ
 async fn single_tunnel_moves_without_a_failed_request() {
     let fleet = TestFleet::with(2, allow_loopback);
     let [one, two] = &fleet.replicas[..] else { unreachable!() };
-    let agentk = Agentk::start(&one.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&one.agent_token, cluster("here"));
     let _first = dial(one, &agentk.url(), "tunnels: 1");
     until("the first replica dials", || tunnels(one) == 1).await;
     let _second = dial(two, &agentk.url(), "tunnels: 1");
@@ -304,7 +299,7 @@ async fn single_tunnel_moves_without_a_failed_request() {
 async fn dead_replica_loses_its_lease() {
     let fleet = TestFleet::with(2, allow_loopback);
     let [one, two] = &fleet.replicas[..] else { unreachable!() };
-    let agentk = Agentk::start(&one.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&one.agent_token, cluster("here"));
     let first = dial(one, &agentk.url(), "tunnels: 1");
     until("the first replica dials", || tunnels(one) == 1).await;
     let _second = dial(two, &agentk.url(), "tunnels: 1");
@@ -318,7 +313,7 @@ async fn wrong_key_is_refused_with_the_reason() {
     let (world, files) = (world(), Files::new());
     let key = files.write("key", KEY);
     let loopback = "127.0.0.1:0".parse().unwrap();
-    let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key), cluster("here")).await;
+    let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key), cluster("here"));
     let wrong = files.write("wrong", "another key of thirty-two characters".replace(' ', "-").as_str());
     let _dialling = dial(&world, &agentk.url(), &format!("key_file: {}", wrong.display()));
     let message = failure(&world, "key-refused").await;
@@ -336,7 +331,7 @@ async fn wrong_key_is_refused_with_the_reason() {
 async fn token_is_checked_like_that_of_an_agent_that_connects() {
     let world = world();
     let unknown = token::new(Holder::Agent);
-    let agentk = Agentk::start(&unknown, cluster("here")).await;
+    let agentk = Agentk::start(&unknown, cluster("here"));
     let _dialling = dial(&world, &agentk.url(), "");
     failure(&world, "unauthorized").await;
     let error = dial_error(&world).await;
@@ -362,7 +357,7 @@ async fn token_is_checked_like_that_of_an_agent_that_connects() {
 #[tokio::test]
 async fn revoked_token_cuts_and_removed_url_ends_the_tunnels() {
     let world = world();
-    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let _dialling = dial(&world, &agentk.url(), "");
     world.tunnels(2).await;
     let identity = world.identity_file("services: ['*']");
@@ -385,8 +380,8 @@ async fn revoked_token_cuts_and_removed_url_ends_the_tunnels() {
 #[tokio::test]
 async fn changed_url_moves_the_tunnels_without_a_failed_request() {
     let world = world();
-    let old = Agentk::start(&world.agent_token, cluster("old")).await;
-    let new = Agentk::start(&world.agent_token, cluster("new")).await;
+    let old = Agentk::start(&world.agent_token, cluster("old"));
+    let new = Agentk::start(&world.agent_token, cluster("new"));
     let _dialling = dial(&world, &old.url(), "tunnels: 1");
     world.tunnels(1).await;
     assert_eq!(text(world.get(PATH).await).await, "old");
@@ -409,7 +404,7 @@ async fn tunnel_with_the_maximum_age_is_replaced_first() {
         // More than the age below which a tunnel that leaves is a failure.
         config.agent.listen.max_connection_age = Duration::from_millis(1500).into();
     });
-    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let _dialling = dial(&world, &agentk.url(), "tunnels: 1");
     world.tunnels(1).await;
     let end = Instant::now() + Duration::from_secs(7);
@@ -429,7 +424,7 @@ async fn tunnel_that_drains_counts_until_its_end() {
         allow_loopback(config);
         config.agent.listen.max_connection_age = Duration::from_millis(1500).into();
     });
-    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let _dialling = dial(&world, &agentk.url(), "tunnels: 1");
     world.tunnels(1).await;
     let mut watch = world.get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
@@ -452,7 +447,7 @@ async fn tunnel_that_drains_counts_until_its_end() {
 #[tokio::test]
 async fn single_replica_that_stops_waits_for_no_other_one() {
     let world = world();
-    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let _dialling = dial(&world, &agentk.url(), "");
     world.tunnels(2).await;
     let started = Instant::now();
@@ -467,7 +462,7 @@ async fn single_replica_that_stops_waits_for_no_other_one() {
 #[tokio::test]
 async fn agent_that_restarts_is_dialled_again_while_its_streams_end() {
     let world = world();
-    let agentk = Agentk::start(&world.agent_token, cluster("old")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("old"));
     let (address, url) = (agentk.address, agentk.url());
     let _dialling = dial(&world, &url, "tunnels: 1");
     world.tunnels(1).await;
@@ -476,7 +471,7 @@ async fn agent_that_restarts_is_dialled_again_while_its_streams_end() {
 
     let stopping = tokio::spawn(agentk.stop());
     until("the port is free", || std::net::TcpStream::connect(address).is_err()).await;
-    let _new = Agentk::start_at(address, &world.agent_token, None, cluster("new")).await;
+    let _new = Agentk::start_at(address, &world.agent_token, None, cluster("new"));
     let started = Instant::now();
     assert_eq!(text(world.get(PATH).await).await, "new");
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
@@ -533,7 +528,7 @@ async fn redirect_and_foreign_servers_are_refused() {
 #[tokio::test]
 async fn special_addresses_are_not_dialled() {
     let world = World::with(|_| {});
-    let agentk = Agentk::start(&world.agent_token, cluster("here")).await;
+    let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let _dialling = dial(&world, &agentk.url(), "");
     failure(&world, "address-not-allowed").await;
     let error = dial_error(&world).await;
@@ -564,7 +559,7 @@ async fn strangers_do_not_keep_kas_out() {
     let (world, files) = (world(), Files::new());
     let key = files.write("key", KEY);
     let loopback = "127.0.0.1:0".parse().unwrap();
-    let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key.clone()), cluster("here")).await;
+    let agentk = Agentk::start_at(loopback, &world.agent_token, Some(key.clone()), cluster("here"));
     let mut strangers = Vec::new();
     for _ in 0..200 {
         strangers.push(tokio::net::TcpStream::connect(agentk.address).await.unwrap());

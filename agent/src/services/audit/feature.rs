@@ -24,8 +24,8 @@ fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Resu
     let scope = restrictions.scope.clone();
     let handler = AuditHandler::new(webhook.view(), scope, kubernetes.clone(), stopping.clone());
     let stopping = stopping.clone();
-    let start = async move {
-        let webhook = webhook.bind().await?;
+    let start = move || {
+        let webhook = webhook.bind()?;
         let work: Work = Box::pin(webhook.run(stopping));
         Ok(work)
     };

@@ -94,7 +94,7 @@ securityContext: {{- toYaml .Values.securityContext | nindent 2 }}
 env:
   {{- if .Values.listen.enabled }}
   - name: AGENTK_LISTEN
-    value: "0.0.0.0:8150"
+    value: ":8150"
   - name: AGENTK_LISTEN_CERTIFICATE_FILE
     value: /etc/agentk/listen/tls.crt
   - name: AGENTK_LISTEN_CERTIFICATE_KEY_FILE

@@ -23,7 +23,7 @@ proxy_protocol: v2
 {{- define "kas.config.defaults" -}}
 agent:
   listen:
-    address: 0.0.0.0:8150
+    address: :8150
     {{- include "kas.config.tls" . | nindent 4 }}
     {{- include "kas.config.proxies" . | nindent 4 }}
   kubernetes_api:
@@ -31,7 +31,7 @@ agent:
     hosts: [{{ trimPrefix "*" . | printf "{agent}%s" | quote }}]
     {{- end }}
     listen:
-      address: 0.0.0.0:8154
+      address: :8154
       {{- include "kas.config.tls" . | nindent 6 }}
       {{- include "kas.config.proxies" . | nindent 6 }}
       {{- $late := has .Values.ingress.preset (list "gce" "alb") }}
@@ -40,11 +40,11 @@ agent:
       shutdown_grace_period: {{ .Values.shutdown.shutdownGracePeriod }}
 observability:
   listen:
-    address: 0.0.0.0:8151
+    address: :8151
 {{- if include "kas.web" . }}
 web:
   listen:
-    address: 0.0.0.0:8156
+    address: :8156
     {{- include "kas.config.tls" . | nindent 4 }}
     {{- if .Values.callersService.enabled }}
     {{- include "kas.config.proxies" . | nindent 4 }}
@@ -57,7 +57,7 @@ web:
 {{- if hasKey .Values.customConfig "api" }}
 api:
   listen:
-    address: 0.0.0.0:8153
+    address: :8153
 {{- end }}
 {{- if include "kas.redis" . }}
 redis:
@@ -71,7 +71,7 @@ private_api:
   allow_plaintext: true
   {{- end }}
   listen:
-    address: 0.0.0.0:8155
+    address: :8155
     authentication_secret_file: /etc/kas/private-api/secret
     {{- if .Values.privateApi.tls.existingSecret }}
     certificate_file: /etc/kas/private-api-tls/tls.crt

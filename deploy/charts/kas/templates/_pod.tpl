@@ -69,7 +69,7 @@ env:
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
   {{- if not (include "kas.ownAddress" .) }}
   - name: OWN_PRIVATE_API_CIDR
-    value: $(POD_IP)/32
+    value: $(POD_IP)
   {{- end }}
   {{- with .Values.privateApi.tls.serverName }}
   - name: OWN_PRIVATE_API_HOST

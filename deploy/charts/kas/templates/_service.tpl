@@ -25,6 +25,12 @@ spec:
   {{- with $settings.externalTrafficPolicy }}
   externalTrafficPolicy: {{ . }}
   {{- end }}
+  {{- with $settings.ipFamilyPolicy }}
+  ipFamilyPolicy: {{ . }}
+  {{- end }}
+  {{- with $settings.ipFamilies }}
+  ipFamilies: {{- toYaml . | nindent 4 }}
+  {{- end }}
   selector: {{- include "kas.selectorLabels" $root | nindent 4 }}
   # Server-side apply (Helm 4) needs the protocol in Kubernetes 1.20.
   ports:
