@@ -10,7 +10,7 @@ async fn attack_82_flood_in_the_websocket_of_a_stranger_ends_it() {
     let world = World::new();
     // Masked with zeros (RFC 6455 section 5.3).
     for (name, first, one) in [
-        ("ping", &b""[..], &b"\x89\x88\0\0\0\012345678"[..]),
+        ("ping", &b""[..], &b"\x89\x88\0\0\0\0abcdefgh"[..]),
         ("pong", b"", b"\x8a\x80\0\0\0\0"),
         ("empty message", b"", b"\x82\x80\0\0\0\0"),
         ("empty fragment", b"\x02\x80\0\0\0\0", b"\0\x80\0\0\0\0"),
