@@ -1,11 +1,17 @@
 //! The questions of the API server about writes (`admission.k8s.io/v1`), as far as a policy reads them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, SeqAccess, Visitor},
+};
 
 /// The `apiVersion` of questions and answers.
 pub(crate) const API_VERSION: &str = "admission.k8s.io/v1";
+
+/// The most groups of a user, and the most labels of an object. Each takes memory besides its bytes, which no limit of bytes counts.
+const MAX_ENTRIES: usize = 10_000;
 
 /// A question of the API server.
 #[derive(Debug, Deserialize)]
@@ -77,7 +83,7 @@ pub struct UserInfo {
     #[serde(default)]
     pub username: String,
     /// The groups, also those that the API server has added.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "groups")]
     pub groups: Vec<String>,
 }
 
@@ -93,7 +99,7 @@ pub struct ReviewedObject {
 pub(crate) struct ObjectMetadata {
     #[serde(default)]
     pub(crate) name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "labels")]
     pub(crate) labels: BTreeMap<String, String>,
 }
 
@@ -116,5 +122,91 @@ impl AdmissionRequest {
     /// Returns the resource as it was requested.
     pub(crate) fn requested(&self) -> &Resource {
         self.request_resource.as_ref().unwrap_or(&self.resource)
+    }
+}
+
+/// Reads at most [`MAX_ENTRIES`] groups.
+fn groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    struct Groups;
+
+    impl<'de> Visitor<'de> for Groups {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of groups")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut groups = Vec::new();
+            while let Some(group) = list.next_element()? {
+                if groups.len() == MAX_ENTRIES {
+                    return Err(A::Error::custom(format_args!("a user has more than {MAX_ENTRIES} groups")));
+                }
+                groups.push(group);
+            }
+            Ok(groups)
+        }
+    }
+
+    deserializer.deserialize_seq(Groups)
+}
+
+/// Reads at most [`MAX_ENTRIES`] labels.
+fn labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Labels;
+
+    impl<'de> Visitor<'de> for Labels {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("labels")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut labels = BTreeMap::new();
+            while let Some((key, value)) = map.next_entry()? {
+                if labels.len() == MAX_ENTRIES {
+                    return Err(A::Error::custom(format_args!(
+                        "an object has more than {MAX_ENTRIES} labels"
+                    )));
+                }
+                labels.insert(key, value);
+            }
+            Ok(labels)
+        }
+    }
+
+    deserializer.deserialize_map(Labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parse(groups: usize, labels: usize) -> Result<AdmissionReview, String> {
+        let labels: serde_json::Map<String, Value> =
+            (0..labels).map(|label| (label.to_string(), "".into())).collect();
+        let review = json!({
+            "apiVersion": API_VERSION,
+            "request": {
+                "uid": "1",
+                "userInfo": {"groups": vec![""; groups]},
+                "object": {"metadata": {"labels": labels}},
+            },
+        });
+        AdmissionReview::parse(review.to_string().as_bytes())
+    }
+
+    #[test]
+    fn question_has_a_bounded_number_of_groups_and_labels() {
+        let AdmissionReview { request, .. } = parse(MAX_ENTRIES, MAX_ENTRIES).unwrap();
+        assert_eq!(request.user_info.groups.len(), MAX_ENTRIES);
+        assert_eq!(request.object.unwrap().metadata.labels.len(), MAX_ENTRIES);
+        let error = parse(MAX_ENTRIES + 1, 0).unwrap_err();
+        assert!(error.starts_with("a user has more than 10000 groups"), "{error}");
+        let error = parse(0, MAX_ENTRIES + 1).unwrap_err();
+        assert!(error.starts_with("an object has more than 10000 labels"), "{error}");
     }
 }
