@@ -48,6 +48,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The time in which an agent may send one event, and the events that it may send at once.
 const RATE: (Duration, u32) = (Duration::from_secs(1), 100);
 
+/// The most alerts that are ended in one write to the log.
+const MAX_ENDS: usize = 50;
 /// The most events that one line counts as missed, so that the counter does not overflow.
 const MAX_MISSED: u64 = 1_000_000;
 
@@ -208,29 +210,29 @@ impl EventsFeed {
         if self.pace.wait().await {
             metrics.count_of_agent(AgentEventResult::Delayed, 1);
         }
-        self.append(event).await;
+        self.append(&[event]).await;
         metrics.count_of_agent(AgentEventResult::Accepted, 1);
         Ok(())
     }
 
-    /// Ends the alerts of the agent that the log has as open, and agentk has not.
+    /// Ends the alerts of the agent that are open in the log, and are not among those that agentk lists.
     async fn end_alerts(&self, open: &OpenAlerts) {
         self.pace.wait().await;
         let events = &self.service.0.events;
         if let Some(missing) = events.missing() {
-            // The ends of some may be among those. The next list comes in a quarter of an hour.
+            // Ends of alerts may be among the missing events. The next list comes in a quarter of an hour.
             tracing::debug!(agent.name = %self.agent.name, missing, "no alert is ended");
             return;
         }
-        for event in open_alerts::ended(events, &self.agent, open) {
-            self.pace.wait().await;
-            self.append(event).await;
+        // kas makes them itself, so that their number is no rate of the agent.
+        for batch in open_alerts::ended(events, &self.agent, open).chunks(MAX_ENDS) {
+            self.append(batch).await;
         }
     }
 
-    /// Appends an event, as soon as the store responds. Meanwhile, no other event of the agent is read.
-    async fn append(&self, event: NewEvent) {
-        while let Err(error) = self.service.0.events.append(vec![event.clone()]).await {
+    /// Appends events, as soon as the store responds. Meanwhile, no other event of the agent is read.
+    async fn append(&self, new: &[NewEvent]) {
+        while let Err(error) = self.service.0.events.append(new.to_vec()).await {
             tracing::debug!(agent.name = %self.agent.name, %error, "an event of an agent waits");
             sleep(PAUSE).await;
         }

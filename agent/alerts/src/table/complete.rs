@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use proto::events::OpenAlerts;
 
-use super::{AlertTable, HANDOVER, MAX_OPEN, elapsed};
-use crate::alert::AGAIN;
+use super::{AlertTable, HANDOVER, MAX_OPEN, MAX_PER_SOURCE, elapsed};
+use crate::alert::{AGAIN, AlertKey};
 
 impl AlertTable {
     /// Returns all open alerts for kas, if they are due: when this pod has come to lead, and each quarter of an hour then.
@@ -20,7 +20,7 @@ impl AlertTable {
         }
         let due = self.listed.is_none_or(|at| elapsed(at, now) >= AGAIN);
         // The list would be too long. The next look comes soon.
-        if !due || self.ended.len() > MAX_OPEN {
+        if !due || self.ended.len() > MAX_OPEN || self.has_folded() {
             return None;
         }
         self.listed = Some(now);
@@ -29,5 +29,11 @@ impl AlertTable {
         let fingerprints = open.chain(self.ended.keys().cloned()).collect();
         let since = now.checked_sub(self.quiet_period).unwrap_or(SystemTime::UNIX_EPOCH);
         Some(OpenAlerts { since, fingerprints })
+    }
+
+    /// Returns whether alerts may be hidden in others: the pod that led before may have reported one of them by itself.
+    fn has_folded(&self) -> bool {
+        self.sources.values().any(|alerts| *alerts >= MAX_PER_SOURCE)
+            || self.groups.contains_key(&AlertKey::overflow())
     }
 }

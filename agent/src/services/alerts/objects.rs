@@ -94,12 +94,16 @@ impl Watch<'_> {
     /// Keeps the policies up to date.
     async fn policies(self) {
         let mut set = PolicySet::default();
-        let mut listing = false;
+        // Until they are known, flows are taken for those of policies without alerts. The set of before serves while they are listed again.
+        let (mut listing, mut is_known) = (false, false);
         let mut stream = watcher(self.api.clone(), Config::default().page_size(PAGE)).boxed();
         while let Some(event) = stream.next().await {
             let changed = match event {
                 Ok(Event::Init) => {
                     (set, listing) = (PolicySet::default(), true);
+                    if !is_known {
+                        self.alerts.observation.lock().interrupt(&self.name);
+                    }
                     false
                 }
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
@@ -111,10 +115,14 @@ impl Watch<'_> {
                 }
                 Ok(Event::Delete(object)) => set.remove(&value(&object)),
                 Ok(Event::InitDone) => {
-                    listing = false;
+                    (listing, is_known) = (false, true);
+                    self.alerts.observation.lock().resume(&self.name);
                     true
                 }
                 Err(error) => {
+                    if is_refused(&error) {
+                        self.alerts.observation.lock().interrupt(&self.name);
+                    }
                     self.wait(&error).await;
                     false
                 }

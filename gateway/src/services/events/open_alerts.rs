@@ -49,7 +49,7 @@ fn last_of_each_alert(events: &Events, agent: &EventAgent) -> BTreeMap<String, A
 /// Returns the end of an alert, which is the same event at each replica.
 fn end(agent: &EventAgent, fingerprint: &str, last: &LoggedEvent) -> NewEvent {
     let EventContent { subject, message, details, .. } = last.event.content.clone();
-    let message = format!("{message}: over, because agentk has it among its open alerts no more");
+    let message = format!("{message}: over, because agentk no longer lists it");
     let mut content = EventContent::new(EventKind::Alert, Severity::Info, message).with_subject(subject);
     content.details = details;
     // The occurrences after the last report are not known.

@@ -20,11 +20,11 @@ async fn pod_that_has_observed_a_quiet_period_lists_what_is_open() {
     let relay = endless_relay().await;
     let section = |quiet_period| AlertsSection { quiet_period, ..all() };
     let observing = World::start(Some(&relay), &server, section(Duration::from_secs(600)));
-    let world = World::start(Some(&relay), &server, section(Duration::from_millis(500)));
+    let world = World::start(Some(&relay), &server, section(Duration::from_secs(2)));
     let standby = World::start_with(
         Some(&relay),
         &server,
-        section(Duration::from_millis(500)),
+        section(Duration::from_secs(2)),
         Restrictions::default(),
         false,
     );
@@ -43,7 +43,7 @@ async fn pod_that_has_lost_the_relay_lists_nothing() {
     let server = ApiServer::start(Contents::default()).await;
     let relay =
         Relay::start(|_| failing(vec![flow(egress_drop("web", 443))], Status::unavailable("x"))).await;
-    let section = AlertsSection { quiet_period: Duration::from_millis(300), ..all() };
+    let section = AlertsSection { quiet_period: Duration::from_secs(2), ..all() };
     let world = World::start(Some(&relay), &server, section);
     // The second failure comes after a wait, in which a look would list.
     eventually("interruptions", || world.metrics.failures() >= 4).await;
