@@ -13,6 +13,18 @@ use crate::{IssuerConfig, SigningAlgorithm};
 const KUBERNETES: &str = "system:";
 /// The beginning of the names of GitLab's users, jobs and groups in a cluster.
 const GITLAB: &str = "gitlab:";
+/// The next word of these names. An issuer with the name `gitlab` has the same prefix, and GitLab's paths of groups are free.
+const GITLAB_WORDS: [&str; 9] = [
+    "user",
+    "ci_job",
+    "group",
+    "group_env_tier",
+    "group_role",
+    "project",
+    "project_env",
+    "project_env_tier",
+    "project_role",
+];
 
 /// The rules for the tokens of one issuer.
 #[derive(Clone, Debug)]
@@ -58,7 +70,9 @@ impl ClaimMapping {
 
     /// Returns whether a name belongs to others.
     pub(super) fn is_reserved(&self, name: &str) -> bool {
-        self.reserved.iter().any(|beginning| name.starts_with(&**beginning))
+        let word = name.strip_prefix(GITLAB).and_then(|rest| rest.split(':').next());
+        word.is_some_and(|word| GITLAB_WORDS.contains(&word))
+            || self.reserved.iter().any(|beginning| name.starts_with(&**beginning))
     }
 }
 

@@ -242,7 +242,13 @@ fn token_has_no_name_of_another_issuer() {
     corp.reserve_names_of(&open);
     corp.reserve_names_of(&admins);
     admins.reserve_names_of(&corp);
+    let gitlab = with("gitlab:", "gitlab:");
     for (policy, sub, group, expected) in [
+        (&gitlab, "project_path:shop/web", "shop/web", "accepted"),
+        (&gitlab, "7", "user", "username"),
+        (&gitlab, "7", "ci_job", "username"),
+        (&gitlab, "user:bob", "shop/web", "username"),
+        (&gitlab, "7", "users", "accepted"),
         (&open, "bob", "dev", "accepted"),
         (&open, "corp:bob", "dev", "username"),
         (&open, "bob", "corp:dev", "username"),
