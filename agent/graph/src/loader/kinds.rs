@@ -126,9 +126,9 @@ impl LoadedKind {
 /// The kinds of the API server.
 #[derive(Default)]
 pub(super) struct DiscoveredKinds {
-    /// Those that are loaded, with their places within their tiers.
+    /// The kinds that are loaded, with their places within their tiers.
     loaded: Vec<(usize, ResourceKind)>,
-    /// Those of other programs.
+    /// The kinds of other programs.
     left_out: Vec<ApiResource>,
 }
 
@@ -152,8 +152,10 @@ pub(super) async fn discover(
             }
         }
     }
-    let DiscoveredKinds { mut loaded, left_out } = kinds;
+    let DiscoveredKinds { mut loaded, mut left_out } = kinds;
     loaded.sort_by_key(|(place, kind)| (kind.tier, *place));
+    // kube-rs finds groups in another order each time, and another list would be a change for each viewer.
+    left_out.sort_by(|a, b| (&a.group, &a.kind).cmp(&(&b.group, &b.kind)));
     Ok((loaded.into_iter().map(|(_, kind)| kind).collect(), left_out))
 }
 
