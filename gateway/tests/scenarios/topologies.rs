@@ -152,7 +152,7 @@ async fn agentk_too_old_or_too_new_is_refused_with_both_versions() {
     for served in [kas.to_owned(), format!("0.{}.3", minor + 1)] {
         assert_eq!(handshake_of(&world, &served).await.0, 101, "{served}");
     }
-    let refused = [(format!("0.{}.0", minor + 2), "too new"), ("1.0.0".to_owned(), "too new")];
+    let refused = [(format!("0.{}.0", minor + 2), "too new"), ("1.1.0".to_owned(), "too new")];
     for (agentk, expected) in refused {
         let (status, body) = handshake_of(&world, &agentk).await;
         assert_eq!(status, 426, "{body}");
