@@ -9,9 +9,9 @@ ADVISORIES := $(wildcard ../shared/advisory-db)
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# Every target builds the whole workspace: with fewer packages, their dependencies have fewer features, and all is built once more. What
-# is for tests builds with the dependencies of tests (--examples asks for them), because `cargo nextest` and `cargo clippy` have built
-# all with their features.
+# Every target builds the whole workspace: with fewer packages, their dependencies have fewer features, and all is built once more.
+# Programs for tests are built with the dependencies of tests (--examples asks for them), because `cargo nextest` and `cargo clippy` have
+# built all with their features.
 PROGRAMS_FOR_TESTS = cargo build --workspace --bins --examples
 
 .PHONY: build
@@ -51,6 +51,7 @@ tools: ## Install what the tests need, where that is possible
 lint: ## Formatting and lints
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo check --workspace --bins # what is shipped has fewer features
 
 .PHONY: doc
 doc: ## The documentation builds without warnings, private items included
@@ -80,7 +81,7 @@ e2e-gitlab: ## The same with kas and agentk that speak GitLab's protocol: what i
 	$(PROGRAMS_FOR_TESTS)
 	E2E_PROTOCOL=gitlab cargo nextest run --workspace --test e2e --test-threads 4 -E '$(GITLAB_PROTOCOL)'
 
-# What depends on the API server: how it reads patches and dry runs, what it refuses, and its audit events. Everything else of GitOps and
+# The tests that depend on the API server: how it reads patches and dry runs, what it refuses, and its audit events. Everything else of GitOps and
 # the graph is the same with each version. Custom resources end a kube-apiserver 1.20 that was built with a current Go: its library for
 # JSON reads memory that is not there.
 DIFFERENTIAL = test(/^differential::differential_/) | test(/^(admission|audit)::/) | \
@@ -104,7 +105,7 @@ charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, 
 	$(CHART_TEST)
 
 .PHONY: charts-server
-charts-server: ## KUBECONFIG's API server reads what the charts render, which make charts has
+charts-server: ## The part of make charts that needs KUBECONFIG: its API server reads what the charts render
 	$(CHART_TEST) --only-server
 
 .PHONY: charts-update
