@@ -1,11 +1,10 @@
 //! The process: its parts, built from the command line, and the order in which they start and stop.
 
-mod alerts;
 mod flags;
 mod listen;
 mod prometheus;
 
-use std::{collections::BTreeMap, iter, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cores::Cores;
@@ -24,7 +23,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::listen::AnyAgent;
 pub(crate) use self::{
-    alerts::alert_sources,
     flags::{agent_token, check_scope, tracer_config},
     listen::KasConnection,
     prometheus::prometheus_services,
@@ -35,28 +33,18 @@ use crate::{
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     events::EventLog,
-    feature::{FeatureContext, FeatureDefinition, Guard, Start},
+    features::{FEATURES, FeatureContext, Guard, Start, add_handlers, policy_services},
     file_followers::FileFollowers,
     leader::LeaderTask,
     log_filter::log_filter,
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
     services::{
-        self, ConfigurationService, KubernetesService, PrometheusService, configuration::LogLevelSetting,
-        kube_client::Restrictions, prometheus::discovery::Discovery,
+        ConfigurationService, KubernetesService, configuration::LogLevelSetting, kube_client::Restrictions,
+        prometheus::discovery::Discovery,
     },
     tunnel_context::FORCED_CLOSE_TIMEOUT,
 };
-
-/// All features, in the order in which they are built.
-const FEATURES: [FeatureDefinition; 6] = [
-    services::audit::feature::DEFINITION,
-    services::gitops::feature::DEFINITION,
-    services::notify::feature::DEFINITION,
-    services::alerts::feature::DEFINITION,
-    services::provision::feature::DEFINITION,
-    services::graph::feature::DEFINITION,
-];
 
 /// The time that the first tunnel waits for the cluster's version, which its hello contains.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -91,20 +79,6 @@ pub struct App {
     exporter: Option<Exporter>,
     listen: SocketAddr,
     grace: Duration,
-}
-
-/// Returns the services that the policy of the cluster's owner may name.
-pub(crate) fn policy_services(
-    options: &RunOptions,
-    prometheus: &BTreeMap<ServiceName, PrometheusService>,
-) -> Vec<ServiceName> {
-    let name = |name: &str| name.parse().expect("a constant that is a service name");
-    let discovered = options.prometheus_discovery.as_ref().map(|_| ServiceName::PROMETHEUS);
-    let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(options));
-    let constants = iter::once(ServiceName::KUBERNETES)
-        .chain(discovered)
-        .chain(enabled.flat_map(|feature| feature.services.iter().copied()));
-    constants.map(name).chain(prometheus.keys().cloned()).collect()
 }
 
 impl App {
@@ -184,15 +158,15 @@ impl App {
         let mut features = features.collect::<anyhow::Result<Vec<_>>>()?;
         let leaders = context.leaders;
 
-        let mut services = Services::core(kubernetes.clone(), prometheus, discovery.as_ref())
-            .with_features(&features, Guard::Policy);
+        let core = Services::core(kubernetes.clone(), prometheus, discovery.as_ref());
+        let mut services = add_handlers(core, &features, Guard::Policy);
         if let Some(policy) = &policy {
             services = services.with_policy(policy);
         }
         if limited {
             services = services.with_scope(&scope);
         }
-        services = services.with_features(&features, Guard::Handler).with_events(&events);
+        services = add_handlers(services, &features, Guard::Handler).with_events(&events);
         if !options.no_remote_configuration {
             let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
             let sections = features.iter_mut().filter_map(|feature| feature.section.take());

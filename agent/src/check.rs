@@ -25,14 +25,12 @@ use tunnel::{Body, CloseReason, TunnelConfig};
 use self::alerts::check_hubble;
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ListenTls, ServiceError,
-    app::{
-        KasConnection, agent_token, alert_sources, check_scope, policy_services, prometheus_services,
-        tracer_config,
-    },
+    app::{KasConnection, agent_token, check_scope, prometheus_services, tracer_config},
     audit_webhook::audit_listener,
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
+    features::{alert_sources, policy_services},
     policy::{PolicyEnforcer, PolicyMode},
     services::{
         KubernetesService, PrometheusService,

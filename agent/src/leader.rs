@@ -189,6 +189,8 @@ impl LeaderTask {
     /// Holds the Lease whenever that is possible until `shutdown`, and gives it back then.
     pub(crate) async fn run(self, shutdown: CancellationToken) {
         let Self { leader, ended: _ended } = self;
+        // The workers stop also if this task panics.
+        let _stopping = leader.stopping.clone().drop_guard();
         let Some(agent) = shutdown.run_until_cancelled(leader.agent_when_known()).await else {
             leader.stopping.cancel();
             return;

@@ -32,7 +32,7 @@ pub mod connect;
 mod disabled;
 mod dispatch;
 mod events;
-mod feature;
+mod features;
 mod file_followers;
 mod gitlab;
 mod health;

@@ -1,6 +1,6 @@
 //! The request types that agentk serves: each is a name and a tower service.
 //!
-//! A new request type is a [`RequestHandler`] in this folder. Its feature, in a file beside it, is one line in the list of `app`.
+//! A new request type is a [`RequestHandler`] in this folder. Its feature is a file in `features`.
 
 pub(crate) mod alerts;
 pub(crate) mod audit;
@@ -35,7 +35,6 @@ pub use self::{
 use self::{events::EventsHandler, prometheus::discovery::Discovery};
 use crate::{
     events::EventLog,
-    feature::{Feature, FeatureHandler, Guard},
     policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer},
 };
 
@@ -86,7 +85,7 @@ impl Services {
     ///
     /// If `name` is not a service name, or is `control`, which each tunnel serves itself.
     #[must_use]
-    pub fn with<S>(mut self, name: &str, service: S) -> Self
+    pub fn with<S>(self, name: &str, service: S) -> Self
     where
         S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
             + Clone
@@ -95,9 +94,14 @@ impl Services {
             + 'static,
         S::Future: Send + 'static,
     {
+        self.with_boxed(name, BoxService::new(service))
+    }
+
+    /// Adds a service whose type is erased already. Panics like [`Self::with`].
+    #[must_use]
+    pub(crate) fn with_boxed(mut self, name: &str, service: BoxService) -> Self {
         assert_ne!(name, ServiceName::CONTROL, "control is agentk's own");
-        let name = name.parse().expect("a constant that is a service name");
-        self.0.insert(name, BoxService::new(service));
+        self.0.insert(name.parse().expect("a constant that is a service name"), service);
         self
     }
 
@@ -121,16 +125,7 @@ impl Services {
     /// Adds a request type. Panics like [`Self::with`].
     #[must_use]
     pub fn with_handler(self, name: &str, handler: impl RequestHandler) -> Self {
-        self.with(name, box_handler(handler))
-    }
-
-    /// Adds the request types of features that have this guard.
-    #[must_use]
-    pub(crate) fn with_features(self, features: &[Feature], guard: Guard) -> Self {
-        let handlers = features.iter().flat_map(|feature| &feature.handlers);
-        let handlers = handlers.filter(|handler| handler.guard == guard);
-        handlers
-            .fold(self, |services, FeatureHandler { name, service, .. }| services.with(name, service.clone()))
+        self.with_boxed(name, box_handler(handler))
     }
 
     /// Adds the service with which kas follows the events of this process.

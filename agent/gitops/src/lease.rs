@@ -242,7 +242,6 @@ impl Candidate {
         if !written.as_ref().is_err_and(ApiError::is_transient) {
             self.unanswered = None;
         }
-
         written
     }
 

@@ -3,7 +3,6 @@
 //! kas adds the callers of requests through kas, and decides who may read. The scope of the agent limits the events to its namespaces,
 //! and the policy of the cluster's owner may refuse the service.
 
-pub(crate) mod feature;
 mod parameters;
 mod stream;
 
@@ -71,7 +70,7 @@ impl RequestHandler for AuditHandler {
             let what = match reason {
                 NoPermit::All => format!("{MAX_READERS} callers read the audit log, which is the most"),
                 NoPermit::Share(share) => format!(
-                    "this caller reads the audit log as often as its share of what other callers leave allows: {share} times"
+                    "this caller has its share of the readers that other callers leave, which is {share} now"
                 ),
             };
             ServiceError::new(Reason::TooManyRequests, what)

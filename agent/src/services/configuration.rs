@@ -4,7 +4,7 @@
 
 mod order;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
@@ -14,6 +14,7 @@ use proto::{
     Reason,
     agent_configuration::{
         AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, LogLevel, MAX_UPDATE,
+        ProvisionSettings,
     },
 };
 use tokio::time::Instant;
@@ -22,12 +23,19 @@ use tunnel::Body;
 
 use self::order::UpdateOrder;
 use super::{RequestHandler, ServiceError, response::json_response};
-use crate::{
-    feature::{Section, SectionUpdate},
-    log_filter::log_filter,
-    metrics::AgentMetrics,
-    policy::ScopeEnforcer,
-};
+use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
+
+/// Applies a part of the agent's configuration. Returns a sentence for each key that is refused.
+pub(crate) type Section = Box<dyn Fn(&SectionUpdate<'_>) -> Vec<String> + Send + Sync>;
+
+/// A new configuration of the agent, as sections read it.
+pub(crate) struct SectionUpdate<'a> {
+    pub(crate) keys: &'a AppliedKeys,
+    /// The managed resources; `None` from a kas that does not know them.
+    pub(crate) provision: Option<&'a ProvisionSettings>,
+    /// The places of keys in the file.
+    pub(crate) places: &'a BTreeMap<String, String>,
+}
 
 /// Applies the configuration that kas sends. Clones share their state.
 #[derive(Clone)]

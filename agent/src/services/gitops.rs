@@ -17,7 +17,6 @@ mod commands;
 mod diff;
 mod drift;
 mod events;
-pub(crate) mod feature;
 mod handlers;
 mod metrics;
 mod preview;

@@ -5,7 +5,6 @@
 //! the identity of the caller list and watch.
 
 mod environments;
-pub(crate) mod feature;
 mod gzip;
 mod metrics;
 mod parameters;

@@ -13,7 +13,6 @@
 //! URLs that the policy lists. The records are agentk's own, in its namespace.
 
 mod argocd;
-pub(crate) mod feature;
 mod flux;
 mod handler;
 mod lane;

@@ -67,12 +67,14 @@ fn variable(inner: &str) -> Result<Variable, String> {
             path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.'))
         });
         let shown: String = trimmed.chars().take(60).collect();
-        if is_path { let all: Vec<_> = Variable::ALL.iter().map(ToString::to_string).collect();
-                format!("there is no variable {shown:?}; the variables are {}", all.join(", "))
- } else { format!(
+        if is_path {
+            let all: Vec<_> = Variable::ALL.iter().map(ToString::to_string).collect();
+            format!("there is no variable {shown:?}; the variables are {}", all.join(", "))
+        } else {
+            format!(
                 "{shown:?} is not a variable: an expression is {{{{ .project.id }}}} or the like, without functions and conditions"
             )
- }
+        }
     })
 }
 

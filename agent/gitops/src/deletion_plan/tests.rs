@@ -32,7 +32,7 @@ struct World {
     settings: ManifestProject,
     /// The objects in the cluster.
     live: BTreeSet<usize>,
-    /// Those when a commit was complete for the last time.
+    /// The members when a commit was complete for the last time.
     complete: BTreeSet<usize>,
     takes: BTreeMap<usize, &'static str>,
     claims: Vec<String>,

@@ -328,7 +328,7 @@ impl<C: Cluster> Engine<C> {
             })
         };
         let names: Vec<String> = names.filter(is_of_set).map(str::to_owned).collect();
-        // Whether the claims stay is said by the set: `persistentVolumeClaimRetentionPolicy`.
+        // The set itself says whether the claims stay: `persistentVolumeClaimRetentionPolicy`.
         let takes = match &names[..] {
             [] => "its volume claims, of which there are none now".to_owned(),
             [name] => format!("its volume claim {name}"),

@@ -1,4 +1,4 @@
-//! What a sync writes, and what it writes again.
+//! The writes of a sync, and those of the next one.
 
 use super::*;
 

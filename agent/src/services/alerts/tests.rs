@@ -29,7 +29,7 @@ use self::{
     api_server::{ApiServer, Contents},
     relay::{Relay, failing, message, open},
 };
-use super::*;
+use super::{super::configuration::Section, *};
 use crate::{
     AgentMetrics,
     policy::{PolicyEnforcer, ScopeEnforcer},
@@ -448,7 +448,12 @@ async fn configuration_of_kas_applies_while_agentk_runs() {
     eventually("flows are read", || world.metrics.dropped("not-asked") > 0).await;
     let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
     let service = ConfigurationService::new(scope, None, AgentMetrics::default());
-    let service = service.with_sections([feature::section(Arc::clone(&world.alerts))]);
+    let alerts = Arc::clone(&world.alerts);
+    let section: Section = Box::new(move |update| {
+        alerts.set_section(update.keys.alerts.clone());
+        Vec::new()
+    });
+    let service = service.with_sections([section]);
     let put = async |observed: u64, alerts: Value| {
         let configuration = json!({"alerts": alerts});
         let update =

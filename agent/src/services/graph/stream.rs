@@ -82,7 +82,7 @@ pub(super) async fn respond(
                 format!("{MAX_VIEWERS} callers follow the graph at this pod of agentk, which is the most")
             }
             NoPermit::Share(share) => format!(
-                "this caller follows the graph as often as its share of what other callers leave allows: {share} times"
+                "this caller has its share of the streams that other callers leave, which is {share} now"
             ),
         };
         ServiceError::new(Reason::TooManyRequests, what)

@@ -72,7 +72,7 @@ fn respond(state: &Mutex<ApiState>, uri: &http::Uri) -> Response<BoxBody<Bytes, 
         "/apis" => json!({"metadata": {}, "items": []}),
         PODS if query.contains("watch=true") => {
             let (sender, receiver) = mpsc::unbounded_channel::<Value>();
-            // Those that were added after the list.
+            // The objects that were added after the list.
             let listed =
                 query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse().ok());
             for pod in state.pods.iter().skip(listed.map_or(0, |version: usize| version - 1)) {

@@ -1,15 +1,48 @@
-//! The sources of alerts that flags name.
+//! The feature: the service `alerts`, the section `alerts`, and the sources that flags name.
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use proto::ServiceName;
 use rustls::pki_types::ServerName;
 
+use super::{Feature, FeatureContext, FeatureDefinition, Guard, SectionError};
 use crate::{
     cli::RunOptions,
-    services::alerts::{AlertSources, HubbleRelay},
+    leader::LedFeature,
+    services::alerts::{AlertSources, Alerts, AlertsHandler, AlertsMetrics, HubbleRelay},
     upstream::{ClientTls, ClientTlsConfig, Pem, Scheme},
 };
+
+pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+    services: &[ServiceName::ALERTS],
+    is_enabled: |options| options.hubble_address.is_some() || options.policy_engine_alerts,
+    build,
+};
+
+fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+    let Some(sources) = alert_sources(options)? else { return Ok(Feature::default()) };
+    let metrics = AlertsMetrics::register(context.registry);
+    let own = context.own_cluster(ServiceName::ALERTS);
+    let leader = context.lead(LedFeature::Alerts, own);
+    // Without a Lease, each pod reports, and kas leaves out what another pod has reported.
+    let leads = move || leader.is_leading_or_unnamed();
+    let (kubernetes, restrictions) = (context.kubernetes.clone(), context.restrictions.clone());
+    let alerts = Alerts::new(sources, kubernetes, restrictions, leads, context.events.clone(), metrics);
+    AlertsMetrics::register_open(context.registry, &alerts);
+    let (configured, error) = (Arc::clone(&alerts), SectionError::default());
+    let (worker, stopping) = (Arc::clone(&alerts), context.stopping.clone());
+    Ok(Feature::default()
+        .with_handler(ServiceName::ALERTS, Guard::Handler, AlertsHandler(alerts))
+        .with_section(move |update| {
+            error.set(update.keys.alerts_error.as_ref(), "the alerts do not use their configuration");
+            configured.set_section(update.keys.alerts.clone());
+            Vec::new()
+        })
+        .with_work(async move {
+            stopping.run_until_cancelled(worker.run()).await;
+        }))
+}
 
 /// Returns the sources, or `None` if no flag names one. It reads every file that is named, which blocks.
 pub(crate) fn alert_sources(options: &RunOptions) -> anyhow::Result<Option<AlertSources>> {

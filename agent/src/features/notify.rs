@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use proto::ServiceName;
 
-use super::{EventSections, Notify, NotifyHandler, NotifyMetrics};
+use super::{Feature, FeatureContext, FeatureDefinition, Guard};
 use crate::{
     cli::RunOptions,
-    feature::{Feature, FeatureContext, FeatureDefinition, Guard},
     leader::LedFeature,
+    services::notify::{EventSections, Notify, NotifyHandler, NotifyMetrics},
 };
 
 pub(crate) const DEFINITION: FeatureDefinition =

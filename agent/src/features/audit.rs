@@ -2,12 +2,8 @@
 
 use proto::ServiceName;
 
-use super::AuditHandler;
-use crate::{
-    audit_webhook::AuditWebhook,
-    cli::RunOptions,
-    feature::{Feature, FeatureContext, FeatureDefinition, Guard, Work},
-};
+use super::{Feature, FeatureContext, FeatureDefinition, Guard, Work};
+use crate::{audit_webhook::AuditWebhook, cli::RunOptions, services::audit::AuditHandler};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::AUDIT],

@@ -2,10 +2,10 @@
 
 use proto::ServiceName;
 
-use super::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
+use super::{Feature, FeatureContext, FeatureDefinition, Guard};
 use crate::{
     cli::RunOptions,
-    feature::{Feature, FeatureContext, FeatureDefinition, Guard},
+    services::provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService},
 };
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use proto::ServiceName;
 
-use super::{Gitops, GitopsHandler, GitopsMetrics, ManifestsHandler, cluster_client};
+use super::{Feature, FeatureContext, FeatureDefinition, Guard};
 use crate::{
     cli::RunOptions,
-    feature::{Feature, FeatureContext, FeatureDefinition, Guard},
     leader::LedFeature,
-    services::kube_client::Restrictions,
+    services::{
+        gitops::{Gitops, GitopsHandler, GitopsMetrics, ManifestsHandler, cluster_client},
+        kube_client::Restrictions,
+    },
 };
 
 pub(crate) const DEFINITION: FeatureDefinition =

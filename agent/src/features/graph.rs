@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use proto::ServiceName;
 
-use super::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments};
+use super::{Feature, FeatureContext, FeatureDefinition, Guard, SectionError};
 use crate::{
     cli::RunOptions,
-    feature::{Feature, FeatureContext, FeatureDefinition, Guard, SectionError},
+    services::graph::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments},
 };
 
 pub(crate) const DEFINITION: FeatureDefinition =

@@ -1,19 +1,24 @@
-//! The shape of a feature: the request types that it serves, what the agent's configuration sets, and its work in the background.
+//! The features of agentk. Each has request types, a part of the agent's configuration, and work in the background.
 //!
-//! The list of features in [`app`](crate::app) is the only place outside of a feature that names it.
+//! [`FEATURES`] is the only place outside of a feature that names it.
 
-use std::{collections::BTreeMap, pin::Pin, sync::Arc};
+mod alerts;
+mod audit;
+mod gitops;
+mod graph;
+mod notify;
+mod provision;
+
+use std::{collections::BTreeMap, iter, pin::Pin, sync::Arc};
 
 use gitops_engine::KubeCluster;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use proto::{
-    AgentId, InstanceId,
-    agent_configuration::{AppliedKeys, ProvisionSettings},
-};
+use proto::{AgentId, InstanceId, ServiceName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::alerts::alert_sources;
 use crate::{
     cli::RunOptions,
     events::EventLog,
@@ -21,7 +26,8 @@ use crate::{
     health::AgentHealth,
     leader::{Leader, LeaderTask, LedFeature, Process},
     services::{
-        BoxService, KubernetesService, RequestHandler, box_handler,
+        BoxService, KubernetesService, PrometheusService, RequestHandler, Services, box_handler,
+        configuration::{Section, SectionUpdate},
         kube_client::{Restrictions, kube_service},
     },
 };
@@ -30,8 +36,16 @@ use crate::{
 pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Binds what a feature listens on, and returns its work. The error names the flag.
 pub(crate) type Start = Box<dyn FnOnce() -> anyhow::Result<Work> + Send>;
-/// Applies a part of the agent's configuration. Returns a sentence for each key that is refused.
-pub(crate) type Section = Box<dyn Fn(&SectionUpdate<'_>) -> Vec<String> + Send + Sync>;
+
+/// All features, in the order in which they are built.
+pub(crate) const FEATURES: [FeatureDefinition; 6] = [
+    audit::DEFINITION,
+    gitops::DEFINITION,
+    notify::DEFINITION,
+    alerts::DEFINITION,
+    provision::DEFINITION,
+    graph::DEFINITION,
+];
 
 /// How agentk makes a feature.
 pub(crate) struct FeatureDefinition {
@@ -89,18 +103,32 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) leaders: Vec<LeaderTask>,
 }
 
-/// A new configuration of the agent, as sections read it.
-pub(crate) struct SectionUpdate<'a> {
-    pub(crate) keys: &'a AppliedKeys,
-    /// The managed resources; `None` from a kas that does not know them.
-    pub(crate) provision: Option<&'a ProvisionSettings>,
-    /// The places of keys in the file.
-    pub(crate) places: &'a BTreeMap<String, String>,
-}
-
 /// The reason why a section has no effect, which is logged once.
 #[derive(Debug, Default)]
 pub(crate) struct SectionError(Mutex<Option<String>>);
+
+/// Returns the services that the policy of the cluster's owner may name.
+pub(crate) fn policy_services(
+    options: &RunOptions,
+    prometheus: &BTreeMap<ServiceName, PrometheusService>,
+) -> Vec<ServiceName> {
+    let name = |name: &str| name.parse().expect("a constant that is a service name");
+    let discovered = options.prometheus_discovery.as_ref().map(|_| ServiceName::PROMETHEUS);
+    let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(options));
+    let constants = iter::once(ServiceName::KUBERNETES)
+        .chain(discovered)
+        .chain(enabled.flat_map(|feature| feature.services.iter().copied()));
+    constants.map(name).chain(prometheus.keys().cloned()).collect()
+}
+
+/// Adds the request types of features that have this guard.
+pub(crate) fn add_handlers(services: Services, features: &[Feature], guard: Guard) -> Services {
+    let handlers = features.iter().flat_map(|feature| &feature.handlers);
+    let handlers = handlers.filter(|handler| handler.guard == guard);
+    handlers.fold(services, |services, FeatureHandler { name, service, .. }| {
+        services.with_boxed(name, service.clone())
+    })
+}
 
 impl Feature {
     /// Adds a request type.
