@@ -307,6 +307,7 @@ impl ProxyServer {
         }
     }
 }
+
 /// Returns the response to HEAD, which has the fields of that to GET (RFC 9110 section 9.3.2). hyper sends the body of one over HTTP/2.
 fn without_body<B: http_body::Body<Data = Bytes>>(
     mut response: Response<B>,

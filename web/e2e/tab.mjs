@@ -20,7 +20,7 @@ export function launch() {
 }
 
 /**
- * What Chromium says of each request that it ends because a network interface came or went. The node of the cluster is this machine, and
+ * The message of Chromium about each request that it ends because a network interface came or went. The node of the cluster is this machine, and
  * each pod that starts or ends has an interface. The page has to go on by itself, which the tests see.
  */
 const NETWORK_CHANGED = /net::ERR_NETWORK_CHANGED/;
