@@ -89,7 +89,7 @@ pub(super) fn served_versions(kas: &str) -> String {
 
 fn served_since(kas: &str, last_minors: &[u64]) -> String {
     let kas = Minor::parse(kas).unwrap_or(Minor { major: 0, minor: 0 });
-    format!("{} to {}, and {}.0", kas.back(BACK, last_minors), kas.ahead(AHEAD), kas.major + 1)
+    format!("{} to {}", kas.back(BACK, last_minors), kas.ahead(AHEAD))
 }
 
 #[cfg(test)]

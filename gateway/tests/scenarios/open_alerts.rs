@@ -47,7 +47,7 @@ async fn alert_that_a_killed_agentk_has_left_open_ends_once() {
     sleep(Duration::from_secs(60)).await;
     for world in &fleet.replicas {
         let events = list(world, "?kind=alert").await;
-        let over = "lost: over, because agentk has it among its open alerts no more";
+        let over = "lost: over, because agentk no longer lists it";
         assert_eq!(messages(&events), ["lost", "goes on", over]);
         assert_eq!(
             (&events[2]["details"]["state"], &events[2]["severity"]),

@@ -248,7 +248,10 @@ async fn readers_have_a_limit() {
     }
     let error = fixture.send(Method::GET, "/v1/events").await.unwrap_err();
     assert_eq!(error.reason, Reason::TooManyRequests);
-    assert!(error.message.ends_with("its share of what other callers leave allows: 8 times"), "{error}");
+    assert!(
+        error.message.ends_with("its share of the readers that other callers leave, which is 8 now"),
+        "{error}"
+    );
     let other = |user: &str| {
         let request = Request::get("/v1/events?follow=true").header("impersonate-user", user);
         request.body(Body::empty()).unwrap()

@@ -126,10 +126,7 @@ mod tests {
         assert_eq!(sources(&found), ["lost"]);
         let content = &found[0].event.content;
         assert_eq!((&*content.details["state"], &*content.details["reason"]), ("closed", "not-open"));
-        assert_eq!(
-            content.message,
-            "lost is blocked: over, because agentk has it among its open alerts no more"
-        );
+        assert_eq!(content.message, "lost is blocked: over, because agentk no longer lists it");
         assert_eq!((content.severity, content.details.get("count")), (Severity::Info, None));
         assert_eq!(found[0].key, ended(&events, &agent(1), &list)[0].key, "each replica reports the same");
         events.append(found).await.unwrap();
