@@ -187,8 +187,8 @@ fn environment_is_as_healthy_as_its_worst_place() {
     assert_eq!(review.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&review.stdout).unwrap();
     let states = [&report["health"], &report["places"][0]["health"], &report["places"][1]["health"]];
-    // The Deployment is not given up yet.
-    assert_eq!(states, ["progressing", "healthy", "progressing"], "{report}");
+    // The Deployment is not given up yet, and its Pod cannot start.
+    assert_eq!(states, ["degraded", "healthy", "degraded"], "{report}");
     assert_eq!(report["places"][1]["namespace"], other.name);
 
     let unknown = health("nowhere", &[]);
