@@ -219,8 +219,13 @@ fn webhook_goes_nowhere_else() {
     let [listed, unlisted] = [&good, &elsewhere].map(|server| format!("http://{}/hook", server.address));
     let redirecting = world.namespace.kubectl.clone();
     let location = format!("http://{}/stolen", elsewhere.address);
+    let answer = format!(
+        "HTTP/1.1 307 Temporary Redirect\\r\\nLocation: {location}\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n"
+    );
+    // It answers when the request has begun: an answer that is there before is none for the HTTP client.
     let script = format!(
-        "while true; do printf 'HTTP/1.1 307 Temporary Redirect\\r\\nLocation: {location}\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n' | nc -l -p 8080 >> /tmp/requests; done"
+        "mkfifo /tmp/head; while true; do \
+         {{ read -r _; printf '{answer}'; cat > /dev/null; }} < /tmp/head | nc -l -p 8080 | tee -a /tmp/requests > /tmp/head; done"
     );
     world.namespace.pod("redirect", &script);
     let address = redirecting.ok(&["get", "pod", "redirect", "-o", "jsonpath={.status.podIP}"]);
