@@ -17,6 +17,16 @@ fn cluster(answer: fn(&str) -> Value) -> KubeCluster {
     KubeCluster::new(move || Client::new(service, "default"))
 }
 
+fn config_maps() -> Kind {
+    Kind {
+        kind: GroupKind { group: String::new(), kind: "ConfigMap".to_owned() },
+        version: "v1".to_owned(),
+        plural: "configmaps".to_owned(),
+        namespaced: true,
+        has_status: false,
+    }
+}
+
 #[tokio::test]
 async fn items_of_a_list_keep_their_managers_and_not_the_fields() {
     let cluster = cluster(|_| {
@@ -51,14 +61,7 @@ async fn page_of_metadata_keeps_little_of_an_object() {
         let strange = json!({"name": "b", "ownerReferences": [{"uid": "x".repeat(1 << 16)}]});
         json!({"items": [{"metadata": large}, {"metadata": strange}], "metadata": {"continue": "next"}})
     });
-    let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-    let kind = Kind {
-        kind,
-        version: "v1".to_owned(),
-        plural: "configmaps".to_owned(),
-        namespaced: true,
-        has_status: false,
-    };
+    let kind = config_maps();
     let page = cluster.metadata_page(&kind, "shop", "", |key| key.starts_with("kept/"), None);
     let MetadataPage { objects, next } = page.await.unwrap();
     assert_eq!(next.as_deref(), Some("next"));
@@ -89,14 +92,7 @@ async fn requests_have_the_identity_and_the_name_of_the_program() {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(list.to_string()))))
     });
     let cluster = KubeCluster::new(move || Client::new(service, "default"));
-    let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-    let kind = Kind {
-        kind,
-        version: "v1".to_owned(),
-        plural: "configmaps".to_owned(),
-        namespaced: true,
-        has_status: false,
-    };
+    let kind = config_maps();
     let named = cluster.acting_as("shop", "deployer").with_user_agent("agentk/1 gitops/2 (a)");
     let listed = named.with_user_agent("no\nheader").list(&kind, "default", "", true).await.unwrap();
     assert_eq!(listed[0]["metadata"]["name"], "system:serviceaccount:shop:deployer agentk/1 gitops/2 (a)");
@@ -132,14 +128,7 @@ async fn name_is_a_part_of_the_path() {
 
 #[tokio::test]
 async fn items_that_are_no_objects_are_an_error() {
-    let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
-    let kind = Kind {
-        kind,
-        version: "v1".to_owned(),
-        plural: "configmaps".to_owned(),
-        namespaced: true,
-        has_status: false,
-    };
+    let kind = config_maps();
     let error = cluster(|_| json!({"items": ["a"]})).list(&kind, "default", "", true).await.unwrap_err();
     assert!(error.message.contains("is not JSON"), "{error:?}");
 }
