@@ -81,7 +81,7 @@ pub(crate) enum Guard {
     Handler,
 }
 
-/// What features are built from.
+/// The parts of agentk from which features are built.
 pub(crate) struct FeatureContext<'a> {
     pub(crate) kubernetes: KubernetesService,
     /// The restrictions of what a feature sends to the cluster.

@@ -41,7 +41,7 @@ pub(crate) struct SectionUpdate<'a> {
 #[derive(Clone)]
 pub struct ConfigurationService {
     inner: Arc<Inner>,
-    /// What features apply.
+    /// The parts of the configuration that features apply.
     sections: Arc<[Section]>,
 }
 

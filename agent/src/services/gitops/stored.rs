@@ -141,7 +141,7 @@ async fn change_inventory(
     };
     for _ in 1..ATTEMPTS {
         match try_change().await {
-            // Somebody else has changed it since then.
+            // Another writer has changed it since then.
             Err(error) if error.status == 409 => {
                 sleep(CONFLICT_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await
             }
