@@ -95,9 +95,9 @@ fn example_explains_every_key() {
         include_str!("receptive.rs"),
         include_str!("api.rs"),
         include_str!("web.rs"),
-        include_str!("../../gitlab/src/config.rs"),
-        include_str!("../../oidc/src/config.rs"),
-        include_str!("../../gitlab/src/gitaly/config.rs"),
+        include_str!("../../../features/gitlab/kas/src/config.rs"),
+        include_str!("../../../features/oidc/src/config.rs"),
+        include_str!("../../../features/gitlab/kas/src/gitaly/config.rs"),
         include_str!("file_sections.rs"),
         include_str!("events.rs"),
     ];

@@ -346,9 +346,9 @@ mod tests {
     fn health_does_not_depend_on_other_fields() {
         let context = AssessmentContext::now(true);
         let cases = [
-            include_str!("../../health/src/pod_cases.yaml"),
-            include_str!("../../health/src/workload_cases.yaml"),
-            include_str!("../../health/src/resource_cases.yaml"),
+            include_str!("../../../../common/object-health/src/pod_cases.yaml"),
+            include_str!("../../../../common/object-health/src/workload_cases.yaml"),
+            include_str!("../../../../common/object-health/src/resource_cases.yaml"),
         ];
         let cases: Vec<Value> =
             cases.iter().flat_map(|text| serde_saphyr::from_multiple::<Value>(text).unwrap()).collect();

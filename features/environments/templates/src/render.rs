@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn example_has_each_key() {
-        let template = parse(include_str!("../../../deploy/environment-template.example.yaml")).unwrap();
+        let template = parse(include_str!("../../../../deploy/environment-template.example.yaml")).unwrap();
         let names: Vec<_> = template.render(&values()).unwrap().iter().map(ToString::to_string).collect();
         let expected = [
             "Namespace review-1-30-7",
