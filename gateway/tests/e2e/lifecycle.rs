@@ -9,7 +9,7 @@ use secrecy::ExposeSecret as _;
 use serde_json::json;
 
 use crate::{
-    streams::{TWO_LINES, follow},
+    streams::{TWO_LINES, finish, follow},
     support::{
         AGENT, Agent, Cluster, Installation, Namespace, curl, default_tunnels, eventually, path_argument,
     },
@@ -33,7 +33,7 @@ fn with_two_lines_pod(
 
 /// Makes the pod print its second line and exit.
 fn print_second_line(namespace: &Namespace) {
-    namespace.kubectl.ok(&["exec", "two-lines", "--", "touch", "/go"]);
+    finish(&namespace.kubectl, "two-lines");
 }
 
 #[test]

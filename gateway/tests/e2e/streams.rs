@@ -17,6 +17,11 @@ pub(crate) fn follow(kubectl: &Kubectl, pod: &str) -> Process {
     logs
 }
 
+/// Lets the container of [`TWO_LINES`] end. The result of the command is not known: the container may end before it is reported.
+pub(crate) fn finish(kubectl: &Kubectl, pod: &str) {
+    kubectl.run(&["exec", pod, "--", "touch", "/go"]);
+}
+
 #[test]
 fn watch_receives_events_immediately() {
     let Some(cluster) = Cluster::or_skip() else { return };
@@ -116,7 +121,7 @@ fn followed_logs_end_with_the_pod() {
     let mut logs = [world.kubectl(), world.kubectl_in_ci(), cluster.kubectl.clone()]
         .map(|kubectl| follow(&kubectl.in_namespace(&namespace.name), "two-lines"));
 
-    namespace.kubectl.ok(&["exec", "two-lines", "--", "touch", "/go"]);
+    finish(&namespace.kubectl, "two-lines");
     for logs in &mut logs {
         assert_eq!(logs.exit_code(), 0);
         assert_eq!(logs.printed(), "one\ntwo");
