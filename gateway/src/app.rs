@@ -50,7 +50,7 @@ use crate::{
     provisioner::Provisioner,
     proxy::ProxyServer,
     recent::{AccessRing, Recent},
-    services::{ServiceContext, TunnelServices},
+    services::{ServiceContext, TunnelServices, request_types},
     tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
@@ -148,6 +148,7 @@ impl App {
         let ReplicaContext { replica, store, connector, secret } = context;
         let identities = Identities::new(identity).with_issuers(issuers.names());
         let events = Events::new(Arc::clone(&store), identities.clone(), &mut registry);
+        let request_types = request_types();
         let shared = SharedState {
             replica: replica.id,
             store,
@@ -158,9 +159,10 @@ impl App {
             identities,
             usage: Usage::default(),
             dial_errors: Arc::default(),
-            metrics: Metrics::register(&mut registry),
+            metrics: Metrics::register(&mut registry, &request_types),
             recent: Recent::new(&config, replica.id),
             accesses: Arc::new(AccessRing::new(replica.id)),
+            request_types,
         };
         shared.register(&mut registry, exporter.as_ref());
         let gitlab = gitlab.map(|client| shared.gitlab(client, &config));

@@ -17,7 +17,7 @@ use http::{
 use proto::Reason;
 use serde::Deserialize;
 
-use crate::services;
+use crate::request_types::RequestTypes;
 use access::{ErrorDialect, RequestError, Target, UrlPathPrefix};
 
 /// The place of the agent in a pattern.
@@ -193,9 +193,9 @@ impl Route {
     }
 
     /// Returns the dialect of errors.
-    pub fn dialect(&self, path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
+    pub fn dialect(&self, types: &RequestTypes, path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
         match self {
-            Self::Path => services::dialect(path, prefix),
+            Self::Path => types.dialect(path, prefix),
             Self::Host(_) | Self::Misdirected(_) => ErrorDialect::Kubernetes,
         }
     }

@@ -63,6 +63,7 @@ mod provisioner;
 mod proxy;
 mod recent;
 mod request_count;
+mod request_types;
 mod services;
 mod tasks;
 mod timing;
@@ -85,7 +86,8 @@ pub mod test_support {
         },
         hosts::{AgentHosts, HostPattern, Route, TlsName},
         listen::proxy_header,
-        services::{class, dialect},
+        request_types::RequestTypes,
+        services::request_types,
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
         web::WebServer,

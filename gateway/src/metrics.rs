@@ -28,7 +28,7 @@ pub use self::{
     service::ServiceMetrics,
 };
 use self::{refused::RefusedConnections, service::Services};
-use crate::audit::AuditMetrics;
+use crate::{audit::AuditMetrics, request_types::RequestTypes};
 
 /// The handles of all metrics. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -81,11 +81,11 @@ struct ListenerLabel {
 }
 
 impl Metrics {
-    /// Registers all metrics.
-    pub fn register(registry: &mut Registry) -> Self {
+    /// Registers all metrics. Requests are counted by their type.
+    pub fn register(registry: &mut Registry, types: &RequestTypes) -> Self {
         let lifetimes: fn() -> DurationHistogram = || DurationHistogram::new(&LIFETIMES);
         let metrics = Self {
-            services: Services::register(registry),
+            services: Services::register(registry, types),
             limits: limit::register(registry),
             refused_connections: RefusedConnections::register(registry),
             peers: PeerMetrics::register(registry),

@@ -38,6 +38,7 @@ use crate::{
     destination::Destination,
     forward::{ForwardedResponse, Forwarder, agent_error},
     kill_switch::{KillSwitch, RequestAttributes},
+    request_types::Operation,
 };
 
 /// The jobs whose results are kept.
@@ -251,7 +252,9 @@ impl JobRequest<'_> {
             NewRequest { id: self.id, client: self.client, method: &Method::POST, host: None, uri: &uri };
         let mut record = AuditRecord::new(self.audit?, new);
         let grant = Arc::clone(self.grant);
-        record.set_access(AuditedAccess { grant, destination, upgrade: false, login: false }, &uri, None);
+        let operation = Operation::of_method(&Method::POST);
+        record
+            .set_access(AuditedAccess { grant, destination, operation, upgrade: false, login: false }, None);
         record.set_user(&self.environment.job.username);
         Some(record)
     }

@@ -65,7 +65,6 @@ use crate::{
     kill_switch::RequestAttributes,
     metrics::Limit,
     provisioner::{JobRequest, Provisioner},
-    services,
 };
 use access::{
     AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError, take_websocket_token,
@@ -163,12 +162,15 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let path = without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let prefix = outside_prefix(head.uri().path(), uri.path()).into();
-    let class = services::class(&target, upgrade);
+    let types = &context.server.request_types;
+    let class = types.class(&target, upgrade);
     let destination = Destination { agent, name, project_path, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
     context.audit(|record| {
         let (grant, destination) = (Arc::clone(&grant), destination.clone());
-        record.set_access(AuditedAccess { grant, destination, upgrade, login }, &uri, context.trace_id());
+        let operation = types.of(&destination.service).operation(&context.method, &uri);
+        record
+            .set_access(AuditedAccess { grant, destination, operation, upgrade, login }, context.trace_id());
     });
     context.record_access(&grant, &destination);
     // After the audit log has the caller.

@@ -1,166 +1,60 @@
 //! The request types that kas knows, and the services that it runs in each tunnel by itself.
 //!
-//! A request type that callers use is a [`RequestType`] of this folder, in [`REQUEST_TYPES`]. Requests of other types are
-//! forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
+//! A request type that callers use is a [`RequestType`](crate::request_types::RequestType), in [`request_types`]. Requests of other types
+//! are forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
 
-mod alerts;
 mod audit;
 pub(crate) mod configuration;
 pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitops;
 mod graph;
-mod kubernetes;
 mod lines;
 pub(crate) mod notify;
 mod pace;
-mod prometheus;
-mod provision;
 mod shared;
 pub(crate) mod views;
 
 use std::{future::pending, sync::Arc};
 
-use crate::{agent_memory::AgentMemory, events::Events, kill_switch::KillSwitch};
-use access::{AgentIdentity, ErrorDialect, Identities, Target, UrlPathPrefix};
+use crate::{
+    agent_memory::AgentMemory,
+    events::Events,
+    kill_switch::KillSwitch,
+    request_types::{Named, RequestTypes},
+};
+use access::{AgentIdentity, Identities};
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
-use http::{Method, Uri};
-use percent_encoding::percent_decode_str;
 use prometheus_client::registry::Registry;
 use proto::{Hello, ReplicaId, ServiceName};
-use router::{RequestClass, RouteStore, redis::RedisStore};
+use router::{RouteStore, redis::RedisStore};
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
 pub(crate) use self::lines::Lines;
 use self::{
-    alerts::Alerts,
     audit::Audit,
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     environments::{AgentEnvironments, EnvironmentsFeed},
-    events::{AgentEvents, ConfigurationReporter, EventsFeed, EventsType},
-    gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
+    events::{AgentEvents, ConfigurationReporter, EventsFeed},
+    gitops::{GitopsConfig, GitopsFeed, GitopsService},
     graph::Graph,
-    kubernetes::Kubernetes,
     notify::{NotifyFeed, NotifyService},
-    prometheus::Prometheus,
-    provision::Provision,
     views::{ViewsFeed, ViewsService},
 };
 
-/// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 8] =
-    [&Alerts, &Audit, &EventsType, &GitopsType, &Graph, &Kubernetes, &Prometheus, &Provision];
-
-/// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
-pub(crate) trait RequestType: Sync {
-    /// Returns the name, which is also the value of the label `service` of metrics.
-    fn name(&self) -> &'static str;
-
-    /// Returns whether this is the type of a service.
-    fn serves(&self, service: &ServiceName) -> bool {
-        service.as_str() == self.name()
-    }
-
-    /// Returns the dialect of errors.
-    fn dialect(&self) -> ErrorDialect {
-        ErrorDialect::Plain
-    }
-
-    /// Returns whether the response is a stream that stays open. The path has no query.
-    fn is_streaming(&self, _path: &str, query: &str) -> bool {
-        asks_for_stream(query)
-    }
-
-    /// Returns whether the response is one of an application in the cluster, to which the service only forwards.
-    fn is_application(&self, _path: &str) -> bool {
-        false
-    }
-
-    /// Interprets a request for the audit log. `uri` is the path with the query as the service receives it.
-    fn operation(&self, method: &Method, _uri: &Uri) -> Operation {
-        Operation::of_method(method)
-    }
-}
-
-/// The operation of a request in the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Operation {
-    /// For Kubernetes the verb as in RBAC; otherwise the method in lower case.
-    pub(crate) verb: String,
-    /// The request may change something.
-    pub(crate) changes: bool,
-    /// The request reads secrets or the audit log of the cluster, or creates a token.
-    pub(crate) reads_secret: bool,
-    /// Servers could interpret the path differently, so that it may be one of secrets.
-    pub(crate) unclear_path: bool,
-}
-
-/// A request type that kas does not know.
-struct Other;
-
-impl RequestType for Other {
-    fn name(&self) -> &'static str {
-        "other"
-    }
-}
-
-impl Operation {
-    /// Interprets a request by its method alone.
-    fn of_method(method: &Method) -> Self {
-        Self {
-            verb: method.as_str().to_ascii_lowercase(),
-            changes: !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS),
-            reads_secret: false,
-            unclear_path: false,
-        }
-    }
-}
-
-/// Returns the type of a service.
-pub(crate) fn request_type(service: &ServiceName) -> &'static dyn RequestType {
-    REQUEST_TYPES.into_iter().find(|known| known.serves(service)).unwrap_or(&Other)
-}
-
-/// Returns the names of all types, which are the values of the label `service`. Agents may announce any name, and the number of
-/// series must not grow with them.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    REQUEST_TYPES.into_iter().chain([&Other as &dyn RequestType]).map(RequestType::name)
-}
-
-/// Returns the dialect of errors for a path, which kas needs before the path is parsed.
-pub fn dialect(path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
-    let service = Target::service_of(path, prefix).and_then(|service| service.parse().ok());
-    service.map_or(ErrorDialect::Plain, |service| request_type(&service).dialect())
-}
-
-/// Returns whether the response to a request is one of an application in the cluster. The path is that which the service receives.
-pub(crate) fn is_application(service: &ServiceName, path: &str) -> bool {
-    request_type(service).is_application(path)
-}
-
-/// Returns whether the response to a request stays open.
-pub fn class(target: &Target<'_>, upgrading: bool) -> RequestClass {
-    let (path, query) = target.path.split_once('?').unwrap_or((target.path, ""));
-    if upgrading || request_type(&target.service).is_streaming(path, query) {
-        RequestClass::Streaming
-    } else {
-        RequestClass::Short
-    }
-}
-
-/// Returns whether a parameter of the query makes the response of an API server a stream. The server treats every value except
-/// `false` and `0` as true, even a missing one (`Convert_Slice_string_To_bool` of apimachinery).
-fn asks_for_stream(query: &str) -> bool {
-    query.split('&').any(|parameter| {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let name = percent_decode_str(name);
-        (name.clone().eq(*b"watch") || name.eq(*b"follow"))
-            && value != "0"
-            && !value.eq_ignore_ascii_case("false")
-    })
+/// Returns the request types that kas knows.
+pub fn request_types() -> RequestTypes {
+    RequestTypes::with(vec![
+        Box::new(Named(ServiceName::ALERTS)),
+        Box::new(Audit),
+        Box::new(Named(ServiceName::EVENTS)),
+        Box::new(Named(ServiceName::GITOPS)),
+        Box::new(Graph),
+        Box::new(Named(ServiceName::PROVISION)),
+    ])
 }
 
 /// The services that kas runs in each tunnel by itself. Clones share their state.
@@ -275,9 +169,12 @@ impl TunnelSession {
 
 #[cfg(test)]
 mod tests {
+    use access::{ErrorDialect, Target, UrlPathPrefix};
     use http::uri::PathAndQuery;
+    use router::RequestClass;
 
     use super::*;
+    use crate::request_types::Operation;
 
     #[test]
     fn long_requests_are_recognized() {
@@ -301,13 +198,13 @@ mod tests {
         ] {
             let path: PathAndQuery = path.parse().unwrap();
             let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
-            assert_eq!(class(&target, false), expected, "{path}");
+            assert_eq!(request_types().class(&target, false), expected, "{path}");
         }
     }
 
     #[test]
     fn dialect_follows_the_service() {
-        let of_path = |path: &str| dialect(path, &UrlPathPrefix::default());
+        let of_path = |path: &str| request_types().dialect(path, &UrlPathPrefix::default());
         assert_eq!(of_path("/k8s-proxy/api"), ErrorDialect::Kubernetes);
         assert_eq!(of_path("/agents/a/kubernetes/api"), ErrorDialect::Kubernetes);
         assert_eq!(of_path("/agents/a/prometheus.thanos/api"), ErrorDialect::Prometheus);
@@ -325,7 +222,7 @@ mod tests {
     fn operation(method: &str, service: &str, uri: &str) -> String {
         let (method, service) = (method.parse().unwrap(), service.parse().unwrap());
         let Operation { verb, changes, reads_secret, unclear_path } =
-            request_type(&service).operation(&method, &uri.parse().unwrap());
+            request_types().of(&service).operation(&method, &uri.parse().unwrap());
         let facts = [(changes, "Change"), (reads_secret, "SecretRead"), (unclear_path, "UnclearPath")];
         let facts: Vec<_> = facts.into_iter().filter_map(|(is, fact)| is.then_some(fact)).collect();
         format!("{verb} {}", facts.join(",")).trim().to_owned()

@@ -12,7 +12,7 @@
 //!   that of the service. Without a name within the domain, the path decides.
 
 use access::{ErrorDialect, Target, UrlPathPrefix};
-use gateway::test_support::{AgentHosts, Route, TlsName, class, dialect};
+use gateway::test_support::{AgentHosts, Route, TlsName, request_types};
 use http::{HeaderValue, Request, header::HOST, uri::PathAndQuery};
 use proto::{AgentName, Reason, percent};
 
@@ -37,7 +37,8 @@ pub fn run(data: &[u8]) {
 fn check(input: &PathAndQuery, prefix: &str) {
     let whole = input.as_str();
     let configured: UrlPathPrefix = format!("{prefix}/").parse().expect("it is a prefix");
-    let found = dialect(input.path(), &configured);
+    let types = request_types();
+    let found = types.dialect(input.path(), &configured);
     let target = match Target::parse(input, &configured) {
         Ok(target) => target,
         Err(failure) => {
@@ -77,7 +78,7 @@ fn check(input: &PathAndQuery, prefix: &str) {
     }
     let sent = PathAndQuery::try_from(target.path).expect("the path can be sent on");
     assert_eq!(sent.as_str(), target.path);
-    let _ = (class(&target, false), class(&target, true));
+    let _ = (types.class(&target, false), types.class(&target, true));
 }
 
 /// Compares the route with a second implementation, which follows the documentation.

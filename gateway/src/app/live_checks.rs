@@ -16,6 +16,7 @@ use crate::{
     listen::Listener,
     metrics::Metrics,
     peers::{self, PeerClient, PeerConfig, PeerServer, ReplicaContext},
+    services::request_types,
 };
 
 /// The result of one check.
@@ -57,7 +58,7 @@ async fn check_peers(setup: PeerConfig, config: &Config, replicas: Vec<Replica>)
     let own = Replica { id: ReplicaId::random(), url: setup.url(address).to_string() };
     let fleet =
         setup.apply_to(ReplicaContext::standalone(own.id, Arc::new(MemoryStore::default()), config), config);
-    let metrics = Metrics::register(&mut Registry::default());
+    let metrics = Metrics::register(&mut Registry::default(), &request_types());
     let peers = PeerClient::new(own.id, fleet.connector, fleet.secret.clone(), metrics.peers.clone());
 
     let here = match bound {

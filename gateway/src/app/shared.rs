@@ -38,6 +38,7 @@ use crate::{
     provisioner::Provisioner,
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
     recent::{AccessRing, Recent},
+    request_types::RequestTypes,
     services::TunnelServices,
     tasks::TaskGroup,
     traces::Traces,
@@ -62,6 +63,7 @@ pub(super) struct SharedState {
     pub events: Events,
     pub recent: Option<Arc<Recent>>,
     pub accesses: Arc<AccessRing>,
+    pub request_types: RequestTypes,
 }
 
 impl SharedState {
@@ -195,6 +197,7 @@ impl SharedState {
                 metrics: self.metrics.clone(),
             },
             events: self.events.clone(),
+            request_types: self.request_types.clone(),
             replica: self.replica,
             provisioner,
             connections: TaskGroup::default(),

@@ -3,7 +3,6 @@
 use proto::Reason;
 
 use super::AuditedAccess;
-use crate::services::Operation;
 
 /// The reason for which a request is in the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -27,7 +26,8 @@ pub(super) enum AuditEvent {
 
 impl AuditEvent {
     /// Returns the events of an authorized request.
-    pub(super) fn of(operation: &Operation, access: &AuditedAccess) -> Vec<Self> {
+    pub(super) fn of(access: &AuditedAccess) -> Vec<Self> {
+        let operation = &access.operation;
         let events = [
             (operation.changes, Self::Change),
             (access.upgrade, Self::Upgrade),

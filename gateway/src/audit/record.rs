@@ -25,10 +25,7 @@ use super::{
     event::{self, AuditEvent},
     strangers::LeftOut,
 };
-use crate::{
-    destination::Destination,
-    services::{Operation, request_type},
-};
+use crate::{destination::Destination, request_types::Operation};
 
 /// The most bytes of the method, the path and the message of a refused request.
 const MAX_REFUSED: usize = 512;
@@ -51,7 +48,6 @@ pub(crate) struct AuditRecord {
     host: Option<Box<str>>,
     uri: Uri,
     access: Option<AuditedAccess>,
-    operation: Option<Operation>,
     identity: ImpersonatedIdentity,
     status: Option<StatusCode>,
     error: Option<(Reason, String)>,
@@ -86,6 +82,8 @@ pub(crate) struct AuditedAccess {
     pub(crate) grant: Arc<Grant>,
     /// The agent and its service.
     pub(crate) destination: Destination,
+    /// What the request does in the cluster.
+    pub(crate) operation: Operation,
     /// The caller asks for an upgrade to another protocol.
     pub(crate) upgrade: bool,
     /// GitLab or an issuer was asked for the caller.
@@ -211,7 +209,6 @@ impl AuditRecord {
             host: request.host.map(Box::from),
             uri: request.uri.clone(),
             access: None,
-            operation: None,
             identity: ImpersonatedIdentity::default(),
             status: None,
             error: None,
@@ -228,9 +225,8 @@ impl AuditRecord {
         Arc::clone(&self.bytes)
     }
 
-    /// Adds the result of authorization. `uri` is the path with the query as the service receives it.
-    pub(crate) fn set_access(&mut self, access: AuditedAccess, uri: &Uri, trace: Option<TraceId>) {
-        self.operation = Some(request_type(&access.destination.service).operation(&self.method, uri));
+    /// Adds the result of authorization.
+    pub(crate) fn set_access(&mut self, access: AuditedAccess, trace: Option<TraceId>) {
         self.access = Some(access);
         self.trace = trace;
     }
@@ -277,10 +273,7 @@ impl AuditRecord {
         let status = self.status.map(|status| status.as_u16());
         let reason = self.error.as_ref().map(|(reason, _)| *reason);
         let refusal = status.is_some_and(|status| event::is_refusal(status, reason));
-        let mut events = match (&self.operation, &self.access) {
-            (Some(operation), Some(access)) => AuditEvent::of(operation, access),
-            _ => Vec::new(),
-        };
+        let mut events = self.access.as_ref().map(AuditEvent::of).unwrap_or_default();
         if refusal {
             events.push(AuditEvent::Refusal);
         }
@@ -330,7 +323,7 @@ impl AuditRecord {
             agent_id: destination.map(|destination| destination.agent.0),
             agent: destination.and_then(|destination| destination.name.as_ref()).map(AgentName::as_str),
             service: destination.map(|destination| destination.service.as_str()),
-            verb: self.operation.as_ref().map(|operation| &*operation.verb),
+            verb: self.access.as_ref().map(|access| &*access.operation.verb),
             method: Some(shown(self.method.as_str())),
             host: self.host.as_deref(),
             path: Some(shown(self.uri.path())),

@@ -10,7 +10,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::{addresses::ProxyProtocol, metrics, tls::Certificate};
+use crate::{addresses::ProxyProtocol, metrics, request_types::RequestTypes, tls::Certificate};
 
 /// A handshake timeout for tests in which it is not reached.
 const LONG: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ impl Fixture {
         let listener =
             Listener::bind("test", local, rules, tls, MAX_CONNECTIONS, handshake_timeout).await.unwrap();
         let (address, mut registry, group) = (listener.address(), Registry::default(), TaskGroup::default());
-        let metrics = Metrics::register(&mut registry);
+        let metrics = Metrics::register(&mut registry, &RequestTypes::with(Vec::new()));
         let (sender, clients) = mpsc::unbounded_channel();
         let serving = listener.serve(group.clone(), Cores::default(), metrics, move |mut io, client| {
             let sender = sender.clone();

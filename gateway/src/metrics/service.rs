@@ -11,10 +11,7 @@ use prometheus_client::{
 use proto::{Reason, ServiceName};
 use telemetry::DurationHistogram;
 
-use crate::{
-    services::{self, request_type},
-    timing::RequestTiming,
-};
+use crate::{request_types::RequestTypes, timing::RequestTiming};
 
 /// The label of requests that kas answers with an error.
 const NO_SERVICE: &str = "none";
@@ -25,6 +22,7 @@ const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 /// The metrics of each request type.
 #[derive(Clone, Debug)]
 pub(super) struct Services {
+    types: RequestTypes,
     known: Vec<(&'static str, Arc<ServiceMetrics>)>,
     requests: Family<RequestLabels, Counter>,
 }
@@ -64,7 +62,7 @@ struct StageLabels {
 }
 
 impl Services {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(registry: &mut Registry, types: &RequestTypes) -> Self {
         let histogram: fn() -> DurationHistogram = || DurationHistogram::new(&BUCKETS);
         let requests = Family::<RequestLabels, Counter>::default();
         let stages = Family::<StageLabels, DurationHistogram>::new_with_constructor(histogram);
@@ -129,11 +127,11 @@ impl Services {
             });
             (service, metrics)
         };
-        Self { known: services::names().map(of_type).collect(), requests }
+        Self { types: types.clone(), known: types.names().map(of_type).collect(), requests }
     }
 
     pub(super) fn service(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
-        let name = request_type(service).name();
+        let name = self.types.of(service).name();
         let (_, metrics) =
             self.known.iter().find(|(known, _)| *known == name).expect("each type has metrics");
         metrics

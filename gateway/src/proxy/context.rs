@@ -35,6 +35,7 @@ use crate::{
     metrics::Metrics,
     provisioner::Provisioner,
     recent::{AccessRing, Recent, RequestRecord},
+    request_types::RequestTypes,
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
 };
@@ -59,6 +60,8 @@ pub struct ProxyServer {
     pub forwarder: Forwarder,
     /// The events of all agents.
     pub events: Events,
+    /// The types of requests.
+    pub request_types: RequestTypes,
     /// This replica.
     pub replica: ReplicaId,
     /// Makes the objects of environments.
@@ -164,7 +167,7 @@ impl ProxyRequest {
         });
         let recent = server.recent.as_ref();
         let recent = recent.map(|_| Box::new(Mutex::new(Some(RequestRecord::new(&id, &parts.method)))));
-        let prefix = &server.url_path_prefix;
+        let (types, prefix) = (&server.request_types, &server.url_path_prefix);
         let context = RequestContext {
             server: Arc::clone(server),
             id,
@@ -172,7 +175,7 @@ impl ProxyRequest {
             method: parts.method.clone(),
             version: parts.version,
             forwarded,
-            error_format: ErrorFormat::new(route.dialect(parts.uri.path(), prefix), &parts.headers)
+            error_format: ErrorFormat::new(route.dialect(types, parts.uri.path(), prefix), &parts.headers)
                 .with_discovery(route.is_discovery(parts.uri.path(), prefix)),
             route,
             trace: Mutex::default(),

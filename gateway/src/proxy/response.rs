@@ -22,7 +22,6 @@ use crate::{
     forward::{ForwardedResponse, agent_error},
     headers::{self, ResponsePolicy},
     recent::Hop,
-    services,
     timing::RequestTiming,
     tunnel_entry::TunnelEntry,
 };
@@ -55,7 +54,7 @@ pub(super) async fn respond(
     let upgraded = upgrade::take(&mut response);
     let policy = ResponsePolicy {
         upgraded: upgraded.is_some(),
-        application: services::is_application(&access.destination.service, access.uri.path()),
+        application: server.request_types.of(&access.destination.service).is_application(access.uri.path()),
         extra: &server.extra_headers,
     };
     headers::to_caller(response.headers_mut(), policy, &context.id);

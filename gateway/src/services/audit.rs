@@ -3,9 +3,10 @@
 use http::{Method, Uri};
 use proto::ServiceName;
 
-use super::{Operation, RequestType};
+use crate::request_types::{Operation, RequestType};
 
 /// The type of the service `audit`.
+#[derive(Debug)]
 pub(super) struct Audit;
 
 impl RequestType for Audit {

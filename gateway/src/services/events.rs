@@ -34,7 +34,7 @@ use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
 pub(super) use self::configuration::ConfigurationReporter;
-use super::{RequestType, configuration::ConfigurationState, lines::Lines, pace::ServerPace, shared::shared};
+use super::{configuration::ConfigurationState, lines::Lines, pace::ServerPace, shared::shared};
 use crate::{
     agent_memory::AgentMemory,
     events::{AgentEventResult, Events, agent_attributes},
@@ -52,16 +52,6 @@ const RATE: (Duration, u32) = (Duration::from_secs(1), 100);
 const MAX_ENDS: usize = 50;
 /// The most events that one line counts as missed, so that the counter does not overflow.
 const MAX_MISSED: u64 = 1_000_000;
-
-/// The type of the service `events`, which kas answers itself.
-#[derive(Debug)]
-pub(super) struct EventsType;
-
-impl RequestType for EventsType {
-    fn name(&self) -> &'static str {
-        ServiceName::EVENTS
-    }
-}
 
 /// Follows the events of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]

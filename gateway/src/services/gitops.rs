@@ -23,7 +23,7 @@ mod versions;
 
 use std::{sync::Arc, time::Duration};
 
-use access::{AgentIdentity, ErrorDialect};
+use access::AgentIdentity;
 use parking_lot::Mutex;
 use proto::{Hello, ServiceName, agent_configuration::gitops::ManifestProject};
 use router::GitPush;
@@ -46,21 +46,7 @@ use self::{
 pub(super) use self::{feed::call, gitlab::NO_ANSWER};
 use crate::{agent_memory::AgentMemory, kill_switch::KillSwitch};
 
-use super::{RequestType, ServiceContext, configuration::ConfigurationState};
-
-/// The type of the service `gitops`.
-#[derive(Debug)]
-pub(super) struct GitopsType;
-
-impl RequestType for GitopsType {
-    fn name(&self) -> &'static str {
-        ServiceName::GITOPS
-    }
-
-    fn dialect(&self) -> ErrorDialect {
-        ErrorDialect::Plain
-    }
-}
+use super::{ServiceContext, configuration::ConfigurationState};
 
 /// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]

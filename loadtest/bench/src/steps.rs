@@ -22,7 +22,7 @@ use gateway::{
     metrics::Metrics,
     test_support::{
         self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace,
-        ResponsePolicy, class,
+        ResponsePolicy, request_types,
     },
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
@@ -104,7 +104,7 @@ impl StepFixture {
             service: ServiceName::KUBERNETES.parse()?,
             class: RequestClass::Short,
         };
-        let metrics = Metrics::register(&mut Registry::default());
+        let metrics = Metrics::register(&mut Registry::default(), &request_types());
         let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
         Ok(Self {
             access: AccessControl::new(
@@ -126,7 +126,7 @@ impl StepFixture {
 
     fn kas_steps(&self) -> anyhow::Result<Vec<Step>> {
         let path = self.request.uri().path_and_query().context("it has a path")?;
-        let prefix = UrlPathPrefix::default();
+        let (types, prefix) = (request_types(), UrlPathPrefix::default());
         let target = Target::parse(path, &prefix)?;
         // The default number of tunnels of agentk.
         let registered = [(); 2].map(|()| {
@@ -164,7 +164,7 @@ impl StepFixture {
             ),
             step(
                 "target: agent, service, kind of load",
-                time(&(), |()| Target::parse(path, &prefix).map(|target| class(&target, false))),
+                time(&(), |()| Target::parse(path, &prefix).map(|target| types.class(&target, false))),
             ),
             Step {
                 reason: Some("the SHA-256 of the token: kas stores only hashes"),

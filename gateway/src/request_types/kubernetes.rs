@@ -8,6 +8,7 @@ use request_info::{DecodedPath, RequestInfo, RequestTarget};
 use super::{Operation, RequestType, asks_for_stream};
 
 /// The type `kubernetes`.
+#[derive(Debug)]
 pub(super) struct Kubernetes;
 
 impl RequestType for Kubernetes {

@@ -7,6 +7,7 @@ use proto::ServiceName;
 use super::{Operation, RequestType, asks_for_stream};
 
 /// The types `prometheus` and `prometheus.<name>`.
+#[derive(Debug)]
 pub(super) struct Prometheus;
 
 impl RequestType for Prometheus {
