@@ -47,7 +47,6 @@ use crate::{
     kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
-    provisioner::Provisioner,
     proxy::ProxyServer,
     recent::{AccessRing, Recent},
     services::{ServiceContext, TunnelServices, request_types},
@@ -163,6 +162,8 @@ impl App {
             recent: Recent::new(&config, replica.id),
             accesses: Arc::new(AccessRing::new(replica.id)),
             request_types,
+            audit: Arc::default(),
+            caller_connections: TaskGroup::default(),
         };
         shared.register(&mut registry, exporter.as_ref());
         let gitlab = gitlab.map(|client| shared.gitlab(client, &config));
@@ -186,8 +187,7 @@ impl App {
         let deployments = Deployments::new(shared.redis.clone());
         let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
-        let provisioner = Provisioner::new(config.agent.managed_resources.clone(), &mut registry);
-        let callers = Arc::new(shared.proxy_server(access, peers, traces, provisioner, &config));
+        let callers = Arc::new(shared.proxy_server(access, peers, traces, &config, &mut registry));
         let web = config.web.as_ref().map(|web| {
             let environments = environment_sources(&environments, &agents);
             let oidc = (issuers.clone(), oidc);

@@ -13,6 +13,7 @@
 
 mod body;
 mod matching;
+mod requests;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,8 +26,8 @@ use proto::{
 };
 use router::RouteStore;
 
-pub(crate) use self::body::join_body;
 use self::matching::Relation;
+pub(crate) use self::requests::ClusterAudit;
 use crate::{
     metrics::ClusterAuditMetrics,
     peers::PeerClient,
@@ -38,22 +39,22 @@ const MAX_ENDED: usize = 10_000;
 
 /// Joins the events of one agent with the requests of callers.
 #[derive(Clone, Debug)]
-pub(crate) struct AuditJoiner {
-    pub(crate) accesses: Arc<AccessRing>,
-    pub(crate) peers: PeerClient,
-    pub(crate) store: Arc<dyn RouteStore>,
-    pub(crate) metrics: ClusterAuditMetrics,
-    pub(crate) agent: AgentId,
+struct AuditJoiner {
+    accesses: Arc<AccessRing>,
+    peers: PeerClient,
+    store: Arc<dyn RouteStore>,
+    metrics: ClusterAuditMetrics,
+    agent: AgentId,
     /// The name or the id of the agent.
-    pub(crate) label: String,
+    label: String,
     /// Only events of this caller, or of this user of the cluster.
-    pub(crate) user: Option<String>,
-    pub(crate) ended: EndedRequests,
+    user: Option<String>,
+    ended: EndedRequests,
 }
 
 /// The requests whose end the reader has seen, with the times of the events. The oldest ones leave first.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EndedRequests {
+struct EndedRequests {
     times: HashMap<u128, String>,
     order: VecDeque<u128>,
 }

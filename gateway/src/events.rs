@@ -13,6 +13,7 @@ mod filter;
 mod list;
 mod metrics;
 mod query;
+mod requests;
 mod stream;
 mod watchers;
 
@@ -35,6 +36,7 @@ pub(crate) use self::{
     list::{EventList, ListedEvent},
     metrics::{AgentEventResult, EventMetrics},
     query::{EventQuery, EventQueryError},
+    requests::EventRequests,
     stream::{EVENT_STREAM, EventStream, stream_response},
     watchers::TooManyWatchers,
 };

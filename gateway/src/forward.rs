@@ -73,6 +73,13 @@ pub struct ForwardedResponse {
     pub sent: Instant,
 }
 
+impl ForwardedResponse {
+    /// Returns a response that kas itself has made.
+    pub(crate) fn of_kas(response: Response<Body>) -> Self {
+        Self { response, request_permit: None, owner: None, sent: Instant::now() }
+    }
+}
+
 /// The receiver of one attempt.
 enum NextHop {
     Tunnel(RequestPermit<TunnelEntry>),

@@ -38,9 +38,6 @@ pub struct ProxyHeaders<'a> {
     pub access_as: &'a AccessAs,
     /// The id of the request.
     pub request_id: &'a HeaderValue,
-    /// The id of the request in the audit log of the cluster, if it is for a Kubernetes API. It replaces that of the caller, by which
-    /// a caller could act under the id of another one.
-    pub audit_id: Option<&'a HeaderValue>,
     /// The request becomes an upgrade. Otherwise its `Upgrade` is removed.
     pub upgrade: bool,
     /// The HTTP version between the caller and kas.
@@ -81,9 +78,6 @@ pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Res
     headers.append(VIA, via(proxy_headers.version));
     headers.insert(proto::header::SERVICE, proxy_headers.service.into());
     headers.insert(proto::header::REQUEST_ID, proxy_headers.request_id.clone());
-    if let Some(audit_id) = proxy_headers.audit_id {
-        headers.insert(proto::header::AUDIT_ID, audit_id.clone());
-    }
     if let AccessAs::Impersonate { headers: identity, .. } = proxy_headers.access_as {
         for (name, value) in identity {
             headers.append(name, value.clone());
@@ -158,7 +152,6 @@ mod tests {
             service: &"kubernetes".parse().unwrap(),
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
-            audit_id: Some(&HeaderValue::from_static("kas-1")),
             upgrade: true,
             version: Version::HTTP_11,
             forwarded: &ForwardedFor::new(&headers, &PeerAddress::new([192, 0, 2, 1].into()), &[]),
@@ -191,8 +184,6 @@ mod tests {
                 ("x-forwarded-for", "10.0.0.1"),
                 ("x-remote-user", "root"),
                 ("via", "1.1 proxy"),
-                ("audit-id", "theirs"),
-                ("audit-id", "theirs, too"),
                 ("accept", "*/*"),
             ],
             &AccessAs::Agent,
@@ -205,7 +196,6 @@ mod tests {
             ("x-forwarded-for", "192.0.2.1"),
             ("kas-service", "kubernetes"),
             ("x-request-id", "id-1"),
-            ("audit-id", "kas-1"),
         ]);
         assert_eq!(passed, expected);
     }

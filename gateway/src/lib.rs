@@ -63,6 +63,7 @@ mod provisioner;
 mod proxy;
 mod recent;
 mod request_count;
+mod request_hooks;
 mod request_types;
 mod services;
 mod tasks;

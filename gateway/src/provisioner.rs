@@ -15,13 +15,17 @@
 
 mod metrics;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
-use access::{Grant, ManagedEnvironment, RequestError};
+use access::{ManagedEnvironment, RequestError};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, StatusCode, header::CONTENT_TYPE};
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use moka::future::Cache;
+use moka::{future, sync};
 use prometheus_client::registry::Registry;
 use proto::{
     AgentId, Reason, ServiceName, header,
@@ -38,6 +42,7 @@ use crate::{
     destination::Destination,
     forward::{ForwardedResponse, Forwarder, agent_error},
     kill_switch::{KillSwitch, RequestAttributes},
+    request_hooks::{AuthorizedRequest, RequestHooks},
     request_types::Operation,
 };
 
@@ -52,12 +57,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Makes the objects of environments exist before the first request of a job.
 #[derive(Debug)]
-pub struct Provisioner {
+pub(crate) struct Provisioner {
     config: ManagedResourcesConfig,
-    outcomes: Cache<JobKey, Arc<Outcome>>,
+    outcomes: future::Cache<JobKey, Arc<Outcome>>,
     /// The environments that were deleted through this replica. Outcomes from before do not count.
-    deletions: Cache<(AgentId, EnvironmentKey), Arc<Deletion>>,
+    deletions: sync::Cache<(AgentId, EnvironmentKey), Arc<Deletion>>,
     metrics: ProvisionerMetrics,
+    forwarder: Forwarder,
+    kill_switch: Arc<KillSwitch>,
+    audit: Arc<OnceLock<AuditLog>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -82,51 +90,48 @@ struct Deletion {
     caller: String,
 }
 
-/// A request of a job, before it is sent to the agent.
-#[derive(Debug)]
-pub(crate) struct JobRequest<'a> {
-    /// The environment and the job.
-    pub(crate) environment: &'a ManagedEnvironment,
-    /// The rights of the job.
-    pub(crate) grant: &'a Arc<Grant>,
-    /// The destination of the request.
-    pub(crate) destination: &'a Destination,
-    /// The address of the job.
-    pub(crate) client: IpAddr,
-    /// The id of the request.
-    pub(crate) id: &'a HeaderValue,
-    /// Sends requests to agents.
-    pub(crate) forwarder: &'a Forwarder,
-    /// The rules by which requests are disabled.
-    pub(crate) kill_switch: &'a KillSwitch,
-    /// The audit log, if there is one.
-    pub(crate) audit: Option<&'a AuditLog>,
+impl RequestHooks for Provisioner {
+    fn before<'a>(
+        &'a self,
+        request: AuthorizedRequest<'a>,
+    ) -> Option<BoxFuture<'a, Result<(), RequestError>>> {
+        let environment = request.environment.filter(|_| self.config.enabled)?;
+        Some(Box::pin(self.ensure(request, environment)))
+    }
+
+    /// A caller that has deleted the objects of an environment lets the next request of each other job make them again.
+    fn on_response(
+        &self,
+        request: AuthorizedRequest<'_>,
+        response: Response<Body>,
+    ) -> Result<Response<Body>, RequestError> {
+        if let Some(environment) = deleted_environment(request).filter(|_| response.status().is_success()) {
+            let deletion = Deletion { time: Instant::now(), caller: request.grant.caller.name().to_owned() };
+            self.deletions.insert((request.destination.agent, environment), Arc::new(deletion));
+        }
+        Ok(response)
+    }
 }
 
 impl Provisioner {
     /// Returns a provisioner with registered metrics.
-    pub(crate) fn new(config: ManagedResourcesConfig, registry: &mut Registry) -> Self {
+    pub(crate) fn new(
+        config: ManagedResourcesConfig,
+        forwarder: Forwarder,
+        kill_switch: Arc<KillSwitch>,
+        audit: Arc<OnceLock<AuditLog>>,
+        registry: &mut Registry,
+    ) -> Self {
         let retention = config.check_period.max(FAILED);
-        let outcomes = Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention).build();
+        let outcomes = future::Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention).build();
         // An attempt that has begun before may have ended after it.
         let deletions =
-            Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention + config.timeout).build();
-        Self { config, outcomes, deletions, metrics: ProvisionerMetrics::register(registry) }
+            sync::Cache::builder().max_capacity(MAX_JOBS).time_to_live(retention + config.timeout).build();
+        let metrics = ProvisionerMetrics::register(registry);
+        Self { config, outcomes, deletions, metrics, forwarder, kill_switch, audit }
     }
 
-    /// Returns the environment that a request to an agent deletes, if it does that.
-    pub(crate) fn deleted_environment(to: &Destination, request: &Request<Body>) -> Option<EnvironmentKey> {
-        let is_deletion = request.method() == Method::DELETE && to.service.as_str() == ServiceName::PROVISION;
-        is_deletion.then(|| EnvironmentKey::of_path(request.uri().path()).ok()).flatten()
-    }
-
-    /// Records that a caller has deleted the objects of an environment, so that the next request of each other job makes them again.
-    pub(crate) async fn record_deletion(&self, agent: AgentId, environment: EnvironmentKey, caller: &str) {
-        let deletion = Deletion { time: Instant::now(), caller: caller.to_owned() };
-        self.deletions.insert((agent, environment), Arc::new(deletion)).await;
-    }
-
-    /// Waits until the objects of the environment of a job exist, if the environment is managed.
+    /// Waits until the objects of the environment of a job exist.
     ///
     /// # Errors
     ///
@@ -136,16 +141,17 @@ impl Provisioner {
     /// # Cancellation safety
     ///
     /// Dropping the future cancels the attempt. Another request of the job that waits for it makes the next one.
-    pub(crate) async fn ensure(&self, request: JobRequest<'_>) -> Result<(), RequestError> {
-        if !self.config.enabled {
-            return Ok(());
-        }
+    async fn ensure(
+        &self,
+        request: AuthorizedRequest<'_>,
+        environment: &ManagedEnvironment,
+    ) -> Result<(), RequestError> {
         let key = JobKey {
             agent: request.destination.agent,
-            environment: request.environment.key.clone(),
-            job: request.environment.job.job,
+            environment: environment.key.clone(),
+            job: environment.job.job,
         };
-        let deletion = self.deletions.get(&(key.agent, key.environment.clone())).await;
+        let deletion = self.deletions.get(&(key.agent, key.environment.clone()));
         let deletion = deletion.filter(|deletion| deletion.caller != request.grant.caller.name());
         let deleted = deletion.map(|deletion| deletion.time);
         let known = self.outcomes.get(&key).await.filter(|outcome| !outcome.is_expired(deleted));
@@ -154,7 +160,7 @@ impl Provisioner {
         }
         let attempt = async {
             let started = Instant::now();
-            let result = self.attempt(&request).await;
+            let result = self.attempt(request, environment).await;
             let kept = if result.is_ok() { self.config.check_period } else { FAILED };
             Arc::new(Outcome { result, started, expires: Instant::now() + kept })
         };
@@ -164,8 +170,12 @@ impl Provisioner {
     }
 
     /// Makes an attempt, with its line in the audit log.
-    async fn attempt(&self, request: &JobRequest<'_>) -> Result<(), RequestError> {
-        let ManagedEnvironment { key, job } = request.environment;
+    async fn attempt(
+        &self,
+        request: AuthorizedRequest<'_>,
+        environment: &ManagedEnvironment,
+    ) -> Result<(), RequestError> {
+        let ManagedEnvironment { key, job } = environment;
         let name = |text: &str| text.parse().expect("a constant that is a service name");
         let destination = Destination {
             service: name(ServiceName::ENVIRONMENTS),
@@ -174,9 +184,13 @@ impl Provisioner {
         };
         // For operators it is the service that callers use.
         let service: ServiceName = name(ServiceName::PROVISION);
-        let mut record = request.record(Destination { service: service.clone(), ..destination.clone() });
+        let mut record = self.record(
+            request,
+            environment,
+            Destination { service: service.clone(), ..destination.clone() },
+        );
         let started = Instant::now();
-        let disabled = request.kill_switch.disabled(RequestAttributes {
+        let disabled = self.kill_switch.disabled(RequestAttributes {
             address: Some(request.client),
             service: &service,
             agent: Some(destination.attributes()),
@@ -186,7 +200,7 @@ impl Provisioner {
         let result = tokio::select! {
             biased;
             error = disabled => Err(error),
-            result = self.repeat(request, &destination) => result,
+            result = self.repeat(request, environment, &destination) => result,
         };
         let agent = destination.label();
         let (result, counted) = match result {
@@ -206,7 +220,7 @@ impl Provisioner {
                 (Ok(()), Some(Reason::EnvironmentUnmanaged))
             }
             Err(error) => {
-                let error = describe(error, request.environment);
+                let error = describe(error, environment);
                 tracing::warn!(%agent, environment = %key, job = job.job, user = job.username, %error, "objects of an environment missing");
                 if let Some(record) = &mut record {
                     record.refuse(&error, None);
@@ -222,14 +236,15 @@ impl Provisioner {
     /// Sends the request until it succeeds, is refused, or the time is over.
     async fn repeat(
         &self,
-        request: &JobRequest<'_>,
+        request: AuthorizedRequest<'_>,
+        environment: &ManagedEnvironment,
         destination: &Destination,
     ) -> Result<Provisioned, RequestError> {
         let deadline = Instant::now() + self.config.timeout;
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
-            let error = match timeout_at(deadline, send(request, destination)).await {
+            let error = match timeout_at(deadline, self.send(request.id, environment, destination)).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(error)) => error,
                 Err(_) => return Err(last.unwrap_or_else(|| late(self.config.timeout))),
@@ -242,20 +257,69 @@ impl Provisioner {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
-}
 
-impl JobRequest<'_> {
+    /// Sends the request once, and reads its response. The agent is not trusted.
+    async fn send(
+        &self,
+        id: &HeaderValue,
+        environment: &ManagedEnvironment,
+        destination: &Destination,
+    ) -> Result<Provisioned, RequestError> {
+        let ManagedEnvironment { key, job } = environment;
+        let body = serde_json::to_vec(job).expect("texts and numbers are serializable");
+        let post = Request::post(key.path())
+            .header(header::SERVICE, ServiceName::ENVIRONMENTS)
+            .header(header::REQUEST_ID, id)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Body::from(Bytes::from(body)))
+            .expect("a valid request");
+        // The permit counts the request in its tunnel until the body has ended.
+        let ForwardedResponse { response, request_permit: _permit, .. } =
+            self.forwarder.forward(destination, post).await?;
+        if let Some(error) = agent_error(&response, destination.label()) {
+            return Err(error);
+        }
+        let misbehaved = |what: String| {
+            let what = format!("agent {}: {what}", destination.label());
+            RequestError::new(Reason::AgentMisbehaved, what)
+        };
+        let (head, body) = response.into_parts();
+        if head.status != StatusCode::OK {
+            return Err(misbehaved(format!("it responded with {}", head.status)));
+        }
+        let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                misbehaved(error.to_string())
+            } else {
+                let what = format!("agent {}: its response was cut: {error}", destination.label());
+                RequestError::new(Reason::TunnelLost, what)
+            }
+        })?;
+        serde_json::from_slice(&body.to_bytes())
+            .map_err(|_| misbehaved("its response is not the expected JSON".to_owned()))
+    }
+
     /// Begins the record of an attempt, in which the caller is the job, and the user is that of GitLab.
-    fn record(&self, destination: Destination) -> Option<AuditRecord> {
-        let uri = self.environment.key.path().parse().expect("numbers and a slug are a path");
-        let new =
-            NewRequest { id: self.id, client: self.client, method: &Method::POST, host: None, uri: &uri };
-        let mut record = AuditRecord::new(self.audit?, new);
-        let grant = Arc::clone(self.grant);
+    fn record(
+        &self,
+        request: AuthorizedRequest<'_>,
+        environment: &ManagedEnvironment,
+        destination: Destination,
+    ) -> Option<AuditRecord> {
+        let uri = environment.key.path().parse().expect("numbers and a slug are a path");
+        let new = NewRequest {
+            id: request.id,
+            client: request.client,
+            method: &Method::POST,
+            host: None,
+            uri: &uri,
+        };
+        let mut record = AuditRecord::new(self.audit.get()?, new);
+        let grant = Arc::clone(request.grant);
         let operation = Operation::of_method(&Method::POST);
         record
             .set_access(AuditedAccess { grant, destination, operation, upgrade: false, login: false }, None);
-        record.set_user(&self.environment.job.username);
+        record.set_user(&environment.job.username);
         Some(record)
     }
 }
@@ -267,40 +331,11 @@ impl Outcome {
     }
 }
 
-/// Sends the request once, and reads its response. The agent is not trusted.
-async fn send(request: &JobRequest<'_>, destination: &Destination) -> Result<Provisioned, RequestError> {
-    let ManagedEnvironment { key, job } = request.environment;
-    let body = serde_json::to_vec(job).expect("texts and numbers are serializable");
-    let post = Request::post(key.path())
-        .header(header::SERVICE, ServiceName::ENVIRONMENTS)
-        .header(header::REQUEST_ID, request.id)
-        .header(CONTENT_TYPE, "application/json")
-        .body(Body::from(Bytes::from(body)))
-        .expect("a valid request");
-    // The permit counts the request in its tunnel until the body has ended.
-    let ForwardedResponse { response, request_permit: _permit, .. } =
-        request.forwarder.forward(destination, post).await?;
-    if let Some(error) = agent_error(&response, destination.label()) {
-        return Err(error);
-    }
-    let misbehaved = |what: String| {
-        let what = format!("agent {}: {what}", destination.label());
-        RequestError::new(Reason::AgentMisbehaved, what)
-    };
-    let (head, body) = response.into_parts();
-    if head.status != StatusCode::OK {
-        return Err(misbehaved(format!("it responded with {}", head.status)));
-    }
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
-        if error.is::<LengthLimitError>() {
-            misbehaved(error.to_string())
-        } else {
-            let what = format!("agent {}: its response was cut: {error}", destination.label());
-            RequestError::new(Reason::TunnelLost, what)
-        }
-    })?;
-    serde_json::from_slice(&body.to_bytes())
-        .map_err(|_| misbehaved("its response is not the expected JSON".to_owned()))
+/// Returns the environment that a request deletes, if it does that.
+fn deleted_environment(request: AuthorizedRequest<'_>) -> Option<EnvironmentKey> {
+    let is_deletion =
+        request.method == Method::DELETE && request.destination.service.as_str() == ServiceName::PROVISION;
+    is_deletion.then(|| EnvironmentKey::of_path(request.uri.path()).ok()).flatten()
 }
 
 /// Returns whether the same request may succeed later.

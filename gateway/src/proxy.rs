@@ -16,7 +16,6 @@ mod budget;
 mod caller_io;
 mod connection;
 mod context;
-mod events;
 mod idle;
 mod layers;
 mod request;
@@ -58,17 +57,16 @@ use self::{
 use crate::{
     audit::AuditedAccess,
     destination::Destination,
+    forward::ForwardedResponse,
     headers::PeerAddress,
     hosts::{Route, TlsName},
     http_limits::HttpLimits,
     io::StallGuard,
     kill_switch::RequestAttributes,
     metrics::Limit,
-    provisioner::{JobRequest, Provisioner},
 };
 use access::{
-    AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError, take_websocket_token,
-    without_credentials,
+    AgentAttributes, AuthorizedCaller, Grant, RequestError, take_websocket_token, without_credentials,
 };
 
 /// The time for which a connection that was asked to close may stay without a request.
@@ -88,20 +86,17 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
     let mut ended = access.ended(&context);
     let forwarding = async {
-        if events::answers(&access) {
-            return Ok((events::respond(&context, &access, &head)?, None));
-        }
-        if let Some(environment) = &access.environment {
-            // Boxed: most requests have none, and should not reserve memory for it.
-            Box::pin(provision(&context, &access, environment)).await?;
+        let authorized = access.authorized(&context);
+        for hooks in &context.server.hooks {
+            if let Some(answer) = hooks.answer(authorized, head.headers()) {
+                return Ok((ForwardedResponse::of_kas(answer?), None));
+            }
+            if let Some(ready) = hooks.before(authorized) {
+                ready.await?;
+            }
         }
         let (request, upgrade) = request::to_agent(&context, &access, head).await?;
-        let deleted = Provisioner::deleted_environment(&access.destination, &request);
         let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
-        if let Some(environment) = deleted.filter(|_| forwarded.response.status().is_success()) {
-            let (agent, caller) = (access.destination.agent, access.grant.caller.name());
-            Box::pin(context.server.provisioner.record_deletion(agent, environment, caller)).await;
-        }
         Ok::<_, RequestError>((forwarded, upgrade))
     };
     let forwarded = tokio::select! {
@@ -112,26 +107,6 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     };
     let (forwarded, upgrade) = forwarded?;
     response::respond(context, access, ended, permit, upgrade, forwarded).await
-}
-
-/// Waits until the objects of the environment of a CI job exist.
-async fn provision(
-    context: &RequestContext,
-    access: &Access,
-    environment: &ManagedEnvironment,
-) -> Result<(), RequestError> {
-    let server = &context.server;
-    let request = JobRequest {
-        environment,
-        grant: &access.grant,
-        destination: &access.destination,
-        client: context.forwarded.client,
-        id: &context.id,
-        forwarder: &server.forwarder,
-        kill_switch: &server.kill_switch,
-        audit: server.audit.get(),
-    };
-    server.provisioner.ensure(request).await
 }
 
 /// Authenticates the caller, and authorizes its request to the agent that the path or the credential names.

@@ -119,7 +119,6 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
         service: &SERVICE,
         access_as,
         request_id: &ID,
-        audit_id: Some(&ID),
         upgrade: true,
         version: Version::HTTP_11,
         forwarded: &forwarded,
@@ -138,7 +137,6 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
 
     assert_eq!(values(&output, "kas-service"), ["kubernetes"]);
     assert_eq!(values(&output, "x-request-id"), [ID]);
-    assert_eq!(values(&output, "audit-id"), [ID]);
     assert_eq!(values(&output, "x-forwarded-for"), ["192.0.2.1"]);
     assert_eq!(values(&output, "via").last().map(|via| via.as_bytes()), Some(&b"1.1 kas"[..]));
     check_upgrade(input, &output);
@@ -154,10 +152,7 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
             && !named.iter().any(|named| named == name)
     };
     for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
-        if matches!(
-            name,
-            "audit-id" | "kas-service" | "x-request-id" | "x-forwarded-for" | "via" | "upgrade" | "te"
-        ) {
+        if matches!(name, "kas-service" | "x-request-id" | "x-forwarded-for" | "via" | "upgrade" | "te") {
             continue;
         }
         let expected = match kas {

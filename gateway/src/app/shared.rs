@@ -25,10 +25,12 @@ use crate::{
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
     agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RepeatedTokens, RpcMetrics, TunnelPermits},
+    audit::AuditLog,
+    cluster_audit::ClusterAudit,
     config::Config,
     cors::Cors,
     event_sources::EventSources,
-    events::Events,
+    events::{EventRequests, Events},
     forward::Forwarder,
     hosts::AgentHosts,
     kill_switch::KillSwitch,
@@ -38,6 +40,7 @@ use crate::{
     provisioner::Provisioner,
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
     recent::{AccessRing, Recent},
+    request_hooks::RequestHooks,
     request_types::RequestTypes,
     services::TunnelServices,
     tasks::TaskGroup,
@@ -64,6 +67,10 @@ pub(super) struct SharedState {
     pub recent: Option<Arc<Recent>>,
     pub accesses: Arc<AccessRing>,
     pub request_types: RequestTypes,
+    /// The audit log, once it is open.
+    pub audit: Arc<OnceLock<AuditLog>>,
+    /// The connections of callers.
+    pub caller_connections: TaskGroup,
 }
 
 impl SharedState {
@@ -170,11 +177,19 @@ impl SharedState {
         access: AccessControl,
         peers: PeerClient,
         traces: Option<Traces>,
-        provisioner: Provisioner,
         config: &Config,
+        registry: &mut Registry,
     ) -> ProxyServer {
         let public = &config.agent.kubernetes_api;
         let limits = public.limits.clone();
+        let forwarder = Forwarder {
+            tunnels: Arc::clone(&self.tunnels),
+            store: Arc::clone(&self.store),
+            peers,
+            reconnect_wait: config.agent.tunnel.reconnect_wait,
+            dial_errors: Arc::clone(&self.dial_errors),
+            metrics: self.metrics.clone(),
+        };
         ProxyServer {
             idle_connections: IdleConnections::new(&limits),
             budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
@@ -185,27 +200,46 @@ impl SharedState {
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
             kill_switch: Arc::clone(&self.kill_switch),
-            audit: OnceLock::new(),
+            audit: Arc::clone(&self.audit),
             recent: self.recent.clone(),
-            accesses: Arc::clone(&self.accesses),
-            forwarder: Forwarder {
-                tunnels: Arc::clone(&self.tunnels),
-                store: Arc::clone(&self.store),
-                peers,
-                reconnect_wait: config.agent.tunnel.reconnect_wait,
-                dial_errors: Arc::clone(&self.dial_errors),
-                metrics: self.metrics.clone(),
-            },
-            events: self.events.clone(),
             request_types: self.request_types.clone(),
-            replica: self.replica,
-            provisioner,
-            connections: TaskGroup::default(),
+            hooks: self.request_hooks(&forwarder, config, registry),
+            forwarder,
+            connections: self.caller_connections.clone(),
             metrics: self.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
             traces,
             limits,
         }
+    }
+
+    /// Returns what features do with requests, in this order.
+    fn request_hooks(
+        &self,
+        forwarder: &Forwarder,
+        config: &Config,
+        registry: &mut Registry,
+    ) -> Vec<Box<dyn RequestHooks>> {
+        vec![
+            Box::new(EventRequests {
+                events: self.events.clone(),
+                replica: self.replica,
+                draining: self.caller_connections.draining.clone(),
+            }),
+            Box::new(Provisioner::new(
+                config.agent.managed_resources.clone(),
+                forwarder.clone(),
+                Arc::clone(&self.kill_switch),
+                Arc::clone(&self.audit),
+                registry,
+            )),
+            Box::new(ClusterAudit {
+                accesses: Arc::clone(&self.accesses),
+                peers: forwarder.peers.clone(),
+                store: Arc::clone(&self.store),
+                metrics: self.metrics.cluster_audit.clone(),
+            }),
+        ]
     }
 
     /// Builds the server of other replicas.

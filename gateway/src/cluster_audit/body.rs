@@ -29,7 +29,7 @@ struct Joining {
 }
 
 /// Joins the events of a response of agentk, which is not trusted: the response fails at a line that is none.
-pub(crate) fn join_body(joiner: AuditJoiner, body: Body) -> Body {
+pub(super) fn join_body(joiner: AuditJoiner, body: Body) -> Body {
     let joining = Joining { joiner, lines: Lines::new(body, MAX_LINE), end: None };
     let frames = stream::unfold(joining, async |mut joining| {
         let next = joining.next().await?;

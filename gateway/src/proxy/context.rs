@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{Reason, ReplicaId, header};
+use proto::{Reason, header};
 use telemetry::TraceId;
 use tokio::time::{Instant, sleep};
 
@@ -27,14 +27,13 @@ use crate::{
     config::CallerLimits,
     cors::Cors,
     destination::Destination,
-    events::Events,
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
     hosts::{AgentHosts, Route},
     kill_switch::{KillSwitch, RequestAttributes},
     metrics::Metrics,
-    provisioner::Provisioner,
-    recent::{AccessRing, Recent, RequestRecord},
+    recent::{Recent, RequestRecord},
+    request_hooks::{AuthorizedRequest, RequestHooks},
     request_types::RequestTypes,
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
@@ -51,21 +50,15 @@ pub struct ProxyServer {
     /// The rules by which requests are disabled.
     pub kill_switch: Arc<KillSwitch>,
     /// The audit log, if it is configured.
-    pub audit: OnceLock<AuditLog>,
+    pub audit: Arc<OnceLock<AuditLog>>,
     /// Keeps the last requests for the web page, if kas serves it.
     pub recent: Option<Arc<Recent>>,
-    /// Keeps the callers of the last requests, for the audit logs of clusters.
-    pub(crate) accesses: Arc<AccessRing>,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
-    /// The events of all agents.
-    pub events: Events,
     /// The types of requests.
     pub request_types: RequestTypes,
-    /// This replica.
-    pub replica: ReplicaId,
-    /// Makes the objects of environments.
-    pub provisioner: Provisioner,
+    /// What features do with requests.
+    pub(crate) hooks: Vec<Box<dyn RequestHooks>>,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
     pub connections: TaskGroup,
     /// The metrics of this replica.
@@ -189,6 +182,20 @@ impl ProxyRequest {
 }
 
 impl Access {
+    /// Returns the request as features see it.
+    pub(super) fn authorized<'a>(&'a self, context: &'a RequestContext) -> AuthorizedRequest<'a> {
+        AuthorizedRequest {
+            id: &context.id,
+            client: context.forwarded.client,
+            method: &context.method,
+            uri: &self.uri,
+            upgrade: self.upgrade,
+            grant: &self.grant,
+            destination: &self.destination,
+            environment: self.environment.as_deref(),
+        }
+    }
+
     /// Completes when the caller loses its rights, when its token has expired for too long, or when a rule disables the request.
     /// Returns the error for the caller.
     pub(super) fn ended(&self, context: &RequestContext) -> AccessEnded {

@@ -9,14 +9,13 @@ use http::{
 };
 use hyper::upgrade::OnUpgrade;
 use promql::{Labels, QueryError};
-use proto::{Reason, ServiceName, header};
+use proto::{Reason, header};
 use tunnel::Body;
 
 use super::context::{Access, ProxyServer, RequestContext};
 use crate::{
     headers::{self, ProxyHeaders},
     metrics::Limit,
-    recent::{AccessRecord, new_audit_id},
 };
 
 /// Builds the request to the agent from the request of the caller. Returns it together with the caller's connection, if the
@@ -31,26 +30,19 @@ pub(super) async fn to_agent(
         return Err(RequestError::bad_request("an upgrade needs HTTP/1.1"));
     }
     let service = &access.destination.service;
-    let audit_id = (service.as_str() == ServiceName::KUBERNETES).then(new_audit_id);
     let proxy_headers = ProxyHeaders {
         service,
         access_as: &access.grant.caller.access_as,
         request_id: &context.id,
-        audit_id: audit_id.as_ref().map(|(_, header)| header),
         upgrade: access.upgrade,
         version: context.version,
         forwarded: &context.forwarded,
     };
     headers::to_agent(request.headers_mut(), proxy_headers)?;
-    context.audit(|record| record.set_identity(request.headers()));
-    if let Some((id, _)) = audit_id {
-        let caller = (access.destination.agent, &access.grant);
-        let (method, path, headers) = (request.method(), access.uri.path(), request.headers());
-        let record =
-            AccessRecord::new(id, (&context.id, context.forwarded.client), caller, method, path, headers);
-        let may_change = access.upgrade || !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-        server.accesses.push(record, may_change);
+    for hooks in &server.hooks {
+        hooks.on_request(access.authorized(context), request.headers_mut());
     }
+    context.audit(|record| record.set_identity(request.headers()));
     context.trace.lock().inject(request.headers_mut());
     *request.uri_mut() = access.uri.clone();
     let upgrade = access.upgrade.then(|| hyper::upgrade::on(&mut request));

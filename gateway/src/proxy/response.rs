@@ -5,12 +5,11 @@ use std::sync::Arc;
 use access::RequestError;
 use http::{HeaderMap, Response, StatusCode, Version, header::CONTENT_LENGTH};
 use hyper::upgrade::OnUpgrade;
-use proto::{Reason, ServiceName};
+use proto::Reason;
 use router::{RequestClass, RequestPermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tunnel::{Body, upgrade};
-use url::form_urlencoded;
+use tunnel::{Body, StreamMonitor, upgrade};
 
 use super::{
     context::{Access, AccessEnded, RequestContext},
@@ -18,7 +17,6 @@ use super::{
     upgrade::PendingUpgrade,
 };
 use crate::{
-    cluster_audit::{AuditJoiner, EndedRequests, join_body},
     forward::{ForwardedResponse, agent_error},
     headers::{self, ResponsePolicy},
     recent::Hop,
@@ -46,7 +44,11 @@ pub(super) async fn respond(
         return Err(error);
     }
 
-    check_log(&response, &access)?;
+    // The memory of a response is that of its stream in the tunnel, whatever features make of it.
+    let monitor = response.body().monitor();
+    for hooks in &server.hooks {
+        response = hooks.on_response(access.authorized(&context), response)?;
+    }
     context.body.set_answered();
     let timing = RequestTiming::new(context.started, sent, Instant::now(), response.headers());
     let metrics = server.metrics.service(&access.destination.service);
@@ -92,12 +94,8 @@ pub(super) async fn respond(
         _ => {
             context.body.finish(context.version, response.headers_mut()).await;
             let guard = guard(response.status());
-            let joiner = audit_joiner(&response, &context, &access);
-            if joiner.is_some() {
-                response.headers_mut().remove(CONTENT_LENGTH);
-            }
             let is_stream = access.destination.class == RequestClass::Streaming;
-            Ok(track(response, &context, joiner, (ended, is_stream), guard, permit))
+            Ok(track(response, &context, monitor, (ended, is_stream), guard, permit))
         }
     }
 }
@@ -121,43 +119,11 @@ fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &R
     );
 }
 
-/// Refuses a success that has no audit log: clients would take its lines for those that kas has joined.
-fn check_log(response: &Response<Body>, access: &Access) -> Result<(), RequestError> {
-    let status = response.status();
-    let is_log = access.destination.service.as_str() == ServiceName::AUDIT;
-    let is_success = status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS;
-    if is_log && is_success && status != StatusCode::OK {
-        let what = format!("the agent answered {} instead of an audit log", status.as_u16());
-        Err(RequestError::new(Reason::AgentMisbehaved, what))
-    } else {
-        Ok(())
-    }
-}
-
-/// Returns what adds the callers of requests to the audit log of a cluster, if this is a response with one.
-fn audit_joiner(response: &Response<Body>, context: &RequestContext, access: &Access) -> Option<AuditJoiner> {
-    let (server, destination) = (&context.server, &access.destination);
-    let is_log = destination.service.as_str() == ServiceName::AUDIT && response.status() == StatusCode::OK;
-    let query = access.uri.query().unwrap_or_default();
-    let user =
-        || form_urlencoded::parse(query.as_bytes()).find(|(key, value)| key == "user" && !value.is_empty());
-    is_log.then(|| AuditJoiner {
-        accesses: Arc::clone(&server.accesses),
-        peers: server.forwarder.peers.clone(),
-        store: Arc::clone(&server.forwarder.store),
-        metrics: server.metrics.cluster_audit.clone(),
-        agent: destination.agent,
-        label: destination.label().to_string(),
-        user: user().map(|(_, user)| user.into_owned()),
-        ended: EndedRequests::default(),
-    })
-}
-
 /// Moves the guards into the body of a response.
 fn track(
     response: Response<Body>,
     context: &RequestContext,
-    joiner: Option<AuditJoiner>,
+    monitor: Option<StreamMonitor>,
     (ended, is_stream): (AccessEnded, bool),
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
@@ -165,11 +131,6 @@ fn track(
     let may_grow = may_grow(response.headers());
     let multiplexed = context.version == Version::HTTP_2;
     response.map(|body| {
-        let monitor = body.monitor();
-        let body = match joiner {
-            Some(joiner) => join_body(joiner, body),
-            None => body,
-        };
         let tracked = GuardedBody::new(body, guard, permit);
         // A response that has arrived whole has no stream: it needs no budget, and its request has ended. A stream of kas itself has no
         // tunnel, and produces its parts when they are sent.

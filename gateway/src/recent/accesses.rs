@@ -21,6 +21,7 @@ use proto::{
 use serde::{Deserialize, Serialize};
 
 use super::MAX_ENTRIES;
+use crate::request_hooks::AuthorizedRequest;
 
 /// The longest path that is kept, in bytes. What names an object comes before that.
 const MAX_PATH: usize = 1024;
@@ -118,16 +119,10 @@ pub(crate) fn new_audit_id() -> (u128, HeaderValue) {
 }
 
 impl AccessRecord {
-    /// Describes a request that kas sends to an agent with these headers. `path` has no query. All texts are copied: headers share the
+    /// Describes a request that kas sends to an agent with these headers. All texts are copied: headers share the
     /// memory of a whole head.
-    pub(crate) fn new(
-        audit_id: u128,
-        (request_id, client): (&HeaderValue, IpAddr),
-        (agent, grant): (AgentId, &Arc<Grant>),
-        method: &Method,
-        path: &str,
-        headers: &HeaderMap,
-    ) -> Self {
+    pub(crate) fn new(audit_id: u128, request: AuthorizedRequest<'_>, headers: &HeaderMap) -> Self {
+        let path = request.uri.path();
         debug_assert!(headers.contains_key(AUDIT_ID), "the cluster has another id");
         let text = |value: &HeaderValue| -> Box<str> {
             let text = String::from_utf8_lossy(value.as_bytes());
@@ -135,11 +130,11 @@ impl AccessRecord {
         };
         Self {
             audit_id,
-            request_id: text(request_id),
-            client,
-            agent,
-            grant: Arc::clone(grant),
-            method: method.clone(),
+            request_id: text(request.id),
+            client: request.client,
+            agent: request.destination.agent,
+            grant: Arc::clone(request.grant),
+            method: request.method.clone(),
             path: path[..path.floor_char_boundary(MAX_PATH)].into(),
             is_path_cut: path.len() > MAX_PATH,
             impersonated_user: headers.get(IMPERSONATE_USER).map(text),
@@ -264,9 +259,11 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use access::{AccessAs, Caller};
-    use proto::audit::CiJob;
+    use proto::{ServiceName, audit::CiJob};
+    use router::RequestClass;
 
     use super::*;
+    use crate::destination::Destination;
 
     fn push(ring: &AccessRing, agent: u64, method: Method, path: &str) -> String {
         push_of(ring, 3, agent, method, path)
@@ -282,10 +279,23 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(AUDIT_ID, header);
         headers.insert(IMPERSONATE_USER, HeaderValue::from_static("jane"));
-        let request = (&HeaderValue::from_static("id-1"), [192, 0, 2, 1].into());
-        let may_change = method != Method::GET;
-        let record = AccessRecord::new(id, request, (AgentId(agent), &grant), &method, path, &headers);
-        ring.push(record, may_change);
+        let request = AuthorizedRequest {
+            id: &HeaderValue::from_static("id-1"),
+            client: [192, 0, 2, 1].into(),
+            method: &method,
+            uri: &path.parse().unwrap(),
+            upgrade: false,
+            grant: &grant,
+            destination: &Destination {
+                agent: AgentId(agent),
+                name: None,
+                project_path: None,
+                service: ServiceName::KUBERNETES.parse().unwrap(),
+                class: RequestClass::Short,
+            },
+            environment: None,
+        };
+        ring.push(AccessRecord::new(id, request, &headers), method != Method::GET);
         format!("{id:032x}")
     }
 

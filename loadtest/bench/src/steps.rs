@@ -139,7 +139,6 @@ impl StepFixture {
             service: &self.to.service,
             access_as: &AccessAs::Agent,
             request_id: &self.id,
-            audit_id: Some(&self.id),
             upgrade: false,
             version: Version::HTTP_11,
             forwarded: &forwarded,
