@@ -17,8 +17,8 @@ use settings::rfc3339;
 use crate::{
     agent_locations::{AgentLocations, AgentLookup, AgentOwner, AgentState, KnownAgent},
     agents::{AgentConflicts, AgentServer, DialErrors, RefusedTunnel},
+    configuration::{ConfigurationService, ConfigurationStatus},
     kill_switch::KillSwitch,
-    services::configuration::{ConfigurationService, ConfigurationStatus},
     tunnel_entry::TunnelEntry,
 };
 
@@ -132,7 +132,7 @@ impl AgentLister {
             store: Arc::clone(&agents.store),
             kill_switch: Arc::clone(&agents.kill_switch),
             replica: agents.replica,
-            configuration: agents.services.configuration.clone(),
+            configuration: agents.configuration.clone(),
             conflicts: Arc::clone(&agents.conflicts),
             dial_errors: Arc::clone(&agents.dial_errors),
         }

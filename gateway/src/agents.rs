@@ -13,6 +13,7 @@ mod rebalancer;
 mod receptive;
 mod refusal;
 mod repeated_tokens;
+mod session;
 mod tunnel_ends;
 mod version_skew;
 
@@ -66,6 +67,7 @@ use self::{
     drain::Supervised,
     lifetime::Loss,
     refusal::HandshakeError,
+    session::TunnelSession,
 };
 pub(crate) use self::{
     gitlab::RpcMetrics,
@@ -75,11 +77,12 @@ pub(crate) use self::{
 };
 use crate::{
     addresses::AddressRules,
+    attachments::{OpeningTunnel, TunnelFeature},
     config::{AgentProtocol, ServicePath},
+    configuration::ConfigurationService,
     io::{Rewind, StallGuard, is_stall},
     kill_switch::KillSwitch,
     metrics::{Limit, Metrics},
-    services::{TunnelServices, TunnelSession},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
@@ -152,8 +155,10 @@ pub struct AgentServer {
     pub ends: Arc<TunnelEnds>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
-    /// The services that kas runs in each tunnel by itself.
-    pub services: TunnelServices,
+    /// Reads the configurations of agents, and sends them.
+    pub configuration: ConfigurationService,
+    /// What features do in each tunnel.
+    pub(crate) features: Vec<Box<dyn TunnelFeature>>,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
 }
@@ -397,7 +402,7 @@ impl AgentServer {
         self.prepare(agent, tunnel, driver.run().boxed()).await
     }
 
-    /// Waits until agentk is ready for requests, and prepares the services of kas.
+    /// Waits until agentk is ready for requests, and prepares what kas does in the tunnel by itself.
     async fn prepare(
         &self,
         agent: &AuthenticatedAgent,
@@ -405,7 +410,7 @@ impl AgentServer {
         mut driving: BoxFuture<'static, CloseReason>,
     ) -> Result<OpenTunnel, &'static str> {
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let mut session = self.services.attach(&agent.identity, &agent.token, &agent.hello, agent.memory());
+        let mut session = self.attach(agent);
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
             ready.map_err(|_| "agentk was not ready for requests in time")?;
@@ -417,6 +422,21 @@ impl AgentServer {
             _ = &mut driving => return Err("the tunnel ended before it was registered"),
         }
         Ok(OpenTunnel { tunnel, driving, session })
+    }
+
+    /// Prepares what kas does in a new tunnel by itself. Boxed, because a future has room for each variable that the session has passed
+    /// through.
+    fn attach(&self, agent: &AuthenticatedAgent) -> Box<TunnelSession> {
+        let configuration = self.configuration.subscribe(&agent.identity, &agent.hello);
+        let opening = OpeningTunnel {
+            agent: &agent.identity,
+            token: &agent.token,
+            hello: &agent.hello,
+            configuration: configuration.state(),
+            memory: agent.memory(),
+        };
+        let attachments = self.features.iter().filter_map(|feature| feature.attach(&opening)).collect();
+        Box::new(TunnelSession { configuration, attachments })
     }
 
     /// Makes a tunnel one that requests of callers may use, until the returned value is dropped.

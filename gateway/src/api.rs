@@ -49,11 +49,12 @@ use crate::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
     agents::AgentServer,
+    configuration::ConfigurationService,
     events::Events,
+    features::{Features, notify::NotifyService, views::ViewsService},
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
-    services::{configuration::ConfigurationService, notify::NotifyService, views::ViewsService},
 };
 use gitlab::{Verifier, deployments::Deployments, environments::EnvironmentSources, gitaly::GitalyClient};
 
@@ -82,27 +83,36 @@ pub struct ApiServer {
     log_limit: LogLimiter<&'static str>,
 }
 
+/// What the API has beside the agents and the features.
+#[derive(Debug)]
+pub struct ApiParts {
+    /// Clients are those whose token passes it.
+    pub verifier: Verifier,
+    /// The rules of the listener about addresses.
+    pub addresses: AddressRules,
+    /// The environments of all sources.
+    pub environments: EnvironmentSources,
+    /// Asks agents for the health of environments.
+    pub health: HealthInquiry,
+    /// The deployments of CI jobs.
+    pub deployments: Deployments,
+    /// The Git servers of GitLab.
+    pub gitaly: GitalyClient,
+}
+
 impl ApiServer {
-    /// Creates the API of a replica, for clients whose token passes the verifier. `addresses` are the rules of
-    /// its listener.
-    pub fn new(
-        agents: &AgentServer,
-        gitaly: GitalyClient,
-        verifier: Verifier,
-        addresses: AddressRules,
-        environments: EnvironmentSources,
-        health: HealthInquiry,
-        deployments: Deployments,
-    ) -> Self {
+    /// Creates the API of a replica.
+    pub fn new(agents: &AgentServer, features: &Features, parts: ApiParts) -> Self {
+        let ApiParts { verifier, addresses, environments, health, deployments, gitaly } = parts;
         Self {
             verifier,
             addresses,
             lookup: AgentLookup::new(agents),
             store: Arc::clone(&agents.store),
-            configuration: agents.services.configuration.clone(),
-            views: agents.services.views.clone(),
-            notify: agents.services.notify.clone(),
-            events: agents.services.events.log().clone(),
+            configuration: agents.configuration.clone(),
+            views: features.views.clone(),
+            notify: features.notify.clone(),
+            events: features.events.log().clone(),
             draining: agents.connections.draining.clone(),
             replica: agents.replica,
             environments,

@@ -40,16 +40,17 @@ use outbound::AddressPolicy;
 use crate::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
-    api::{ApiServer, HealthInquiry},
+    api::{ApiParts, ApiServer, HealthInquiry},
     config::Config,
+    configuration::ConfigurationService,
     event_sources::EventSources,
     events::Events,
+    features::{FeatureContext, Features, request_types},
     kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
     recent::{AccessRing, Recent},
-    services::{ServiceContext, TunnelServices, request_types},
     tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
@@ -58,7 +59,7 @@ use crate::{
 };
 use access::{Identities, Identity};
 use gitlab::{
-    GitLabAuthorizer, GitLabClient, Usage, Verifier,
+    GitLabAuthorizer, GitLabClient, GitLabSource, Usage, Verifier,
     deployments::Deployments,
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitaly::GitalyClient,
@@ -87,6 +88,8 @@ pub struct App {
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// The features that work in tunnels.
+    pub features: Features,
     /// The events, and the parts in which kas notices some.
     pub event_sources: EventSources,
     /// The receivers of events outside.
@@ -170,7 +173,7 @@ impl App {
         let gitaly = GitalyClient::new(&config.gitaly, shared.redis.as_ref(), gitaly_tls);
         let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
         let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &config));
-        let services = TunnelServices::new(ServiceContext {
+        let features = Features::new(FeatureContext {
             replica: shared.replica,
             identities: &shared.identities,
             gitlab: gitlab.as_ref(),
@@ -183,13 +186,21 @@ impl App {
             redis: shared.redis.as_ref(),
             registry: &mut registry,
         });
-        let agents = Arc::new(shared.agent_server(gitlab.as_ref(), services, &config, &mut registry));
+        let settings = &config.agent.configuration;
+        let configuration = ConfigurationService::new(settings, &shared.identities, &mut registry);
+        if let Some((client, agents)) = gitlab.clone() {
+            configuration.add_observer(gitlab::observer(client, agents.clone()));
+            let source = GitLabSource::new(agents, gitaly.clone(), settings.max_configuration_file_size);
+            configuration.add_source(Arc::new(source));
+        }
+        let agents = shared.agent_server(gitlab.as_ref(), configuration, &features, &config, &mut registry);
+        let agents = Arc::new(agents);
         let deployments = Deployments::new(shared.redis.clone());
         let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config, &mut registry));
         let web = config.web.as_ref().map(|web| {
-            let environments = environment_sources(&environments, &agents);
+            let environments = environment_sources(&environments, &features);
             let oidc = (issuers.clone(), oidc);
             Arc::new(WebServer::new(
                 Arc::clone(&callers),
@@ -213,6 +224,7 @@ impl App {
             web,
             gitaly,
             admin,
+            features,
             event_sources: shared.event_sources(),
             webhooks: Vec::new(),
             webhook_metrics,
@@ -333,11 +345,15 @@ impl App {
             let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
             Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
         });
-        let mut environments = environment_sources(&self.environments, &self.agents);
+        let mut environments = environment_sources(&self.environments, &self.features);
         environments.0.extend(gitlab);
         let (gitaly, deployments) = (self.gitaly.clone(), self.deployments.clone());
         let health = HealthInquiry::new(&self.callers);
-        ApiServer::new(&self.agents, gitaly, verifier, addresses, environments, health, deployments)
+        ApiServer::new(
+            &self.agents,
+            &self.features,
+            ApiParts { verifier, addresses, environments, health, deployments, gitaly },
+        )
     }
 
     /// Spawns a heartbeat on each core, which ends with the core.
@@ -370,8 +386,8 @@ impl App {
 }
 
 /// Returns the sources of environments that need no token of GitLab: the file, and the configurations of agents.
-fn environment_sources(file: &Option<EnvironmentFile>, agents: &AgentServer) -> EnvironmentSources {
+fn environment_sources(file: &Option<EnvironmentFile>, features: &Features) -> EnvironmentSources {
     let file = file.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
-    let named = Arc::new(agents.services.environments.clone()) as Arc<dyn EnvironmentSource>;
+    let named = Arc::new(features.environments.clone()) as Arc<dyn EnvironmentSource>;
     EnvironmentSources(file.into_iter().chain([named]).collect())
 }

@@ -54,8 +54,8 @@ pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, Re
 pub use self::schema::json_schema;
 pub use self::web::{WebConfig, WebListen};
 pub use crate::addresses::ProxyProtocol;
-pub use crate::services::configuration::AgentConfigurationConfig;
-pub use crate::services::gitops::GitopsConfig;
+pub use crate::configuration::AgentConfigurationConfig;
+pub use crate::features::gitops::GitopsConfig;
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -14,8 +14,8 @@ use router::{LocalTunnels, NewEvent, SubjectState, redis::RedisStore};
 
 use crate::{
     events::{Events, unique_key},
+    features::events::event_agent,
     kill_switch::KillSwitch,
-    services::events::event_agent,
     tunnel_entry::TunnelEntry,
 };
 

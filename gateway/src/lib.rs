@@ -39,14 +39,17 @@ mod agent_metrics;
 mod agents;
 mod api;
 pub mod app;
+mod attachments;
 pub mod audit;
 pub mod cli;
 mod cluster_audit;
 pub mod config;
+mod configuration;
 mod cors;
 mod destination;
 pub mod event_sources;
 pub mod events;
+mod features;
 mod forward;
 mod gitlab_key;
 mod headers;
@@ -65,7 +68,6 @@ mod recent;
 mod request_count;
 mod request_hooks;
 mod request_types;
-mod services;
 mod tasks;
 mod timing;
 mod tls;
@@ -79,16 +81,16 @@ pub mod test_support {
     pub use crate::{
         addresses::AddressRules,
         agents::{Rebalancer, ReceptiveAgents},
-        api::{ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
+        api::{ApiParts, ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,
+        features::request_types,
         headers::{
             ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
         },
         hosts::{AgentHosts, HostPattern, Route, TlsName},
         listen::proxy_header,
         request_types::RequestTypes,
-        services::request_types,
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
         web::WebServer,

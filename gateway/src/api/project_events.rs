@@ -18,7 +18,7 @@ use super::{
     ApiServer,
     response::{ApiError, json, unavailable},
 };
-use crate::services::notify::{EventOrigin, commit_event_id};
+use crate::features::notify::{EventOrigin, commit_event_id};
 
 /// The body of a request.
 #[derive(Debug, Deserialize)]

@@ -22,7 +22,7 @@ use tonic::{Code, Status};
 use super::{QueryError, grpc};
 use crate::{
     agent_locations::{AgentOwner, AgentState},
-    services::configuration::ConfigurationStatus,
+    configuration::ConfigurationStatus,
 };
 
 /// A page of connected agents.

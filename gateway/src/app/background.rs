@@ -46,15 +46,9 @@ impl App {
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();
         spawn(async move { issuers.run().await }.boxed());
-        let (configuration, pushes) =
-            (self.agents.services.configuration.clone(), self.agents.store.pushes());
+        let (configuration, pushes) = (self.agents.configuration.clone(), self.agents.store.pushes());
         spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
-        let (gitops, pushes) = (self.agents.services.gitops.clone(), self.agents.store.pushes());
-        spawn(async move { gitops.follow_pushes(pushes).await }.boxed());
-        let (notify, pushes) = (self.agents.services.notify.clone(), self.agents.store.pushes());
-        spawn(async move { notify.follow_pushes(pushes).await }.boxed());
-        let gitops = self.agents.services.gitops.clone();
-        spawn(async move { gitops.report_statuses().await }.boxed());
+        self.features.work(|| self.agents.store.pushes()).into_iter().for_each(spawn);
         if let Some(callers) = self.gitlab_callers.clone() {
             spawn(async move { callers.run().await }.boxed());
         }

@@ -13,10 +13,10 @@ use router::{
 use super::ValidatedConfig;
 use crate::{
     config::Config,
+    features::request_types,
     listen::Listener,
     metrics::Metrics,
     peers::{self, PeerClient, PeerConfig, PeerServer, ReplicaContext},
-    services::request_types,
 };
 
 /// The result of one check.

@@ -87,7 +87,7 @@ fn example_explains_every_key() {
     let sources = [
         include_str!("../config.rs"),
         include_str!("agent.rs"),
-        include_str!("../services/configuration/config.rs"),
+        include_str!("../configuration/config.rs"),
         include_str!("kubernetes_api.rs"),
         include_str!("observability.rs"),
         include_str!("redis.rs"),

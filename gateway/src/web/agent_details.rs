@@ -8,7 +8,7 @@ use settings::rfc3339;
 
 use crate::{
     agents::{AgentConflicts, AgentServer, DialErrors, TunnelEnd, TunnelEnds},
-    services::configuration::{ConfigurationService, ConfigurationStatus},
+    configuration::{ConfigurationService, ConfigurationStatus},
 };
 
 /// Knows the details of the agents of this replica.
@@ -45,7 +45,7 @@ struct Refusal {
 impl AgentInspector {
     pub(super) fn new(agents: &AgentServer) -> Self {
         Self {
-            configuration: agents.services.configuration.clone(),
+            configuration: agents.configuration.clone(),
             dial_errors: Arc::clone(&agents.dial_errors),
             conflicts: Arc::clone(&agents.conflicts),
             ends: Arc::clone(&agents.ends),

@@ -19,7 +19,7 @@ use crate::set_configuration::Configuration;
 const LIVE: &str = "environments: [{slug: live, project: group/web, tier: production, namespace: good}, {slug: live, project: bank/web, namespace: x}]";
 
 async fn list(world: &World, file: Option<EnvironmentFile>, query: &str) -> Vec<Value> {
-    let named = Arc::new(world.kas.agents.services.environments.clone()) as Arc<dyn EnvironmentSource>;
+    let named = Arc::new(world.kas.features.environments.clone()) as Arc<dyn EnvironmentSource>;
     let file = file.map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
     let io = connect_with(world, EnvironmentSources(file.into_iter().chain([named]).collect()));
     let response = send_over(io, valid_request(&format!("/api/v1/environments?{query}"))).await;
@@ -32,7 +32,7 @@ async fn list(world: &World, file: Option<EnvironmentFile>, query: &str) -> Vec<
 async fn agent_names_environments_of_its_group() {
     let (world, configuration) = (World::new(), Configuration::default());
     configuration.set(LIVE);
-    world.kas.agents.services.configuration.add_source(Arc::new(configuration.clone()));
+    world.kas.agents.configuration.add_source(Arc::new(configuration.clone()));
     assert!(list(&world, None, "").await.is_empty());
     let services = Services::new().with_fn("graph", async |request: Request<Body>| {
         assert_eq!(request.uri(), "/v1/health?namespace=good");
@@ -66,11 +66,11 @@ async fn agent_names_environments_of_its_group() {
     configuration.set("");
     let _agent = world.agent(Services::new().with_fn("graph", async |_| Response::new(Body::empty()))).await;
     configuration.set(LIVE);
-    world.kas.agents.services.configuration.wake("group/agents");
+    world.kas.agents.configuration.wake("group/agents");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(list(&world, None, "").await.len(), 1);
     configuration.set("");
-    world.kas.agents.services.configuration.wake("group/agents");
+    world.kas.agents.configuration.wake("group/agents");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(list(&world, None, "").await.len(), 0, "the configuration does not name it any more");
 }

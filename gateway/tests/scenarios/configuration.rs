@@ -157,7 +157,7 @@ impl Fixture {
 
     async fn with(repository: Arc<MemoryRepository>, services: Services) -> Self {
         let world = World::new();
-        world.kas.agents.services.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
+        world.kas.agents.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
         let agent = world.agent(services).await;
         sleep(Duration::from_secs(1)).await;
         Self { world, repository, _agent: agent }
@@ -174,7 +174,7 @@ impl Fixture {
     }
 
     fn error(&self) -> Option<String> {
-        self.world.kas.agents.services.configuration.status(AgentId(1)).unwrap().error
+        self.world.kas.agents.configuration.status(AgentId(1)).unwrap().error
     }
 }
 
@@ -239,10 +239,10 @@ async fn one_poller_serves_all_tunnels_and_unchanged_commits_are_not_read_again(
 async fn push_event_of_the_project_wakes_the_poller() {
     let fixture = Fixture::new(ONLY_A).await;
     fixture.repository.commit(ONLY_B);
-    fixture.world.kas.agents.services.configuration.wake("group/other");
+    fixture.world.kas.agents.configuration.wake("group/other");
     sleep(Duration::from_secs(1)).await;
     assert_eq!(fixture.statuses().await, (200, 403));
-    fixture.world.kas.agents.services.configuration.wake("group/agents");
+    fixture.world.kas.agents.configuration.wake("group/agents");
     sleep(Duration::from_secs(1)).await;
     assert_eq!(fixture.statuses().await, (403, 200));
 }
@@ -250,14 +250,13 @@ async fn push_event_of_the_project_wakes_the_poller() {
 #[tokio::test(start_paused = true)]
 async fn invalid_file_keeps_the_last_good_one_and_is_shown() {
     let fixture = Fixture::new(ONLY_A).await;
-    let version =
-        || fixture.world.kas.agents.services.configuration.status(AgentId(1)).unwrap().version.unwrap();
+    let version = || fixture.world.kas.agents.configuration.status(AgentId(1)).unwrap().version.unwrap();
     for (bad, expected) in [
         ("scope: {namespace: [b]}", ".gitlab/agents/prod/config.yaml:1:9: scope.namespace: unknown field"),
         (&*"#".repeat(200 << 10), "is larger than 131072 bytes"),
     ] {
         fixture.repository.commit(bad);
-        fixture.world.kas.agents.services.configuration.wake("group/agents");
+        fixture.world.kas.agents.configuration.wake("group/agents");
         sleep(Duration::from_secs(1)).await;
         assert_eq!(fixture.statuses().await, (200, 403));
         let error = fixture.error().unwrap();
@@ -367,8 +366,8 @@ async fn observers_receive_each_configuration_of_an_agent_that_accepts_none() {
     let (repository, world) = (Arc::new(MemoryRepository::default()), World::new());
     let received = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&received);
-    world.kas.agents.services.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
-    world.kas.agents.services.configuration.add_observer(Arc::new(move |agent, configuration| {
+    world.kas.agents.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
+    world.kas.agents.configuration.add_observer(Arc::new(move |agent, configuration| {
         list.lock().push(format!("{} {configuration}", agent.id));
     }));
     repository.commit(ONLY_A);
@@ -402,7 +401,7 @@ async fn agent_without_a_file_is_no_news_for_observers() {
     let world = World::new();
     let received = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&received);
-    world.kas.agents.services.configuration.add_observer(Arc::new(move |_, _| {
+    world.kas.agents.configuration.add_observer(Arc::new(move |_, _| {
         count.fetch_add(1, Relaxed);
     }));
     let _agent = world.agent(services()).await;
@@ -417,7 +416,7 @@ async fn configuration_of_an_agent_of_gitlab_is_sent_to_gitlab_until_it_accepts(
     let gitlab = standin().await;
     let world = World::with_gitlab(client(&gitlab), TOKEN, |_| {});
     let repository = Arc::new(MemoryRepository::default());
-    world.kas.agents.services.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
+    world.kas.agents.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
     let commit = |group: &str| {
         let text = format!("ci_access: {{groups: [{{id: {group}}}]}}");
         repository.commit_as(".gitlab/agents/production/config.yaml", &text);
@@ -430,7 +429,7 @@ async fn configuration_of_an_agent_of_gitlab_is_sent_to_gitlab_until_it_accepts(
 
     gitlab.set_fault(Fault::Down);
     commit("b");
-    world.kas.agents.services.configuration.wake("group/agents");
+    world.kas.agents.configuration.wake("group/agents");
     sleep(Duration::from_secs(60)).await;
     assert_eq!(gitlab.state().configurations, [posted("a")]);
     gitlab.set_fault(None);
@@ -459,13 +458,11 @@ async fn configuration_of_an_agent_of_gitlab_comes_from_gitaly_and_a_push_wakes_
     gitlab.state().add_agent(agent);
 
     let world = World::with_gitlab(client(&gitlab), TOKEN, |_| {});
-    let (configuration, pushes) =
-        (world.kas.agents.services.configuration.clone(), world.kas.agents.store.pushes());
+    let (configuration, pushes) = (world.kas.agents.configuration.clone(), world.kas.agents.store.pushes());
     let _follower =
         AbortOnDropHandle::new(tokio::spawn(async move { configuration.follow_pushes(pushes).await }));
     let _agent = world.agent(services()).await;
-    let version =
-        || world.kas.agents.services.configuration.status(AgentId(42)).and_then(|status| status.version);
+    let version = || world.kas.agents.configuration.status(AgentId(42)).and_then(|status| status.version);
     let becomes = async |different_from: Option<String>| {
         let changed = async {
             while version() == different_from {

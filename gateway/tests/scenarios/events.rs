@@ -250,10 +250,10 @@ async fn configuration_errors_are_events_until_the_configuration_is_valid() {
     let (world, configuration) = (World::new(), Configuration::default());
     let _running = run_events(&world);
     configuration.set("observability: {}");
-    world.kas.agents.services.configuration.add_source(Arc::new(configuration.clone()));
+    world.kas.agents.configuration.add_source(Arc::new(configuration.clone()));
     let _agent = world.agent(Services::new()).await;
     let wake = async || {
-        world.kas.agents.services.configuration.wake("group/agents");
+        world.kas.agents.configuration.wake("group/agents");
         sleep(Duration::from_secs(20)).await;
     };
     wake().await;

@@ -137,13 +137,13 @@ impl Pod {
 fn configure(world: &World, text: &str) -> Configuration {
     let configuration = Configuration::default();
     configuration.set(text);
-    world.kas.agents.services.configuration.add_source(Arc::new(configuration.clone()));
+    world.kas.agents.configuration.add_source(Arc::new(configuration.clone()));
     configuration
 }
 
 async fn change(world: &World, configuration: &Configuration, text: &str) {
     configuration.set(text);
-    world.kas.agents.services.configuration.wake("group/agents");
+    world.kas.agents.configuration.wake("group/agents");
     sleep(Duration::from_secs(20)).await;
 }
 
@@ -197,7 +197,7 @@ async fn former_projects_are_orphaned_until_the_configuration_has_projects() {
 #[tokio::test(start_paused = true)]
 async fn replica_that_cannot_read_the_configuration_orphans_nothing() {
     let (world, pod) = (World::new(), Pod::new(200));
-    world.kas.agents.services.configuration.add_source(Arc::new(Unavailable));
+    world.kas.agents.configuration.add_source(Arc::new(Unavailable));
     let _agent = pod.connect(&world).await;
     sleep(Duration::from_secs(600)).await;
     assert_eq!(pod.take_requests(), [WITHOUT_PROJECTS; 2], "agentk can show the projects");

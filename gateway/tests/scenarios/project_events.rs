@@ -107,9 +107,8 @@ fn both(ids: &[&'static str]) -> Vec<&'static str> {
 fn configure(world: &World, configuration: &str) -> Configuration {
     let source = Configuration::default();
     source.set(configuration);
-    let services = &world.kas.agents.services;
-    services.configuration.add_source(Arc::new(source.clone()));
-    let (notify, pushes) = (services.notify.clone(), world.kas.agents.store.pushes());
+    world.kas.agents.configuration.add_source(Arc::new(source.clone()));
+    let (notify, pushes) = (world.kas.features.notify.clone(), world.kas.agents.store.pushes());
     tokio::spawn(async move { notify.follow_pushes(pushes).await });
     source
 }

@@ -53,7 +53,7 @@ impl Fixture {
     async fn new(configuration_text: &str) -> Self {
         let (world, configuration) = (World::new(), Configuration::default());
         configuration.set(configuration_text);
-        world.kas.agents.services.configuration.add_source(Arc::new(configuration.clone()));
+        world.kas.agents.configuration.add_source(Arc::new(configuration.clone()));
         let (views, streams) = (watch::Sender::new(json!([])), Arc::<AtomicUsize>::default());
         let mut fixture = Self { world, configuration, views, streams, agent: None };
         fixture.connect().await;
@@ -86,7 +86,7 @@ impl Fixture {
     }
 
     async fn wake(&self) {
-        self.world.kas.agents.services.configuration.wake("group/agents");
+        self.world.kas.agents.configuration.wake("group/agents");
         sleep(Duration::from_secs(20)).await;
     }
 }
@@ -213,7 +213,7 @@ async fn agent_that_sends_other_or_huge_views_is_bounded() {
 async fn agent_that_sends_no_line_is_asked_again() {
     let (world, configuration) = (World::new(), Configuration::default());
     configuration.set(NODES);
-    world.kas.agents.services.configuration.add_source(Arc::new(configuration));
+    world.kas.agents.configuration.add_source(Arc::new(configuration));
     let asked = Arc::<AtomicUsize>::default();
     let count = Arc::clone(&asked);
     let services = Services::new().with_fn("graph", move |_: Request<Body>| {

@@ -177,7 +177,7 @@ async fn caller_sees_environments_of_its_agents_only() {
     let mut browser = Browser::new();
     let configuration = Configuration::default();
     configuration.set("environments: [{slug: live, project: group/web, tier: production, namespace: shop}]");
-    browser.world.kas.agents.services.configuration.add_source(Arc::new(configuration));
+    browser.world.kas.agents.configuration.add_source(Arc::new(configuration));
     let _agent = browser.world.agent(services()).await;
     sleep(Duration::from_secs(5)).await;
     assert_eq!(browser.get("/web/v1/environments").await.status(), 401);
@@ -204,7 +204,7 @@ async fn details_of_an_agent_have_errors_and_the_last_end() {
     let mut browser = Browser::new();
     let configuration = Configuration::default();
     configuration.set("environments: [{slug: Live, project: group/web, namespace: shop}]");
-    browser.world.kas.agents.services.configuration.add_source(Arc::new(configuration));
+    browser.world.kas.agents.configuration.add_source(Arc::new(configuration));
     let agent = browser.world.agent(services()).await;
     sleep(Duration::from_secs(5)).await;
     assert_eq!(browser.get("/web/v1/agents/prod").await.status(), 401);

@@ -38,7 +38,7 @@ pub(super) fn follow(
     let admission = connection.agent.get().expect("each call is admitted");
     let hello = hello(admission, &connection.meta.borrow());
     // The poller runs as long as its pusher exists.
-    let pusher = connection.server.services.configuration.subscribe(&admission.identity, &hello);
+    let pusher = connection.server.configuration.subscribe(&admission.identity, &hello);
     let identity = admission.identity.clone();
     let url = connection.server.gitlab_url.clone();
     let state = (pusher.state(), pusher, commit_id, memory);

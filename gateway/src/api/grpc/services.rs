@@ -24,7 +24,7 @@ use crate::{
         ApiServer,
         project_events::{random_id, record},
     },
-    services::notify::EventOrigin,
+    features::notify::EventOrigin,
 };
 
 /// The most agents of one lookup in the route store.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::tables::wide;
 use crate::{
     agent_list::AgentList, agent_locations::AgentState, agents::RefusedTunnel,
-    services::configuration::ConfigurationStatus,
+    configuration::ConfigurationStatus,
 };
 
 /// Returns the configuration of each agent of the list, followed by its tunnels.

@@ -32,7 +32,7 @@ async fn next(call: &mut Call) -> (String, AgentConfiguration) {
 async fn each_new_version_of_the_configuration_is_sent() {
     let (world, file) = (World::new(), Configuration::default());
     file.set("observability: {logging: {level: debug, grpc_level: warn}}");
-    world.kas.agents.services.configuration.add_source(Arc::new(file.clone()));
+    world.kas.agents.configuration.add_source(Arc::new(file.clone()));
     let (mut agentk, _streams) = Agentk::start(&world).await;
     let mut call = configuration(&mut agentk, "").await;
     let (commit, first) = next(&mut call).await;
@@ -54,7 +54,7 @@ async fn each_new_version_of_the_configuration_is_sent() {
 async fn invalid_configuration_is_a_failed_precondition() {
     let (world, file) = (World::new(), Configuration::default());
     file.set("no_such_key: 1");
-    world.kas.agents.services.configuration.add_source(Arc::new(file.clone()));
+    world.kas.agents.configuration.add_source(Arc::new(file.clone()));
     let (mut agentk, _streams) = Agentk::start(&world).await;
     let mut call = configuration(&mut agentk, "").await;
     let End::Status(code, message) = call.end().await else { panic!("no status") };
@@ -113,7 +113,7 @@ async fn pushes_for_flux_need_gitlab() {
 async fn calls_end_without_an_error_when_kas_drains() {
     let (world, file) = (World::new(), Configuration::default());
     file.set("");
-    world.kas.agents.services.configuration.add_source(Arc::new(file.clone()));
+    world.kas.agents.configuration.add_source(Arc::new(file.clone()));
     let (mut agentk, _streams) = Agentk::start(&world).await;
     let mut call = configuration(&mut agentk, "").await;
     next(&mut call).await;

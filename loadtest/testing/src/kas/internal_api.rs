@@ -3,7 +3,7 @@
 use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use gateway::test_support::{AddressRules, ApiServer, HealthInquiry};
+use gateway::test_support::{AddressRules, ApiParts, ApiServer, HealthInquiry};
 use gitlab::{Verifier, environments::EnvironmentSources};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
@@ -68,12 +68,15 @@ pub fn connect_to(api: &Arc<ApiServer>) -> DuplexStream {
 pub fn server(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> Arc<ApiServer> {
     Arc::new(ApiServer::new(
         &world.kas.agents,
-        world.kas.gitaly.clone(),
-        Verifier::new(secret(1), None),
-        addresses,
-        environments,
-        HealthInquiry::new(&world.kas.callers),
-        world.kas.deployments.clone(),
+        &world.kas.features,
+        ApiParts {
+            verifier: Verifier::new(secret(1), None),
+            addresses,
+            environments,
+            health: HealthInquiry::new(&world.kas.callers),
+            deployments: world.kas.deployments.clone(),
+            gitaly: world.kas.gitaly.clone(),
+        },
     ))
 }
 

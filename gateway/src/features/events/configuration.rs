@@ -2,32 +2,56 @@
 
 use std::{future::pending, time::SystemTime};
 
+use futures_util::future::BoxFuture;
 use proto::events::{Event, EventAgent, EventContent, EventKind, Severity};
 use router::{NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, watch};
+use tunnel::Tunnel;
 
-use super::AgentEvents;
+use super::{AgentEvents, event_agent};
 use crate::{
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    configuration::ConfigurationState,
     events::unique_key,
-    services::{configuration::ConfigurationState, shared::shared},
+    features::shared::shared,
 };
 
 /// The state of a configuration that is valid.
 const VALID: &str = "valid";
 
-/// Reports the errors of the configuration of one agent while one of its tunnels is open.
+/// Reports the errors of the configuration of each agent while one of its tunnels is open.
 #[derive(Debug)]
-pub(in crate::services) struct ConfigurationReporter {
-    pub(super) service: AgentEvents,
-    pub(super) agent: EventAgent,
-    pub(super) configuration: watch::Receiver<ConfigurationState>,
+pub(in crate::features) struct ConfigurationReports(pub(in crate::features) AgentEvents);
+
+/// Reports the errors of the configuration of one agent.
+#[derive(Debug)]
+struct ConfigurationReporter {
+    service: AgentEvents,
+    agent: EventAgent,
+    configuration: watch::Receiver<ConfigurationState>,
+}
+
+impl TunnelFeature for ConfigurationReports {
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
+        Some(Box::new(ConfigurationReporter {
+            service: self.0.clone(),
+            agent: event_agent(opening.agent),
+            configuration: opening.configuration.clone(),
+        }))
+    }
+}
+
+impl Attachment for ConfigurationReporter {
+    fn run<'a>(&'a mut self, _: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(self.report())
+    }
 }
 
 impl ConfigurationReporter {
     /// Reports each error of the configuration, and that it is valid again, unless another tunnel of the agent does. The future never
     /// completes.
-    pub(in crate::services) async fn run(&mut self) {
+    async fn report(&mut self) {
         let reporter = shared(&self.service.0.reporters, self.agent.id, || Semaphore::new(1));
         let _permit = reporter.acquire().await;
         let mut reported = None;

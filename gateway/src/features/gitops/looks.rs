@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use super::metrics::GitopsMetrics;
-use crate::services::pace::ServerPace;
+use crate::features::pace::ServerPace;
 
 /// The longest time since this replica's own look for which it believes the looks of others. Whoever can write to Redis can
 /// delay commits by so much.

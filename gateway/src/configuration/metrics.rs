@@ -8,7 +8,7 @@ use prometheus_client::{
 
 /// The metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct ConfigurationMetrics {
+pub(crate) struct ConfigurationMetrics {
     reads: Family<ResultLabel, Counter>,
     pushes: Family<ResultLabel, Counter>,
     /// Agents whose newest configuration cannot be used.
@@ -28,7 +28,7 @@ struct ResultLabel {
 
 impl ConfigurationMetrics {
     /// Returns registered metrics.
-    pub fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         // All exist from the start: the rate of a series misses the event with which it begins.
         for result in READ_RESULTS {

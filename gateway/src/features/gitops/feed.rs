@@ -6,7 +6,7 @@ use access::AgentIdentity;
 use bytes::Bytes;
 use futures_util::{
     StreamExt as _,
-    future::{join_all, pending},
+    future::{BoxFuture, join_all, pending},
     stream::{self, FuturesUnordered},
 };
 use git::{Commit, CommitId, RepositoryError, RepositoryFile};
@@ -39,9 +39,8 @@ use super::{
     versions::ClusterReader,
 };
 use crate::{
-    agent_memory::AgentMemory,
-    kill_switch::RequestAttributes,
-    services::{configuration::ConfigurationState, lines::Lines},
+    agent_memory::AgentMemory, attachments::Attachment, configuration::ConfigurationState,
+    features::lines::Lines, kill_switch::RequestAttributes,
 };
 
 /// The time that agentk may take for the response to a small request.
@@ -63,7 +62,7 @@ const QUEUE: usize = 64;
 
 /// Sends manifests through the tunnels of one agent.
 #[derive(Debug)]
-pub(crate) struct GitopsFeed {
+pub(super) struct GitopsFeed {
     pub(super) service: GitopsService,
     pub(super) agent: AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
@@ -101,9 +100,15 @@ pub(super) enum FeedError {
     Tunnel(String),
 }
 
+impl Attachment for GitopsFeed {
+    fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(self.serve(tunnel))
+    }
+}
+
 impl GitopsFeed {
     /// Serves the tunnel. The future never completes.
-    pub(crate) async fn run(&self, tunnel: &Tunnel) {
+    async fn serve(&self, tunnel: &Tunnel) {
         let mut configuration = self.configuration.clone();
         tokio::select! {
             biased;
@@ -488,7 +493,7 @@ pub(super) async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> 
 }
 
 /// Sends a request. A response without success is an error.
-pub(in crate::services) async fn call(
+pub(in crate::features) async fn call(
     tunnel: &Tunnel,
     request: Request<Body>,
 ) -> Result<Response<Body>, String> {

@@ -15,10 +15,11 @@ use std::{
 };
 
 use access::AgentIdentity;
+use futures_util::future::BoxFuture;
 use http::Request;
 use parking_lot::Mutex;
 use proto::{
-    AgentId, Hello, InstanceId, ServiceName,
+    AgentId, InstanceId, ServiceName,
     events::{
         AgentEvent, AgentEventId, AgentEventLine, EVENT_LINES, EVENTS_PATH, EventAgent, MAX_EVENT_LINE,
         OPEN_ALERTS, OpenAlerts,
@@ -33,10 +34,12 @@ use tokio::{
 use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
-pub(super) use self::configuration::ConfigurationReporter;
-use super::{configuration::ConfigurationState, lines::Lines, pace::ServerPace, shared::shared};
+pub(super) use self::configuration::ConfigurationReports;
+use super::{lines::Lines, pace::ServerPace, shared::shared};
 use crate::{
     agent_memory::AgentMemory,
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    configuration::ConfigurationState,
     events::{AgentEventResult, Events, agent_attributes},
     kill_switch::{KillSwitch, RequestAttributes},
 };
@@ -70,7 +73,7 @@ struct Shared {
 
 /// Follows the events of one agentk process through one of its tunnels.
 #[derive(Debug)]
-pub(crate) struct EventsFeed {
+struct EventsFeed {
     service: AgentEvents,
     agent: EventAgent,
     instance: InstanceId,
@@ -95,32 +98,26 @@ impl AgentEvents {
     pub(crate) fn log(&self) -> &Events {
         &self.0.events
     }
+}
 
-    /// Returns what follows the events through a tunnel of an agent, if the agent has some. `configuration` is that of the agent.
-    pub(super) fn attach(
-        &self,
-        agent: &AgentIdentity,
-        hello: &Hello,
-        configuration: watch::Receiver<ConfigurationState>,
-        memory: &AgentMemory,
-    ) -> Option<EventsFeed> {
-        hello.serves(ServiceName::AGENT_EVENTS).then(|| EventsFeed {
+impl TunnelFeature for AgentEvents {
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
+        let OpeningTunnel { agent, hello, configuration, memory, .. } = opening;
+        let feed = || EventsFeed {
             service: self.clone(),
             agent: event_agent(agent),
             instance: hello.instance,
             pace: shared(&self.0.paces, agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
-            configuration,
-            memory: memory.clone(),
-        })
+            configuration: configuration.clone(),
+            memory: (*memory).clone(),
+        };
+        hello.serves(ServiceName::AGENT_EVENTS).then(|| Box::new(feed()) as _)
     }
+}
 
-    /// Returns what reports the errors of the configuration of an agent while it has a tunnel.
-    pub(super) fn reporter(
-        &self,
-        agent: &AgentIdentity,
-        configuration: watch::Receiver<ConfigurationState>,
-    ) -> ConfigurationReporter {
-        ConfigurationReporter { service: self.clone(), agent: event_agent(agent), configuration }
+impl Attachment for EventsFeed {
+    fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(self.follow(tunnel))
     }
 }
 
@@ -131,7 +128,7 @@ pub(crate) fn event_agent(AgentIdentity { id, name, project, project_path }: &Ag
 
 impl EventsFeed {
     /// Follows the events of the process, unless another tunnel of it does. The future never completes.
-    pub(super) async fn run(&self, tunnel: &Tunnel) {
+    async fn follow(&self, tunnel: &Tunnel) {
         let follower =
             shared(&self.service.0.followers, (self.agent.id, self.instance), || Semaphore::new(1));
         loop {

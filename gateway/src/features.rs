@@ -1,10 +1,8 @@
-//! The request types that kas knows, and the services that it runs in each tunnel by itself.
+//! The features of kas: the types of requests that they bring, and what they do in each tunnel by themselves.
 //!
-//! A request type that callers use is a [`RequestType`](crate::request_types::RequestType), in [`request_types`]. Requests of other types
-//! are forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
+//! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
 mod audit;
-pub(crate) mod configuration;
 pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitops;
@@ -15,34 +13,33 @@ mod pace;
 mod shared;
 pub(crate) mod views;
 
-use std::{future::pending, sync::Arc};
+use std::sync::Arc;
 
-use crate::{
-    agent_memory::AgentMemory,
-    events::Events,
-    kill_switch::KillSwitch,
-    request_types::{Named, RequestTypes},
-};
-use access::{AgentIdentity, Identities};
-use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use access::Identities;
+use futures_util::future::BoxFuture;
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use prometheus_client::registry::Registry;
-use proto::{Hello, ReplicaId, ServiceName};
-use router::{RouteStore, redis::RedisStore};
-use secrecy::SecretString;
-use tokio_util::sync::CancellationToken;
-use tunnel::Tunnel;
+use proto::{ReplicaId, ServiceName};
+use router::{GitPush, RouteStore, redis::RedisStore};
+use tokio::sync::broadcast;
 
 pub(crate) use self::lines::Lines;
 use self::{
     audit::Audit,
-    configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
-    environments::{AgentEnvironments, EnvironmentsFeed},
-    events::{AgentEvents, ConfigurationReporter, EventsFeed},
-    gitops::{GitopsConfig, GitopsFeed, GitopsService},
+    environments::AgentEnvironments,
+    events::{AgentEvents, ConfigurationReports},
+    gitops::{GitopsConfig, GitopsService},
     graph::Graph,
-    notify::{NotifyFeed, NotifyService},
-    views::{ViewsFeed, ViewsService},
+    notify::NotifyService,
+    views::ViewsService,
+};
+
+use crate::{
+    attachments::TunnelFeature,
+    configuration::AgentConfigurationConfig,
+    events::Events,
+    kill_switch::KillSwitch,
+    request_types::{Named, RequestTypes},
 };
 
 /// Returns the request types that kas knows.
@@ -57,11 +54,9 @@ pub fn request_types() -> RequestTypes {
     ])
 }
 
-/// The services that kas runs in each tunnel by itself. Clones share their state.
+/// The features that work in tunnels by themselves. Clones share their state.
 #[derive(Clone, Debug)]
-pub struct TunnelServices {
-    /// Sends each agent its configuration.
-    pub configuration: ConfigurationService,
+pub struct Features {
     /// Sends each agent the manifests of its projects.
     pub gitops: GitopsService,
     /// Sends each agent the events of projects.
@@ -74,9 +69,9 @@ pub struct TunnelServices {
     pub events: AgentEvents,
 }
 
-/// The parts of a replica from which the services are built.
+/// The parts of a replica from which features are built.
 #[derive(Debug)]
-pub(crate) struct ServiceContext<'a> {
+pub(crate) struct FeatureContext<'a> {
     pub(crate) replica: ReplicaId,
     pub(crate) identities: &'a Identities,
     /// The client of a GitLab, and its agents.
@@ -93,77 +88,43 @@ pub(crate) struct ServiceContext<'a> {
     pub(crate) registry: &'a mut Registry,
 }
 
-/// The services of one tunnel: those that agentk accepts, and those that follow its configuration.
-#[derive(Debug)]
-pub(crate) struct TunnelSession {
-    configuration: ConfigurationPusher,
-    gitops: Option<GitopsFeed>,
-    notify: Option<NotifyFeed>,
-    views: Option<ViewsFeed>,
-    events: Option<EventsFeed>,
-    environments: EnvironmentsFeed,
-    reporter: ConfigurationReporter,
-}
-
-impl TunnelServices {
-    /// Builds the services of a replica.
-    pub(crate) fn new(mut context: ServiceContext<'_>) -> Self {
+impl Features {
+    /// Builds the features of a replica.
+    pub(crate) fn new(mut context: FeatureContext<'_>) -> Self {
         let gitops = GitopsService::of_replica(&mut context);
-        let notify = NotifyService::of_replica(&mut context, gitops.clone());
-        let views = ViewsService::of_replica(&context);
-        let environments = AgentEnvironments::new(context.redis.cloned());
-        let events = AgentEvents::new(context.events.clone(), Arc::clone(context.kill_switch));
         Self {
-            configuration: ConfigurationService::of_replica(context),
+            notify: NotifyService::of_replica(&mut context, gitops.clone()),
             gitops,
-            notify,
-            views,
-            environments,
-            events,
+            views: ViewsService::of_replica(&context),
+            environments: AgentEnvironments::new(context.redis.cloned()),
+            events: AgentEvents::new(context.events.clone(), Arc::clone(context.kill_switch)),
         }
     }
 
-    /// Prepares the services of a new tunnel. Boxed, because a future has room for each variable that the session has passed through.
-    pub(crate) fn attach(
+    /// Returns what works in tunnels.
+    pub(crate) fn of_tunnels(&self) -> Vec<Box<dyn TunnelFeature>> {
+        vec![
+            Box::new(self.gitops.clone()),
+            Box::new(self.notify.clone()),
+            Box::new(self.views.clone()),
+            Box::new(self.environments.clone()),
+            Box::new(self.events.clone()),
+            Box::new(ConfigurationReports(self.events.clone())),
+        ]
+    }
+
+    /// Returns the work beside that. The futures never complete. `pushes` subscribes to the pushes that replicas announce.
+    pub(crate) fn work(
         &self,
-        agent: &AgentIdentity,
-        token: &SecretString,
-        hello: &Hello,
-        memory: &AgentMemory,
-    ) -> Box<TunnelSession> {
-        let configuration = self.configuration.subscribe(agent, hello);
-        let gitops = self.gitops.attach(agent, token, hello, configuration.state(), memory);
-        let notify = self.notify.attach(agent, token, hello, configuration.state(), memory);
-        let views = self.views.attach(agent, hello, configuration.state(), memory);
-        let events = self.events.attach(agent, hello, configuration.state(), memory);
-        let environments = self.environments.attach(agent, configuration.state());
-        let reporter = self.events.reporter(agent, configuration.state());
-        Box::new(TunnelSession { configuration, gitops, notify, views, events, environments, reporter })
-    }
-}
-
-impl TunnelSession {
-    /// Does what must be done before the first request of a caller. This takes a second at most.
-    pub(crate) async fn prepare(&mut self, tunnel: &Tunnel) {
-        self.configuration.send_current(tunnel).await;
-    }
-
-    /// Serves the tunnel. The future never completes.
-    /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
-    ///
-    /// Each service has its own memory and wake-ups, so that those that agentk does not accept cost nothing.
-    pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
-        let Self { configuration, gitops, notify, views, events, environments, reporter } = self;
-        let mut services = FuturesUnordered::<BoxFuture<'_, ()>>::new();
-        services.push(Box::pin(environments.run()));
-        services.push(Box::pin(reporter.run()));
-        services.extend(gitops.iter().map(|feed| feed.run(tunnel).boxed()));
-        services.extend(notify.iter().map(|feed| feed.run(tunnel).boxed()));
-        services.extend(views.iter().map(|feed| feed.run(tunnel).boxed()));
-        services.extend(events.iter().map(|feed| feed.run(tunnel).boxed()));
-        let until_drain = draining.run_until_cancelled(services.collect::<()>());
-        tokio::join!(configuration.run(tunnel).boxed(), until_drain);
-        pending().await
+        pushes: impl Fn() -> broadcast::Receiver<GitPush>,
+    ) -> [BoxFuture<'static, ()>; 3] {
+        let (gitops, statuses, notify) = (self.gitops.clone(), self.gitops.clone(), self.notify.clone());
+        let (followed, recorded) = (pushes(), pushes());
+        [
+            Box::pin(async move { gitops.follow_pushes(followed).await }),
+            Box::pin(async move { notify.follow_pushes(recorded).await }),
+            Box::pin(async move { statuses.report_statuses().await }),
+        ]
     }
 }
 

@@ -19,10 +19,11 @@ use std::{
 };
 
 use access::AgentIdentity;
+use futures_util::future::BoxFuture;
 use http::Request;
 use parking_lot::Mutex;
 use proto::{
-    AgentId, Hello, ReplicaId, ServiceName,
+    AgentId, ReplicaId, ServiceName,
     graph::{GraphEvent, View, WATCH_PATH},
     header,
 };
@@ -34,9 +35,11 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use super::{ServiceContext, configuration::ConfigurationState, lines::Lines, shared::shared};
+use super::{FeatureContext, lines::Lines, shared::shared};
 use crate::{
     agent_memory::AgentMemory,
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    configuration::ConfigurationState,
     kill_switch::{KillSwitch, RequestAttributes},
 };
 use router::StoreError;
@@ -66,7 +69,7 @@ struct Shared {
 
 /// Follows the views of one agent through one of its tunnels.
 #[derive(Debug)]
-pub(crate) struct ViewsFeed {
+struct ViewsFeed {
     service: ViewsService,
     agent: AgentIdentity,
     configuration: watch::Receiver<ConfigurationState>,
@@ -75,31 +78,13 @@ pub(crate) struct ViewsFeed {
 
 impl ViewsService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &ServiceContext<'_>) -> Self {
+    pub(super) fn of_replica(context: &FeatureContext<'_>) -> Self {
         Self(Arc::new(Shared {
             replica: context.replica,
             store: ViewStore::new(context.redis.cloned()),
             kill_switch: Arc::clone(context.kill_switch),
             followers: Mutex::default(),
         }))
-    }
-
-    /// Returns what follows the views through a tunnel of an agent, if the agent has the graph. `configuration` is that of the agent.
-    pub(super) fn attach(
-        &self,
-        agent: &AgentIdentity,
-        hello: &Hello,
-        configuration: watch::Receiver<ConfigurationState>,
-        memory: &AgentMemory,
-    ) -> Option<ViewsFeed> {
-        // An agent that does not receive its configuration computes no view of it.
-        let has_views = hello.serves(ServiceName::GRAPH) && hello.serves(ServiceName::CONFIGURATION);
-        has_views.then(|| ViewsFeed {
-            service: self.clone(),
-            agent: agent.clone(),
-            configuration,
-            memory: memory.clone(),
-        })
     }
 
     /// Returns the last values of the views of an agent, or `None` if there were none in the last week.
@@ -112,6 +97,27 @@ impl ViewsService {
     }
 }
 
+impl TunnelFeature for ViewsService {
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
+        let OpeningTunnel { agent, hello, configuration, memory, .. } = opening;
+        // An agent that does not receive its configuration computes no view of it.
+        let has_views = hello.serves(ServiceName::GRAPH) && hello.serves(ServiceName::CONFIGURATION);
+        let feed = || ViewsFeed {
+            service: self.clone(),
+            agent: (*agent).clone(),
+            configuration: configuration.clone(),
+            memory: (*memory).clone(),
+        };
+        has_views.then(|| Box::new(feed()) as _)
+    }
+}
+
+impl Attachment for ViewsFeed {
+    fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(self.serve(tunnel))
+    }
+}
+
 /// Waits until agentk drains the tunnel. The stream would otherwise be a request in flight, for which agentk waits when it stops.
 async fn leaving(tunnel: &Tunnel) {
     while !tunnel.is_closed() {
@@ -121,7 +127,7 @@ async fn leaving(tunnel: &Tunnel) {
 
 impl ViewsFeed {
     /// Serves the tunnel. The future never completes.
-    pub(super) async fn run(&self, tunnel: &Tunnel) {
+    async fn serve(&self, tunnel: &Tunnel) {
         let mut configuration = self.configuration.clone();
         let mut had_views = false;
         loop {

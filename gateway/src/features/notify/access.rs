@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proto::agent_configuration::notify::{NotifiedProject, Notify};
 
 use super::NotifyFeed;
-use crate::services::{configuration::ConfigurationState, gitops::NO_ANSWER};
+use crate::{configuration::ConfigurationState, features::gitops::NO_ANSWER};
 
 /// The sections of a configuration about events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

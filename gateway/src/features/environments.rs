@@ -21,8 +21,12 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
+use tunnel::Tunnel;
 
-use super::configuration::ConfigurationState;
+use crate::{
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    configuration::ConfigurationState,
+};
 
 /// The age at which a record is forgotten: its agent has been away for so long.
 const MAX_AGE: Duration = Duration::from_secs(7 * 86_400);
@@ -56,7 +60,7 @@ struct Record {
 
 /// Writes the environments of an agent while it has a tunnel.
 #[derive(Debug)]
-pub(super) struct EnvironmentsFeed {
+struct EnvironmentsFeed {
     all: AgentEnvironments,
     agent: AgentIdentity,
     configuration: watch::Receiver<ConfigurationState>,
@@ -66,15 +70,6 @@ impl AgentEnvironments {
     /// Keeps the environments in Redis, or in memory without it.
     pub(super) fn new(redis: Option<RedisStore>) -> Self {
         Self(Arc::new(redis.map_or_else(|| Store::Memory(Mutex::default()), Store::Redis)))
-    }
-
-    /// Returns what writes the environments of an agent while a tunnel of it exists.
-    pub(super) fn attach(
-        &self,
-        agent: &AgentIdentity,
-        configuration: watch::Receiver<ConfigurationState>,
-    ) -> EnvironmentsFeed {
-        EnvironmentsFeed { all: self.clone(), agent: agent.clone(), configuration }
     }
 
     async fn write(&self, agent: AgentId, record: Option<Record>) -> Result<(), StoreError> {
@@ -106,6 +101,22 @@ impl AgentEnvironments {
     }
 }
 
+impl TunnelFeature for AgentEnvironments {
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
+        Some(Box::new(EnvironmentsFeed {
+            all: self.clone(),
+            agent: opening.agent.clone(),
+            configuration: opening.configuration.clone(),
+        }))
+    }
+}
+
+impl Attachment for EnvironmentsFeed {
+    fn run<'a>(&'a mut self, _: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(self.keep_all())
+    }
+}
+
 impl EnvironmentSource for AgentEnvironments {
     fn list<'a>(
         &'a self,
@@ -126,7 +137,7 @@ impl EnvironmentSource for AgentEnvironments {
 
 impl EnvironmentsFeed {
     /// Writes each version of the environments. The future never completes.
-    pub(super) async fn run(&mut self) {
+    async fn keep_all(&mut self) {
         while named(&self.configuration.borrow_and_update()).is_empty() {
             changed(&mut self.configuration).await;
         }

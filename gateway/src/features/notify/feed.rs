@@ -9,7 +9,7 @@ use std::{
 
 use access::AgentIdentity;
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use http::Request;
 use proto::{
     ServiceName, header,
@@ -30,8 +30,10 @@ use super::{
 };
 use crate::{
     agent_memory::AgentMemory,
+    attachments::Attachment,
+    configuration::ConfigurationState,
+    features::{gitops::call, lines::Lines},
     kill_switch::RequestAttributes,
-    services::{configuration::ConfigurationState, gitops::call, lines::Lines},
 };
 
 /// The time that agentk may take for the response to an event, and for the head of a subscription.
@@ -49,7 +51,7 @@ const MAX_LINE: usize = 4 << 20;
 
 /// Sends events through the tunnels of one agent.
 #[derive(Debug)]
-pub(crate) struct NotifyFeed {
+pub(super) struct NotifyFeed {
     pub(super) service: NotifyService,
     pub(super) agent: AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
@@ -60,9 +62,15 @@ pub(crate) struct NotifyFeed {
 
 type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), String>)> + Send + 'a>>;
 
+impl Attachment for NotifyFeed {
+    fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(self.serve(tunnel))
+    }
+}
+
 impl NotifyFeed {
     /// Serves the tunnel. The future never completes.
-    pub(in crate::services) async fn run(&self, tunnel: &Tunnel) {
+    async fn serve(&self, tunnel: &Tunnel) {
         let mut configuration = self.configuration.clone();
         let mut pause = PAUSE[0];
         loop {

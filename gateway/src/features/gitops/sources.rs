@@ -18,7 +18,7 @@ use super::{
     looks::{FollowedReference, SharedLooks},
     metrics::GitopsMetrics,
 };
-use crate::services::pace::ServerPace;
+use crate::features::pace::ServerPace;
 
 /// The time after which what nobody follows any more is forgotten, with its cache.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -241,7 +241,7 @@ mod tests {
     use proto::AgentId;
 
     use super::*;
-    use crate::services::gitops::GitopsConfig;
+    use crate::features::gitops::GitopsConfig;
 
     fn context() -> LookContext {
         LookContext {

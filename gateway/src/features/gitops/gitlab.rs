@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 /// The beginning of the error while GitLab does not respond.
-pub(in crate::services) const NO_ANSWER: &str = "GitLab does not say";
+pub(in crate::features) const NO_ANSWER: &str = "GitLab does not say";
 /// The time for which an answer of GitLab counts: whoever loses the right to a project loses its commits after it.
 const TTL: Duration = Duration::from_secs(60);
 

@@ -25,28 +25,28 @@ use std::{sync::Arc, time::Duration};
 
 use access::AgentIdentity;
 use parking_lot::Mutex;
-use proto::{Hello, ServiceName, agent_configuration::gitops::ManifestProject};
+use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
 use router::GitPush;
 use secrecy::SecretString;
-use tokio::sync::{
-    broadcast::{self, error::RecvError},
-    watch,
-};
+use tokio::sync::broadcast::{self, error::RecvError};
 
 pub use self::config::GitopsConfig;
-pub(crate) use self::feed::GitopsFeed;
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
+    feed::GitopsFeed,
     gitlab::GitLabProjects,
     metrics::GitopsMetrics,
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
 pub(super) use self::{feed::call, gitlab::NO_ANSWER};
-use crate::{agent_memory::AgentMemory, kill_switch::KillSwitch};
+use crate::{
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    kill_switch::KillSwitch,
+};
 
-use super::{ServiceContext, configuration::ConfigurationState};
+use super::FeatureContext;
 
 /// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub(super) struct Pushes(broadcast::Receiver<GitPush>);
 
 impl GitopsService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &mut ServiceContext<'_>) -> Self {
+    pub(super) fn of_replica(context: &mut FeatureContext<'_>) -> Self {
         let (gitops, default) = (context.gitops, context.configuration.settings.clone());
         let gitlab = context.gitlab.cloned();
         let gitlab = gitlab.map(|gitlab| GitLabProjects::new(gitlab, context.gitaly.clone()));
@@ -97,22 +97,6 @@ impl GitopsService {
             pushes: broadcast::Sender::new(64),
             statuses,
         }))
-    }
-
-    /// Returns what serves a tunnel of an agent, if the agent accepts manifests. `configuration` is that of the agent.
-    pub(super) fn attach(
-        &self,
-        agent: &AgentIdentity,
-        token: &SecretString,
-        hello: &Hello,
-        configuration: watch::Receiver<ConfigurationState>,
-        memory: &AgentMemory,
-    ) -> Option<GitopsFeed> {
-        hello.serves(ServiceName::MANIFESTS).then(|| {
-            let (agent, token, kubernetes) = (agent.clone(), token.clone(), hello.kubernetes_version.clone());
-            let memory = memory.clone();
-            GitopsFeed { service: self.clone(), agent, token, configuration, memory, kubernetes }
-        })
     }
 
     /// Returns whether the operator of kas has chosen the configuration of an agent: the identity file has the agent.
@@ -177,6 +161,21 @@ impl GitopsService {
 
     pub(super) fn pushes(&self) -> Pushes {
         Pushes(self.0.pushes.subscribe())
+    }
+}
+
+impl TunnelFeature for GitopsService {
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
+        let OpeningTunnel { agent, token, hello, configuration, memory } = opening;
+        let feed = || GitopsFeed {
+            service: self.clone(),
+            agent: (*agent).clone(),
+            token: (*token).clone(),
+            configuration: configuration.clone(),
+            memory: (*memory).clone(),
+            kubernetes: hello.kubernetes_version.clone(),
+        };
+        hello.serves(ServiceName::MANIFESTS).then(|| Box::new(feed()) as _)
     }
 }
 

@@ -21,24 +21,22 @@ use std::{
     time::Duration,
 };
 
-use ::access::AgentIdentity;
 use parking_lot::Mutex;
-use proto::{Hello, ServiceName, notify::ProjectEvent};
+use proto::{ServiceName, notify::ProjectEvent};
 use router::{GitPush, RecordedEvent, RouteStore, StoreError};
-use secrecy::SecretString;
 use sha2::{Digest as _, Sha256};
 use tokio::{
-    sync::{
-        broadcast::{self, error::RecvError},
-        watch,
-    },
+    sync::broadcast::{self, error::RecvError},
     time::{MissedTickBehavior, interval, sleep},
 };
 
-pub(crate) use self::feed::NotifyFeed;
+use self::feed::NotifyFeed;
 use self::metrics::NotifyMetrics;
-use super::{ServiceContext, configuration::ConfigurationState, gitops::GitopsService};
-use crate::{agent_memory::AgentMemory, kill_switch::KillSwitch};
+use super::{FeatureContext, gitops::GitopsService};
+use crate::{
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    kill_switch::KillSwitch,
+};
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;
@@ -83,7 +81,7 @@ struct WantedGuard<'a> {
 
 impl NotifyService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &mut ServiceContext<'_>, gitops: GitopsService) -> Self {
+    pub(super) fn of_replica(context: &mut FeatureContext<'_>, gitops: GitopsService) -> Self {
         Self(Arc::new(Shared {
             store: Arc::clone(context.store),
             live: broadcast::Sender::new(QUEUE),
@@ -92,21 +90,6 @@ impl NotifyService {
             kill_switch: Arc::clone(context.kill_switch),
             metrics: NotifyMetrics::register(context.registry),
         }))
-    }
-
-    /// Returns what serves a tunnel of an agent, if the agent accepts events. `configuration` is that of the agent.
-    pub(super) fn attach(
-        &self,
-        agent: &AgentIdentity,
-        token: &SecretString,
-        hello: &Hello,
-        configuration: watch::Receiver<ConfigurationState>,
-        memory: &AgentMemory,
-    ) -> Option<NotifyFeed> {
-        hello.serves(ServiceName::NOTIFY).then(|| {
-            let (agent, token, memory) = (agent.clone(), token.clone(), memory.clone());
-            NotifyFeed { service: self.clone(), agent, token, configuration, memory }
-        })
     }
 
     /// Keeps an event as the latest one of its reference, and announces a new one to all replicas.
@@ -182,6 +165,20 @@ impl NotifyService {
 
     fn wanted(&self) -> Vec<String> {
         self.0.wanted.lock().keys().cloned().collect()
+    }
+}
+
+impl TunnelFeature for NotifyService {
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
+        let OpeningTunnel { agent, token, hello, configuration, memory } = opening;
+        let feed = || NotifyFeed {
+            service: self.clone(),
+            agent: (*agent).clone(),
+            token: (*token).clone(),
+            configuration: configuration.clone(),
+            memory: (*memory).clone(),
+        };
+        hello.serves(ServiceName::NOTIFY).then(|| Box::new(feed()) as _)
     }
 }
 

@@ -25,9 +25,9 @@ use std::{
     time::Duration,
 };
 
-use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource};
-use gitlab::GitLabSource;
+use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource, Identities};
 use parking_lot::{Mutex, RwLock};
+use prometheus_client::registry::Registry;
 use proto::{AgentId, Hello, ServiceName};
 use router::GitPush;
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -40,7 +40,6 @@ pub(crate) use self::{
     pusher::ConfigurationPusher,
     state::{ConfigurationState, ConfigurationStatus},
 };
-use super::ServiceContext;
 /// Reads the configurations of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct ConfigurationService(Arc<Shared>);
@@ -55,29 +54,21 @@ pub(crate) struct Shared {
 }
 
 impl ConfigurationService {
-    /// Returns a service without sources, whose pollers read every `poll_period`.
-    pub fn new(poll_period: Duration, metrics: ConfigurationMetrics) -> Self {
-        Self(Arc::new(Shared {
-            poll_period,
-            sources: RwLock::default(),
-            observers: RwLock::default(),
-            pollers: Mutex::default(),
-            metrics,
-        }))
-    }
-
-    /// Builds the service of a replica, with the identity file and GitLab as its sources.
-    pub(super) fn of_replica(context: ServiceContext<'_>) -> Self {
-        let ServiceContext { identities, gitlab, gitaly, configuration: settings, registry, .. } = context;
-        let service = Self::new(settings.poll_period, ConfigurationMetrics::register(registry));
+    /// Returns a service whose first source is the identity file.
+    pub(crate) fn new(
+        settings: &AgentConfigurationConfig,
+        identities: &Identities,
+        registry: &mut Registry,
+    ) -> Self {
         let max_bytes = settings.max_configuration_file_size;
         let configured = ConfiguredSource::new(identities.clone(), settings.settings.clone(), max_bytes);
-        service.add_source(Arc::new(configured));
-        if let Some((client, agents)) = gitlab.cloned() {
-            service.add_observer(gitlab::observer(client, agents.clone()));
-            service.add_source(Arc::new(GitLabSource::new(agents, gitaly.clone(), max_bytes)));
-        }
-        service
+        Self(Arc::new(Shared {
+            poll_period: settings.poll_period,
+            sources: RwLock::new(vec![Arc::new(configured)]),
+            observers: RwLock::default(),
+            pollers: Mutex::default(),
+            metrics: ConfigurationMetrics::register(registry),
+        }))
     }
 
     /// Adds a source. The first source that knows an agent determines its configuration.

@@ -1,0 +1,39 @@
+//! What features do in each tunnel of an agent by themselves, besides the requests of callers.
+
+use std::fmt::Debug;
+
+use access::AgentIdentity;
+use futures_util::future::BoxFuture;
+use proto::Hello;
+use secrecy::SecretString;
+use tokio::sync::watch;
+use tunnel::Tunnel;
+
+use crate::{agent_memory::AgentMemory, configuration::ConfigurationState};
+
+/// A tunnel that an agent opens.
+#[derive(Debug)]
+pub(crate) struct OpeningTunnel<'a> {
+    /// The agent.
+    pub(crate) agent: &'a AgentIdentity,
+    /// The token of the agent, with which GitLab is asked what the agent may read.
+    pub(crate) token: &'a SecretString,
+    /// The hello of the agent, which says what agentk accepts.
+    pub(crate) hello: &'a Hello,
+    /// The configuration of the agent.
+    pub(crate) configuration: watch::Receiver<ConfigurationState>,
+    /// The memory that the agent may occupy.
+    pub(crate) memory: &'a AgentMemory,
+}
+
+/// A feature that does something in tunnels by itself.
+pub(crate) trait TunnelFeature: Debug + Send + Sync {
+    /// Returns what runs while the tunnel is open, or `None` if agentk does not accept it.
+    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>>;
+}
+
+/// What a feature does in one tunnel.
+pub(crate) trait Attachment: Debug + Send {
+    /// Serves the tunnel. The future never completes, and is dropped at any time.
+    fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()>;
+}
