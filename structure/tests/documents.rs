@@ -7,13 +7,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use structure::root;
 
 /// Endings of words that are taken for paths of this repository.
 const ENDINGS: [&str; 6] = [".rs", ".md", ".yaml", ".toml", ".json", ".sh"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
-}
 
 /// The text of a Markdown file without its blocks of code.
 fn prose(file: &Path) -> String {

@@ -7,13 +7,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use structure::root;
 
 /// The modules that each module imports, with the file that does so.
 type Imports = BTreeMap<String, BTreeMap<String, PathBuf>>;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
-}
 
 /// The folders of the crates of the workspace.
 fn crates() -> Vec<PathBuf> {
