@@ -2,6 +2,11 @@
 //!
 //! The package depends on no other crate of the workspace, so that its tests are built in seconds.
 
+pub mod circles;
+pub mod modules;
+pub mod references;
+pub mod workspace;
+
 use std::path::Path;
 
 /// The root of the repository.

@@ -1,0 +1,118 @@
+//! The modules of a folder do not import each other in a circle.
+//!
+//! The rule holds for the children of each module, from the root of each crate down. A child stands for all modules below it: if
+//! `proxy::request` names an item of `forward::attempt`, that is an import of `forward` by `proxy`. An item counts where it is
+//! declared, not where `pub use` exports it. A child may name what the file of its parent declares, because a folder is a module in
+//! several files. Tests do not count.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::collections::BTreeSet;
+use structure::{
+    circles::circles,
+    references::{Reference, SourceTree},
+    root,
+    workspace::packages,
+};
+
+/// Imports that close a circle: the crate, the module, and the module whose item it names. The list may only get shorter.
+const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
+    ("access", "selector", "identity"),
+    ("agent", "cluster::credential_file", "cluster::credentials"),
+    ("agent", "cluster::exec::exec_credential", "cluster::credentials"),
+    ("agent", "policy::enforcer", "services::error"),
+    ("agent", "policy::layer", "services::error"),
+    ("agent", "policy::scope", "services::error"),
+    ("agent", "services::gitops::events", "services::gitops::worker"),
+    ("agent", "services::notify::argocd", "services::notify::lane"),
+    ("agent", "services::notify::flux", "services::notify::lane"),
+    ("agent", "services::notify::objects", "services::notify::lane"),
+    ("agent", "services::notify::record", "services::notify::lane"),
+    ("agent", "services::notify::repository", "services::notify::lane"),
+    ("gateway", "agents::receptive::slot", "agents::admission"),
+    ("gateway", "agents::gitlab::configuration", "agents::gitlab::calls"),
+    ("gateway", "agents::gitlab::flux", "agents::gitlab::calls"),
+    ("gateway", "agents::gitlab::gitlab_access", "agents::gitlab::calls"),
+    ("gateway", "api::response", "api::grpc"),
+    ("gateway", "audit::event", "audit::record"),
+    ("gateway", "config::listeners", "config::web"),
+    ("gateway", "peers::health", "peers::client"),
+    ("gateway", "proxy::context", "proxy::request_body"),
+    ("gateway", "services::gitops::config", "services::gitops::sources"),
+    ("gateway", "services::gitops::versions", "services::gitops::feed"),
+    ("gateway", "services::notify::access", "services::notify::feed"),
+    ("gateway", "web::response", "web::login"),
+    ("git", "https", "remote"),
+    ("git", "ssh", "remote"),
+    ("gitlab", "agent_info", "client"),
+    ("gitlab", "metrics", "client"),
+    ("gitlab", "switch", "client"),
+    ("gitops-engine", "retry", "engine"),
+    ("gitops-engine", "engine::pruning", "engine::inspection"),
+    ("gitops-engine", "engine::members", "engine::inventory"),
+    ("gitops-engine", "engine::report", "engine::stage"),
+    ("loadtest", "load::report", "load::options"),
+    ("resource-graph", "graph::limits", "graph::resources"),
+    ("testing", "gitlab::handlers", "gitlab::public"),
+    ("testing", "gitlab::request", "gitlab::public"),
+    ("testing", "kas::world", "kas::fleet"),
+    ("testing", "simulator::pods", "simulator::cluster"),
+    ("testing", "simulator::request", "simulator::cluster"),
+    ("testing", "simulator::selector", "simulator::request"),
+    ("tunnel", "monitor", "body"),
+    ("tunnel", "send_body", "body"),
+];
+
+/// Reads the libraries and programs of all crates.
+fn source_trees() -> Vec<(String, SourceTree)> {
+    let packages = packages();
+    let roots = packages.iter().flat_map(|package| package.roots().map(|root| (package.name.clone(), root)));
+    roots.map(|(name, root)| (name, SourceTree::read(root))).collect()
+}
+
+/// Returns whether the list has an import.
+fn is_listed(krate: &str, tree: &SourceTree, reference: &Reference) -> bool {
+    let (from, to) = (tree.name(reference.from), tree.name(reference.to));
+    CLOSE_A_CIRCLE.contains(&(krate, &from, &to))
+}
+
+/// `file → module`, with the file of the import relative to the root of the repository.
+fn line(tree: &SourceTree, reference: &Reference) -> String {
+    let file = tree.modules[reference.from].file.strip_prefix(root()).unwrap();
+    format!("{} → {}", file.display(), tree.name(reference.to))
+}
+
+#[test]
+fn modules_do_not_import_each_other_in_a_circle() {
+    let mut count = 0;
+    let mut found = Vec::new();
+    for (krate, tree) in source_trees() {
+        let mut references = tree.references();
+        count += references.len();
+        references.retain(|reference| !is_listed(&krate, &tree, reference));
+        for circle in circles(&tree, &references) {
+            found.push(circle.iter().map(|reference| line(&tree, reference)).collect::<Vec<_>>());
+        }
+    }
+    assert!(found.is_empty(), "the imports of each circle: {found:#?}");
+    assert!(count > 2_500, "the test finds too few imports: {count}");
+}
+
+#[test]
+fn each_listed_import_closes_a_circle() {
+    let mut needed = BTreeSet::new();
+    for (krate, tree) in source_trees() {
+        let (listed, others): (Vec<_>, Vec<_>) =
+            tree.references().into_iter().partition(|reference| is_listed(&krate, &tree, reference));
+        for reference in listed {
+            let references = [others.as_slice(), &[reference]].concat();
+            if !circles(&tree, &references).is_empty() {
+                needed.insert((krate.clone(), tree.name(reference.from), tree.name(reference.to)));
+            }
+        }
+    }
+    let is_needed = |(krate, from, to): &(&str, &str, &str)| {
+        needed.contains(&((*krate).to_owned(), (*from).to_owned(), (*to).to_owned()))
+    };
+    let unneeded: Vec<_> = CLOSE_A_CIRCLE.iter().filter(|entry| !is_needed(entry)).collect();
+    assert!(unneeded.is_empty(), "remove from the list: {unneeded:#?}");
+}
