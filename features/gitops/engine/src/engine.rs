@@ -31,7 +31,7 @@ use proto::{
     graph::HealthState,
 };
 use serde_json::Value;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::task::spawn_blocking;
 
 pub use self::inventory::Recovery;
 pub(crate) use self::members::fingerprint;
@@ -45,7 +45,8 @@ use self::{
     stage::{AppliedObject, Awaited},
 };
 use crate::{
-    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, Manifest, SourceFile,
+    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, KindLookup, Manifest, SourceFile,
+    Stopped,
     applyset::{ApplySet, PART_OF},
     hook,
     inventory::ParentState,
@@ -111,33 +112,6 @@ pub struct SyncInput {
     pub earlier: ObjectCounts,
     /// The time in milliseconds since 1970.
     pub now: u64,
-}
-
-/// Says before each write whether it may happen.
-pub trait Fence: Send + Sync {
-    /// Returns the time until which a request may run before the fence must be asked again.
-    ///
-    /// # Errors
-    ///
-    /// The sync must stop before its next write.
-    fn check(&self) -> Result<Instant, Stopped>;
-}
-
-/// The reason why a sync stops before its end. The objects that it has written stay, and the next sync continues from there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped {
-    /// Another pod leads.
-    #[error("another pod of agentk leads now")]
-    LostLease,
-    /// There is a newer commit, or the settings have changed.
-    #[error("a newer version is there")]
-    Superseded,
-    /// A person has suspended the project.
-    #[error("the project was suspended")]
-    Suspended,
-    /// The time for a diff is over.
-    #[error("it takes too long")]
-    TooLong,
 }
 
 /// The result of a sync.

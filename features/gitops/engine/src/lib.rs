@@ -18,6 +18,7 @@ mod engine;
 pub mod environment;
 #[cfg(test)]
 mod fake;
+mod fence;
 mod folded;
 mod hook;
 pub mod inventory;
@@ -40,7 +41,8 @@ pub use object_health::HealthRules;
 
 pub use self::{
     cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup, MetadataPage},
-    engine::{Engine, Fence, Outcome, Recovery, Stopped, SyncInput},
+    engine::{Engine, Outcome, Recovery, SyncInput},
+    fence::{Fence, Stopped},
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},
     manifest::{GroupKind, Manifest, SourceFile, SourceLine},

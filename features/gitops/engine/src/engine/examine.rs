@@ -179,7 +179,7 @@ pub(super) struct Examined {
 /// The reason why an object has no step.
 pub(super) enum ExamineError {
     Object(ObjectError),
-    Stopped(super::Stopped),
+    Stopped(crate::Stopped),
 }
 
 impl<C: Cluster> Engine<C> {

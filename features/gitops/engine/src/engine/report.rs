@@ -6,8 +6,8 @@ use proto::gitops::{
     AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
 };
 
-use super::{Failure, Outcome, Stopped, SyncContext, SyncInput, stage::Awaited};
-use crate::{Manifest, hook};
+use super::{Failure, Outcome, SyncContext, SyncInput, stage::Awaited};
+use crate::{Manifest, Stopped, hook};
 
 /// The longest message of an error, in characters.
 const MAX_MESSAGE: usize = 1000;

@@ -12,14 +12,14 @@ use proto::{
 use serde_json::Value;
 
 use super::{
-    CONCURRENCY, Engine, Failure, Stopped, SyncContext,
+    CONCURRENCY, Engine, Failure, SyncContext,
     examine::{Change, ExamineError, Known, Seen, Step, hash},
     jobs::is_job,
     members::Members,
     report::Report,
 };
 use crate::{
-    Cluster, GroupKind, Kind, Manifest,
+    Cluster, GroupKind, Kind, Manifest, Stopped,
     deletion_plan::Member,
     hook,
     order::Stage,
