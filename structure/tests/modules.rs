@@ -47,7 +47,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gitlab", "metrics", "client"),
     ("gitlab", "switch", "client"),
     ("gitops-engine", "engine::pruning", "engine::inspection"),
-    ("gitops-engine", "engine::members", "engine::inventory"),
     ("gitops-engine", "engine::report", "engine::stage"),
     ("loadtest", "load::report", "load::options"),
     ("resource-graph", "graph::limits", "graph::resources"),

@@ -255,7 +255,7 @@ impl<C: Cluster> Engine<C> {
         let mut health = Vec::with_capacity(wanted.len());
         for (kind, namespace) in places {
             for object in self.cluster.list(kind, namespace, PART_OF, false).await? {
-                let id = members::id_of(&kind.kind, &object);
+                let id = kind.kind.object_id(&object);
                 if wanted.contains(&id) {
                     health.push((id.clone(), self.assess(kind, &object)));
                     found.insert(id);

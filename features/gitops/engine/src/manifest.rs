@@ -85,6 +85,17 @@ impl GroupKind {
     pub fn of(id: &ObjectId) -> Self {
         Self { group: id.group.clone(), kind: id.kind.clone() }
     }
+
+    /// Returns the id of an object of this kind. Items of lists have no kind themselves.
+    pub(crate) fn object_id(&self, object: &Value) -> ObjectId {
+        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+        ObjectId {
+            group: self.group.clone(),
+            kind: self.kind.clone(),
+            namespace: text("namespace"),
+            name: text("name"),
+        }
+    }
 }
 
 /// `Deployment.apps`, `ConfigMap`: the form of `kubectl` and of ApplySets.

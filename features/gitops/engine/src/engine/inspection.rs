@@ -6,10 +6,7 @@ use proto::gitops::ObjectId;
 use serde_json::Value;
 
 use super::{
-    Engine, Failure, SyncContext, SyncState,
-    members::{Members, id_of},
-    pruning::PlannedDeletions,
-    stage::run_all,
+    Engine, Failure, SyncContext, SyncState, members::Members, pruning::PlannedDeletions, stage::run_all,
 };
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
@@ -351,7 +348,7 @@ struct Content {
 
 impl Content {
     fn add(&mut self, kind: &Kind, object: &Value, members: &Members, sync: &SyncContext<'_>) {
-        let (id, metadata) = (id_of(&kind.kind, object), &object["metadata"]);
+        let (id, metadata) = (kind.kind.object_id(object), &object["metadata"]);
         let uid = metadata["uid"].as_str().unwrap_or_default();
         if is_of_kubernetes(&id, metadata) || metadata.get("deletionTimestamp").is_some() {
             return;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use proto::gitops::{ObjectError, ObjectId, RecoveryPlan};
 use serde_json::json;
 
-use super::{ATTEMPTS, CONCURRENCY, Engine, Failure, SyncContext, SyncInput, cannot_write, members::id_of};
+use super::{ATTEMPTS, CONCURRENCY, Engine, Failure, SyncContext, SyncInput, cannot_write};
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, Manifest,
     applyset::{ApplySet, PART_OF},
@@ -244,7 +244,7 @@ impl<C: Cluster> Engine<C> {
                 let metadata = &object["metadata"];
                 let uid = metadata["uid"].as_str().unwrap_or_default();
                 if ownership::owner(metadata, &sync.set, inventory.has(uid)) == Owner::Project {
-                    scan.members.insert(uid.to_owned(), id_of(&kind.kind, &object));
+                    scan.members.insert(uid.to_owned(), kind.kind.object_id(&object));
                 }
             }
         }

@@ -112,7 +112,7 @@ impl<C: Cluster> Engine<C> {
             Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
         };
         let suffix = format!(".{}", missing.group);
-        let ids = listed.iter().map(|definition| id_of(&definitions, definition));
+        let ids = listed.iter().map(|definition| definitions.object_id(definition));
         for id in ids.filter(|id| id.name.ends_with(&suffix)) {
             match with_retry(sync.fence, || self.cluster.get(&kind, &id)).await {
                 Ok(Some(definition)) if definition["spec"]["names"]["kind"] == *missing.kind => {
@@ -198,7 +198,7 @@ impl<C: Cluster> Engine<C> {
 impl Members {
     /// Adds an object to the members if it is one.
     fn sort_in(&mut self, kind: &Kind, object: &Value, inventory: &Inventory, sync: &SyncContext<'_>) {
-        let (id, metadata) = (id_of(&kind.kind, object), &object["metadata"]);
+        let (id, metadata) = (kind.kind.object_id(object), &object["metadata"]);
         let is_recorded = inventory.has(metadata["uid"].as_str().unwrap_or_default());
         match ownership::owner(metadata, &sync.set, is_recorded) {
             Owner::Project => {
@@ -214,17 +214,6 @@ impl Members {
                     .to_owned(),
             )),
         }
-    }
-}
-
-/// Returns the id of an object of a kind. Items of lists have no kind themselves.
-pub(super) fn id_of(kind: &GroupKind, object: &Value) -> ObjectId {
-    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
-    ObjectId {
-        group: kind.group.clone(),
-        kind: kind.kind.clone(),
-        namespace: text("namespace"),
-        name: text("name"),
     }
 }
 
