@@ -1,4 +1,4 @@
-//! Whether a sync may still write.
+//! The permission of a sync to write.
 
 use tokio::time::Instant;
 

@@ -5,9 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
-use super::{
-    Engine, Failure, SyncContext, SyncState, members::Members, pruning::PlannedDeletions, stage::run_all,
-};
+use super::{Engine, Failure, SyncContext, SyncState, members::Members, stage::run_all};
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
     applyset::PART_OF,
@@ -70,11 +68,11 @@ impl OwnedClaims {
 }
 
 impl<C: Cluster> Engine<C> {
-    /// Looks closely at the objects that may take others with them.
+    /// Looks closely at the objects that may take others with them. An object that stays is added to `kept`, with the reason.
     pub(super) async fn inspect_all(
         &self,
         deletable: Vec<Member>,
-        planned: &mut PlannedDeletions,
+        kept: &mut Vec<(ObjectId, String)>,
         state: &SyncState,
         sync: &SyncContext<'_>,
     ) -> Result<Vec<Candidate>, Failure> {
@@ -82,10 +80,10 @@ impl<C: Cluster> Engine<C> {
         let mut candidates = Vec::with_capacity(deletable.len());
         for member in deletable {
             let Some(kind) = state.members.kinds.get(&GroupKind::of(&member.id)) else { continue };
-            let (takes, mut names) = match self.inspect(kind, &member, &planned.kept, state, sync).await? {
+            let (takes, mut names) = match self.inspect(kind, &member, kept, state, sync).await? {
                 Inspection::Takes(takes, names) => (takes, names),
                 Inspection::Keep(reason) => {
-                    planned.kept.push((member.id, reason));
+                    kept.push((member.id, reason));
                     continue;
                 }
             };

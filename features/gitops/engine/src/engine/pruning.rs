@@ -135,7 +135,7 @@ impl<C: Cluster> Engine<C> {
                 "objects of the kind {kind} that left Git are not deleted, because it cannot be listed: {reason}"
             ));
         }
-        let candidates = self.inspect_all(deletable, &mut planned, state, sync).await?;
+        let candidates = self.inspect_all(deletable, &mut planned.kept, state, sync).await?;
 
         let live: HashMap<&str, &Member> = all().map(|member| (&*member.uid, member)).collect();
         let counts = |uid: &&String| live.get(&***uid).is_some_and(|member| member.is_deletable(settings));
