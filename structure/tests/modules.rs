@@ -46,7 +46,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gitlab", "agent_info", "client"),
     ("gitlab", "metrics", "client"),
     ("gitlab", "switch", "client"),
-    ("gitops-engine", "engine::report", "engine::stage"),
     ("loadtest", "load::report", "load::options"),
     ("resource-graph", "graph::limits", "graph::resources"),
     ("testing", "gitlab::handlers", "gitlab::public"),

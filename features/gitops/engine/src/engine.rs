@@ -1,5 +1,6 @@
 //! One sync, from the files of a commit to its outcome.
 
+mod awaited;
 mod diff;
 mod examine;
 mod gitlab;
@@ -36,13 +37,8 @@ use tokio::task::spawn_blocking;
 pub use self::inventory::Recovery;
 pub(crate) use self::members::fingerprint;
 use self::{
-    examine::Known,
-    gitlab::OldInventory,
-    inventory::StoredInventory,
-    members::Members,
-    report::Report,
-    reverts::Reverts,
-    stage::{AppliedObject, Awaited},
+    awaited::Awaited, examine::Known, gitlab::OldInventory, inventory::StoredInventory, members::Members,
+    report::Report, reverts::Reverts, stage::AppliedObject,
 };
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, KindLookup, Manifest, SourceFile,

@@ -4,9 +4,9 @@ use proto::{agent_configuration::gitops::PropagationPolicy, gitops::EventKind};
 
 use super::{
     Engine, Failure, SyncContext, SyncState,
+    awaited::Condition,
     examine::{Seen, Step},
     report::Report,
-    stage::Condition,
 };
 use crate::{
     Cluster, Kind, Manifest,

@@ -12,11 +12,8 @@ use proto::{
 use tokio::time::sleep;
 
 use super::{
-    Engine, Failure, SyncContext, SyncState,
-    inspection::Inspection,
-    members::Members,
-    report::Report,
-    stage::{Awaited, run_all},
+    Engine, Failure, SyncContext, SyncState, awaited::Awaited, inspection::Inspection, members::Members,
+    report::Report, stage::run_all,
 };
 use crate::{
     Cluster, GroupKind, Kind,

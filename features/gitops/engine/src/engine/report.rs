@@ -6,7 +6,7 @@ use proto::gitops::{
     AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
 };
 
-use super::{Failure, Outcome, SyncContext, SyncInput, stage::Awaited};
+use super::{Failure, Outcome, SyncContext, SyncInput, awaited::Awaited};
 use crate::{Manifest, Stopped, hook};
 
 /// The longest message of an error, in characters.
