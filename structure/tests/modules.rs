@@ -47,7 +47,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gitlab", "metrics", "client"),
     ("gitlab", "switch", "client"),
     ("loadtest", "load::report", "load::options"),
-    ("resource-graph", "graph::limits", "graph::resources"),
     ("testing", "gitlab::handlers", "gitlab::public"),
     ("testing", "gitlab::request", "gitlab::public"),
     ("testing", "kas::world", "kas::fleet"),

@@ -2,7 +2,7 @@
 
 use proto::{agent_configuration::graph, graph::ResourceState};
 
-use super::{Graph, Resource};
+use super::Graph;
 
 /// The limits of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +68,9 @@ pub(crate) struct LimitExceeded {
 impl Graph {
     /// Returns the number of resources that are only counted because of a limit.
     pub fn over_limit(&self, limit: Limit) -> usize {
-        let is_over = |resource: &&Resource| {
-            resource.state == ResourceState::CountedOnly && resource.exceeded == Some(limit)
-        };
-        self.resources.iter().filter(is_over).count()
+        let counted_only =
+            self.resources.iter().filter(|resource| resource.state == ResourceState::CountedOnly);
+        counted_only.filter(|resource| resource.exceeded == Some(limit)).count()
     }
 
     /// Returns how much the graph may hold.
