@@ -41,8 +41,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gateway", "services::gitops::versions", "services::gitops::feed"),
     ("gateway", "services::notify::access", "services::notify::feed"),
     ("gateway", "web::response", "web::login"),
-    ("git", "https", "remote"),
-    ("git", "ssh", "remote"),
     ("gitlab", "agent_info", "client"),
     ("gitlab", "metrics", "client"),
     ("gitlab", "switch", "client"),

@@ -40,7 +40,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     objects::invalid,
-    remote::{GitConnection, TIMEOUT},
+    protocol::{GitConnection, TIMEOUT},
 };
 use crate::RepositoryError;
 

@@ -5,7 +5,11 @@
 use std::{
     ops::ControlFlow,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use gix_hash::ObjectId;
@@ -23,6 +27,18 @@ use super::{
     objects::{MAX_ALLOCATION, invalid, refused},
 };
 use crate::{Commit, Reference, RepositoryError};
+
+/// The time for one exchange with the server, from the connection to the last byte.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A connection to the server, and what ends it.
+pub(super) struct GitConnection {
+    pub(super) transport: BoxTransport,
+    /// Set when the server sent more bytes than allowed.
+    pub(super) exceeded: Arc<AtomicBool>,
+    /// Ends the connection when it is dropped.
+    pub(super) guard: Box<dyn Send>,
+}
 
 /// A session with a server: a transport after its handshake.
 pub(super) struct Session {

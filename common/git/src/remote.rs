@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     https,
     objects::{Objects, invalid, object_id},
-    protocol::{BoxTransport, Session, Want},
+    protocol::{GitConnection, Session, TIMEOUT, Want},
     ssh,
 };
 use crate::{
@@ -35,8 +35,6 @@ use crate::{
     SelectedFiles, WORK_DIRECTORY_PREFIX,
 };
 
-/// The time for one exchange with the server, from the connection to the last byte.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The shortest time between two lookups of the branch. Agents that read at the same time share one.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// The largest pack of trees, in bytes.
@@ -74,15 +72,6 @@ struct Cache {
 struct Snapshot {
     commit: CommitId,
     directory: Arc<WorkDirectory>,
-}
-
-/// A connection to the server, and what ends it.
-pub(super) struct GitConnection {
-    pub(super) transport: BoxTransport,
-    /// Set when the server sent more bytes than allowed.
-    pub(super) exceeded: Arc<AtomicBool>,
-    /// Ends the connection when it is dropped.
-    pub(super) guard: Box<dyn Send>,
 }
 
 /// Interrupts the work of a thread when it is dropped.

@@ -17,7 +17,7 @@ use gix_transport::{
 };
 use parking_lot::Mutex;
 
-use super::{objects::invalid, remote::GitConnection};
+use super::{objects::invalid, protocol::GitConnection};
 use crate::{Location, RepositoryError};
 
 /// The most bytes of the messages of `ssh` that are read.
