@@ -28,7 +28,7 @@ pub use self::{
     current::Identities,
     dial_target::{AgentUrl, AgentUrlError, DialTarget},
 };
-use crate::{AgentAttributes, address::AllowedNetworks, token::TokenHash};
+use crate::{address::AllowedNetworks, token::TokenHash};
 use ::oidc::VerifiedToken;
 use promql::Labels;
 use settings::ConfigError;
@@ -63,6 +63,17 @@ pub struct AgentIdentity {
     pub project: Option<u64>,
     /// The path of the project of an agent of GitLab, if GitLab has said it.
     pub project_path: Option<Arc<str>>,
+}
+
+/// The attributes of an agent by which settings select it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgentAttributes<'a> {
+    /// The id.
+    pub id: AgentId,
+    /// The name, if it is known.
+    pub name: Option<&'a AgentName>,
+    /// The path of the project of an agent of GitLab, if it is known.
+    pub project_path: Option<&'a str>,
 }
 
 impl AgentIdentity {

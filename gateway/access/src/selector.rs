@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use proto::{AgentId, AgentName, notify::is_project_path};
 use serde::{Deserialize, Serialize};
 
-use crate::identity::Identity;
+use crate::identity::{AgentAttributes, Identity};
 
 /// Names an agent in a setting. Names of GitLab's agents are unique in their project only, so that a name alone is never one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,17 +25,6 @@ pub enum AgentSelector {
     "{0:?} names no agent: write its id, the name of an agent of the identity file, or project/path:name of an agent of GitLab"
 )]
 pub struct InvalidAgentSelector(String);
-
-/// The attributes of an agent by which settings select it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AgentAttributes<'a> {
-    /// The id.
-    pub id: AgentId,
-    /// The name, if it is known.
-    pub name: Option<&'a AgentName>,
-    /// The path of the project of an agent of GitLab, if it is known.
-    pub project_path: Option<&'a str>,
-}
 
 impl AgentSelector {
     /// Returns whether the setting names the agent, or `None` if an unknown attribute decides.
