@@ -40,8 +40,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gateway", "services::gitops::versions", "services::gitops::feed"),
     ("gateway", "services::notify::access", "services::notify::feed"),
     ("gateway", "web::response", "web::login"),
-    ("gitlab", "agent_info", "client"),
-    ("gitlab", "metrics", "client"),
     ("gitlab", "switch", "client"),
     ("loadtest", "load::report", "load::options"),
     ("testing", "gitlab::handlers", "gitlab::public"),

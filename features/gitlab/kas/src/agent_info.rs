@@ -1,19 +1,14 @@
 //! The agent of a token, and the repository of its configuration.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use http::StatusCode;
-use parking_lot::Mutex;
 use proto::{AgentId, AgentName};
 use secrecy::SecretString;
 use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
 use super::{Credential, Endpoint, GitLabClient, GitLabError};
 use crate::gitaly::{GitalyServer, messages::RepositoryLocation};
-
-/// The most Gitaly servers that are remembered. A GitLab has some.
-const MAX_SERVERS: usize = 32;
 
 /// The answer of GitLab to `agent_info`.
 #[derive(Clone, Debug)]
@@ -50,10 +45,6 @@ struct Body {
     gitaly_repository: Option<RepositoryLocation>,
     default_branch: Option<String>,
 }
-
-/// The Gitaly servers that are known, so that thousands of agents do not each hold the same feature flags.
-#[derive(Default)]
-pub(super) struct GitalyServers(Mutex<Vec<([u8; 32], Arc<GitalyServer>)>>);
 
 impl GitLabClient {
     /// Returns the agent that holds a token, or `None` if GitLab does not know the token.
@@ -108,55 +99,4 @@ impl GitLabClient {
 
 fn is_not_found<T>(result: &Result<T, GitLabError>) -> bool {
     matches!(result, Err(error) if error.is_status(StatusCode::NOT_FOUND))
-}
-
-impl GitalyServers {
-    /// Returns the server with this description.
-    pub(super) fn get(&self, info: serde_json::Value) -> Result<Arc<GitalyServer>, GitLabError> {
-        if info.is_null() {
-            return Ok(Arc::default());
-        }
-        let digest: [u8; 32] = Sha256::digest(info.to_string()).into();
-        let mut servers = self.0.lock();
-        if let Some((_, server)) = servers.iter().find(|(known, _)| *known == digest) {
-            return Ok(Arc::clone(server));
-        }
-        let server: GitalyServer = serde_json::from_value(info)
-            .map_err(|_| GitLabError::unavailable("its gitaly_info is not the expected JSON"))?;
-        let server = Arc::new(server);
-        if servers.len() == MAX_SERVERS {
-            servers.remove(0);
-        }
-        servers.push((digest, Arc::clone(&server)));
-        Ok(server)
-    }
-}
-
-impl fmt::Debug for GitalyServers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GitalyServers")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn same_server_is_shared_and_a_changed_one_is_new() {
-        let servers = GitalyServers::default();
-        let info = |token: &str| json!({"address": "tcp://a:1", "token": token, "features": {"f": "true"}});
-        let first = servers.get(info("a")).unwrap();
-        assert_eq!((first.address.as_str(), first.features["f"].as_str()), ("tcp://a:1", "true"));
-        assert!(Arc::ptr_eq(&first, &servers.get(info("a")).unwrap()));
-        assert!(!Arc::ptr_eq(&first, &servers.get(info("b")).unwrap()));
-        assert!(servers.get(json!([1])).is_err());
-        assert!(!format!("{first:?}").contains("token: \"a\""));
-        for n in 0..100 {
-            servers.get(info(&n.to_string())).unwrap();
-        }
-        assert_eq!(servers.0.lock().len(), MAX_SERVERS);
-    }
 }

@@ -33,7 +33,6 @@ use tokio::{
 
 use super::{
     Credential, Endpoint, GitLabAddress, GitLabError, Transport,
-    agent_info::GitalyServers,
     budget::{BudgetShare, RequestBudget},
     jwt,
     metrics::{self, AttemptResult, GitLabMetrics},
@@ -41,7 +40,7 @@ use super::{
     switch::Switch,
     transport::Connector,
 };
-use crate::config::ApiRateLimit;
+use crate::{config::ApiRateLimit, gitaly::GitalyServers};
 
 /// The time of one attempt, from the name lookup to the end of the response.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -238,7 +237,7 @@ impl GitLabClient {
 
     /// Registers the metrics of this client.
     pub fn register(&self, registry: &mut Registry) {
-        metrics::register(registry, self, &self.inner.metrics);
+        metrics::register(registry, self.switched_off(), &self.inner.metrics);
     }
 
     async fn send<T: DeserializeOwned>(

@@ -16,6 +16,7 @@ mod limits;
 pub mod messages;
 mod references;
 mod repository;
+mod servers;
 
 use std::{
     collections::HashMap,
@@ -42,6 +43,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use self::limits::{CallLimits, CallQueue};
+pub(crate) use self::servers::GitalyServers;
 pub use self::{
     address::{GitalyAddress, HostPort, InvalidAddress},
     config::{GitalyConfig, GlobalRateLimit, ServerRateLimit},

@@ -9,8 +9,9 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use telemetry::{CallbackMetric, DurationHistogram};
+use tokio::sync::watch;
 
-use super::{BudgetShare, Endpoint, GitLabClient};
+use super::{BudgetShare, Endpoint};
 
 /// Upper bounds in seconds, up to the time limit of an attempt.
 static DURATIONS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 20.0];
@@ -82,8 +83,8 @@ impl GitLabMetrics {
     }
 }
 
-/// Registers the metrics of a client.
-pub(super) fn register(registry: &mut Registry, client: &GitLabClient, metrics: &GitLabMetrics) {
+/// Registers the metrics of a client. `off` is true while GitLab has switched kas off.
+pub(super) fn register(registry: &mut Registry, off: watch::Receiver<bool>, metrics: &GitLabMetrics) {
     registry.register(
         "kas_gitlab_requests",
         "Requests to GitLab, by endpoint and by class of the status; each attempt counts",
@@ -100,7 +101,6 @@ pub(super) fn register(registry: &mut Registry, client: &GitLabClient, metrics: 
         "Requests to GitLab that were not sent because of gitlab.api_rate_limit, by their share of it",
         metrics.limited.clone(),
     );
-    let off = client.switched_off();
     let help = "1 while GitLab has switched kas off, else 0";
     let gauge = move || u64::from(*off.borrow());
     registry.register_collector(CallbackMetric::gauge("kas_gitlab_switched_off", help, gauge));
