@@ -22,7 +22,7 @@
 //! | `transport` | connections: TCP, TLS, Unix sockets |
 //! | `setup` | reads the files of the section `gitlab` |
 //! | `usage` | [`Usage`]: counters and events for GitLab's statistics |
-//! | `switch` | whether GitLab has switched kas off |
+//! | `switch_monitor` | whether GitLab has switched kas off |
 #![warn(missing_docs)]
 
 mod address;
@@ -50,6 +50,7 @@ mod project_info;
 mod response;
 mod setup;
 mod switch;
+mod switch_monitor;
 mod transport;
 mod usage;
 
@@ -73,7 +74,7 @@ pub use self::{
     project_info::ProjectInfo,
     response::GitLabError,
     setup::GitLabSetup,
-    switch::SwitchMonitor,
+    switch_monitor::SwitchMonitor,
     transport::{Stream, Transport},
     usage::{Usage, UsageKind, UsageReporter, UsageSubject},
 };
