@@ -112,7 +112,7 @@ impl OutputOptions {
             bail!("no response arrived in the measured time");
         }
         let share = errors as f64 / all as f64 * 100.0;
-        ensure!(share <= self.allow_errors, "{errors} of {all} requests failed: {}", causes(tally));
+        ensure!(share <= self.allow_errors, "{errors} of {all} requests failed: {}", tally.causes());
         Ok(())
     }
 }
@@ -121,16 +121,6 @@ impl OutputOptions {
 pub fn write_json(file: &std::path::Path, report: &impl serde::Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(report)? + "\n";
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// Formats the errors with their counts, the most frequent first.
-pub fn causes(tally: &Tally) -> String {
-    let refused = tally.refusals.iter().map(|(status, count)| (*count, format!("status {status}")));
-    let failed = tally.failures.iter().map(|(failure, count)| (*count, failure.clone()));
-    let unsent = (tally.unsent > 0).then(|| (tally.unsent, "due but never sent".to_owned()));
-    let mut causes: Vec<_> = refused.chain(failed).chain(unsent).collect();
-    causes.sort_by_key(|cause| std::cmp::Reverse(cause.0));
-    causes.iter().map(|(count, what)| format!("{count} × {what}")).collect::<Vec<_>>().join(", ")
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::Serialize;
 
-use super::{Plan, Tally, options::causes, tally::Second};
+use super::{Plan, Tally, tally::Second};
 
 /// The result of one run; its JSON is this struct.
 #[derive(Clone, Debug, Serialize)]
@@ -98,7 +98,7 @@ impl Report {
             unsent: tally.unsent,
             quantiles: nines.map(|quantile| (quantile, tally.quantile(quantile))).collect(),
             timeline: tally.timeline.clone(),
-            causes: causes(tally),
+            causes: tally.causes(),
         }
     }
 }

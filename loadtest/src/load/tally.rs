@@ -160,6 +160,16 @@ impl Tally {
         milliseconds(self.lag.value_at_quantile(quantile))
     }
 
+    /// Formats the errors with their counts, the most frequent first.
+    pub fn causes(&self) -> String {
+        let refused = self.refusals.iter().map(|(status, count)| (*count, format!("status {status}")));
+        let failed = self.failures.iter().map(|(failure, count)| (*count, failure.clone()));
+        let unsent = (self.unsent > 0).then(|| (self.unsent, "due but never sent".to_owned()));
+        let mut causes: Vec<_> = refused.chain(failed).chain(unsent).collect();
+        causes.sort_by_key(|cause| std::cmp::Reverse(cause.0));
+        causes.iter().map(|(count, what)| format!("{count} × {what}")).collect::<Vec<_>>().join(", ")
+    }
+
     fn second(&mut self, now: Instant) -> &mut Second {
         let index = now.saturating_duration_since(self.start).as_secs() as usize;
         if self.timeline.len() <= index {
