@@ -40,8 +40,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gateway", "services::gitops::versions", "services::gitops::feed"),
     ("gateway", "services::notify::access", "services::notify::feed"),
     ("gateway", "web::response", "web::login"),
-    ("testing", "gitlab::handlers", "gitlab::public"),
-    ("testing", "gitlab::request", "gitlab::public"),
     ("testing", "kas::world", "kas::fleet"),
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),

@@ -9,6 +9,7 @@
     reason = "a failed step of the stand-in is a failed test"
 )]
 
+mod answer;
 mod endpoint;
 mod handlers;
 mod jwt;

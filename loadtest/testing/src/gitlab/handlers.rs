@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::gitlab::{
     Fault, Shared,
+    answer::{Answer, message, unauthorized},
     endpoint::{Endpoint, Subject},
     public,
     request::{
@@ -59,9 +60,6 @@ const EVENTS: [(&str, &[&str]); 4] = [
         ],
     ),
 ];
-
-/// A status with a JSON body; the body is empty if it is null.
-pub(crate) type Answer = (u16, Value);
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new().fallback(handle).with_state(shared)
@@ -255,14 +253,6 @@ fn agent_events(state: &mut State, body: &[u8]) -> Result<Answer, Violation> {
     }
     state.agent_events.push(parse(body)?);
     Ok((204, Value::Null))
-}
-
-pub(crate) fn unauthorized() -> Answer {
-    (401, message("401 Unauthorized"))
-}
-
-pub(crate) fn message(text: &str) -> Value {
-    json!({"message": text})
 }
 
 fn json_response((status, body): Answer) -> Response {

@@ -1,37 +1,16 @@
 //! The public API: the environments of a project, the statuses of its commits, and notes of merge requests.
 
-use http::{HeaderMap, header::AUTHORIZATION};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::gitlab::{
-    handlers::{Answer, message, unauthorized},
-    request::{KasRequest, Violation, parse, single, violation},
+    answer::{Answer, message, unauthorized},
+    request::{KasRequest, Violation, parse, violation},
     state::{Project, ProjectEnvironment, State},
 };
 
 /// The environments of one page.
 const PAGE: usize = 100;
-
-/// Returns the token of a user, or that of a job with the prefix `job:`. Other credentials are a violation.
-pub(crate) fn token(headers: &HeaderMap) -> Result<String, String> {
-    for name in ["gitlab-kas-api-request", "gitlab-agentk-api-request", "private-token", "cookie"] {
-        if headers.contains_key(name) {
-            return Err(format!("the public API needs no {name}"));
-        }
-    }
-    let user = single(headers, AUTHORIZATION.as_str())?;
-    let job = single(headers, "job-token")?;
-    let token = match (user, job) {
-        (Some(user), None) => match user.strip_prefix("Bearer ") {
-            Some(token) => token.to_owned(),
-            None => return Err("Authorization is not Bearer".to_owned()),
-        },
-        (None, Some(job)) => format!("job:{job}"),
-        _ => return Err("there is no token, or more than one".to_owned()),
-    };
-    Ok(token)
-}
 
 /// Answers `GET /projects/:id/environments`.
 pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer, Violation> {

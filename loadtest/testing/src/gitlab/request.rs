@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::gitlab::{
     endpoint::{Endpoint, Subject},
-    jwt, public,
+    jwt,
 };
 
 /// The headers with a token of an agent in newer versions of GitLab.
@@ -143,7 +143,7 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
         return single(headers, "private-token")?.ok_or_else(|| "PRIVATE-TOKEN is missing".to_owned());
     }
     if endpoint.subject() == Subject::Caller {
-        return public::token(headers);
+        return public_token(headers);
     }
     let job = single(headers, "job-token")?;
     let mut agent = single(headers, AUTHORIZATION.as_str())?
@@ -169,6 +169,26 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
         }
     };
     if token.is_empty() { Err("the token is empty".to_owned()) } else { Ok(token) }
+}
+
+/// Returns the token of a user, or that of a job with the prefix `job:`. Other credentials are a violation.
+fn public_token(headers: &HeaderMap) -> Result<String, String> {
+    for name in ["gitlab-kas-api-request", "gitlab-agentk-api-request", "private-token", "cookie"] {
+        if headers.contains_key(name) {
+            return Err(format!("the public API needs no {name}"));
+        }
+    }
+    let user = single(headers, AUTHORIZATION.as_str())?;
+    let job = single(headers, "job-token")?;
+    let token = match (user, job) {
+        (Some(user), None) => match user.strip_prefix("Bearer ") {
+            Some(token) => token.to_owned(),
+            None => return Err("Authorization is not Bearer".to_owned()),
+        },
+        (None, Some(job)) => format!("job:{job}"),
+        _ => return Err("there is no token, or more than one".to_owned()),
+    };
+    Ok(token)
 }
 
 fn query_id(endpoint: Endpoint, query: Option<&str>) -> Result<String, String> {
