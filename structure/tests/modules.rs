@@ -44,7 +44,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),
     ("testing", "simulator::selector", "simulator::request"),
-    ("tunnel", "monitor", "body"),
     ("tunnel", "send_body", "body"),
 ];
 

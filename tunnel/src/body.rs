@@ -12,7 +12,9 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use proto::trailers;
 
-use crate::{StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SendBody};
+use crate::{
+    BodyError, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SendBody,
+};
 
 /// A streaming body of [`Bytes`]. [`trailers::strip`] is applied to its trailers.
 #[derive(Default)]
@@ -44,20 +46,6 @@ enum ReadState {
     Trailers,
     /// The stream has failed. The next poll returns the error.
     Failing(BodyError),
-}
-
-/// The reason why a body is incomplete.
-#[derive(Debug, thiserror::Error)]
-pub enum BodyError {
-    /// The stream was reset by the other end, or the tunnel was lost.
-    #[error("the tunnel ended in the middle of a body: {0}")]
-    Tunnel(#[from] h2::Error),
-    /// [`StreamMonitor::reset`] reset the stream.
-    #[error("this end reset the stream")]
-    Reset,
-    /// The error of the inner body of [`Body::new`].
-    #[error("{0}")]
-    Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Body {

@@ -38,6 +38,7 @@
 #![warn(missing_docs)]
 
 mod body;
+mod body_error;
 mod client;
 mod config;
 mod counted_body;
@@ -65,7 +66,8 @@ pub mod websocket;
 pub use proto::Delivery;
 
 pub use self::{
-    body::{Body, BodyError},
+    body::Body,
+    body_error::BodyError,
     client::{Driver, open},
     config::TunnelConfig,
     counted_body::CountedBody,
