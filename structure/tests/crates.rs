@@ -3,19 +3,17 @@
 #![allow(clippy::disallowed_methods, reason = "there is no runtime")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
-use structure::root;
+use structure::{
+    root,
+    workspace::{Package, packages},
+};
 
-/// The folders of the crates of the workspace.
-fn crates() -> Vec<PathBuf> {
-    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-    let (_, members) = manifest.split_once("members = [").unwrap();
-    let (members, _) = members.split_once("\n]").unwrap();
-    members.lines().filter_map(|line| line.split('"').nth(1)).map(|folder| root().join(folder)).collect()
-}
+/// The number of crates in the longest chain of dependencies. It may only get smaller.
+const LONGEST_CHAIN: usize = 12;
 
 /// Collects the Rust files below a folder, without paths that are not wanted.
 fn collect(folder: &Path, is_wanted: &impl Fn(&Path) -> bool, files: &mut Vec<PathBuf>) {
@@ -35,41 +33,54 @@ fn collect(folder: &Path, is_wanted: &impl Fn(&Path) -> bool, files: &mut Vec<Pa
 fn crates_depend_only_on_crates_in_layers_below() {
     let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let (_, section) = text.split_once("\n## Crates\n").unwrap();
-    let drawing = section.split("```").nth(1).unwrap();
-    let mut layers = BTreeMap::new();
-    for (height, line) in drawing.lines().rev().enumerate() {
-        for name in line.split_whitespace() {
-            layers.insert(name.to_owned(), height);
-        }
-    }
+    let drawing = section.split("```").nth(1).unwrap().strip_prefix("text\n").unwrap();
+    let layers: BTreeMap<&str, usize> = drawing
+        .lines()
+        .rev()
+        .enumerate()
+        .flat_map(|(height, line)| line.split_whitespace().map(move |name| (name, height)))
+        .collect();
+    let packages = packages();
+    let names: BTreeSet<&str> = packages.iter().map(|package| package.name.as_str()).collect();
+    let drawn: BTreeSet<&str> = layers.keys().copied().collect();
+    let differing: Vec<_> = names.symmetric_difference(&drawn).collect();
+    assert!(differing.is_empty(), "in the drawing or in the workspace, and not in both: {differing:?}");
     let mut wrong = Vec::new();
-    for folder in crates() {
-        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
-        let (head, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap_or((&manifest, ""));
-        let name = head.split("name = \"").nth(1).unwrap().split('"').next().unwrap();
-        let Some(&layer) = layers.get(name) else {
-            wrong.push(format!("{name} is not in the drawing"));
-            continue;
-        };
-        let dependencies = dependencies.split("\n[").next().unwrap();
-        for dependency in dependencies.lines().filter_map(|line| line.split(['.', ' ', '=']).next()) {
-            if layers.get(dependency).is_some_and(|below| *below >= layer) {
-                wrong.push(format!("{name} depends on {dependency}, which is not below it"));
-            }
+    for package in &packages {
+        let is_below = |name: &&str| layers[*name] < layers[package.name.as_str()];
+        for dependency in package.dependencies().filter(|name| !is_below(name)) {
+            wrong.push(format!("{} depends on {dependency}, which is not below it", package.name));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The crates from one to the most distant one that it needs, both included.
+fn longest_chain<'a>(packages: &'a [Package], name: &'a str) -> Vec<&'a str> {
+    let package = packages.iter().find(|package| package.name == name).unwrap();
+    let chains = package.dependencies().map(|dependency| longest_chain(packages, dependency));
+    let longest = chains.max_by_key(Vec::len).unwrap_or_default();
+    [&[name], longest.as_slice()].concat()
+}
+
+/// A type that comes through a long chain is hard to find, and a change at its end builds everything.
+#[test]
+fn chains_of_dependencies_do_not_get_longer() {
+    let packages = packages();
+    let chains = packages.iter().map(|package| longest_chain(&packages, &package.name));
+    let longest = chains.max_by_key(Vec::len).unwrap();
+    assert!(longest.len() <= LONGEST_CHAIN, "{}", longest.join(" → "));
 }
 
 /// A small system does not have each of these programs.
 #[test]
 fn no_program_is_started_where_a_system_call_does_it() {
     let mut files = Vec::new();
-    for folder in crates() {
+    for package in packages() {
         // The folders of crates contain those of others, and of builds.
         let is_wanted =
             |path: &Path| path.file_name().is_some_and(|name| name != "target" && name != "node_modules");
-        collect(&folder, &is_wanted, &mut files);
+        collect(&root().join(package.folder()), &is_wanted, &mut files);
     }
     let starts = ["kill", "mkfifo"].map(|program| format!("Command::new(\"{program}\")"));
     files.retain(|file| starts.iter().any(|start| fs::read_to_string(file).unwrap().contains(start)));
