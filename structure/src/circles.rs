@@ -1,13 +1,13 @@
 //! Circles of references between the modules of a folder.
 
-use crate::references::{Reference, SourceTree};
+use crate::references::{ModuleReference, SourceTree};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The references between two children of one module: of the children, or of modules below them.
-type Siblings = BTreeMap<usize, BTreeMap<usize, Vec<Reference>>>;
+type Siblings = BTreeMap<usize, BTreeMap<usize, Vec<ModuleReference>>>;
 
 /// The references that make circles, grouped: in each group, each module reaches each other one.
-pub fn circles(tree: &SourceTree, references: &[Reference]) -> Vec<Vec<Reference>> {
+pub fn circles(tree: &SourceTree, references: &[ModuleReference]) -> Vec<Vec<ModuleReference>> {
     let mut circles = Vec::new();
     for siblings in levels(tree, references).values() {
         let mut done = BTreeSet::new();
@@ -28,7 +28,7 @@ pub fn circles(tree: &SourceTree, references: &[Reference]) -> Vec<Vec<Reference
 }
 
 /// The references between siblings, by the module whose children they are.
-fn levels(tree: &SourceTree, references: &[Reference]) -> BTreeMap<usize, Siblings> {
+fn levels(tree: &SourceTree, references: &[ModuleReference]) -> BTreeMap<usize, Siblings> {
     let mut levels: BTreeMap<usize, Siblings> = BTreeMap::new();
     for reference in references {
         let (from, to) = (ancestors(tree, reference.from), ancestors(tree, reference.to));
@@ -74,8 +74,9 @@ mod tests {
             fs::write(file, text).unwrap();
         }
         let tree = SourceTree::read(&folder.path().join(Path::new("lib.rs")));
-        let line =
-            |reference: Reference| format!("{} → {}", tree.name(reference.from), tree.name(reference.to));
+        let line = |reference: ModuleReference| {
+            format!("{} → {}", tree.name(reference.from), tree.name(reference.to))
+        };
         circles(&tree, &tree.references())
             .into_iter()
             .map(|circle| circle.into_iter().map(line).collect())

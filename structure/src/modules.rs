@@ -23,6 +23,8 @@ pub struct Module {
     pub(crate) children: BTreeMap<String, usize>,
     /// The items that the module declares.
     pub(crate) items: BTreeSet<String>,
+    /// The structs, enums, traits and aliases of types that are `pub`.
+    pub public_types: Vec<String>,
     /// The names of imports, with the paths that they stand for.
     pub(crate) imports: BTreeMap<String, Names>,
     /// The paths of `use path::*`.
@@ -59,6 +61,7 @@ fn read_items(
         parent,
         children: BTreeMap::new(),
         items: items.iter().filter(|item| !is_test(item)).filter_map(declared_name).collect(),
+        public_types: items.iter().filter(|item| !is_test(item)).filter_map(public_type).collect(),
         imports: BTreeMap::new(),
         globs: Vec::new(),
         mentions: BTreeSet::new(),
@@ -98,6 +101,18 @@ fn declared_name(item: &Item) -> Option<String> {
         _ => return None,
     };
     Some(name.to_string())
+}
+
+/// The name of a type that is `pub`.
+fn public_type(item: &Item) -> Option<String> {
+    let (name, visibility) = match item {
+        Item::Enum(item) => (&item.ident, &item.vis),
+        Item::Struct(item) => (&item.ident, &item.vis),
+        Item::Trait(item) => (&item.ident, &item.vis),
+        Item::Type(item) => (&item.ident, &item.vis),
+        _ => return None,
+    };
+    matches!(visibility, Visibility::Public(_)).then(|| name.to_string())
 }
 
 fn is_test(item: &Item) -> bool {

@@ -10,7 +10,7 @@ pub struct SourceTree {
 
 /// A module names another one, or an item of it. Both are indices of `SourceTree::modules`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Reference {
+pub struct ModuleReference {
     pub from: usize,
     /// The module that declares the item, also if another one exports it with `pub use`.
     pub to: usize,
@@ -26,12 +26,12 @@ impl SourceTree {
     }
 
     /// All references between two modules, each once.
-    pub fn references(&self) -> Vec<Reference> {
+    pub fn references(&self) -> Vec<ModuleReference> {
         let mut references = Vec::new();
         for (from, module) in self.modules.iter().enumerate() {
             for path in module.mentions.iter().chain(&module.globs) {
                 let to = self.resolve(from, path, MAX_REEXPORTS);
-                references.extend(to.map(|to| Reference { from, to }));
+                references.extend(to.map(|to| ModuleReference { from, to }));
             }
         }
         references.retain(|reference| reference.from != reference.to);

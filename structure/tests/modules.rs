@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use structure::{
     circles::circles,
-    references::{Reference, SourceTree},
+    references::{ModuleReference, SourceTree},
     root,
     workspace::packages,
 };
@@ -55,13 +55,13 @@ fn source_trees() -> Vec<(String, SourceTree)> {
 }
 
 /// Returns whether the list has an import.
-fn is_listed(krate: &str, tree: &SourceTree, reference: &Reference) -> bool {
+fn is_listed(krate: &str, tree: &SourceTree, reference: &ModuleReference) -> bool {
     let (from, to) = (tree.name(reference.from), tree.name(reference.to));
     CLOSE_A_CIRCLE.contains(&(krate, &from, &to))
 }
 
 /// `file → module`, with the file of the import relative to the root of the repository.
-fn line(tree: &SourceTree, reference: &Reference) -> String {
+fn line(tree: &SourceTree, reference: &ModuleReference) -> String {
     let file = tree.modules[reference.from].file.strip_prefix(root()).unwrap();
     format!("{} → {}", file.display(), tree.name(reference.to))
 }
