@@ -14,6 +14,9 @@ use syn::{
 /// The names of a path, such as `["crate", "proxy", "handle"]`.
 pub type Names = Vec<String>;
 
+/// The first of the names of `::krate::Item`.
+pub(crate) const EXTERNAL: &str = "";
+
 /// A module without its tests: a file, or a part of a file.
 pub struct Module {
     /// The names from the root of the crate on; none for the root.
@@ -225,17 +228,18 @@ impl<'a> Visit<'a> for Reader<'_> {
     fn visit_item_mod(&mut self, _: &'a ItemMod) {}
 
     fn visit_item_use(&mut self, item: &'a ItemUse) {
-        if item.leading_colon.is_none() {
-            self.import(&item.tree, Names::new());
-        }
+        self.import(
+            &item.tree,
+            item.leading_colon.as_ref().map(|_| EXTERNAL.to_owned()).into_iter().collect(),
+        );
     }
 
     fn visit_visibility(&mut self, _: &'a Visibility) {}
 
     fn visit_path(&mut self, path: &'a syn::Path) {
-        if path.leading_colon.is_none() {
-            self.0.mentions.insert(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
-        }
+        let external = path.leading_colon.as_ref().map(|_| EXTERNAL.to_owned());
+        let names = path.segments.iter().map(|segment| segment.ident.to_string());
+        self.0.mentions.insert(external.into_iter().chain(names).collect());
         visit::visit_path(self, path);
     }
 

@@ -1,7 +1,7 @@
 //! The references between the modules of a crate.
 
-use crate::modules::{self, Module};
-use std::path::Path;
+use crate::modules::{self, EXTERNAL, Module};
+use std::{collections::BTreeSet, path::Path};
 
 /// The modules of a library or a program.
 pub struct SourceTree {
@@ -38,6 +38,13 @@ impl SourceTree {
         references.sort_unstable();
         references.dedup();
         references
+    }
+
+    /// The names of other crates in the paths of a module, and other names that stand for nothing in this crate.
+    pub fn foreign_names(&self, module: usize) -> BTreeSet<&str> {
+        let paths = self.modules[module].mentions.iter().chain(&self.modules[module].globs);
+        let foreign = paths.filter(|path| self.resolve(module, path, MAX_REEXPORTS).is_none());
+        foreign.filter_map(|path| path.iter().find(|name| *name != EXTERNAL)).map(String::as_str).collect()
     }
 
     /// The name of a module as in paths of Rust, without `crate`.
