@@ -26,7 +26,8 @@ use proto::ReplicaId;
 use serde_saphyr::Spanned;
 use tokio::time::sleep;
 
-pub(crate) use self::record::{AuditRecord, AuditedAccess, ByteCounts, NewRequest};
+pub(crate) use self::event::AuditedAccess;
+pub(crate) use self::record::{AuditRecord, ByteCounts, NewRequest};
 use self::{file::RotatingFile, strangers::StrangerLimit};
 use crate::{
     config::{AuditConfig, AuditSink},

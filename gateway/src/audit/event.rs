@@ -1,8 +1,11 @@
 //! The events for which a request is in the audit log.
 
+use std::sync::Arc;
+
+use access::Grant;
 use proto::Reason;
 
-use super::AuditedAccess;
+use crate::{destination::Destination, request_types::Operation};
 
 /// The reason for which a request is in the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -22,6 +25,21 @@ pub(super) enum AuditEvent {
     Refusal,
     /// Refusals of strangers have no lines, and are counted.
     LeftOut,
+}
+
+/// An authorized request.
+#[derive(Debug)]
+pub(crate) struct AuditedAccess {
+    /// The rights of the caller.
+    pub(crate) grant: Arc<Grant>,
+    /// The agent and its service.
+    pub(crate) destination: Destination,
+    /// What the request does in the cluster.
+    pub(crate) operation: Operation,
+    /// The caller asks for an upgrade to another protocol.
+    pub(crate) upgrade: bool,
+    /// GitLab or an issuer was asked for the caller.
+    pub(crate) login: bool,
 }
 
 impl AuditEvent {

@@ -11,7 +11,7 @@ use std::{
     time::SystemTime,
 };
 
-use access::{CallerNames, Grant, RequestError};
+use access::{CallerNames, RequestError};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
@@ -22,10 +22,9 @@ use tokio::time::Instant;
 
 use super::{
     AuditLog,
-    event::{self, AuditEvent},
+    event::{self, AuditEvent, AuditedAccess},
     strangers::LeftOut,
 };
-use crate::{destination::Destination, request_types::Operation};
 
 /// The most bytes of the method, the path and the message of a refused request.
 const MAX_REFUSED: usize = 512;
@@ -73,21 +72,6 @@ pub(crate) struct NewRequest<'a> {
     pub(crate) host: Option<&'a str>,
     /// The URI as the caller sent it.
     pub(crate) uri: &'a Uri,
-}
-
-/// An authorized request.
-#[derive(Debug)]
-pub(crate) struct AuditedAccess {
-    /// The rights of the caller.
-    pub(crate) grant: Arc<Grant>,
-    /// The agent and its service.
-    pub(crate) destination: Destination,
-    /// What the request does in the cluster.
-    pub(crate) operation: Operation,
-    /// The caller asks for an upgrade to another protocol.
-    pub(crate) upgrade: bool,
-    /// GitLab or an issuer was asked for the caller.
-    pub(crate) login: bool,
 }
 
 /// The bytes of bodies, or of the raw streams after an upgrade.
