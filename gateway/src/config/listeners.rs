@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use settings::ConfigError;
 
-use super::{Config, WebConfig};
+use super::Config;
 use crate::addresses::ProxyProtocol;
 
 /// The kind of the address of a listener, as in the `network` keys of GitLab's kas.
@@ -127,7 +127,7 @@ impl Config {
 
     /// Returns an error if sessions of browsers could cross a network without TLS.
     pub(super) fn check_web(&self, file: &Path) -> Result<(), ConfigError> {
-        let Some(WebConfig { listen }) = &self.web else { return Ok(()) };
+        let Some(listen) = self.web.as_ref().map(|web| &web.listen) else { return Ok(()) };
         let has_tls = listen.certificate_file.is_some();
         if has_tls || listen.address.ip().is_loopback() || !listen.trusted_proxies.is_empty() {
             return Ok(());

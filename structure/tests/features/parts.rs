@@ -137,7 +137,7 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", CORE, "notify", 4),
     ("gateway", CORE, PROGRAM, 6),
     ("gateway", CORE, "promql", 2),
-    ("gateway", CORE, "web", 7),
+    ("gateway", CORE, "web", 6),
     ("gateway", "environments", "gitlab", 3),
     ("gateway", "events", "alerts", 1),
     ("gateway", "gitlab", "notify", 2),
