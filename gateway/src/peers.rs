@@ -24,7 +24,8 @@
 //! | `auth` | signs requests and responses, and verifies them; `replay` accepts a request once |
 //! | `header`, `response` | [`PeerHeader`] and [`ProbeResponse`]: the bytes on the wire; [`PeerError`] |
 //! | `connection` | opens connections and keeps them |
-//! | `health` | which replicas fail and are used after the others; [`ReachabilityProbe`]: whether other replicas reach this one |
+//! | `outlier` | which replicas fail and are used after the others |
+//! | `health` | [`ReachabilityProbe`]: whether other replicas reach this one |
 //! | `address` | the address that this replica publishes |
 //! | `url_mac` | signs this address in Redis |
 
@@ -34,6 +35,7 @@ mod client;
 mod connection;
 mod header;
 mod health;
+mod outlier;
 mod recent;
 mod record_mac;
 mod response;

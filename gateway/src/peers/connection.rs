@@ -18,7 +18,7 @@ use tokio::{
 use tokio_rustls::client::TlsStream;
 use tunnel::{CloseReason, Tunnel, TunnelConfig, direct};
 
-use super::{PeerError, PeerUrl, health::OutlierDetector};
+use super::{PeerError, PeerUrl, outlier::OutlierDetector};
 use crate::{metrics::PeerMetrics, tls::Connector};
 
 /// The time after a response in which requests are sent on a connection without a probe.
