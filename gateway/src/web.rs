@@ -93,6 +93,9 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which a request is worth another attempt if the store does not respond: a replica connects to Redis within it.
 const RETRY_STORE: Duration = Duration::from_secs(5);
 const NO_STORE: &str = "kas does not reach Redis, which has the sessions: try again in some seconds";
+/// The message of a refusal because of too many unknown tokens.
+const TOO_MANY: &str = "this address has sent too many unknown tokens in this minute: wait, and check the token; if many readers \
+                                   share the address of a load balancer, name it in web.listen.trusted_proxies";
 /// The services that the list of agents reports.
 const SERVICES: [&str; 4] =
     [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];

@@ -36,7 +36,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gateway", "services::gitops::config", "services::gitops::sources"),
     ("gateway", "services::gitops::versions", "services::gitops::feed"),
     ("gateway", "services::notify::access", "services::notify::feed"),
-    ("gateway", "web::response", "web::login"),
     ("testing", "kas::world", "kas::fleet"),
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
 
 use super::{
-    cookies,
+    TOO_MANY, cookies,
     response::{refusal, respond, with_retry_after},
     sessions,
 };
@@ -42,8 +42,6 @@ const COOKIE: &str = "__Host-kas-login";
 const LIFETIME: Duration = Duration::from_secs(600);
 /// The longest address of the page to which a login returns.
 const MAX_RETURN: usize = 1024;
-pub(super) const TOO_MANY: &str = "this address has sent too many unknown tokens in this minute: wait, and check the token; if many readers \
-                                   share the address of a load balancer, name it in web.listen.trusted_proxies";
 /// The path of the redirects of an issuer, before the name of the issuer.
 pub(super) const CALLBACK_PREFIX: &str = "/web/v1/callback/";
 

@@ -12,7 +12,7 @@ use proto::{Reason, header::ERROR};
 use router::StoreError;
 use serde::Serialize;
 
-use super::{NO_STORE, RETRY_STORE, login::TOO_MANY};
+use super::{NO_STORE, RETRY_STORE, TOO_MANY};
 
 pub(super) fn refusal(status: StatusCode, what: &str) -> Response<Body> {
     respond(status, "text/plain; charset=utf-8", format!("{what}\n"))
