@@ -43,7 +43,7 @@ use self::events::get_events;
 use self::project_events::record_event;
 pub use self::query::Query;
 use self::query::QueryError;
-use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
+use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError, with_error};
 use self::views::get_views;
 use crate::{
     addresses::AddressRules,
@@ -181,7 +181,7 @@ async fn authenticate(
                 ApiError::Address(_) => Status::permission_denied(error.to_string()),
                 _ => Status::unauthenticated("JWT validation failed"),
             };
-            grpc::with_error(grpc::refuse(status), error)
+            with_error(status.into_http(), error)
         }
     };
     api.record(&response, client);

@@ -31,7 +31,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gateway", "agents::gitlab::configuration", "agents::gitlab::calls"),
     ("gateway", "agents::gitlab::flux", "agents::gitlab::calls"),
     ("gateway", "agents::gitlab::gitlab_access", "agents::gitlab::calls"),
-    ("gateway", "api::response", "api::grpc"),
     ("gateway", "proxy::context", "proxy::request_body"),
     ("gateway", "services::gitops::config", "services::gitops::sources"),
     ("gateway", "services::gitops::versions", "services::gitops::feed"),

@@ -21,7 +21,7 @@ use tonic::{Code, Status, server::Grpc};
 use tonic_prost::ProstCodec;
 use tower::{ServiceExt as _, service_fn};
 
-use super::{ApiServer, response::ApiError};
+use super::{ApiServer, response::with_error};
 
 /// The largest request in bytes.
 const MAX_REQUEST: usize = 1 << 20;
@@ -81,14 +81,8 @@ pub(super) async fn handle(routes: Router, request: Request) -> Response {
 }
 
 /// Returns the response of a failed RPC.
-pub(super) fn refuse(status: Status) -> Response {
+fn refuse(status: Status) -> Response {
     status.into_http()
-}
-
-/// Adds an error to its response, for metrics and logs.
-pub(super) fn with_error(mut response: Response, error: impl Into<ApiError>) -> Response {
-    response.extensions_mut().insert(error.into());
-    response
 }
 
 /// Returns the route of a method with one request and one response.

@@ -19,7 +19,7 @@ use serde_json::json;
 use settings::rfc3339;
 use tonic::{Code, Status};
 
-use super::{QueryError, grpc};
+use super::QueryError;
 use crate::{
     agent_locations::{AgentOwner, AgentState},
     configuration::ConfigurationStatus,
@@ -159,7 +159,7 @@ impl IntoResponse for ApiError {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Rpc(status) => return grpc::with_error(grpc::refuse(status.clone()), self),
+            Self::Rpc(status) => return with_error(status.clone().into_http(), self),
         };
         let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
         let headers = response.headers_mut();
@@ -186,6 +186,12 @@ impl IntoResponse for ApiError {
         response.extensions_mut().insert(self);
         response
     }
+}
+
+/// Adds an error to its response, for metrics and logs.
+pub(super) fn with_error(mut response: Response, error: impl Into<ApiError>) -> Response {
+    response.extensions_mut().insert(error.into());
+    response
 }
 
 /// Returns the error of a store that does not answer.

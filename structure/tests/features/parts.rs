@@ -131,7 +131,7 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", CORE, "cluster-audit", 7),
     ("gateway", CORE, "environments", 9),
     ("gateway", CORE, "events", 10),
-    ("gateway", CORE, "gitlab", 11),
+    ("gateway", CORE, "gitlab", 10),
     ("gateway", CORE, "gitops", 4),
     ("gateway", CORE, "graph", 4),
     ("gateway", CORE, "notify", 4),
