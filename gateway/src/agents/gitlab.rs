@@ -18,6 +18,7 @@ mod gitlab_access;
 mod hello;
 mod metrics;
 mod pool;
+mod responses;
 
 use std::{
     convert::Infallible,

@@ -1,8 +1,7 @@
 //! The methods that GitLab's agentk calls.
 
-use std::{error::Error as _, pin::Pin, sync::Arc};
+use std::{error::Error as _, sync::Arc};
 
-use futures_util::{Stream, StreamExt as _};
 use gitlab_tunnel::{
     KUBERNETES_METHOD, MAX_MESSAGE, Order,
     messages::{
@@ -37,9 +36,6 @@ const MAX_PROJECT_LIST: usize = 1 << 20;
 const MAX_DESCRIPTOR: usize = 64 << 10;
 /// The value of the label `method` for a method that kas does not have.
 const UNKNOWN: &str = "unknown";
-
-/// The responses of a method that has several.
-pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Authenticates a call and handles it. The response begins before the call has ended.
 pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<Body>) -> Response<Body> {
@@ -159,19 +155,4 @@ fn serves_kubernetes(descriptor: &Descriptor) -> bool {
         service.methods.iter().map(|method| format!("/{}/{}", service.name, method.name))
     });
     methods.any(|method| method == KUBERNETES_METHOD)
-}
-
-/// Ends the responses of a method when the connection should end.
-pub(super) fn until_leaving<T: Send + 'static>(
-    connection: &GitlabConnection,
-    responses: impl Stream<Item = Result<T, Status>> + Send + 'static,
-) -> Responses<T> {
-    let (leaving, pool) = (connection.leaving(), connection.pool.clone());
-    let left = async move {
-        tokio::select! {
-            _ = leaving => {}
-            () = pool.closed() => {}
-        }
-    };
-    Box::pin(responses.take_until(Box::pin(left)))
 }

@@ -12,8 +12,8 @@ use tonic::Status;
 use super::{
     GitlabConnection,
     call_body::CALL_BYTES,
-    calls::{Responses, until_leaving},
     hello::hello,
+    responses::{Responses, until_leaving},
 };
 
 /// The commit of an agent without a configuration. GitLab's agentk refuses an empty one.

@@ -17,7 +17,7 @@ use tonic::Status;
 use super::{
     GitlabConnection,
     call_body::CALL_BYTES,
-    calls::{Responses, until_leaving},
+    responses::{Responses, until_leaving},
 };
 use crate::agent_memory::MemoryGuard;
 

@@ -16,7 +16,7 @@ use prost::Message as _;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use super::{GitlabConnection, calls::Responses};
+use super::{GitlabConnection, responses::Responses};
 
 /// The module calls of one connection that are handled at the same time.
 pub(super) const MAX_CALLS: usize = 4;
