@@ -6,6 +6,7 @@
 //! Files are checked at start. Credentials that change later (a rotated service account token, a renewed client certificate,
 //! a new cluster CA, the token of a credential plugin) are used without a restart.
 
+mod authorization;
 mod credential_file;
 mod credentials;
 mod error;

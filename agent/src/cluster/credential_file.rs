@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     ClusterError,
-    credentials::{basic, bearer},
+    authorization::{basic, bearer},
 };
 
 /// The time between two checks of the file's metadata: short enough for a rotation by hand, and long enough to be cheap.

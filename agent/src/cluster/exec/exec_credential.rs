@@ -9,7 +9,7 @@ use http::HeaderValue;
 use secrecy::{ExposeSecret as _, SecretSlice, SecretString};
 use serde::Deserialize;
 
-use super::super::credentials::bearer;
+use super::super::authorization::bearer;
 use crate::upstream::ClientIdentity;
 
 /// The credential that a plugin printed.

@@ -9,8 +9,9 @@ use serde_json::json;
 use super::{
     super::{
         ClusterError,
+        authorization::{basic, bearer},
         credential_file::{CredentialFile, CredentialKind},
-        credentials::{Credentials, ImpersonationHeaders, basic, bearer},
+        credentials::{Credentials, ImpersonationHeaders},
         exec::{API_VERSIONS, ExecPlugin, PluginCommand},
     },
     ClusterEntry, Entry, UserEntry,
