@@ -42,6 +42,7 @@ mod log_filter;
 mod metrics;
 pub mod policy;
 mod scope_health;
+mod service_error;
 pub mod services;
 mod session;
 mod tunnel_context;

@@ -7,7 +7,6 @@ pub(crate) mod audit;
 mod caller_permits;
 pub mod configuration;
 pub(crate) mod control;
-mod error;
 pub(crate) mod events;
 pub(crate) mod gitops;
 pub(crate) mod graph;
@@ -29,10 +28,10 @@ use tower::{Layer as _, Service, service_fn, util::BoxCloneSyncService};
 use tunnel::Body;
 
 pub use self::{
-    configuration::ConfigurationService, error::ServiceError, kubernetes::KubernetesService,
-    prometheus::PrometheusService,
+    configuration::ConfigurationService, kubernetes::KubernetesService, prometheus::PrometheusService,
 };
 use self::{events::EventsHandler, prometheus::discovery::Discovery};
+pub use crate::service_error::ServiceError;
 use crate::{
     events::EventLog,
     policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer},
