@@ -30,7 +30,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("testing", "kas::world", "kas::fleet"),
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),
-    ("testing", "simulator::selector", "simulator::request"),
     ("tunnel", "send_body", "body"),
 ];
 

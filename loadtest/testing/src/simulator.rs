@@ -16,6 +16,7 @@ mod objects;
 mod patch;
 mod pods;
 mod prometheus;
+mod query;
 mod request;
 mod resources;
 mod response;
@@ -39,7 +40,8 @@ pub use self::fill::LABEL;
 use self::{
     cluster::Cluster,
     controller::Controller,
-    request::{ApiRequest, decode},
+    query::decode,
+    request::ApiRequest,
     resources::Resource,
     response::{ApiResponse, StatusError},
 };

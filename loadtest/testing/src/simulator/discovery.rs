@@ -8,7 +8,8 @@ use http::{HeaderMap, HeaderName, Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use crate::simulator::{
-    request::{ApiRequest, decode},
+    query::decode,
+    request::ApiRequest,
     resources::{RESOURCES, Resource},
     response::{self, ApiResponse, StatusError},
     selector::section,

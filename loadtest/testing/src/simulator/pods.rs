@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use crate::simulator::{
     clock,
     cluster::{Cluster, OpenStream},
-    request::{ApiRequest, Query},
+    query::Query,
+    request::ApiRequest,
     resources::PODS,
     response::{self, ApiResponse, StatusError},
     selector::{fields, items, number, section, text},

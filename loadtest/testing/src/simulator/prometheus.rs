@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use self::expression::{Evaluated, Labels, Series};
 use crate::simulator::{
     clock,
-    request::{ApiRequest, Query},
+    query::Query,
+    request::ApiRequest,
     response::{self, ApiResponse},
 };
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::simulator::{request::Query, response::StatusError};
+use crate::simulator::{query::Query, response::StatusError};
 
 /// A condition on objects. Without requirements every object matches.
 #[derive(Debug, Default)]
