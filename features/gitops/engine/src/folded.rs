@@ -13,12 +13,21 @@ use crate::{FIELD_MANAGER, manifest::pod_spec};
 /// The two names of the service account of a pod. The API server keeps both, and the second one is stronger.
 const SERVICE_ACCOUNT: [&str; 2] = ["serviceAccount", "serviceAccountName"];
 
+/// A Secret that cannot be applied in the form in which the API server keeps it. The values of the Secret are not in the error.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FoldError {
+    #[error("stringData of the Secret {secret} is not a mapping")]
+    StringDataNotMapping { secret: String },
+    #[error("stringData.{key} of the Secret {secret} is not a text: write it in quotes")]
+    StringDataNotText { key: String, secret: String },
+}
+
 /// Gives an object the form in which the API server keeps it.
 ///
 /// # Errors
 ///
-/// A value of `stringData` is not a text. It is not in the error.
-pub(crate) fn unfold(id: &ObjectId, object: &mut Value) -> Result<(), String> {
+/// A value of `stringData` is not a text.
+pub(crate) fn unfold(id: &ObjectId, object: &mut Value) -> Result<(), FoldError> {
     if is_secret(id) {
         return move_string_data(id, object);
     }
@@ -54,17 +63,17 @@ fn is_secret(id: &ObjectId) -> bool {
 }
 
 /// Moves `stringData` of a Secret to its `data`, where it is stronger.
-fn move_string_data(id: &ObjectId, object: &mut Value) -> Result<(), String> {
+fn move_string_data(id: &ObjectId, object: &mut Value) -> Result<(), FoldError> {
     let Some(secret) = object.as_object_mut() else { return Ok(()) };
     let texts = match secret.remove("stringData") {
         None | Some(Value::Null) => return Ok(()),
         Some(Value::Object(texts)) => texts,
-        Some(_) => return Err(format!("stringData of the Secret {} is not a mapping", id.name)),
+        Some(_) => return Err(FoldError::StringDataNotMapping { secret: id.name.clone() }),
     };
     let encode = |(key, value): (String, Value)| match value {
         Value::String(text) => Ok((key, STANDARD.encode(text).into())),
         Value::Null => Ok((key, "".into())),
-        _ => Err(format!("stringData.{key} of the Secret {} is not a text: write it in quotes", id.name)),
+        _ => Err(FoldError::StringDataNotText { key, secret: id.name.clone() }),
     };
     let encoded = texts.into_iter().map(encode).collect::<Result<Map<_, Value>, _>>()?;
     match secret.get_mut("data") {
@@ -80,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    fn unfolded(group: &str, kind: &str, mut object: Value) -> Result<Value, String> {
+    fn unfolded(group: &str, kind: &str, mut object: Value) -> Result<Value, FoldError> {
         let text = str::to_owned;
         let id = ObjectId { group: text(group), kind: text(kind), name: text("s"), ..ObjectId::default() };
         unfold(&id, &mut object).map(|()| object)
@@ -97,7 +106,7 @@ mod tests {
         );
         assert_eq!(secret(json!({"stringData": null})).unwrap(), json!({}));
         let error = secret(json!({"stringData": {"port": 5432}})).unwrap_err();
-        assert_eq!(error, "stringData.port of the Secret s is not a text: write it in quotes");
+        assert_eq!(error.to_string(), "stringData.port of the Secret s is not a text: write it in quotes");
         let other = json!({"stringData": {"a": "x"}});
         assert_eq!(unfolded("example.com", "Secret", other.clone()).unwrap(), other);
     }

@@ -41,6 +41,18 @@ pub(crate) enum Role {
     Skipped,
 }
 
+/// A hook that agentk does not run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum HookError {
+    #[error(
+        "agentk runs no {event} hooks ({annotation}): remove the object or the annotation, or leave the object out with the annotation \
+         {ARGO_HOOK}: Skip"
+    )]
+    UnknownEvent { event: String, annotation: &'static str },
+    #[error("agentk runs a hook in one phase, and {annotation} is {value:?}: write an object for each phase")]
+    SeveralPhases { annotation: &'static str, value: String },
+}
+
 /// A part of a sync.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
@@ -59,7 +71,7 @@ impl Role {
     /// # Errors
     ///
     /// It is a hook that agentk does not run.
-    pub(crate) fn of(manifest: &Manifest) -> Result<Self, String> {
+    pub(crate) fn of(manifest: &Manifest) -> Result<Self, HookError> {
         let (key, phase_of): (_, fn(&str) -> Option<Phase>) = match manifest.annotation(ARGO_HOOK) {
             Some(_) => (ARGO_HOOK, argo_phase),
             None => (HELM_HOOK, helm_phase),
@@ -75,21 +87,14 @@ impl Role {
         }
         let mut phases = Vec::new();
         for word in words.iter().filter(|word| key == ARGO_HOOK || !OTHER_EVENTS.contains(word)) {
-            let phase = phase_of(word).ok_or_else(|| {
-                format!(
-                    "agentk runs no {word} hooks ({key}): remove the object or the annotation, or leave the object out with the annotation \
-                     {ARGO_HOOK}: Skip"
-                )
-            })?;
-            phases.push(phase);
+            let unknown = || HookError::UnknownEvent { event: (*word).to_owned(), annotation: key };
+            phases.push(phase_of(word).ok_or_else(unknown)?);
         }
         phases.dedup();
         match phases[..] {
             [] => Ok(Self::Skipped),
             [phase] => Ok(Self::Hook(phase)),
-            _ => Err(format!(
-                "agentk runs a hook in one phase, and {key} is {text:?}: write an object for each phase"
-            )),
+            _ => Err(HookError::SeveralPhases { annotation: key, value: text.to_owned() }),
         }
     }
 }
@@ -195,7 +200,7 @@ mod tests {
             ("helm.sh/hook: pre-instal", "agentk runs no pre-instal hooks (helm.sh/hook)"),
             ("helm.sh/hook: 'pre-install,post-upgrade'", "write an object for each phase"),
         ] {
-            let error = Role::of(&job(annotations)).unwrap_err();
+            let error = Role::of(&job(annotations)).unwrap_err().to_string();
             assert!(error.contains(expected), "{annotations}: {error}");
         }
     }

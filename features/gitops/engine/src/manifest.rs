@@ -70,8 +70,9 @@ impl Manifest {
     }
 
     /// Returns an error about this object.
-    pub fn error(&self, message: impl Into<String>) -> ObjectError {
-        ObjectError { object: Some(self.id.clone()), file: self.source.to_string(), message: message.into() }
+    pub fn error(&self, message: impl fmt::Display) -> ObjectError {
+        let message = message.to_string();
+        ObjectError { object: Some(self.id.clone()), file: self.source.to_string(), message }
     }
 
     /// Sets a label, which the object gets in the cluster.

@@ -149,8 +149,8 @@ fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> (Vec<Place>,
     let mut places = Vec::with_capacity(manifests.len());
     let mut dependencies = Vec::with_capacity(manifests.len());
     for manifest in manifests {
-        let role = Role::of(manifest).unwrap_or_else(|what| {
-            errors.push(manifest.error(what));
+        let role = Role::of(manifest).unwrap_or_else(|error| {
+            errors.push(manifest.error(error));
             Role::Object
         });
         let (phase, keys) = match role {

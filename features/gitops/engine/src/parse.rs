@@ -1,10 +1,13 @@
 //! Files to objects. YAML is read as `kubectl` reads it, with limits against documents that expand.
 
+mod error;
+
 use std::sync::Arc;
 
 use proto::gitops::{ObjectError, ObjectId};
 use serde_json::{Map, Value};
 
+use self::error::{ManifestError, ManifestFault};
 use crate::{
     Manifest, SourceFile, SourceLine, folded, left_out, ports,
     yaml::{self, Document},
@@ -17,10 +20,6 @@ const MAX_ERRORS: usize = 50;
 /// The first line of a file whose content is in LFS (Git LFS specification, "The Pointer").
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// The hint about a file with `{{`.
-const TEMPLATE: &str =
-    "{{ }} is of a template, which only helm fills in: use render: helm, or leave the file out with paths";
-
 /// Reads all objects of all files.
 ///
 /// # Errors
@@ -30,9 +29,9 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Manifest>, Vec<ObjectError>> {
     let (mut manifests, mut errors) = (Vec::new(), Vec::new());
     for file in files {
         let path: Arc<str> = file.path.as_str().into();
-        if let Err((line, message)) = parse_file(file, &path, &mut manifests) {
-            let file = SourceLine { file: path, line }.to_string();
-            errors.push(ObjectError { object: None, file, message });
+        if let Err(error) = parse_file(file, &path, &mut manifests) {
+            let file = SourceLine { file: path, line: error.line }.to_string();
+            errors.push(ObjectError { object: None, file, message: error.to_string() });
         }
         if errors.len() >= MAX_ERRORS {
             break;
@@ -44,39 +43,40 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Manifest>, Vec<ObjectError>> {
     if errors.is_empty() { Ok(manifests) } else { Err(errors) }
 }
 
-/// Adds the objects of a file. The error has its line.
+/// Adds the objects of a file.
 fn parse_file(
     file: &SourceFile,
     path: &Arc<str>,
     manifests: &mut Vec<Manifest>,
-) -> Result<(), (u64, String)> {
+) -> Result<(), ManifestError> {
     if file.content.starts_with(LFS_POINTER) {
-        let what =
-            "the file is a pointer to Git LFS, and kas does not fetch from LFS: commit the manifest itself";
-        return Err((1, what.to_owned()));
+        return Err(ManifestFault::LfsPointer.at(1));
     }
     let text = str::from_utf8(&file.content).map_err(|invalid| {
         let line =
             file.content[..invalid.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
-        (line, "the file is not UTF-8 text".to_owned())
+        ManifestFault::NotUtf8.at(line)
     })?;
-    let documents = yaml::documents(text).map_err(|(line, what)| {
-        if text.contains("{{") { (line, format!("{what}; {TEMPLATE}")) } else { (line, what) }
+    let documents = yaml::documents(text).map_err(|error| {
+        let line = error.line;
+        let fault =
+            if text.contains("{{") { ManifestFault::Template(error) } else { ManifestFault::Yaml(error) };
+        fault.at(line)
     })?;
     for Document { value, line } in documents {
         let source = SourceLine { file: Arc::clone(path), line };
-        add_object(value, &source, manifests).map_err(|what| (source.line, what))?;
+        add_object(value, &source, manifests).map_err(|fault| fault.at(source.line))?;
     }
     Ok(())
 }
 
 /// Adds the object of a document, or the items of a list.
-fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) -> Result<(), String> {
+fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) -> Result<(), ManifestFault> {
     let mut object = match value {
         // An empty document, such as one with comments only.
         Value::Null => return Ok(()),
         Value::Object(object) => object,
-        _ => return Err("a document is not an object: it must have apiVersion, kind and metadata".to_owned()),
+        _ => return Err(ManifestFault::NotObject),
     };
     let api_version = text(&object, "apiVersion")?;
     let kind = text(&object, "kind")?;
@@ -93,54 +93,51 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
         });
     }
     if api_version.starts_with("kustomize.config.k8s.io/") {
-        let what = "a kustomization is no object: commit what `kustomize build` prints, and leave this file out with paths";
-        return Err(what.to_owned());
+        return Err(ManifestFault::Kustomization);
     }
     if object.contains_key("sops") {
-        return Err(format!(
-            "the {kind} is encrypted with SOPS, and agentk does not decrypt: commit it in another form, or leave the file out with paths"
-        ));
+        return Err(ManifestFault::Encrypted { kind });
     }
     let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
     if version.is_empty() || version.contains('/') {
-        return Err(format!("{api_version:?} is not an apiVersion"));
+        return Err(ManifestFault::InvalidApiVersion(api_version));
     }
     let metadata = object.get("metadata").and_then(Value::as_object);
-    let metadata = metadata.ok_or_else(|| format!("the {kind} has no metadata"))?;
+    let metadata = metadata.ok_or_else(|| ManifestFault::MissingMetadata { kind: kind.clone() })?;
+    let not_text = |field: String, object: String| ManifestFault::MetadataNotText { field, object };
     let name = match metadata.get("name") {
         Some(Value::String(name)) => name,
         None | Some(Value::Null) => "",
-        Some(_) => return Err(format!("metadata.name of the {kind} is not a text: write it in quotes")),
+        Some(_) => return Err(not_text("name".to_owned(), kind)),
     };
     if name.is_empty() {
         return Err(if metadata.contains_key("generateName") {
-            format!("the {kind} has generateName: each sync would create another object; give it a name")
+            ManifestFault::GeneratedName { kind }
         } else {
-            format!("the {kind} has no metadata.name")
+            ManifestFault::MissingName { kind }
         });
     }
     let namespace = match metadata.get("namespace") {
         None | Some(Value::Null) => "",
         Some(Value::String(namespace)) => namespace,
-        Some(_) => {
-            return Err(format!("metadata.namespace of the {kind} {name} is not a text: write it in quotes"));
-        }
+        Some(_) => return Err(not_text("namespace".to_owned(), format!("{kind} {name}"))),
     };
     if let Some(wrong) = [name, namespace].into_iter().find(|part| !is_path_segment(part)) {
-        return Err(format!("{wrong:?} cannot be the name of a {kind} or of its namespace"));
+        return Err(ManifestFault::InvalidName { name: wrong.to_owned(), kind });
     }
-    for key in ["labels", "annotations"] {
-        let strings = match metadata.get(key) {
+    for field in ["labels", "annotations"] {
+        let strings = match metadata.get(field) {
             None | Some(Value::Null) => continue,
             Some(Value::Object(strings)) => strings,
-            Some(_) => return Err(format!("metadata.{key} of the {kind} {name} is not a mapping")),
+            Some(_) => {
+                let object = format!("{kind} {name}");
+                return Err(ManifestFault::MetadataNotMapping { field, object });
+            }
         };
         // The API server reads null as an empty text.
         let is_text = |value: &Value| value.is_string() || value.is_null();
         if let Some((label, _)) = strings.iter().find(|(_, value)| !is_text(value)) {
-            return Err(format!(
-                "metadata.{key}.{label} of the {kind} {name} is not a text: write it in quotes"
-            ));
+            return Err(not_text(format!("{field}.{label}"), format!("{kind} {name}")));
         }
     }
     let id =
@@ -159,11 +156,11 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
     Ok(())
 }
 
-fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
+fn text(object: &Map<String, Value>, key: &'static str) -> Result<String, ManifestFault> {
     match object.get(key) {
         Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
-        Some(_) => Err(format!("{key} is not a text")),
-        None => Err(format!("a document has no {key}")),
+        Some(_) => Err(ManifestFault::FieldNotText(key)),
+        None => Err(ManifestFault::MissingField(key)),
     }
 }
 
@@ -185,11 +182,8 @@ mod tests {
         SourceFile { path: path.to_owned(), content: content.to_owned().into() }
     }
 
-    fn one(content: &str) -> Result<Vec<Manifest>, String> {
-        parse(&[file("a.yaml", content)]).map_err(|errors| {
-            let lines = errors.into_iter().map(|error| format!("{}: {}", error.file, error.message));
-            lines.collect::<Vec<_>>().join("\n")
-        })
+    fn one(content: &str) -> Result<Vec<Manifest>, Vec<ObjectError>> {
+        parse(&[file("a.yaml", content)])
     }
 
     const CONFIG_MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n";
@@ -289,7 +283,8 @@ mod tests {
             ),
             ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "pointer to Git LFS"),
         ] {
-            let error = one(text).unwrap_err();
+            let error = one(text).unwrap_err().remove(0);
+            let error = format!("{}: {}", error.file, error.message);
             assert!(error.contains(expected), "{text:?} gave {error}");
         }
         let invalid = SourceFile { path: "b.yaml".to_owned(), content: vec![b'a', b'\n', 0xff].into() };

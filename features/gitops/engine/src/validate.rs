@@ -29,6 +29,32 @@ const DNS_GROUPS: [&str; 12] = [
     "storage.k8s.io",
 ];
 
+/// The reason why an object is not applied. The author of the manifest, or of the settings of the project, mends it; only
+/// `UnavailableGroup` is a fault of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum ValidationError {
+    #[error("the project may not apply the kind {0} (resource_inclusions, resource_exclusions)")]
+    ForbiddenKind(GroupKind),
+    #[error(
+        "the API group {} does not respond, so that the kind {kind} is not known now: look at its APIService; the sync is tried again",
+        kind.group
+    )]
+    UnavailableGroup { kind: GroupKind },
+    #[error(
+        "the cluster does not have the kind {kind} in version {version}: install its CustomResourceDefinition, or add it to the project"
+    )]
+    UnknownKind { kind: GroupKind, version: String },
+    #[error("the project may not apply cluster-scoped objects, such as a {0} (cluster_scoped)")]
+    ClusterScoped(GroupKind),
+    #[error("the project may not apply objects in the namespace {0} (namespaces)")]
+    ForbiddenNamespace(String),
+    /// `kind` is that of an object, or `namespace`.
+    #[error("{name:?} cannot be the name of a {kind}: {rule}")]
+    InvalidName { name: String, kind: String, rule: &'static str },
+    #[error("{object} is also in {first}: keep one of the two")]
+    Duplicate { object: ObjectId, first: String },
+}
+
 /// The scopes of kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scopes {
@@ -92,37 +118,33 @@ pub fn validate(
         if hook::is_skipped(manifest) {
             continue;
         }
-        if let Err(what) = validated {
-            errors.push(manifest.error(what));
+        if let Err(error) = validated {
+            errors.push(manifest.error(error));
         }
         let place = manifest.source.to_string();
         if let Some(first) = seen.insert(manifest.id.clone(), place) {
-            errors.push(manifest.error(format!("{} is also in {first}: keep one of the two", manifest.id)));
+            let object = manifest.id.clone();
+            errors.push(manifest.error(ValidationError::Duplicate { object, first }));
         }
     }
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProject) -> Result<(), String> {
+fn validate_one(
+    manifest: &mut Manifest,
+    scopes: &Scopes,
+    project: &ManifestProject,
+) -> Result<(), ValidationError> {
     let kind = manifest.group_kind();
     if !project.allows_kind(&kind.group, &kind.kind) {
-        return Err(format!(
-            "the project may not apply the kind {kind} (resource_inclusions, resource_exclusions)"
-        ));
+        return Err(ValidationError::ForbiddenKind(kind));
     }
     let Some(namespaced) = scopes.is_namespaced(&kind) else {
-        if scopes.unavailable.contains(&kind.group) {
-            return Err(format!(
-                "the API group {} does not respond, so that the kind {kind} is not known now: look at its APIService; the sync is tried \
-                 again",
-                kind.group
-            ));
-        }
-        let version = &manifest.version;
-        return Err(format!(
-            "the cluster does not have the kind {kind} in version {version}: install its CustomResourceDefinition, or add it to the \
-             project"
-        ));
+        return Err(if scopes.unavailable.contains(&kind.group) {
+            ValidationError::UnavailableGroup { kind }
+        } else {
+            ValidationError::UnknownKind { kind, version: manifest.version.clone() }
+        });
     };
     check_name(&manifest.id, scopes.defined.contains(&kind))?;
     if !namespaced {
@@ -136,25 +158,22 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
         return if project.allows_cluster_scoped() {
             Ok(())
         } else {
-            Err(format!(
-                "the project may not apply cluster-scoped objects, such as a {kind} (cluster_scoped)"
-            ))
+            Err(ValidationError::ClusterScoped(kind))
         };
     }
     if manifest.id.namespace.is_empty() {
         manifest.id.namespace.clone_from(&project.default_namespace);
         manifest.object["metadata"]["namespace"] = Value::from(project.default_namespace.as_str());
     }
-    if !is_dns_label(&manifest.id.namespace) {
-        return Err(format!("{:?} cannot be the name of a namespace: {LABEL}", manifest.id.namespace));
+    let namespace = &manifest.id.namespace;
+    if !is_dns_label(namespace) {
+        let (name, kind) = (namespace.clone(), "namespace".to_owned());
+        return Err(ValidationError::InvalidName { name, kind, rule: LABEL });
     }
-    if project.allows_namespace(&manifest.id.namespace) {
+    if project.allows_namespace(namespace) {
         Ok(())
     } else {
-        Err(format!(
-            "the project may not apply objects in the namespace {} (namespaces)",
-            manifest.id.namespace
-        ))
+        Err(ValidationError::ForbiddenNamespace(namespace.clone()))
     }
 }
 
@@ -163,7 +182,7 @@ const SUBDOMAIN: &str = "the API server takes lower-case letters, digits, `-` an
 
 /// Checks the name of an object as the API server does. It would refuse the name only when the stages before are written, or the
 /// definition of the kind.
-fn check_name(id: &ObjectId, is_defined: bool) -> Result<(), String> {
+fn check_name(id: &ObjectId, is_defined: bool) -> Result<(), ValidationError> {
     let rule = match (&*id.group, &*id.kind) {
         ("", "Namespace" | "Service") => (!is_dns_label(&id.name)).then_some(LABEL),
         // Its name is an address.
@@ -173,7 +192,9 @@ fn check_name(id: &ObjectId, is_defined: bool) -> Result<(), String> {
         }
         _ => None,
     };
-    rule.map_or(Ok(()), |rule| Err(format!("{:?} cannot be the name of a {}: {rule}", id.name, id.kind)))
+    rule.map_or(Ok(()), |rule| {
+        Err(ValidationError::InvalidName { name: id.name.clone(), kind: id.kind.clone(), rule })
+    })
 }
 
 /// Returns whether this is a label of DNS in lower case (RFC 1123).

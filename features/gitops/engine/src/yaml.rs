@@ -4,11 +4,15 @@
 //! and `yEs` is a text. Whether a value is a text must not depend on the program that applies a manifest, so that its rules are here
 //! (`resolve.go`, `decode.go`, and `convertToJSONableObject` of sigs.k8s.io/yaml). The parser itself is a library.
 
+mod error;
+
 use std::collections::{HashMap, HashSet};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Map, Number, Value};
 use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
+
+pub(crate) use self::error::{YamlError, YamlFault};
 
 /// The deepest nesting.
 const MAX_DEPTH: usize = 200;
@@ -22,9 +26,6 @@ pub(crate) struct Document {
     /// The first line of its content, from 1.
     pub(crate) line: u64,
 }
-
-/// The reason why a file cannot be read, with its line.
-pub(crate) type YamlError = (u64, String);
 
 /// Reads the documents of a file.
 ///
@@ -53,7 +54,8 @@ fn json(text: &str) -> Result<Vec<Document>, YamlError> {
         match values.next() {
             None => return Ok(documents),
             Some(Err(error)) => {
-                return Err((error.line() as u64, format!("the file is not valid JSON: {error}")));
+                let line = error.line() as u64;
+                return Err(YamlFault::InvalidJson(error.to_string()).at(line));
             }
             Some(Ok(value)) => {
                 let line = text[..begin].matches('\n').count() as u64 + 1;
@@ -93,15 +95,10 @@ struct Loader<'a> {
 impl<'a> Loader<'a> {
     fn next(&mut self) -> Result<(Event<'a>, Span), YamlError> {
         let invalid = |error: ScanError| {
-            (error.marker().line() as u64, format!("the file is not valid YAML: {}", error.info()))
+            YamlFault::InvalidYaml(error.info().to_owned()).at(error.marker().line() as u64)
         };
         loop {
-            match self
-                .parser
-                .next()
-                .ok_or_else(|| (1, "the file ends too early".to_owned()))?
-                .map_err(invalid)?
-            {
+            match self.parser.next().ok_or_else(|| YamlFault::Truncated.at(1))?.map_err(invalid)? {
                 (Event::Comment(..), _) => {}
                 event => return Ok(event),
             }
@@ -119,7 +116,7 @@ impl<'a> Loader<'a> {
                 event => {
                     let line = line(&span).max(1);
                     if documents.len() == MAX_DOCUMENTS {
-                        return Err((line, format!("the file has over {MAX_DOCUMENTS} documents: split it")));
+                        return Err(YamlFault::TooManyDocuments.at(line));
                     }
                     let (node, _) = self.node(event, &span, 0)?;
                     documents.push(Document { value: node.into_value(line)?, line });
@@ -132,19 +129,19 @@ impl<'a> Loader<'a> {
     fn node(&mut self, event: Event<'a>, span: &Span, depth: usize) -> Result<(Node, usize), YamlError> {
         let at = line(span);
         if depth > MAX_DEPTH {
-            return Err((at, format!("values are nested over {MAX_DEPTH} levels deep")));
+            return Err(YamlFault::TooDeep.at(at));
         }
         self.spend(1, at)?;
         let (node, anchor, size) = match event {
             Event::Alias(id) => {
                 let known = self.anchors.get(&id).cloned();
-                let (node, size) =
-                    known.ok_or_else(|| (at, "an alias (*) is inside of its own anchor (&)".to_owned()))?;
+                let (node, size) = known.ok_or_else(|| YamlFault::RecursiveAlias.at(at))?;
                 self.spend(size, at)?;
                 return Ok((node, size));
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let scalar = scalar(text.into_owned(), style, tag.as_deref()).map_err(|what| (at, what))?;
+                let scalar =
+                    scalar(text.into_owned(), style, tag.as_deref()).map_err(|fault| fault.at(at))?;
                 (Node::Scalar(scalar), anchor, 1)
             }
             Event::SequenceStart(_, anchor, _) => {
@@ -164,7 +161,7 @@ impl<'a> Loader<'a> {
                 let (map, size) = self.mapping(depth)?;
                 (Node::Mapping(map), anchor, size)
             }
-            _ => return Err((at, "it is not YAML".to_owned())),
+            _ => return Err(YamlFault::UnexpectedEvent.at(at)),
         };
         if anchor > 0 {
             self.anchors.insert(anchor, (node.clone(), size));
@@ -188,13 +185,13 @@ impl<'a> Loader<'a> {
             let key = match key {
                 // Keys that are merged replace those that come before, and not those that follow.
                 Node::Scalar(Scalar::Merge) => {
-                    merge(&mut map, value).map_err(|what| (at, what))?;
+                    merge(&mut map, value).map_err(|fault| fault.at(at))?;
                     continue;
                 }
-                key => key.into_key().map_err(|what| (at, what))?,
+                key => key.into_key().map_err(|fault| fault.at(at))?,
             };
             if !explicit.insert(key.clone()) {
-                return Err((at, format!("the key {key} is set twice: remove one of them")));
+                return Err(YamlFault::DuplicateKey(key).at(at));
             }
             map.insert(key, value.into_value(line(&span))?);
         }
@@ -202,7 +199,7 @@ impl<'a> Loader<'a> {
 
     fn spend(&mut self, nodes: usize, at: u64) -> Result<(), YamlError> {
         let left = self.left.checked_sub(nodes);
-        self.left = left.ok_or_else(|| (at, "its aliases (*) expand to too many values".to_owned()))?;
+        self.left = left.ok_or_else(|| YamlFault::Expansion.at(at))?;
         Ok(())
     }
 }
@@ -212,19 +209,18 @@ fn line(span: &Span) -> u64 {
 }
 
 /// Adds the keys of a mapping, or of the mappings of a list, of which the first one is the strongest.
-fn merge(into: &mut Map<String, Value>, from: Node) -> Result<(), String> {
-    let wrong = || "<< needs a mapping, or a list of mappings".to_owned();
+fn merge(into: &mut Map<String, Value>, from: Node) -> Result<(), YamlFault> {
     match from {
         Node::Mapping(map) => into.extend(map),
         Node::List(items) => {
             for item in items.into_iter().rev() {
                 match item {
                     Value::Object(map) => into.extend(map),
-                    _ => return Err(wrong()),
+                    _ => return Err(YamlFault::InvalidMerge),
                 }
             }
         }
-        Node::Scalar(_) => return Err(wrong()),
+        Node::Scalar(_) => return Err(YamlFault::InvalidMerge),
     }
     Ok(())
 }
@@ -237,28 +233,22 @@ impl Node {
             Self::Scalar(Scalar::Null) => Value::Null,
             Self::Scalar(Scalar::Bool(bool)) => bool.into(),
             Self::Scalar(Scalar::Int(number)) => number.into(),
-            Self::Scalar(Scalar::Float(float)) => number(float).ok_or_else(|| {
-                (at, "infinity and NaN are no values of JSON: write a text in quotes".to_owned())
-            })?,
+            Self::Scalar(Scalar::Float(float)) => number(float).ok_or_else(|| YamlFault::NotFinite.at(at))?,
             Self::Scalar(Scalar::Text(text)) => text.into(),
             Self::Scalar(Scalar::Merge) => "<<".into(),
         })
     }
 
     /// Returns a key of JSON.
-    fn into_key(self) -> Result<String, String> {
+    fn into_key(self) -> Result<String, YamlFault> {
         Ok(match self {
             Self::Scalar(Scalar::Text(text)) => text,
             Self::Scalar(Scalar::Bool(bool)) => bool.to_string(),
             Self::Scalar(Scalar::Int(number)) => number.to_string(),
             Self::Scalar(Scalar::Float(float)) => float_key(float),
             Self::Scalar(Scalar::Merge) => "<<".to_owned(),
-            Self::Scalar(Scalar::Null) => return Err("a key is empty (null): write it in quotes".to_owned()),
-            Self::List(_) | Self::Mapping(_) => {
-                return Err(
-                    "a key is not a text but a mapping or a list: a text with { or [ needs quotes".to_owned()
-                );
-            }
+            Self::Scalar(Scalar::Null) => return Err(YamlFault::EmptyKey),
+            Self::List(_) | Self::Mapping(_) => return Err(YamlFault::CollectionKey),
         })
     }
 }
@@ -291,7 +281,7 @@ fn float_key(float: f64) -> String {
 }
 
 /// Returns the scalar of a text in a style and with a tag.
-fn scalar(text: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar, String> {
+fn scalar(text: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar, YamlFault> {
     let Some(tag) = tag else {
         return Ok(match style {
             ScalarStyle::Plain => resolve(text),
@@ -303,9 +293,7 @@ fn scalar(text: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar,
     if is("binary") {
         let decoded = STANDARD.decode(text.split_whitespace().collect::<String>()).ok();
         let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
-        return text
-            .map(Scalar::Text)
-            .ok_or_else(|| "a value with !!binary is not text in base64".to_owned());
+        return text.map(Scalar::Text).ok_or(YamlFault::InvalidBinary);
     }
     let resolved = if ["int", "float", "bool", "null", "merge"].contains(&&*name) {
         resolve(text)
@@ -319,7 +307,7 @@ fn scalar(text: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar,
         Scalar::Bool(_) if is("bool") => Ok(resolved),
         Scalar::Null if is("null") => Ok(resolved),
         Scalar::Merge if is("merge") => Ok(resolved),
-        _ => Err(format!("a value is not what its tag !!{} says", tag.suffix())),
+        _ => Err(YamlFault::TagMismatch(tag.suffix().to_owned())),
     }
 }
 
@@ -438,8 +426,8 @@ mod tests {
             ("a: &x [*x]\n", (1, "an alias (*) is inside of its own anchor (&)")),
             ("<<: 1\n", (1, "<< needs a mapping, or a list of mappings")),
         ] {
-            let (line, what) = documents(text).unwrap_err();
-            assert_eq!((line, &*what), expected, "{text}");
+            let error = documents(text).unwrap_err();
+            assert_eq!((error.line, &*error.to_string()), expected, "{text}");
         }
     }
 
@@ -449,7 +437,7 @@ mod tests {
         for level in 1..12 {
             bomb += &format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 9].join(", "));
         }
-        assert_eq!(documents(&bomb).unwrap_err().1, "its aliases (*) expand to too many values");
+        assert_eq!(documents(&bomb).unwrap_err().fault, YamlFault::Expansion);
         assert!(documents(&format!("a: {}{}", "[".repeat(10_000), "]".repeat(10_000))).is_err());
     }
 }
