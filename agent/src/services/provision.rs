@@ -226,7 +226,7 @@ impl ProvisionService {
 
     fn owner(&self, settings: &Settings, key: EnvironmentKey) -> Result<EnvironmentOwner, ServiceError> {
         EnvironmentOwner::new(settings.received.agent, key)
-            .map_err(|what| ServiceError::new(Reason::EnvironmentRefused, what))
+            .map_err(|error| ServiceError::new(Reason::EnvironmentRefused, error.to_string()))
     }
 
     /// Waits until no other request of this process is about an environment, and then for one of the permits. In this order, the requests

@@ -159,7 +159,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 Err(error) => {
                     tracing::warn!(
                         project = project.id,
-                        error,
+                        %error,
                         "the suspension of a project is not recorded"
                     );
                 }

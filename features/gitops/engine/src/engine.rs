@@ -17,7 +17,6 @@ mod stage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fmt,
     sync::Arc,
 };
 
@@ -133,17 +132,24 @@ pub struct Outcome {
     pub stopped: Option<Stopped>,
 }
 
-/// The reason why a sync does not reach its end.
-enum Failure {
+/// The reason why a sync, or another change of an inventory, does not reach its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SyncError {
     /// Git has errors, or the API server refuses objects. The stage has written nothing.
+    #[error("{}", first_of(.0))]
     Refused(Vec<ObjectError>),
     /// Objects failed while they were written. The errors were reported.
+    #[error("objects failed")]
     Objects,
     /// A request about the project as a whole failed.
+    #[error("{0}")]
     Project(String),
     /// The inventory is not there, or is not the one of the last sync. Nothing was written.
+    #[error("{0}")]
     InventoryLost(&'static str),
-    Stopped(Stopped),
+    /// It must not continue.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 /// The parts of a sync that all of its steps use.
@@ -284,7 +290,7 @@ impl<C: Cluster> Engine<C> {
         input: &SyncInput,
         fence: &dyn Fence,
         report: &mut Report<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let settings = &input.settings;
         let mut manifests = self.read_manifests(input, fence).await?;
         let stages = order::stages(&manifests)?;
@@ -351,7 +357,7 @@ impl<C: Cluster> Engine<C> {
         report.wait_for(&awaited, &sync);
         failed_hooks.into_iter().for_each(|error| report.error(error));
         self.awaited = awaited;
-        if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(()) }
+        if report.objects.failed > 0 { Err(SyncError::Objects) } else { Ok(()) }
     }
 
     /// Finds out what belongs to the project, without a write.
@@ -360,7 +366,7 @@ impl<C: Cluster> Engine<C> {
         stored: StoredInventory,
         manifests: &[Manifest],
         sync: &SyncContext<'_>,
-    ) -> Result<(SyncState, Option<OldInventory>), Failure> {
+    ) -> Result<(SyncState, Option<OldInventory>), SyncError> {
         let desired: HashSet<ObjectId> = manifests.iter().map(|manifest| manifest.id.clone()).collect();
         let mut members = self.members(&stored, sync).await?;
         let old = self.old_inventory(&members, &desired, sync).await?;
@@ -391,7 +397,7 @@ impl<C: Cluster> Engine<C> {
         stored: &mut StoredInventory,
         manifests: &[Manifest],
         sync: &SyncContext<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let grown = manifests.iter().fold(false, |grown, manifest| stored.set.add(&manifest.id) | grown);
         if grown || !stored.exists {
             stored.inventory.parent = self.write_parent(&mut stored.set, sync.fence).await?;
@@ -406,7 +412,7 @@ impl<C: Cluster> Engine<C> {
         state: &mut SyncState,
         is_complete: bool,
         fence: &dyn Fence,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let SyncState { stored, members, desired, before, applied, gone, .. } = state;
         let in_git: HashSet<String> = desired.iter().map(ToString::to_string).collect();
         stored.inventory.jobs.retain(|job, _| in_git.contains(job));
@@ -439,19 +445,19 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Parses and validates the files.
-    async fn read_manifests(&self, input: &SyncInput, fence: &dyn Fence) -> Result<Vec<Manifest>, Failure> {
+    async fn read_manifests(&self, input: &SyncInput, fence: &dyn Fence) -> Result<Vec<Manifest>, SyncError> {
         let files = Arc::clone(&input.files);
         // Large files take long, and the thread has other tasks.
         let parsed = spawn_blocking(move || parse::parse(&files)).await;
         let mut manifests =
-            parsed.map_err(|_| Failure::Project("the parser of manifests has panicked".to_owned()))??;
+            parsed.map_err(|_| SyncError::Project("the parser of manifests has panicked".to_owned()))??;
         let scopes = self.scopes(&manifests, fence).await?;
         validate::validate(&mut manifests, &scopes, &input.settings)?;
         Ok(manifests)
     }
 
     /// Returns the scopes of all kinds in Git that the cluster has or gets.
-    async fn scopes(&self, manifests: &[Manifest], fence: &dyn Fence) -> Result<Scopes, Failure> {
+    async fn scopes(&self, manifests: &[Manifest], fence: &dyn Fence) -> Result<Scopes, SyncError> {
         let mut scopes = Scopes::default();
         let defined: Vec<_> = validate::defined_kinds(manifests).collect();
         let kinds: HashSet<(GroupKind, &str)> =
@@ -483,9 +489,9 @@ impl<C: Cluster> Engine<C> {
         kind: &GroupKind,
         version: Option<&str>,
         fence: &dyn Fence,
-    ) -> Result<KindLookup, Failure> {
+    ) -> Result<KindLookup, SyncError> {
         let found = with_retry(fence, || self.cluster.resolve(kind, version)).await;
-        found.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))
+        found.map_err(|error| SyncError::of_project("the kinds of the cluster cannot be read", error))
     }
 
     /// Adds what the parent says to a set, if the parent exists.
@@ -493,17 +499,17 @@ impl<C: Cluster> Engine<C> {
         &self,
         set: &mut ApplySet,
         fence: &dyn Fence,
-    ) -> Result<Option<ParentState>, Failure> {
+    ) -> Result<Option<ParentState>, SyncError> {
         let (kind, id) = set.parent_id();
         let found = with_retry(fence, || self.own.get(&kind, &id)).await;
-        let found = found.map_err(|error| Failure::of_project("the inventory cannot be read", error))?;
+        let found = found.map_err(|error| SyncError::of_project("the inventory cannot be read", error))?;
         let Some(found) = found else { return Ok(None) };
-        set.read(&found).map_err(|error| Failure::Project(error.to_string()))?;
+        set.read(&found).map_err(|error| SyncError::Project(error.to_string()))?;
         Ok(Some(ParentState::new(&found, set)))
     }
 
     /// Writes the parent before the first object that needs it. Entries that another writer has added meanwhile stay. Returns its UID.
-    async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, Failure> {
+    async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, SyncError> {
         for _ in 1..ATTEMPTS {
             match self.try_write_parent(set, fence).await {
                 Err(CallError::Api(error)) if error.is_stale() => drop(self.read_parent(set, fence).await?),
@@ -526,7 +532,7 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Removes kinds and namespaces without members from the parent.
-    async fn shrink_parent(&self, stored: StoredInventory, fence: &dyn Fence) -> Result<(), Failure> {
+    async fn shrink_parent(&self, stored: StoredInventory, fence: &dyn Fence) -> Result<(), SyncError> {
         let StoredInventory { mut set, inventory, .. } = stored;
         let before = (std::mem::take(&mut set.kinds), std::mem::take(&mut set.namespaces));
         set.add_all(inventory.members.values());
@@ -545,8 +551,8 @@ impl<C: Cluster> Engine<C> {
     }
 }
 
-fn cannot_write(error: CallError) -> Failure {
-    Failure::of_project("the inventory cannot be written", error)
+fn cannot_write(error: CallError) -> SyncError {
+    SyncError::of_project("the inventory cannot be written", error)
 }
 
 impl SyncContext<'_> {
@@ -578,7 +584,7 @@ impl SyncContext<'_> {
     }
 }
 
-impl Failure {
+impl SyncError {
     fn of_project(what: &str, error: CallError) -> Self {
         match error {
             CallError::Api(error) => Self::Project(format!("{what}: {error}")),
@@ -587,30 +593,17 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(errors) => match errors.first() {
-                Some(error) => write!(f, "{}: {}", error.file, error.message),
-                None => f.write_str("the files are refused"),
-            },
-            Self::Objects => f.write_str("objects failed"),
-            Self::Project(message) => f.write_str(message),
-            Self::InventoryLost(reason) => f.write_str(reason),
-            Self::Stopped(stopped) => stopped.fmt(f),
-        }
-    }
-}
-
-impl From<Vec<ObjectError>> for Failure {
+impl From<Vec<ObjectError>> for SyncError {
     fn from(errors: Vec<ObjectError>) -> Self {
         Self::Refused(errors)
     }
 }
 
-impl From<Stopped> for Failure {
-    fn from(stopped: Stopped) -> Self {
-        Self::Stopped(stopped)
+/// Returns the first of the errors of objects with its place.
+fn first_of(errors: &[ObjectError]) -> String {
+    match errors.first() {
+        Some(error) => format!("{}: {}", error.file, error.message),
+        None => "the files are refused".to_owned(),
     }
 }
 

@@ -14,7 +14,7 @@ mod owner;
 #[cfg(test)]
 mod tests;
 
-use std::{borrow::Cow, collections::HashSet, time::Duration};
+use std::{borrow::Cow, collections::HashSet, fmt, time::Duration};
 
 use proto::{
     gitops::ObjectId,
@@ -23,7 +23,10 @@ use proto::{
 use serde_json::Value;
 use tokio::time::sleep;
 
-pub use self::{deletion::MaySweep, owner::EnvironmentOwner};
+pub use self::{
+    deletion::MaySweep,
+    owner::{EnvironmentOwner, SlugTooLong},
+};
 use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup, Manifest};
 
 /// The attempts to apply an object that somebody else creates or changes at the same time.
@@ -164,9 +167,9 @@ impl<C: Cluster> Environments<C> {
             let namespace = self.cluster.get(&kind, &namespace_id(name)).await;
             let Some(namespace) = namespace.map_err(|error| failed(manifest, &error))? else {
                 let what = format!("its namespace {name} does not exist, and is not in the template");
-                return Err(refused(manifest, &what));
+                return Err(refused(manifest, what));
             };
-            owner.check_namespace(&namespace).map_err(|what| refused(manifest, &what))?;
+            owner.check_namespace(&namespace).map_err(|conflict| refused(manifest, conflict))?;
             check_alive(&namespace_id(name), &namespace)?;
         }
         Ok(())
@@ -187,7 +190,7 @@ impl<C: Cluster> Environments<C> {
                     "the cluster does not have the kind {group_kind} in version {}",
                     manifest.version
                 );
-                return Err(refused(&manifest, &what));
+                return Err(refused(&manifest, what));
             }
             KindLookup::Unavailable => {
                 let what =
@@ -201,7 +204,7 @@ impl<C: Cluster> Environments<C> {
                  them",
                 kind.plural
             );
-            return Err(refused(&manifest, &what));
+            return Err(refused(&manifest, what));
         }
         let is_namespace = kind.kind == namespace_kind();
         match (kind.namespaced, manifest.id.namespace.is_empty()) {
@@ -232,7 +235,7 @@ impl<C: Cluster> Environments<C> {
     ) -> Result<Option<LiveObject>, EnvironmentError> {
         let live = self.cluster.get(kind, &manifest.id).await.map_err(|error| failed(manifest, &error))?;
         let Some(live) = live else { return Ok(None) };
-        owner.check(&live).map_err(|what| refused(manifest, &what))?;
+        owner.check(&live).map_err(|conflict| refused(manifest, conflict))?;
         check_alive(&manifest.id, &live)?;
         Ok(Some(LiveObject { version: version(&live), ending: owner.is_ending(&live) }))
     }
@@ -274,7 +277,7 @@ impl<C: Cluster> Environments<C> {
                     let what = format!(
                         "its fields differ from those of {other}, which uses it, too: give each environment an object of its own"
                     );
-                    return Err(refused(&manifest, &what));
+                    return Err(refused(&manifest, what));
                 }
                 force = true;
                 continue;
@@ -331,7 +334,7 @@ impl<C: Cluster> Environments<C> {
                 let what = format!("{}: {}: {other} has made it just now", manifest.source, manifest.id);
                 EnvironmentError::Unavailable(what)
             }
-            (Err(what), _) => refused(manifest, &what),
+            (Err(conflict), _) => refused(manifest, conflict),
         };
         let released = self.release(owner, kind, &manifest.id, object).await;
         released.map_err(|error| failed(manifest, &error))?;
@@ -340,7 +343,7 @@ impl<C: Cluster> Environments<C> {
 }
 
 /// Returns the error of an object that may not be made.
-fn refused(manifest: &Manifest, what: &str) -> EnvironmentError {
+fn refused(manifest: &Manifest, what: impl fmt::Display) -> EnvironmentError {
     EnvironmentError::Refused(format!("{}: {}: {what}", manifest.source, manifest.id))
 }
 

@@ -7,10 +7,10 @@ mod record;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::Read as _,
+    io::{self, Read as _},
 };
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
+use base64::{DecodeError, Engine as _, engine::general_purpose::STANDARD};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use proto::gitops::ObjectId;
 use serde::{Deserialize, Serialize};
@@ -81,6 +81,26 @@ pub struct Deletions {
     pub uids: BTreeSet<String>,
 }
 
+/// A ConfigMap whose record cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// It has no record.
+    #[error("it has no record")]
+    Missing,
+    /// The record is not in base64.
+    #[error(transparent)]
+    Base64(#[from] DecodeError),
+    /// The record is not compressed with gzip.
+    #[error(transparent)]
+    Gzip(#[from] io::Error),
+    /// The record is larger than any that agentk writes.
+    #[error("the record has over {MAX_BYTES} bytes")]
+    TooLarge,
+    /// The record is not the JSON that agentk writes.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
 /// The parent, as far as it says something about the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParentState {
@@ -121,7 +141,7 @@ impl Inventory {
         let (_, id) = set.record_id();
         let text = serde_json::to_vec(self).expect("it has keys that are text");
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-        std::io::Write::write_all(&mut encoder, &text).expect("a vector accepts all bytes");
+        io::Write::write_all(&mut encoder, &text).expect("a vector accepts all bytes");
         let compressed = encoder.finish().expect("a vector accepts all bytes");
         json!({
             "apiVersion": "v1",
@@ -146,16 +166,16 @@ impl Inventory {
     /// # Errors
     ///
     /// It has no record, or one that is broken or too large.
-    pub fn from_object(object: &Value) -> Result<Self, String> {
-        let text = object["binaryData"][KEY].as_str().ok_or("it has no record")?;
-        let compressed = STANDARD.decode(text).map_err(|error| error.to_string())?;
+    pub fn from_object(object: &Value) -> Result<Self, RecordError> {
+        let text = object["binaryData"][KEY].as_str().ok_or(RecordError::Missing)?;
+        let compressed = STANDARD.decode(text)?;
         let mut decoded = Vec::new();
         let mut decoder = GzDecoder::new(&*compressed).take(MAX_BYTES + 1);
-        decoder.read_to_end(&mut decoded).map_err(|error| error.to_string())?;
+        decoder.read_to_end(&mut decoded)?;
         if decoded.len() as u64 > MAX_BYTES {
-            return Err(format!("the record has over {MAX_BYTES} bytes"));
+            return Err(RecordError::TooLarge);
         }
-        serde_json::from_slice(&decoded).map_err(|error| error.to_string())
+        Ok(serde_json::from_slice(&decoded)?)
     }
 }
 
@@ -177,7 +197,7 @@ impl InventoryState {
     /// A record is written before its generation is: a process that ends between the two leaves a record that is newer by one.
     pub(crate) fn new(
         parent: Option<&ParentState>,
-        record: Option<Result<Inventory, String>>,
+        record: Option<Result<Inventory, RecordError>>,
         known: Option<u64>,
     ) -> Self {
         let before = known.unwrap_or(0).max(parent.map_or(0, |parent| parent.generation));
@@ -249,9 +269,9 @@ mod tests {
     #[test]
     fn record_that_grows_without_end_is_refused() {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        std::io::copy(&mut std::io::repeat(b' ').take(MAX_BYTES + 1), &mut encoder).unwrap();
+        io::copy(&mut io::repeat(b' ').take(MAX_BYTES + 1), &mut encoder).unwrap();
         let object = json!({"binaryData": {KEY: STANDARD.encode(encoder.finish().unwrap())}});
-        assert!(Inventory::from_object(&object).unwrap_err().contains("has over"));
+        assert!(matches!(Inventory::from_object(&object), Err(RecordError::TooLarge)));
     }
 
     /// A plan to delete all of them, too, and its approval.
@@ -330,7 +350,7 @@ mod tests {
         assert_eq!(state(Some(parent(3)), Some(record(5)), None), "lost", "the parent is older");
         let copy = ParentState { uid: "q".to_owned(), ..parent(3) };
         assert_eq!(state(Some(copy.clone()), Some(record(3)), None), "lost");
-        let broken = InventoryState::new(Some(&parent(3)), Some(Err(String::new())), None);
+        let broken = InventoryState::new(Some(&parent(3)), Some(Err(RecordError::Missing)), None);
         assert!(matches!(broken, InventoryState::Lost(_)));
 
         let pruned = Inventory { members: BTreeMap::new(), ..record(3) };

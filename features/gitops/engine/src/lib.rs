@@ -41,7 +41,7 @@ pub use object_health::HealthRules;
 
 pub use self::{
     cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup, MetadataPage},
-    engine::{Engine, Outcome, Recovery, SyncInput},
+    engine::{Engine, Outcome, Recovery, SyncError, SyncInput},
     fence::{Fence, Stopped},
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},

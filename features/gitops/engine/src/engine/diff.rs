@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::{
-    CONCURRENCY, Engine, Failure, Stopped, SyncContext, SyncInput,
+    CONCURRENCY, Engine, Stopped, SyncContext, SyncError, SyncInput,
     examine::{ExamineError, Examined, Step},
     ignored,
     members::Members,
@@ -31,17 +31,17 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     /// Sends a line. Waits for a slow reader, but not for one that has stopped reading.
-    async fn send(&mut self, line: DiffLine) -> Result<(), Failure> {
+    async fn send(&mut self, line: DiffLine) -> Result<(), SyncError> {
         self.summary.count(&line);
-        self.sender.send_timeout(line, SEND_TIMEOUT).await.map_err(|_| Failure::Stopped(Stopped::TooLong))
+        self.sender.send_timeout(line, SEND_TIMEOUT).await.map_err(|_| SyncError::Stopped(Stopped::TooLong))
     }
 
-    async fn error(&mut self, error: ObjectError) -> Result<(), Failure> {
+    async fn error(&mut self, error: ObjectError) -> Result<(), SyncError> {
         self.send(DiffLine::Error(error)).await
     }
 
     /// Sends what left Git. Deletions that wait for an approval are shown as deletions.
-    async fn deletions(&mut self, planned: PlannedDeletions, members: &Members) -> Result<(), Failure> {
+    async fn deletions(&mut self, planned: PlannedDeletions, members: &Members) -> Result<(), SyncError> {
         let PlannedDeletions { plan, kept, notes, .. } = planned;
         let left = |action, object, note: &str| {
             let (file, note) = (String::new(), note.to_owned());
@@ -79,11 +79,13 @@ impl<C: Cluster> Engine<C> {
     ) -> DiffSummary {
         let mut lines = Lines { sender: lines, summary: DiffSummary::default() };
         let errors = match self.compare(input, part, fence, &mut lines).await {
-            Ok(()) | Err(Failure::Objects) => Vec::new(),
-            Err(Failure::Refused(errors)) => errors,
-            Err(Failure::Project(message)) => vec![of_project(message)],
-            Err(Failure::InventoryLost(reason)) => vec![of_project(format!("{reason}: kas gitops recover"))],
-            Err(Failure::Stopped(stopped)) => vec![of_project(format!("the diff was stopped: {stopped}"))],
+            Ok(()) | Err(SyncError::Objects) => Vec::new(),
+            Err(SyncError::Refused(errors)) => errors,
+            Err(SyncError::Project(message)) => vec![of_project(message)],
+            Err(SyncError::InventoryLost(reason)) => {
+                vec![of_project(format!("{reason}: kas gitops recover"))]
+            }
+            Err(SyncError::Stopped(stopped)) => vec![of_project(format!("the diff was stopped: {stopped}"))],
         };
         for error in errors {
             if lines.error(error).await.is_err() {
@@ -100,7 +102,7 @@ impl<C: Cluster> Engine<C> {
         part: bool,
         fence: &dyn Fence,
         lines: &mut Lines<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let mut manifests = self.read_manifests(input, fence).await?;
         let stages = order::stages(&manifests)?;
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
@@ -149,7 +151,7 @@ impl<C: Cluster> Engine<C> {
         members: &Members,
         new_namespaces: &HashSet<String>,
         sync: &SyncContext<'_>,
-    ) -> Result<Difference, Failure> {
+    ) -> Result<Difference, SyncError> {
         let unchecked = |why: &str| {
             let note = format!("the API server cannot check it yet: {why} is created by the same commit");
             (Some(line(DiffAction::Create, manifest, None, Some(&manifest.object), &note)), None)

@@ -266,7 +266,7 @@ impl<C: Cluster> Engine<C> {
                 match self.keeps_claims(&live, manifest, sync).await {
                     Ok(None) => {}
                     Ok(Some(what)) => return Err(ExamineError::Object(manifest.error(what))),
-                    Err(super::Failure::Stopped(stopped)) => return Err(ExamineError::Stopped(stopped)),
+                    Err(super::SyncError::Stopped(stopped)) => return Err(ExamineError::Stopped(stopped)),
                     Err(failure) => return Err(ExamineError::Object(manifest.error(failure.to_string()))),
                 }
                 // An object that the API server would not create must not be deleted.
@@ -332,6 +332,19 @@ impl<C: Cluster> Engine<C> {
     }
 }
 
+/// An object of the cluster that the policy of the project does not allow to take over.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum AdoptionError {
+    #[error(
+        "the object exists and belongs to another owner ({0}): remove it there, or set inventory_policy: adopt_all"
+    )]
+    OtherOwner(String),
+    #[error(
+        "the object exists already, and does not belong to this project: set inventory_policy: adopt_if_no_inventory to take it over"
+    )]
+    NoOwner,
+}
+
 /// The membership of an object in the project.
 enum Membership {
     Member,
@@ -365,13 +378,13 @@ impl<C: Cluster> Engine<C> {
     ///
     /// # Errors
     ///
-    /// It belongs to somebody else, and the policy does not allow to take it over.
+    /// The policy does not allow to take it over.
     async fn check_owner(
         &self,
         live: &Value,
         members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Membership, String> {
+    ) -> Result<Membership, AdoptionError> {
         let metadata = &live["metadata"];
         let is_recorded = metadata["uid"].as_str().is_some_and(|uid| members.recorded.contains(uid));
         let owner = match ownership::owner(metadata, &sync.set, is_recorded) {
@@ -392,14 +405,8 @@ impl<C: Cluster> Engine<C> {
         match (sync.input.settings.inventory_policy, owner) {
             (InventoryPolicy::AdoptAll, owner) => Ok(Membership::Adopted(owner)),
             (InventoryPolicy::AdoptIfNoInventory, None) => Ok(Membership::Adopted(None)),
-            (_, Some(owner)) => Err(format!(
-                "the object exists and belongs to another owner ({owner}): remove it there, or set inventory_policy: adopt_all"
-            )),
-            (InventoryPolicy::MustMatch, None) => Err(
-                "the object exists already, and does not belong to this project: set inventory_policy: adopt_if_no_inventory to take \
-                 it over"
-                    .to_owned(),
-            ),
+            (_, Some(owner)) => Err(AdoptionError::OtherOwner(owner)),
+            (InventoryPolicy::MustMatch, None) => Err(AdoptionError::NoOwner),
         }
     }
 

@@ -11,7 +11,7 @@ use proto::gitops::ObjectId;
 use serde_json::{Value, json};
 
 use super::{
-    CONCURRENCY, Engine, Failure, SyncContext, SyncInput, SyncState,
+    CONCURRENCY, Engine, SyncContext, SyncError, SyncInput, SyncState,
     members::{Members, fingerprint},
     report::Report,
 };
@@ -51,6 +51,13 @@ pub(super) struct OldObject {
     metadata: Value,
 }
 
+/// The read of an object that may have left Git.
+enum OldObjectRead {
+    Found(OldObject),
+    Missing,
+    Unreadable(ApiError),
+}
+
 impl OldInventory {
     /// Makes the objects that left Git members, without a write.
     pub(super) fn add_to(&self, members: &mut Members) {
@@ -78,7 +85,7 @@ impl<C: Cluster> Engine<C> {
         members: &Members,
         desired: &HashSet<ObjectId>,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<OldInventory>, Failure> {
+    ) -> Result<Option<OldInventory>, SyncError> {
         let Some(inventory) = inventory_id(sync.input).filter(|_| !self.taken_over) else { return Ok(None) };
         let of_project = (&self.cluster, &*sync.input.settings.default_namespace, false);
         let of_agentk = (&self.own, &*self.namespace, true);
@@ -89,7 +96,10 @@ impl<C: Cluster> Engine<C> {
                 // The project may not read it. Most projects have none.
                 Err(CallError::Api(error)) if error.status == 403 => None,
                 Err(error) => {
-                    return Err(Failure::of_project("the inventory of GitLab's agent cannot be read", error));
+                    return Err(SyncError::of_project(
+                        "the inventory of GitLab's agent cannot be read",
+                        error,
+                    ));
                 }
             };
             let Some(found) = found.filter(|found| found["metadata"]["labels"][INVENTORY_ID] == *inventory)
@@ -114,15 +124,15 @@ impl<C: Cluster> Engine<C> {
         ids: Vec<ObjectId>,
         inventory: &str,
         sync: &SyncContext<'_>,
-    ) -> Result<(Vec<OldObject>, Option<String>), Failure> {
+    ) -> Result<(Vec<OldObject>, Option<String>), SyncError> {
         let reading: Vec<_> = ids.into_iter().map(|id| self.old_object(id, sync)).collect();
         let read: Vec<_> = stream::iter(reading).buffered(CONCURRENCY).collect().await;
         let (mut left, mut unknown) = (Vec::new(), None);
         for found in read {
             match found? {
-                Ok(Some(object)) => left.push(object),
-                Ok(None) => {}
-                Err(error) => unknown = unknown.or_else(|| Some(error.to_string())),
+                OldObjectRead::Found(object) => left.push(object),
+                OldObjectRead::Missing => {}
+                OldObjectRead::Unreadable(error) => unknown = unknown.or_else(|| Some(error.to_string())),
             }
         }
         left.retain(|OldObject { metadata, .. }| {
@@ -133,24 +143,21 @@ impl<C: Cluster> Engine<C> {
         Ok((left, unknown))
     }
 
-    async fn old_object(
-        &self,
-        id: ObjectId,
-        sync: &SyncContext<'_>,
-    ) -> Result<Result<Option<OldObject>, ApiError>, Failure> {
+    async fn old_object(&self, id: ObjectId, sync: &SyncContext<'_>) -> Result<OldObjectRead, SyncError> {
         let kind = match self.resolve(&GroupKind::of(&id), None, sync.fence).await? {
             KindLookup::Found(kind) if kind.namespaced != id.namespace.is_empty() => kind,
-            KindLookup::Found(_) | KindLookup::Missing => return Ok(Ok(None)),
+            KindLookup::Found(_) | KindLookup::Missing => return Ok(OldObjectRead::Missing),
             KindLookup::Unavailable => {
                 let message = format!("the API group {} does not respond", id.group);
-                return Ok(Err(ApiError { message, ..ApiError::default() }));
+                return Ok(OldObjectRead::Unreadable(ApiError { message, ..ApiError::default() }));
             }
         };
         match with_retry(sync.fence, || self.cluster.get(&kind, &id)).await {
-            Ok(found) => {
-                Ok(Ok(found.map(|mut live| OldObject { metadata: live["metadata"].take(), id, kind })))
+            Ok(Some(mut live)) => {
+                Ok(OldObjectRead::Found(OldObject { metadata: live["metadata"].take(), id, kind }))
             }
-            Err(CallError::Api(error)) => Ok(Err(error)),
+            Ok(None) => Ok(OldObjectRead::Missing),
+            Err(CallError::Api(error)) => Ok(OldObjectRead::Unreadable(error)),
             Err(CallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
@@ -163,7 +170,7 @@ impl<C: Cluster> Engine<C> {
         state: &mut SyncState,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<HashSet<ObjectId>, Failure> {
+    ) -> Result<HashSet<ObjectId>, SyncError> {
         let (set, members) = (&mut state.stored.set, &mut state.members);
         let mut failed = HashSet::new();
         let Some(OldInventory { id, is_own, uid, version, left, unknown, .. }) = old else {

@@ -3,7 +3,7 @@
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::EventKind};
 
 use super::{
-    Engine, Failure, SyncContext, SyncState,
+    Engine, SyncError, SyncContext, SyncState,
     awaited::Condition,
     examine::{Seen, Step},
     report::Report,
@@ -37,7 +37,7 @@ impl<C: Cluster> Engine<C> {
             return Ok(Some(Step::Terminating { uid, finalizers }));
         }
         // A migration must not be cut off by the next commit.
-        if let Err(reason) = Condition::Ended.check(Some(self.assess(kind, &live))) {
+        if let Some(reason) = Condition::Ended.unmet_reason(Some(self.assess(kind, &live))) {
             return Ok(Some(Step::Running { uid, reason }));
         }
         // An object that the API server would not create must not be deleted.
@@ -53,17 +53,17 @@ impl<C: Cluster> Engine<C> {
         state: &mut SyncState,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         for id in stage.deleted.iter().map(|index| &manifests[*index].id) {
             // Without an entry, it was deleted before.
             let Some(position) = state.applied.iter().position(|(applied, ..)| applied == id) else {
                 continue;
             };
             let (_, kind, uid) = &state.applied[position];
-            let failed = |error| Failure::of_project(&format!("the hook {id} cannot be deleted"), error);
+            let failed = |error| SyncError::of_project(&format!("the hook {id} cannot be deleted"), error);
             let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await.map_err(failed)?;
             // With `reconcile_timeout: 0s`, it may still run.
-            if Condition::Finished.check(live.map(|live| self.assess(kind, &live))).is_err() {
+            if Condition::Finished.unmet_reason(live.map(|live| self.assess(kind, &live))).is_some() {
                 continue;
             }
             let policy = PropagationPolicy::Background;

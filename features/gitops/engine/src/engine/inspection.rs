@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
-use super::{Engine, Failure, SyncContext, SyncState, members::Members, stage::run_all};
+use super::{Engine, SyncError, SyncContext, SyncState, members::Members, stage::run_all};
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
     applyset::PART_OF,
@@ -75,7 +75,7 @@ impl<C: Cluster> Engine<C> {
         kept: &mut Vec<(ObjectId, String)>,
         state: &SyncState,
         sync: &SyncContext<'_>,
-    ) -> Result<Vec<Candidate>, Failure> {
+    ) -> Result<Vec<Candidate>, SyncError> {
         let claims = self.owned_claims(&deletable, sync).await?;
         let mut candidates = Vec::with_capacity(deletable.len());
         for member in deletable {
@@ -104,7 +104,11 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Returns the volume claims that these objects own. Where the project may not list claims, agentk does so itself.
-    async fn owned_claims(&self, members: &[Member], sync: &SyncContext<'_>) -> Result<OwnedClaims, Failure> {
+    async fn owned_claims(
+        &self,
+        members: &[Member],
+        sync: &SyncContext<'_>,
+    ) -> Result<OwnedClaims, SyncError> {
         let mut claims = OwnedClaims::default();
         let places: BTreeSet<&str> = members
             .iter()
@@ -127,7 +131,7 @@ impl<C: Cluster> Engine<C> {
         &self,
         namespace: &str,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<Vec<Value>>, Failure> {
+    ) -> Result<Option<Vec<Value>>, SyncError> {
         let claims = GroupKind { group: VOLUME_CLAIM.0.to_owned(), kind: VOLUME_CLAIM.1.to_owned() };
         let Some(kind) = self.resolve(&claims, None, sync.fence).await?.found() else { return Ok(None) };
         for cluster in [&self.cluster, &self.own] {
@@ -146,7 +150,7 @@ impl<C: Cluster> Engine<C> {
         live: &Value,
         manifest: &Manifest,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<String>, Failure> {
+    ) -> Result<Option<String>, SyncError> {
         let id = &manifest.id;
         let in_git = Member::new(id.clone(), String::new(), &manifest.object["metadata"]);
         if in_git.consent == Consent::Allowed || sync.input.settings.prune_irreplaceable {
@@ -181,7 +185,7 @@ impl<C: Cluster> Engine<C> {
         kept: &[(ObjectId, String)],
         state: &SyncState,
         sync: &SyncContext<'_>,
-    ) -> Result<Inspection, Failure> {
+    ) -> Result<Inspection, SyncError> {
         let SyncState { members, desired, .. } = state;
         if !member.has_mark && !may_take_others(&member.id) {
             return Ok(Inspection::Takes(String::new(), Vec::new()));
@@ -236,12 +240,12 @@ impl<C: Cluster> Engine<C> {
         name: &str,
         members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Inspection, Failure> {
+    ) -> Result<Inspection, SyncError> {
         // A kind that was installed since the last look may have objects there.
         self.cluster.forget_kinds();
         let kinds = with_retry(sync.fence, || self.cluster.listable_kinds()).await;
         let (kinds, unavailable) =
-            kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
+            kinds.map_err(|error| SyncError::of_project("the kinds of the cluster cannot be read", error))?;
         let unseen = |what: String| {
             Ok(Inspection::Keep(format!("agentk cannot see whether the namespace is in use{what}")))
         };
@@ -274,7 +278,7 @@ impl<C: Cluster> Engine<C> {
         defined: &GroupKind,
         members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Inspection, Failure> {
+    ) -> Result<Inspection, SyncError> {
         let Some(kind) = self.resolve(defined, None, sync.fence).await?.found() else {
             return Ok(Inspection::Keep(format!(
                 "agentk cannot see whether there are objects of the kind {defined}"
@@ -304,7 +308,7 @@ impl<C: Cluster> Engine<C> {
         live: &Value,
         id: &ObjectId,
         sync: &SyncContext<'_>,
-    ) -> Result<Inspection, Failure> {
+    ) -> Result<Inspection, SyncError> {
         let templates = live["spec"]["volumeClaimTemplates"].as_array().into_iter().flatten();
         let prefixes: Vec<String> = templates
             .filter_map(|template| Some(format!("{}-{}-", template["metadata"]["name"].as_str()?, id.name)))

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proto::gitops::{ObjectError, ObjectId, RecoveryPlan};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{ATTEMPTS, CONCURRENCY, Engine, Failure, SyncContext, SyncInput, cannot_write};
+use super::{ATTEMPTS, CONCURRENCY, Engine, SyncError, SyncContext, SyncInput, cannot_write};
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, Manifest,
     applyset::{ApplySet, PART_OF},
@@ -58,6 +58,16 @@ pub enum Recovery {
     },
 }
 
+/// The owner of an object in Git whose kind cannot be listed.
+enum UnlistedObject {
+    /// It exists, and agentk has applied it with the label of the project.
+    OfProject,
+    /// It does not exist, or is not of the project.
+    Other,
+    /// It cannot be read.
+    Unreadable(ObjectError),
+}
+
 /// The objects that a scan of the cluster has found.
 #[derive(Debug, Default)]
 struct Scan {
@@ -72,15 +82,15 @@ impl<C: Cluster> Engine<C> {
         &mut self,
         sync: &SyncContext<'_>,
         manifests: &[Manifest],
-    ) -> Result<StoredInventory, Failure> {
+    ) -> Result<StoredInventory, SyncError> {
         let (mut stored, state) = self.read_inventory(sync.input, sync.fence).await?;
         match state {
             InventoryState::Known(_) => stored.is_recorded = true,
             InventoryState::Unrecorded => {}
-            InventoryState::Lost(reason) => return Err(Failure::InventoryLost(reason)),
+            InventoryState::Lost(reason) => return Err(SyncError::InventoryLost(reason)),
             InventoryState::Absent => {
                 if self.has_objects(sync, manifests).await? {
-                    return Err(Failure::InventoryLost(
+                    return Err(SyncError::InventoryLost(
                         "the cluster has objects of the project, and its inventory is gone",
                     ));
                 }
@@ -95,25 +105,25 @@ impl<C: Cluster> Engine<C> {
         &self,
         input: &SyncInput,
         fence: &dyn Fence,
-    ) -> Result<(StoredInventory, InventoryState), Failure> {
+    ) -> Result<(StoredInventory, InventoryState), SyncError> {
         let mut set = ApplySet::new(input.agent, &input.project, &self.namespace);
         let ((kind, parent_id), (_, record_id)) = (set.parent_id(), set.record_id());
-        let cannot_read = |error| Failure::of_project("the inventory cannot be read", error);
+        let cannot_read = |error| SyncError::of_project("the inventory cannot be read", error);
         let parent = with_retry(fence, || self.own.get(&kind, &parent_id)).await.map_err(cannot_read)?;
         let record = with_retry(fence, || self.own.get(&kind, &record_id)).await.map_err(cannot_read)?;
         if let Some(parent) = &parent {
-            set.read(parent).map_err(|error| Failure::Project(error.to_string()))?;
+            set.read(parent).map_err(|error| SyncError::Project(error.to_string()))?;
         }
         let parent = parent.map(|parent| ParentState::new(&parent, &set));
         let decoded = record.as_ref().filter(|record| Inventory::is_in(record)).map(Inventory::from_object);
-        let state = InventoryState::new(parent.as_ref(), decoded.clone(), self.generation);
-        let version = |object: &serde_json::Value| {
-            object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned()
-        };
+        let version =
+            |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
         let written = record.map(|object| {
             let version = version(&object);
-            (decoded.and_then(Result::ok).unwrap_or_default(), version)
+            let inventory = decoded.as_ref().and_then(|decoded| decoded.as_ref().ok());
+            (inventory.cloned().unwrap_or_default(), version)
         });
+        let state = InventoryState::new(parent.as_ref(), decoded, self.generation);
         let inventory = match &state {
             InventoryState::Known(inventory) => (**inventory).clone(),
             _ => Inventory {
@@ -137,7 +147,7 @@ impl<C: Cluster> Engine<C> {
     /// # Errors
     ///
     /// A kind in Git cannot be listed and read: what cannot be seen is not absent.
-    async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, Failure> {
+    async fn has_objects(&self, sync: &SyncContext<'_>, manifests: &[Manifest]) -> Result<bool, SyncError> {
         use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
         let kinds = self.listable_kinds(sync.fence).await?;
@@ -158,36 +168,38 @@ impl<C: Cluster> Engine<C> {
         }
         let unlisted = |manifest: &&Manifest| unknown.iter().any(|(kind, _)| *kind == manifest.group_kind());
         let reads: Vec<_> =
-            manifests.iter().filter(unlisted).map(|manifest| self.is_of_project(manifest, sync)).collect();
+            manifests.iter().filter(unlisted).map(|manifest| self.read_unlisted(manifest, sync)).collect();
         let mut reads = stream::iter(reads).buffered(CONCURRENCY);
         let mut unread = Vec::new();
         while let Some(read) = reads.try_next().await? {
             match read {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(error) => unread.push(error),
+                UnlistedObject::OfProject => return Ok(true),
+                UnlistedObject::Other => {}
+                UnlistedObject::Unreadable(error) => unread.push(error),
             }
         }
-        if unread.is_empty() { Ok(false) } else { Err(Failure::Refused(unread)) }
+        if unread.is_empty() { Ok(false) } else { Err(SyncError::Refused(unread)) }
     }
 
-    /// Returns whether the object of a manifest exists, and agentk has applied it with the label of the project. The inner error is about
-    /// the object.
-    async fn is_of_project(
+    /// Reads the object of a manifest whose kind cannot be listed.
+    async fn read_unlisted(
         &self,
         manifest: &Manifest,
         sync: &SyncContext<'_>,
-    ) -> Result<Result<bool, ObjectError>, Failure> {
+    ) -> Result<UnlistedObject, SyncError> {
         let id = &manifest.id;
         let Some(kind) = self.resolve(&GroupKind::of(id), None, sync.fence).await?.found() else {
-            return Ok(Ok(false));
+            return Ok(UnlistedObject::Other);
         };
+        let is_of_project =
+            |object: &Value| ownership::owner(&object["metadata"], &sync.set, false) == Owner::Project;
         match with_retry(sync.fence, || self.cluster.get(&kind, id)).await {
-            Ok(found) => Ok(Ok(found.is_some_and(|object| {
-                ownership::owner(&object["metadata"], &sync.set, false) == Owner::Project
-            }))),
-            Err(CallError::Api(error)) => Ok(Err(manifest
-                .error(format!("agentk cannot see whether it has applied the object before: {error}")))),
+            Ok(Some(object)) if is_of_project(&object) => Ok(UnlistedObject::OfProject),
+            Ok(_) => Ok(UnlistedObject::Other),
+            Err(CallError::Api(error)) => Ok(UnlistedObject::Unreadable(
+                manifest
+                    .error(format!("agentk cannot see whether it has applied the object before: {error}")),
+            )),
             Err(CallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
@@ -199,7 +211,7 @@ impl<C: Cluster> Engine<C> {
         namespaces: &BTreeSet<&str>,
         inventory: &Inventory,
         sync: &SyncContext<'_>,
-    ) -> Result<Scan, Failure> {
+    ) -> Result<Scan, SyncError> {
         use futures_util::{StreamExt as _, stream};
 
         let selector = format!("{PART_OF}={}", sync.set);
@@ -251,11 +263,11 @@ impl<C: Cluster> Engine<C> {
         Ok(scan)
     }
 
-    async fn listable_kinds(&self, fence: &dyn Fence) -> Result<Vec<Kind>, Failure> {
+    async fn listable_kinds(&self, fence: &dyn Fence) -> Result<Vec<Kind>, SyncError> {
         let kinds = with_retry(fence, || self.cluster.listable_kinds()).await;
         kinds
             .map(|(kinds, _)| kinds)
-            .map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))
+            .map_err(|error| SyncError::of_project("the kinds of the cluster cannot be read", error))
     }
 
     /// Writes the record, if it has changed, and then its generation.
@@ -263,7 +275,7 @@ impl<C: Cluster> Engine<C> {
         &mut self,
         stored: &mut StoredInventory,
         fence: &dyn Fence,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let changed = |(written, _): &(Inventory, String)| *written != stored.inventory;
         if stored.written.as_ref().is_none_or(changed) {
             if stored.generation < stored.inventory.generation {
@@ -296,7 +308,7 @@ impl<C: Cluster> Engine<C> {
 
     /// Creates the ConfigMap of the record without the record, and returns its version. Each record names the version that it replaces, so
     /// that what a former leader has sent and that arrives late replaces nothing; only this write cannot, and it replaces nothing.
-    async fn create_record(&self, stored: &StoredInventory, fence: &dyn Fence) -> Result<String, Failure> {
+    async fn create_record(&self, stored: &StoredInventory, fence: &dyn Fence) -> Result<String, SyncError> {
         let (kind, id) = stored.set.record_id();
         let object = json!({
             "apiVersion": "v1",
@@ -316,7 +328,7 @@ impl<C: Cluster> Engine<C> {
         set: &mut ApplySet,
         generation: u64,
         fence: &dyn Fence,
-    ) -> Result<String, Failure> {
+    ) -> Result<String, SyncError> {
         for attempt in 1.. {
             let (kind, id) = set.parent_id();
             let mut object = set.parent();
@@ -338,7 +350,11 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Writes the generation of the record to the parent, unless another leader has written a newer one.
-    async fn write_generation(&self, stored: &mut StoredInventory, fence: &dyn Fence) -> Result<(), Failure> {
+    async fn write_generation(
+        &self,
+        stored: &mut StoredInventory,
+        fence: &dyn Fence,
+    ) -> Result<(), SyncError> {
         let (kind, id) = stored.set.parent_id();
         let generation = stored.inventory.generation;
         for attempt in 1.. {
@@ -365,7 +381,9 @@ impl<C: Cluster> Engine<C> {
                     let parent = self.read_parent(&mut stored.set, fence).await?;
                     let newer = parent.is_some_and(|parent| parent.generation > generation);
                     if newer {
-                        return Err(Failure::Project("another process has written the inventory".to_owned()));
+                        return Err(SyncError::Project(
+                            "another process has written the inventory".to_owned(),
+                        ));
                     }
                 }
                 Err(error) => return Err(cannot_write(error)),
@@ -379,20 +397,17 @@ impl<C: Cluster> Engine<C> {
     ///
     /// # Errors
     ///
-    /// The inventory cannot be read or written. The error is a sentence.
+    /// The inventory cannot be read or written.
     pub async fn note_suspension(
         &mut self,
         input: &SyncInput,
         suspended: bool,
         fence: &dyn Fence,
-    ) -> Result<(), String> {
-        let noted = async {
-            let (mut stored, state) = self.read_inventory(input, fence).await?;
-            let InventoryState::Known(inventory) = state else { return Ok(()) };
-            stored.inventory = Inventory { suspended, ..*inventory };
-            self.store(&mut stored, fence).await
-        };
-        noted.await.map_err(|failure| failure.to_string())
+    ) -> Result<(), SyncError> {
+        let (mut stored, state) = self.read_inventory(input, fence).await?;
+        let InventoryState::Known(inventory) = state else { return Ok(()) };
+        stored.inventory = Inventory { suspended, ..*inventory };
+        self.store(&mut stored, fence).await
     }
 
     /// Makes an inventory that was lost anew, from the labels of objects in the cluster. Without the code of exactly this inventory it
@@ -400,22 +415,13 @@ impl<C: Cluster> Engine<C> {
     ///
     /// # Errors
     ///
-    /// The cluster cannot be read, or the inventory cannot be written. The error is a sentence.
+    /// The cluster cannot be read, or the inventory cannot be written.
     pub async fn recover(
         &mut self,
         input: &SyncInput,
         approved: Option<&str>,
         fence: &dyn Fence,
-    ) -> Result<Recovery, String> {
-        self.try_recover(input, approved, fence).await.map_err(|failure| failure.to_string())
-    }
-
-    async fn try_recover(
-        &mut self,
-        input: &SyncInput,
-        approved: Option<&str>,
-        fence: &dyn Fence,
-    ) -> Result<Recovery, Failure> {
+    ) -> Result<Recovery, SyncError> {
         let manifests = self.read_manifests(input, fence).await?;
         let (mut stored, _) = self.read_inventory(input, fence).await?;
         let old = stored.written.as_ref().map(|(old, _)| old.clone()).filter(|old| old.generation > 0);
@@ -490,7 +496,7 @@ impl<C: Cluster> Engine<C> {
         uid: &str,
         id: &ObjectId,
         sync: &SyncContext<'_>,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, SyncError> {
         let Some(kind) = self.resolve(&GroupKind::of(id), None, sync.fence).await?.found() else {
             return Ok(false);
         };
@@ -505,8 +511,8 @@ impl<C: Cluster> Engine<C> {
     }
 }
 
-fn cannot_see(kind: &GroupKind, error: &ApiError) -> Failure {
-    Failure::Project(format!(
+fn cannot_see(kind: &GroupKind, error: &ApiError) -> SyncError {
+    SyncError::Project(format!(
         "agentk cannot see whether the cluster has objects of the project: {kind}: {error}"
     ))
 }

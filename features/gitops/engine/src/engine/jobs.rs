@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Engine, Failure, SyncContext, examine::hash, ignored::with_live_values, inventory::StoredInventory,
+    Engine, SyncContext, SyncError, examine::hash, ignored::with_live_values, inventory::StoredInventory,
     members::Members,
 };
 use crate::{Cluster, Fence, Manifest, hook, order::Stage};
@@ -49,7 +49,7 @@ impl<C: Cluster> Engine<C> {
         manifests: &[Manifest],
         stored: &mut StoredInventory,
         sync: &SyncContext<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let is_applied = |manifest: &&Manifest| {
             let known = self.known.get(&manifest.id);
             known.is_some_and(|known| known.desired == hash(&manifest.object))
@@ -69,7 +69,7 @@ impl<C: Cluster> Engine<C> {
         failed: &[ObjectError],
         stored: &mut StoredInventory,
         fence: &dyn Fence,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         if stored.forget_jobs(failed.iter().filter_map(|error| error.object.as_ref())) {
             self.store(stored, fence).await
         } else {

@@ -9,7 +9,7 @@ use futures_util::{StreamExt as _, stream};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
-use super::{CONCURRENCY, Engine, Failure, SyncContext, inventory::StoredInventory};
+use super::{CONCURRENCY, Engine, SyncContext, SyncError, inventory::StoredInventory};
 use crate::{
     ApiError, Cluster, GroupKind, Kind, KindLookup,
     applyset::{ApplySet, PART_OF},
@@ -39,6 +39,13 @@ pub(super) struct Members {
     pub(super) jobs: BTreeMap<String, String>,
 }
 
+/// The members of one kind.
+enum MemberList {
+    Listed(Vec<Value>),
+    /// The kind has gone (404), the project may not list it (403), or the server of its API group is down (503).
+    Unlistable(ApiError),
+}
+
 impl Members {
     /// Adds a member with the fingerprint of its metadata.
     pub(super) fn add(&mut self, member: Member, fingerprint: u64) {
@@ -57,7 +64,7 @@ impl<C: Cluster> Engine<C> {
         &self,
         stored: &StoredInventory,
         sync: &SyncContext<'_>,
-    ) -> Result<Members, Failure> {
+    ) -> Result<Members, SyncError> {
         let StoredInventory { set, inventory, .. } = stored;
         let mut members = Members {
             recorded: inventory.members.keys().cloned().collect(),
@@ -80,8 +87,8 @@ impl<C: Cluster> Engine<C> {
                 }
             };
             let listed = match self.list_members(&kind, set, sync).await? {
-                Ok(listed) => listed,
-                Err(error) => {
+                MemberList::Listed(listed) => listed,
+                MemberList::Unlistable(error) => {
                     if error.status == 404 {
                         // Its definition was deleted a moment ago.
                         self.cluster.forget_kinds();
@@ -100,7 +107,11 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Returns whether the definition of a kind that is missing was deleted. An API server that starts has kinds that it does not list yet.
-    async fn has_no_definition(&self, missing: &GroupKind, sync: &SyncContext<'_>) -> Result<bool, Failure> {
+    async fn has_no_definition(
+        &self,
+        missing: &GroupKind,
+        sync: &SyncContext<'_>,
+    ) -> Result<bool, SyncError> {
         let (group, kind) = DEFINITIONS;
         let definitions = GroupKind { group: group.to_owned(), kind: kind.to_owned() };
         let Some(kind) = self.resolve(&definitions, None, sync.fence).await?.found() else {
@@ -132,7 +143,7 @@ impl<C: Cluster> Engine<C> {
         members: &mut Members,
         inventory: &Inventory,
         sync: &SyncContext<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SyncError> {
         let found: HashSet<&str> = members.by_id.values().map(|(member, _)| &*member.uid).collect();
         let missing: Vec<(ObjectId, Kind)> = inventory
             .members
@@ -152,27 +163,28 @@ impl<C: Cluster> Engine<C> {
             match read {
                 Ok(Some(object)) => members.sort_in(&kind, &object, inventory, sync),
                 Ok(None) => {}
-                Err(error) => return Err(Failure::of_project(&format!("{id} cannot be read"), error)),
+                Err(error) => return Err(SyncError::of_project(&format!("{id} cannot be read"), error)),
             }
         }
         Ok(())
     }
 
-    /// Lists the members of one kind: in one request if that is allowed, and otherwise in one for each namespace. The inner error says
-    /// that the kind has gone (404), that the project may not list it (403), or that the server of its API group is down (503).
+    /// Lists the members of one kind: in one request if that is allowed, and otherwise in one for each namespace.
     async fn list_members(
         &self,
         kind: &Kind,
         set: &ApplySet,
         sync: &SyncContext<'_>,
-    ) -> Result<Result<Vec<Value>, ApiError>, Failure> {
+    ) -> Result<MemberList, SyncError> {
         let selector = format!("{PART_OF}={}", sync.set);
         let list = async |namespace: &str| {
             let listed = with_retry(sync.fence, || self.cluster.list(kind, namespace, &selector, true)).await;
             match listed {
-                Ok(listed) => Ok(Ok(listed)),
-                Err(CallError::Api(error)) if matches!(error.status, 403 | 404 | 503) => Ok(Err(error)),
-                Err(error) => Err(Failure::of_project(
+                Ok(listed) => Ok(MemberList::Listed(listed)),
+                Err(CallError::Api(error)) if matches!(error.status, 403 | 404 | 503) => {
+                    Ok(MemberList::Unlistable(error))
+                }
+                Err(error) => Err(SyncError::of_project(
                     &format!("the {} of this project cannot be listed", kind.plural),
                     error,
                 )),
@@ -180,18 +192,18 @@ impl<C: Cluster> Engine<C> {
         };
         if !kind.namespaced || set.namespaces.len() != 1 {
             match list("").await? {
-                Err(refused) if refused.status == 403 && kind.namespaced => {}
+                MemberList::Unlistable(refused) if refused.status == 403 && kind.namespaced => {}
                 listed => return Ok(listed),
             }
         }
         let mut all = Vec::new();
         for namespace in &set.namespaces {
             match list(namespace).await? {
-                Ok(listed) => all.extend(listed),
-                Err(error) => return Ok(Err(error)),
+                MemberList::Listed(listed) => all.extend(listed),
+                refused @ MemberList::Unlistable(_) => return Ok(refused),
             }
         }
-        Ok(Ok(all))
+        Ok(MemberList::Listed(all))
     }
 }
 

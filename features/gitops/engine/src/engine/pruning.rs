@@ -12,7 +12,7 @@ use proto::{
 use tokio::time::sleep;
 
 use super::{
-    Engine, Failure, SyncContext, SyncState, awaited::Awaited, inspection::Inspection, members::Members,
+    Engine, SyncError, SyncContext, SyncState, awaited::Awaited, inspection::Inspection, members::Members,
     report::Report, stage::run_all,
 };
 use crate::{
@@ -29,6 +29,8 @@ const PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 /// The most objects that are looked at one by one. The next pass lists them.
 const MAX_LOOKS: usize = 20;
+/// The message about an object that was deleted.
+const PRUNED: &str = "deleted, because it left Git";
 /// Kinds whose objects own no others. The garbage collector of Kubernetes deletes some 15 objects a second with the policy `foreground`,
 /// which is of no use for them.
 const WITHOUT_DEPENDENTS: [(&str, &str); 12] = [
@@ -58,13 +60,15 @@ pub(super) struct PlannedDeletions {
 }
 
 /// The end of an attempt to delete an object.
-enum Deletion {
+enum DeleteOutcome {
     /// It is gone.
     Gone,
     /// It will be gone.
     Begun,
-    /// A guard keeps it.
+    /// A guard keeps it, for this reason.
     Kept(String),
+    /// The cluster does not delete it, for this reason.
+    Failed(String),
 }
 
 impl PlannedDeletions {
@@ -104,7 +108,7 @@ impl<C: Cluster> Engine<C> {
         &self,
         state: &mut SyncState,
         sync: &SyncContext<'_>,
-    ) -> Result<PlannedDeletions, Failure> {
+    ) -> Result<PlannedDeletions, SyncError> {
         let settings = &sync.input.settings;
         let SyncState { stored, members, desired, claimed, .. } = &*state;
         let all = || members.by_id.values().map(|(member, _)| member);
@@ -163,7 +167,7 @@ impl<C: Cluster> Engine<C> {
         state: &mut SyncState,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<Vec<Awaited>, Failure> {
+    ) -> Result<Vec<Awaited>, SyncError> {
         let PlannedDeletions { plan, mut kept, deleting, .. } = planned;
         kept.extend(plan.waiting.into_iter().map(|id| (id, String::new())));
         // The same object can have two names, in two API groups.
@@ -188,18 +192,19 @@ impl<C: Cluster> Engine<C> {
             let deleted = run_all(deleting).await;
             for (member, kind, result) in deleted {
                 match result? {
-                    Ok(deletion @ (Deletion::Gone | Deletion::Begun)) => {
-                        report.object(EventKind::Pruned, &member.id, "deleted, because it left Git");
-                        match deletion {
-                            Deletion::Gone => drop(gone.insert(member.uid.clone())),
-                            _ => begun.push((member.clone(), kind.clone())),
-                        }
+                    DeleteOutcome::Gone => {
+                        report.object(EventKind::Pruned, &member.id, PRUNED);
+                        gone.insert(member.uid.clone());
                     }
-                    Ok(Deletion::Kept(reason)) => {
+                    DeleteOutcome::Begun => {
+                        report.object(EventKind::Pruned, &member.id, PRUNED);
+                        begun.push((member.clone(), kind.clone()));
+                    }
+                    DeleteOutcome::Kept(reason) => {
                         report.object(EventKind::Kept, &member.id, reason.clone());
                         kept.push((member.id.clone(), reason));
                     }
-                    Err(reason) => {
+                    DeleteOutcome::Failed(reason) => {
                         let message = format!("it left Git and cannot be deleted: {reason}");
                         report.error(ObjectError {
                             object: Some(member.id.clone()),
@@ -223,7 +228,7 @@ impl<C: Cluster> Engine<C> {
         mut begun: Vec<(Member, Kind)>,
         gone: &mut HashSet<String>,
         sync: &SyncContext<'_>,
-    ) -> Result<Vec<Awaited>, Failure> {
+    ) -> Result<Vec<Awaited>, SyncError> {
         let until_gone = |member: &Member, kind: &Kind, finalizers: &str| {
             Awaited::until_gone(member.id.clone(), kind.clone(), member.uid.clone(), finalizers)
         };
@@ -240,8 +245,9 @@ impl<C: Cluster> Engine<C> {
             .await;
             (awaited, begun) = (Vec::new(), Vec::new());
             for (member, kind, live) in looks {
-                let live = live
-                    .map_err(|error| Failure::of_project(&format!("{} cannot be read", member.id), error))?;
+                let live = live.map_err(|error| {
+                    SyncError::of_project(&format!("{} cannot be read", member.id), error)
+                })?;
                 let live = live.filter(|live| live["metadata"]["uid"] == *member.uid);
                 let Some(live) = live else {
                     gone.insert(member.uid);
@@ -263,7 +269,7 @@ impl<C: Cluster> Engine<C> {
         kept: &[(ObjectId, String)],
         state: &SyncState,
         sync: &SyncContext<'_>,
-    ) -> Result<Result<Deletion, String>, Failure> {
+    ) -> Result<DeleteOutcome, SyncError> {
         if may_take_others(&member.id) {
             let reason = match self.inspect(kind, member, kept, state, sync).await? {
                 Inspection::Keep(reason) => Some(reason),
@@ -280,19 +286,19 @@ impl<C: Cluster> Engine<C> {
                 }
             };
             if let Some(reason) = reason {
-                return Ok(Ok(Deletion::Kept(reason)));
+                return Ok(DeleteOutcome::Kept(reason));
             }
         }
         self.delete(kind, member, sync).await
     }
 
-    /// Deletes an object, if it is still the one that was listed, which may be long ago. The inner error is about the object.
+    /// Deletes an object, if it is still the one that was listed, which may be long ago.
     async fn delete(
         &self,
         kind: &Kind,
         member: &Member,
         sync: &SyncContext<'_>,
-    ) -> Result<Result<Deletion, String>, Failure> {
+    ) -> Result<DeleteOutcome, SyncError> {
         let propagation = match sync.input.settings.prune_propagation_policy {
             PropagationPolicy::Foreground
                 if WITHOUT_DEPENDENTS.contains(&(&*kind.kind.group, &*kind.kind.kind)) =>
@@ -305,38 +311,38 @@ impl<C: Cluster> Engine<C> {
         for _ in 0..ATTEMPTS {
             let live = match with_retry(sync.fence, || self.cluster.get(kind, id)).await {
                 Ok(Some(live)) => live,
-                Ok(None) => return Ok(Ok(Deletion::Gone)),
-                Err(CallError::Api(error)) => return Ok(Err(error.describe(id))),
+                Ok(None) => return Ok(DeleteOutcome::Gone),
+                Err(CallError::Api(error)) => return Ok(DeleteOutcome::Failed(error.describe(id))),
                 Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
             };
             let metadata = &live["metadata"];
             if metadata["uid"] != **uid {
-                return Ok(Ok(Deletion::Kept("somebody has deleted it and created it again".to_owned())));
+                return Ok(DeleteOutcome::Kept("somebody has deleted it and created it again".to_owned()));
             }
             // It was a member when it was listed, so that its UID is known.
             if let Some(owner) = ownership::other(ownership::owner(metadata, &sync.set, true)) {
-                return Ok(Ok(Deletion::Kept(format!("it belongs to {owner} now"))));
+                return Ok(DeleteOutcome::Kept(format!("it belongs to {owner} now")));
             }
             let now = Member::new(id.clone(), version.clone(), metadata);
             if now.consent != member.consent && now.consent != Consent::Allowed {
                 let reason = "an annotation asks for an approval since the deletion was planned";
-                return Ok(Ok(Deletion::Kept(reason.to_owned())));
+                return Ok(DeleteOutcome::Kept(reason.to_owned()));
             }
             if let Some(reason) = now.kept_by.or_else(|| ownership::foreign_owner(metadata)) {
-                return Ok(Ok(Deletion::Kept(reason)));
+                return Ok(DeleteOutcome::Kept(reason));
             }
             let seen = metadata["resourceVersion"].as_str();
             match with_retry(sync.fence, || self.cluster.delete(kind, id, uid, seen, propagation)).await {
-                Ok(true) => return Ok(Ok(Deletion::Gone)),
-                Ok(false) => return Ok(Ok(Deletion::Begun)),
-                Err(CallError::Api(error)) if error.status == 404 => return Ok(Ok(Deletion::Gone)),
+                Ok(true) => return Ok(DeleteOutcome::Gone),
+                Ok(false) => return Ok(DeleteOutcome::Begun),
+                Err(CallError::Api(error)) if error.status == 404 => return Ok(DeleteOutcome::Gone),
                 // It has changed since it was read.
                 Err(CallError::Api(error)) if error.status == 409 => {}
-                Err(CallError::Api(error)) => return Ok(Err(error.describe(id))),
+                Err(CallError::Api(error)) => return Ok(DeleteOutcome::Failed(error.describe(id))),
                 Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
-        Ok(Err("it changes all the time, and is deleted only as it was seen".to_owned()))
+        Ok(DeleteOutcome::Failed("it changes all the time, and is deleted only as it was seen".to_owned()))
     }
 }
 

@@ -6,7 +6,7 @@ use proto::gitops::{
     AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
 };
 
-use super::{Failure, Outcome, SyncContext, SyncInput, awaited::Awaited};
+use super::{SyncError, Outcome, SyncContext, SyncInput, awaited::Awaited};
 use crate::{Manifest, Stopped, hook};
 
 /// The longest message of an error, in characters.
@@ -161,13 +161,13 @@ impl<'a> Report<'a> {
         }
     }
 
-    pub(super) fn finish(mut self, result: Result<(), Failure>, input: &SyncInput) -> Outcome {
+    pub(super) fn finish(mut self, result: Result<(), SyncError>, input: &SyncInput) -> Outcome {
         let mut stopped = None;
         let room = MAX_ERRORS.saturating_sub(self.errors.len());
         self.errors.extend(self.contested.iter().take(room).cloned());
         let (state, message) = match result {
             Ok(()) => self.success(input),
-            Err(Failure::Refused(errors)) => {
+            Err(SyncError::Refused(errors)) => {
                 let count = errors.len();
                 errors.into_iter().for_each(|error| self.error(error));
                 (
@@ -175,17 +175,17 @@ impl<'a> Report<'a> {
                     format!("refused with {} before anything of them was written", plural(count, "error")),
                 )
             }
-            Err(Failure::Objects) => {
+            Err(SyncError::Objects) => {
                 let failed = plural(self.objects.failed as usize, "object");
                 let deleted = self.objects.pruned + input.earlier.pruned;
                 (ProjectState::Failed, format!("{failed} failed; {deleted} deleted"))
             }
-            Err(Failure::InventoryLost(reason)) => (
+            Err(SyncError::InventoryLost(reason)) => (
                 ProjectState::InventoryLost,
                 format!("{reason}; nothing is written until kas gitops recover has made it anew"),
             ),
-            Err(Failure::Project(message)) => (ProjectState::Failed, message),
-            Err(Failure::Stopped(reason)) => {
+            Err(SyncError::Project(message)) => (ProjectState::Failed, message),
+            Err(SyncError::Stopped(reason)) => {
                 stopped = Some(reason);
                 let state = if reason == Stopped::Suspended {
                     ProjectState::Suspended

@@ -11,7 +11,7 @@ use proto::{
 use serde_json::Value;
 
 use super::{
-    CONCURRENCY, Engine, Failure, SyncContext,
+    CONCURRENCY, Engine, SyncError, SyncContext,
     awaited::{Awaited, Condition},
     examine::{Change, ExamineError, Known, Seen, Step, hash},
     jobs::is_job,
@@ -48,6 +48,15 @@ enum Written {
     },
 }
 
+/// The state of an object that the next stage needs.
+enum NeededObject {
+    /// It meets its condition.
+    Met,
+    Awaited(Awaited),
+    /// It is a hook that has failed.
+    FailedHook(ObjectError),
+}
+
 /// Objects that the next stage needs, and that are not there.
 #[derive(Default)]
 pub(super) struct Unmet {
@@ -65,7 +74,10 @@ impl<C: Cluster> Engine<C> {
     pub(super) fn is_met(&self, awaited: &Awaited, object: Option<&Value>) -> bool {
         match &awaited.condition {
             Condition::Gone(uid) => object.is_none_or(|object| object["metadata"]["uid"] != **uid),
-            condition => condition.check(object.map(|object| self.assess(&awaited.kind, object))).is_ok(),
+            condition => {
+                let found = object.map(|object| self.assess(&awaited.kind, object));
+                condition.unmet_reason(found).is_none()
+            }
         }
     }
 
@@ -87,7 +99,7 @@ impl<C: Cluster> Engine<C> {
         members: &Members,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<(Vec<AppliedObject>, Vec<Awaited>), Failure> {
+    ) -> Result<(Vec<AppliedObject>, Vec<Awaited>), SyncError> {
         let kinds = self.kinds(stage, manifests, sync).await?;
         let of = |index: usize| (&manifests[index], &kinds[&key(&manifests[index])]);
         let first = report.first_error();
@@ -114,7 +126,7 @@ impl<C: Cluster> Engine<C> {
             }
         }
         if !refused.is_empty() {
-            return Err(Failure::Refused(refused));
+            return Err(SyncError::Refused(refused));
         }
 
         let writes = sync.writes();
@@ -180,8 +192,8 @@ impl<C: Cluster> Engine<C> {
             }
         }
         match stopped {
-            Some(reason) => Err(Failure::Stopped(reason)),
-            None if report.objects.failed > 0 => Err(Failure::Objects),
+            Some(reason) => Err(SyncError::Stopped(reason)),
+            None if report.objects.failed > 0 => Err(SyncError::Objects),
             None => Ok((applied, terminating)),
         }
     }
@@ -193,7 +205,7 @@ impl<C: Cluster> Engine<C> {
         manifests: &[Manifest],
         objects: &[AppliedObject],
         sync: &SyncContext<'_>,
-    ) -> Result<Unmet, Failure> {
+    ) -> Result<Unmet, SyncError> {
         let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind, _)| (id, kind)).collect();
         let is_definition = |index: &&usize| {
             let ObjectId { group, kind, .. } = &manifests[**index].id;
@@ -220,27 +232,29 @@ impl<C: Cluster> Engine<C> {
         let looking = wanted.into_iter().map(async |(manifest, (id, kind), condition)| {
             let object = with_retry(sync.fence, || self.cluster.get(kind, id)).await;
             let object =
-                object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
+                object.map_err(|error| SyncError::of_project(&format!("{id} cannot be read"), error))?;
             let (id, kind) = ((*id).clone(), (*kind).clone());
             let found = object.map(|object| self.assess(&kind, &object));
-            let Err(reason) = condition.check(found.clone()) else { return Ok(None) };
+            let Some(reason) = condition.unmet_reason(found.clone()) else { return Ok(NeededObject::Met) };
             let runs = hook::runs(manifest);
-            if runs && Condition::Ended.check(found).is_ok() {
-                return Ok(Some(Err(manifest.error(format!("the hook has failed: {reason}")))));
+            if runs && Condition::Ended.unmet_reason(found).is_none() {
+                let error = manifest.error(format!("the hook has failed: {reason}"));
+                return Ok(NeededObject::FailedHook(error));
             }
             // The sync goes on when a hook fails, too.
             let condition = if runs { Condition::Ended } else { condition };
-            Ok(Some(Ok(Awaited { id, kind, reason, condition, since: None })))
+            Ok(NeededObject::Awaited(Awaited { id, kind, reason, condition, since: None }))
         });
-        let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, Failure>>()?;
+        let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, SyncError>>()?;
         if has_definitions {
             self.cluster.forget_kinds();
         }
         let mut unmet = Unmet::default();
-        for looked in looked.into_iter().flatten() {
-            match looked {
-                Ok(awaited) => unmet.awaited.push(awaited),
-                Err(error) => unmet.failed_hooks.push(error),
+        for needed in looked {
+            match needed {
+                NeededObject::Met => {}
+                NeededObject::Awaited(awaited) => unmet.awaited.push(awaited),
+                NeededObject::FailedHook(error) => unmet.failed_hooks.push(error),
             }
         }
         Ok(unmet)
@@ -252,7 +266,7 @@ impl<C: Cluster> Engine<C> {
         stage: &Stage,
         manifests: &[Manifest],
         sync: &SyncContext<'_>,
-    ) -> Result<HashMap<(GroupKind, String), Kind>, Failure> {
+    ) -> Result<HashMap<(GroupKind, String), Kind>, SyncError> {
         let mut kinds = HashMap::new();
         for manifest in stage.objects.iter().map(|index| &manifests[*index]) {
             let key = key(manifest);
@@ -265,12 +279,12 @@ impl<C: Cluster> Engine<C> {
                 } else {
                     format!("a dry run cannot check it: its kind {} is in the same commit", key.0)
                 };
-                return Err(Failure::Refused(vec![manifest.error(what)]));
+                return Err(SyncError::Refused(vec![manifest.error(what)]));
             };
             if kind.namespaced == manifest.id.namespace.is_empty() {
                 let what =
                     format!("the scope of the kind {} is not the one that its definition in Git says", key.0);
-                return Err(Failure::Refused(vec![manifest.error(what)]));
+                return Err(SyncError::Refused(vec![manifest.error(what)]));
             }
             kinds.insert(key, kind);
         }

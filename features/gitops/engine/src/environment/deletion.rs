@@ -19,8 +19,6 @@ use crate::{ApiError, Cluster, Kind, MetadataPage, applyset::PART_OF};
 const MAX_NAMED: usize = 5;
 /// The most objects of an environment, and the most in a namespace.
 const MAX_OBJECTS: usize = 10_000;
-/// The reason why an object stays that was changed meanwhile.
-const CHANGED: &str = "it was changed just now: try again";
 /// The annotation of a secret that Kubernetes has made for a service account.
 const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
 /// The labels of objects that another program makes from Git.
@@ -63,6 +61,40 @@ struct OtherObject<'a> {
     owners: Vec<Option<String>>,
 }
 
+/// The reason why an object stays when its environment stops.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum KeepReason {
+    #[error("its template says delete_resources: never")]
+    NeverDeleted,
+    #[error("it is also an object of {environments}")]
+    Shared { environments: String },
+    #[error("it is also an object of {environments}, and its labels cannot be changed: {error}")]
+    NotReleased { environments: String, error: ApiError },
+    /// Another request has changed it meanwhile.
+    #[error("it was changed just now: try again")]
+    Changed,
+    /// The API server refuses to delete it, in these words.
+    #[error("{0}")]
+    Api(String),
+    #[error("it is not known what is in it: {0}")]
+    UnknownKinds(ApiError),
+    #[error("it is not known what is in it: the API groups {groups} do not respond")]
+    UnavailableGroups { groups: String },
+    #[error("it is not known what is in it: {plural} cannot be listed: {error}")]
+    Unlisted { plural: String, error: ApiError },
+    #[error("it contains more than {MAX_OBJECTS} objects, which are too many to look at")]
+    TooManyObjects,
+    #[error("{id} is in it, which is an object of {environment}")]
+    OtherEnvironment { id: ObjectId, environment: String },
+    #[error("{id} is in it, which comes from Git ({label})")]
+    FromGit { id: ObjectId, label: &'static str },
+    #[error(
+        "it contains {objects}, and the policy of this cluster has no rule for the service provision, with this name and the verb \
+         deletecollection, of these kinds in this namespace: delete them first"
+    )]
+    ForeignObjects { objects: String },
+}
+
 impl<C: Cluster> Environments<C> {
     /// Deletes the objects of an environment, namespaces last. An object of several environments is taken away from this one. A namespace
     /// stays while it contains anything else, unless `may_sweep` allows that for each kind in it; what another environment or GitOps has
@@ -84,7 +116,9 @@ impl<C: Cluster> Environments<C> {
             for member in members {
                 match self.delete_member(owner, &member, may_sweep).await {
                     Ok(()) => deletion.deleted.push(member.id),
-                    Err(reason) => deletion.kept.push(KeptObject { id: member.id, reason }),
+                    Err(reason) => {
+                        deletion.kept.push(KeptObject { id: member.id, reason: reason.to_string() });
+                    }
                 }
             }
         }
@@ -176,19 +210,20 @@ impl<C: Cluster> Environments<C> {
         owner: &EnvironmentOwner,
         Member { id, kind, object }: &Member,
         may_sweep: &MaySweep<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), KeepReason> {
         if owner.is_never_deleted(object) {
-            return Err("its template says delete_resources: never".to_owned());
+            return Err(KeepReason::NeverDeleted);
         }
         if object["metadata"]["deletionTimestamp"].is_string() {
             return Ok(());
         }
         let others = owner.others(object);
         if !others.is_empty() {
-            let used = format!("it is also an object of {}", others.join(", "));
-            let released = self.release_live(owner, kind, id).await;
-            released.map_err(|error| format!("{used}, and its labels cannot be changed: {error}"))?;
-            return Err(used);
+            let environments = others.join(", ");
+            return Err(match self.release_live(owner, kind, id).await {
+                Ok(()) => KeepReason::Shared { environments },
+                Err(error) => KeepReason::NotReleased { environments, error },
+            });
         }
         let mut deleted_version = version(object);
         if kind.kind == namespace_kind() {
@@ -197,8 +232,8 @@ impl<C: Cluster> Environments<C> {
             match self.cluster.patch(kind, id, &owner.end(object)).await {
                 Ok(ending) => deleted_version = version(&ending),
                 Err(error) if error.status == 404 => return Ok(()),
-                Err(error) if is_changed(&error) => return Err(CHANGED.to_owned()),
-                Err(error) => return Err(error.describe(id)),
+                Err(error) if is_changed(&error) => return Err(KeepReason::Changed),
+                Err(error) => return Err(KeepReason::Api(error.describe(id))),
             }
             self.check_content(owner, &id.name, may_sweep).await?;
         }
@@ -207,8 +242,8 @@ impl<C: Cluster> Environments<C> {
         match self.cluster.delete(kind, id, uid, Some(&deleted_version), propagation).await {
             Ok(_) => Ok(()),
             Err(error) if error.status == 404 => Ok(()),
-            Err(error) if error.status == 409 => Err(CHANGED.to_owned()),
-            Err(error) => Err(error.describe(id)),
+            Err(error) if error.status == 409 => Err(KeepReason::Changed),
+            Err(error) => Err(KeepReason::Api(error.describe(id))),
         }
     }
 
@@ -242,12 +277,10 @@ impl<C: Cluster> Environments<C> {
         owner: &EnvironmentOwner,
         namespace: &str,
         may_sweep: &MaySweep<'_>,
-    ) -> Result<(), String> {
-        let unknown = |what: String| format!("it is not known what is in it: {what}");
-        let (kinds, unavailable) =
-            self.cluster.listable_kinds().await.map_err(|error| unknown(error.to_string()))?;
+    ) -> Result<(), KeepReason> {
+        let (kinds, unavailable) = self.cluster.listable_kinds().await.map_err(KeepReason::UnknownKinds)?;
         if !unavailable.is_empty() {
-            return Err(unknown(format!("the API groups {} do not respond", unavailable.join(", "))));
+            return Err(KeepReason::UnavailableGroups { groups: unavailable.join(", ") });
         }
         let mut content = Content::default();
         for kind in kinds.iter().filter(|kind| kind.namespaced && !is_transient_kind(kind)) {
@@ -258,7 +291,9 @@ impl<C: Cluster> Environments<C> {
                     Ok(page) => page,
                     // The kind has no lists, or its definition was deleted.
                     Err(error) if matches!(error.status, 404 | 405) => break,
-                    Err(error) => return Err(unknown(format!("{} cannot be listed: {error}", kind.plural))),
+                    Err(error) => {
+                        return Err(KeepReason::Unlisted { plural: kind.plural.clone(), error });
+                    }
                 };
                 page.objects.iter().try_for_each(|object| content.add(owner, kind, object))?;
                 token = page.next;
@@ -273,20 +308,18 @@ impl<C: Cluster> Environments<C> {
 
 impl<'a> Content<'a> {
     /// Adds an object. The error is the reason why the namespace stays in any case.
-    fn add(&mut self, owner: &EnvironmentOwner, kind: &'a Kind, object: &Value) -> Result<(), String> {
+    fn add(&mut self, owner: &EnvironmentOwner, kind: &'a Kind, object: &Value) -> Result<(), KeepReason> {
         let (id, metadata) = (id(kind, object), &object["metadata"]);
         self.found += 1;
         if self.found > MAX_OBJECTS {
-            return Err(format!(
-                "it contains more than {MAX_OBJECTS} objects, which are too many to look at"
-            ));
+            return Err(KeepReason::TooManyObjects);
         }
-        if let Some(other) = owner.others(object).first() {
-            return Err(format!("{id} is in it, which is an object of {other}"));
+        if let Some(environment) = owner.others(object).into_iter().next() {
+            return Err(KeepReason::OtherEnvironment { id, environment });
         }
         let mut of_gitops = OF_GITOPS.into_iter().filter(|label| metadata["labels"].get(label).is_some());
         if let Some(label) = of_gitops.next() {
-            return Err(format!("{id} is in it, which comes from Git ({label})"));
+            return Err(KeepReason::FromGit { id, label });
         }
         self.uids.extend(metadata["uid"].as_str().map(str::to_owned));
         let is_own = metadata["labels"].get(owner.label()).is_some();
@@ -299,7 +332,7 @@ impl<'a> Content<'a> {
     }
 
     /// Decides about the namespace by all that is in it.
-    fn judge(&self, namespace: &str, may_sweep: &MaySweep<'_>) -> Result<(), String> {
+    fn judge(&self, namespace: &str, may_sweep: &MaySweep<'_>) -> Result<(), KeepReason> {
         // If all owners of an object are in the namespace, too, they decide.
         let is_dependent = |OtherObject { owners, .. }: &OtherObject<'_>| {
             let is_inside = |uid: &Option<String>| uid.as_ref().is_some_and(|uid| self.uids.contains(uid));
@@ -315,11 +348,7 @@ impl<'a> Content<'a> {
         if of_others.len() > MAX_NAMED {
             named.push(format!("{} more", of_others.len() - MAX_NAMED));
         }
-        Err(format!(
-            "it contains {}, and the policy of this cluster has no rule for the service provision, with this name and the verb \
-             deletecollection, of these kinds in this namespace: delete them first",
-            named.join(", ")
-        ))
+        Err(KeepReason::ForeignObjects { objects: named.join(", ") })
     }
 }
 

@@ -20,6 +20,30 @@ const MAX_LABEL: usize = 63;
 /// The key of the annotation's JSON that keeps objects forever.
 const NEVER_DELETED: &str = "never";
 
+/// A slug that, with the ids of the project and the agent, is too long for the key of a label.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the slug {0:?} is too long for the key of a label")]
+pub struct SlugTooLong(String);
+
+/// The reason why an object of the cluster may not become one of an environment. The author of the template mends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum OwnerConflict {
+    #[error(
+        "it exists, and does not belong to an environment: rename it in the template, delete it, or hand it over with the label {label}="
+    )]
+    Unowned { label: String },
+    #[error(
+        "it belongs to another project or agent ({owners}): write {{{{ .project.id }}}} and {{{{ .agent.id }}}} into its name"
+    )]
+    OtherProject { owners: String },
+    /// `agent` and `project` are labels.
+    #[error(
+        "its namespace is not in the template, and is not one of this agent and project: put a Namespace into the template, or \
+             give the namespace the labels {agent}= and {project}="
+    )]
+    OtherNamespace { agent: String, project: String },
+}
+
 /// An environment, as the owner of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnvironmentOwner {
@@ -35,14 +59,10 @@ impl EnvironmentOwner {
     /// # Errors
     ///
     /// The ids and the slug are too long for the key of a label.
-    pub fn new(agent: AgentId, key: EnvironmentKey) -> Result<Self, String> {
+    pub fn new(agent: AgentId, key: EnvironmentKey) -> Result<Self, SlugTooLong> {
         let owner = Self { agent, key, facts: json!({}) };
         let longest = owner.label().len() - DOMAIN.len() - 1;
-        if longest > MAX_LABEL {
-            Err(format!("the slug {:?} is too long for the key of a label", owner.key.slug()))
-        } else {
-            Ok(owner)
-        }
+        if longest > MAX_LABEL { Err(SlugTooLong(owner.key.slug().to_owned())) } else { Ok(owner) }
     }
 
     /// Sets what the annotation says about the environment. `never` keeps the objects when the environment stops.
@@ -91,26 +111,19 @@ impl EnvironmentOwner {
     ///
     /// # Errors
     ///
-    /// Returns the reason why it may not.
-    pub(super) fn check(&self, object: &Value) -> Result<(), String> {
+    /// It may not.
+    pub(super) fn check(&self, object: &Value) -> Result<(), OwnerConflict> {
         let others = self.others(object);
         if others.is_empty() {
             if has_label(object, &self.label()) {
                 return Ok(());
             }
-            return Err(format!(
-                "it exists, and does not belong to an environment: rename it in the template, delete it, or hand it over with the label \
-                 {}=",
-                self.label()
-            ));
+            return Err(OwnerConflict::Unowned { label: self.label() });
         }
         if self.is_of_project(object) {
             Ok(())
         } else {
-            Err(format!(
-                "it belongs to another project or agent ({}): write {{{{ .project.id }}}} and {{{{ .agent.id }}}} into its name",
-                others.join(", ")
-            ))
+            Err(OwnerConflict::OtherProject { owners: others.join(", ") })
         }
     }
 
@@ -119,16 +132,13 @@ impl EnvironmentOwner {
     ///
     /// # Errors
     ///
-    /// Returns the reason why they may not.
-    pub(super) fn check_namespace(&self, namespace: &Value) -> Result<(), String> {
+    /// They may not.
+    pub(super) fn check_namespace(&self, namespace: &Value) -> Result<(), OwnerConflict> {
         if self.is_of_project(namespace) {
             Ok(())
         } else {
             let [agent, project, _] = self.shared_labels();
-            Err(format!(
-                "its namespace is not in the template, and is not one of this agent and project: put a Namespace into the template, or \
-                     give the namespace the labels {agent}= and {project}="
-            ))
+            Err(OwnerConflict::OtherNamespace { agent, project })
         }
     }
 

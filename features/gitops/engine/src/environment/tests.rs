@@ -76,8 +76,8 @@ async fn ensure(
     cluster: &FakeCluster,
     owner: &EnvironmentOwner,
     objects: Vec<Manifest>,
-) -> Result<Vec<ObjectChange>, String> {
-    let done = environments(cluster).ensure(owner, objects).await.map_err(|error| error.to_string())?;
+) -> Result<Vec<ObjectChange>, EnvironmentError> {
+    let done = environments(cluster).ensure(owner, objects).await?;
     Ok(done.into_iter().map(|object| object.change).collect())
 }
 
@@ -138,13 +138,13 @@ async fn nothing_is_written_unless_all_objects_may_be() {
     ] {
         let mut all = template("r1");
         all.extend(objects);
-        let error = ensure(&cluster, &owner, all).await.unwrap_err();
+        let error = ensure(&cluster, &owner, all).await.unwrap_err().to_string();
         assert!(error.starts_with("default.yaml:2: "), "{error}");
         assert!(error.contains(expected), "{error}");
         assert!(cluster.object(&namespace("r1")).is_none(), "{expected}");
     }
     cluster.put(foreign, "kubectl", json!({"metadata": {"labels": {"app": "x"}}}));
-    let error = ensure(&cluster, &owner, template("r1")).await.unwrap_err();
+    let error = ensure(&cluster, &owner, template("r1")).await.unwrap_err().to_string();
     assert!(error.contains("ServiceAccount r1/deployer: it exists, and does not belong"), "{error}");
 }
 
@@ -152,7 +152,7 @@ async fn nothing_is_written_unless_all_objects_may_be() {
 async fn objects_of_another_project_are_not_shared() {
     let cluster = cluster();
     ensure(&cluster, &owner("review-1", 30), template("shared")).await.unwrap();
-    let error = ensure(&cluster, &owner("review-1", 31), template("shared")).await.unwrap_err();
+    let error = ensure(&cluster, &owner("review-1", 31), template("shared")).await.unwrap_err().to_string();
     assert!(error.contains("it belongs to another project or agent (review-1-30-7)"), "{error}");
     let error = ensure(&cluster, &owner("review-1", 130), template("shared")).await;
     assert!(error.is_err(), "the number ends like that of the project");
@@ -176,7 +176,7 @@ async fn environment_that_was_faster_keeps_its_object() {
             objects.insert(namespace("r1"), object);
         }
     });
-    let error = ensure(&cluster, &owner("review-1", 30), template("r1")).await.unwrap_err();
+    let error = ensure(&cluster, &owner("review-1", 30), template("r1")).await.unwrap_err().to_string();
     assert!(error.contains("it belongs to another project or agent (review-1-31-7)"), "{error}");
     let labels = cluster.object(&namespace("r1")).unwrap()["metadata"]["labels"].clone();
     assert!(labels.get("agent.gitlab.com/env-review-1-30-7").is_none(), "{labels}");
@@ -199,7 +199,7 @@ async fn fields_of_others_are_taken_over_and_those_of_environments_are_not() {
     ensure(&cluster, &owner, template("r1")).await.unwrap();
     cluster
         .set_fault(move |request| request.starts_with("apply").then(|| conflict("agentk-env-review-2-30-7")));
-    let error = ensure(&cluster, &owner, template("r1")).await.unwrap_err();
+    let error = ensure(&cluster, &owner, template("r1")).await.unwrap_err().to_string();
     assert!(error.contains("its fields differ from those of review-2-30-7, which uses it, too"), "{error}");
 }
 
@@ -446,7 +446,7 @@ async fn namespace_that_ends_meanwhile_is_a_reason_to_try_again() {
 async fn namespace_outside_of_the_template_must_be_of_the_project() {
     let (cluster, owner) = (cluster(), owner("review-1", 30));
     let binding = || vec![manifest(RBAC, "RoleBinding", "team", "deployers")];
-    let error = ensure(&cluster, &owner, binding()).await.unwrap_err();
+    let error = ensure(&cluster, &owner, binding()).await.unwrap_err().to_string();
     assert!(error.contains("its namespace team does not exist, and is not in the template"), "{error}");
     let labels = |labels: Value| json!({"metadata": {"labels": labels}});
     let (agent, project) = ("agent.gitlab.com/id-7", "agent.gitlab.com/project_id-30");
@@ -458,7 +458,7 @@ async fn namespace_outside_of_the_template_must_be_of_the_project() {
         labels(json!({agent: "", project: "", "agent.gitlab.com/env-prod-31-7": ""})),
     ] {
         cluster.put(namespace("team"), "kubectl", wrong);
-        let error = ensure(&cluster, &owner, binding()).await.unwrap_err();
+        let error = ensure(&cluster, &owner, binding()).await.unwrap_err().to_string();
         assert!(
             error.contains("the labels agent.gitlab.com/id-7= and agent.gitlab.com/project_id-30="),
             "{error}"

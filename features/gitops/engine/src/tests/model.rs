@@ -669,7 +669,7 @@ impl World {
                 // It reads the files first.
                 let is_lost = self.knowledge[number].lost == Lost::Yes;
                 if is_lost && self.unavailable.is_none() && !self.is_refused(number) {
-                    self.violations.push((Rule::Recovery, what));
+                    self.violations.push((Rule::Recovery, what.to_string()));
                 }
                 return;
             }

@@ -11,7 +11,9 @@ use proto::{
 use serde_json::Value;
 
 use super::rules::Rule;
-use crate::{Engine, Fence, Outcome, Recovery, SourceFile, SyncInput, applyset, fake::FakeCluster};
+use crate::{
+    Engine, Fence, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset, fake::FakeCluster,
+};
 
 /// The rules that the engine is known to break.
 pub(super) const BROKEN: &[Rule] = &[];
@@ -110,7 +112,7 @@ pub(super) async fn recover(
     input: PassInput,
     code: Option<&str>,
     fence: &dyn Fence,
-) -> Result<Recovered, String> {
+) -> Result<Recovered, SyncError> {
     Ok(match engine.recover(&sync_input(input), code, fence).await? {
         Recovery::Planned(plan) => Recovered { code: plan.code, done: false },
         Recovery::Done { .. } => Recovered { code: String::new(), done: true },
