@@ -47,6 +47,7 @@ pub struct Gitops {
 }
 
 /// A project whose manifests are applied.
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the file")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ManifestProject {

@@ -18,6 +18,7 @@ const ITEMS: u32 = 2;
 const EVENT: u32 = 3;
 
 /// Finds events. It needs the memory of one event, without its objects, whatever the list has.
+#[expect(clippy::struct_excessive_bools, reason = "the place in the bytes: most combinations occur")]
 #[derive(Debug, Default)]
 pub struct EventScanner {
     /// The number of open brackets.

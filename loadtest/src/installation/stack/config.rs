@@ -33,6 +33,7 @@ impl From<bool> for Tls {
 }
 
 /// The configuration of kas and agentk.
+#[expect(clippy::struct_excessive_bools, reason = "independent options of an installation")]
 #[derive(Clone, Debug, Default)]
 pub struct StackConfig {
     /// The connections that use TLS.

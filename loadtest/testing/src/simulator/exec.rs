@@ -67,6 +67,7 @@ async fn run(
 }
 
 /// The streams that the caller requested.
+#[expect(clippy::struct_excessive_bools, reason = "each is a parameter of the query")]
 #[derive(Clone, Copy, Debug)]
 struct Streams {
     pub stdin: bool,

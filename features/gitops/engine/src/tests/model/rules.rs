@@ -73,6 +73,7 @@ pub(super) enum Rule {
 }
 
 /// An object of the cluster, as far as the rules need it.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about an object")]
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) uid: String,
@@ -99,6 +100,7 @@ pub(super) struct Seen {
 pub(super) type Snapshot = BTreeMap<ObjectId, Seen>;
 
 /// What a pass of a project is about.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about a pass")]
 #[derive(Clone)]
 pub(super) struct Context {
     pub(super) project: usize,
