@@ -52,14 +52,30 @@ pub fn pem_roots(text: &[u8]) -> RootCertStore {
     roots
 }
 
-/// Parses the certificates (PEM) of authorities: at least one.
-pub fn parse_roots(bytes: &[u8]) -> Result<RootCertStore, String> {
+/// A file that does not hold the certificates of authorities. The text continues the name of the file.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RootsError {
+    /// It has a damaged block of PEM.
+    #[error("is not PEM")]
+    NotPem,
+    /// rustls refuses a certificate.
+    #[error("holds a certificate that cannot be an authority: {0}")]
+    NotAuthority(rustls::Error),
+    /// It has no certificate.
+    #[error("holds no PEM certificate")]
+    Empty,
+}
+
+/// Parses the certificates (PEM) of authorities.
+///
+/// # Errors
+///
+/// There is no certificate, or one that cannot be an authority.
+pub fn parse_roots(bytes: &[u8]) -> Result<RootCertStore, RootsError> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bytes) {
-        let certificate = certificate.map_err(|_| "is not PEM".to_owned())?;
-        roots
-            .add(certificate)
-            .map_err(|error| format!("holds a certificate that cannot be an authority: {error}"))?;
+        let certificate = certificate.map_err(|_| RootsError::NotPem)?;
+        roots.add(certificate).map_err(RootsError::NotAuthority)?;
     }
-    if roots.is_empty() { Err("holds no PEM certificate".to_owned()) } else { Ok(roots) }
+    if roots.is_empty() { Err(RootsError::Empty) } else { Ok(roots) }
 }

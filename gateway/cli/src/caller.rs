@@ -118,7 +118,7 @@ impl CallerOptions {
             Some(file) => {
                 let pem = std::fs::read(file).map_err(|error| unreadable("--cacert", file, error))?;
                 tls::parse_roots(&pem)
-                    .map_err(|what| CliError::usage(format!("--cacert {} {what}", file.display())))?
+                    .map_err(|error| CliError::usage(format!("--cacert {} {error}", file.display())))?
             }
         };
         let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());

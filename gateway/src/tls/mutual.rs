@@ -97,7 +97,8 @@ fn verifier(roots: RootCertStore) -> Arc<dyn ClientCertVerifier> {
 
 fn load_roots(certificate: &Certificate, authority: &Spanned<PathBuf>) -> Result<RootCertStore, ConfigError> {
     let roots = files::read(&authority.value).map_err(|error| unreadable(&error));
-    roots.and_then(|bytes| tls::parse_roots(&bytes)).map_err(|what| {
+    let parse = |bytes: Vec<u8>| tls::parse_roots(&bytes).map_err(|error| error.to_string());
+    roots.and_then(parse).map_err(|what| {
         let key = format!("{}.ca_certificate_file", certificate.section);
         let what = format!("{}: {what}", authority.value.display());
         ConfigError::new(&certificate.config, authority.referenced, key, what)

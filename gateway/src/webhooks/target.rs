@@ -110,7 +110,7 @@ impl WebhookSettings {
     pub(super) fn read_roots(&self) -> Result<RootCertStore, String> {
         let Some(path) = &self.ca_file else { return Ok(tls::system_roots()) };
         let text = read_file(path)?;
-        tls::parse_roots(text.as_bytes()).map_err(|what| format!("{}: {what}", path.display()))
+        tls::parse_roots(text.as_bytes()).map_err(|error| format!("{}: {error}", path.display()))
     }
 }
 

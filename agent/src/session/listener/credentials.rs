@@ -172,7 +172,7 @@ fn server_config(
     let clients: Arc<dyn ClientCertVerifier> = match clients.authority() {
         Some(path) => {
             let invalid = |what: String| ListenConfigError::new(path, what);
-            let roots = tls::parse_roots(&read(path)?).map_err(invalid)?;
+            let roots = tls::parse_roots(&read(path)?).map_err(|error| invalid(error.to_string()))?;
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
             let verifier = match clients {
                 ClientCertificates::Optional(_) => verifier.allow_unauthenticated(),

@@ -106,7 +106,8 @@ fn load(config: &Path, section: &GitLabConfig) -> Result<Arc<ClientConfig>, Conf
 
 fn read_authority(config: &Path, file: &Spanned<PathBuf>) -> Result<RootCertStore, ConfigError> {
     let roots = files::read(&file.value).map_err(|error| unreadable(&error));
-    roots.and_then(|bytes| parse_roots(&bytes)).map_err(|what| {
+    let parse = |bytes: Vec<u8>| parse_roots(&bytes).map_err(|error| error.to_string());
+    roots.and_then(parse).map_err(|what| {
         let what = format!("{}: {what}", file.value.display());
         ConfigError::new(config, file.referenced, AUTHORITY_KEY, what)
     })

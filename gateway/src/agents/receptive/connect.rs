@@ -152,7 +152,7 @@ fn client_config(
         Some(path) => {
             let error = |what: String| DialError::Setup(format!("ca_file {}: {what}", path.display()));
             let bytes = files::read(path).map_err(|cause| error(unreadable(&cause)))?;
-            tls::parse_roots(&bytes).map_err(error)?
+            tls::parse_roots(&bytes).map_err(|invalid| error(invalid.to_string()))?
         }
         None => tls::system_roots(),
     };
