@@ -16,7 +16,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use process::logs::LogFormat;
-use proto::agent_configuration::Scope;
+use proto::agent_configuration::{InvalidScope, Scope};
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
@@ -373,7 +373,7 @@ fn at_least_a_second(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses names of namespaces that are separated by commas.
-fn scope(text: &str) -> Result<Scope, String> {
+fn scope(text: &str) -> Result<Scope, InvalidScope> {
     Scope::new(text.split(',').map(|name| name.trim().to_owned()).collect())
 }
 

@@ -9,6 +9,7 @@ pub mod environments;
 mod gitlab_syntax;
 pub mod gitops;
 pub mod graph;
+mod invalid;
 pub mod notify;
 mod unset;
 mod update;
@@ -18,6 +19,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use self::invalid::{InvalidScope, InvalidValue};
 pub use self::{
     access::{
         CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, ResourceManagement, UserAccess,
@@ -165,7 +167,7 @@ impl AgentConfiguration {
                 return Err(ConfigError::several(errors).expect("one of both has failed"));
             }
         };
-        let about = |(key, what)| ConfigError::about(file, &keys, key, what);
+        let about = |InvalidValue { key, what }| ConfigError::about(file, &keys, key, what);
         ConfigError::check_all(parsed.validate().map(|result| result.map_err(about)))?;
         Ok(Self { dropped, ..parsed })
     }
@@ -178,10 +180,10 @@ impl AgentConfiguration {
     }
 
     /// Returns the key and the problem of the first invalid value of each section.
-    fn validate(&self) -> [Result<(), (String, String)>; 9] {
+    fn validate(&self) -> [Result<(), InvalidValue>; 9] {
         let scope = self.scope.iter().try_for_each(Scope::validate);
         [
-            scope.map_err(|what| ("scope.namespaces".to_owned(), what)),
+            scope.map_err(|invalid| InvalidValue::new("scope.namespaces", invalid)),
             self.gitops.iter().try_for_each(gitops::Gitops::validate),
             environments::validate(&self.environments),
             self.graph.iter().try_for_each(graph::GraphSection::validate),
@@ -238,23 +240,21 @@ impl Scope {
     /// # Errors
     ///
     /// There is no namespace, there are more than 1000, or one is not the name of a namespace.
-    pub fn new(namespaces: Vec<String>) -> Result<Self, String> {
+    pub fn new(namespaces: Vec<String>) -> Result<Self, InvalidScope> {
         let scope = Self { namespaces };
         scope.validate().map(|()| scope)
     }
 
     /// Returns the problem of the section, if it has one.
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), InvalidScope> {
         if self.namespaces.is_empty() {
-            return Err("name at least one namespace, or remove scope to allow all of them".to_owned());
+            return Err(InvalidScope::Empty);
         }
         if self.namespaces.len() > MAX_NAMESPACES {
-            return Err(format!("a scope has at most {MAX_NAMESPACES} namespaces"));
+            return Err(InvalidScope::TooManyNamespaces);
         }
         match self.namespaces.iter().find(|name| !is_namespace(name)) {
-            Some(name) => {
-                Err(format!("{name:?} is not a namespace: write its exact name; there are no patterns here"))
-            }
+            Some(name) => Err(InvalidScope::Namespace(name.clone())),
             None => Ok(()),
         }
     }

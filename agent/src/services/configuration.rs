@@ -92,7 +92,8 @@ impl ConfigurationService {
     ///
     /// A key has an invalid value. The configuration before stays in force.
     fn apply(&self, update: ConfigurationUpdate) -> Result<ConfigurationResponse, String> {
-        let keys = update.configuration.as_ref().map(AppliedKeys::new).transpose()?;
+        let keys = update.configuration.as_ref().map(AppliedKeys::new).transpose();
+        let keys = keys.map_err(|invalid| invalid.to_string())?;
         let Inner { scope, log, metrics, state } = &*self.inner;
         let mut state = state.lock();
         if !state.order.admit(order::age(&update, SystemTime::now()), Instant::now()) {

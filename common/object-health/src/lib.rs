@@ -20,7 +20,10 @@ mod workload;
 
 use std::time::SystemTime;
 
-use proto::{agent_configuration::graph::HealthRule, graph::HealthState};
+use proto::{
+    agent_configuration::graph::{EvaluationError, HealthRule},
+    graph::{HealthState, KindName},
+};
 use serde_json::Value;
 
 use self::generic::StatusWriter;
@@ -229,19 +232,27 @@ fn deletion(object: &Value) -> String {
     }
 }
 
+/// A rule that has no result for an object. Its author mends it.
+#[derive(Debug, thiserror::Error)]
+enum RuleError {
+    #[error("the rule of {kind} fails: {error}")]
+    Failed { kind: KindName, error: EvaluationError },
+    #[error(
+        "the rule of {kind} has the value {value:?}, and not one of {}, {DEFAULT}",
+        HealthState::ALL.map(HealthState::as_str).join(", ")
+    )]
+    UnknownHealth { kind: KindName, value: String },
+}
+
 /// Assesses an object by a rule, or returns `None` if the rule leaves it to those of agentk.
-fn by_rule(object: &Value, rule: &HealthRule) -> Result<Option<Assessment>, String> {
-    let name =
-        rule.health.text(object).map_err(|error| format!("the rule of {} fails: {error}", rule.kind))?;
+fn by_rule(object: &Value, rule: &HealthRule) -> Result<Option<Assessment>, RuleError> {
+    let name = rule.health.text(object);
+    let name = name.map_err(|error| RuleError::Failed { kind: rule.kind.clone(), error })?;
     if name == DEFAULT {
         return Ok(None);
     }
     let Some(health) = HealthState::ALL.into_iter().find(|known| known.as_str() == name) else {
-        let names = HealthState::ALL.map(HealthState::as_str).join(", ");
-        return Err(format!(
-            "the rule of {} has the value {name:?}, and not one of {names}, {DEFAULT}",
-            rule.kind
-        ));
+        return Err(RuleError::UnknownHealth { kind: rule.kind.clone(), value: name });
     };
     let message = rule.message.as_ref().filter(|_| health != HealthState::Healthy);
     // A message that cannot be computed does not change the health.

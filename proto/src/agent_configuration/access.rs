@@ -2,8 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::unset::{null_as_default, text};
-use crate::IdentityValue;
+use super::{
+    InvalidValue,
+    unset::{null_as_default, text},
+};
+use crate::{IdentityValue, identity_value::InvalidIdentityValue};
 
 /// Section `ci_access`: the CI jobs that may use the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,14 +135,25 @@ pub struct UserAuthorization {
 #[serde(deny_unknown_fields)]
 pub struct Empty {}
 
+/// An entry with an invalid value at a key.
+#[derive(Debug, thiserror::Error)]
+enum InvalidEntry {
+    #[error("{key} must not be empty")]
+    Empty { key: String },
+    #[error("{key} must have a value")]
+    NoValue { key: String },
+    #[error("{key} {error}")]
+    Identity { key: String, error: InvalidIdentityValue },
+}
+
 impl CiAccess {
     /// Returns the key and the problem of the first invalid value.
-    pub(super) fn validate(&self) -> Result<(), (String, String)> {
+    pub(super) fn validate(&self) -> Result<(), InvalidValue> {
         for (list, entries) in [("projects", &self.projects), ("groups", &self.groups)] {
             for (index, entry) in entries.iter().enumerate() {
-                entry
-                    .validate()
-                    .map_err(|what| (format!("ci_access.{list}"), format!("{list}[{index}].{what}")))?;
+                entry.validate().map_err(|invalid| {
+                    InvalidValue::new(format!("ci_access.{list}"), format!("{list}[{index}].{invalid}"))
+                })?;
             }
         }
         Ok(())
@@ -147,7 +161,7 @@ impl CiAccess {
 }
 
 impl CiAuthorization {
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), InvalidEntry> {
         not_empty("id", &self.id)?;
         let Some(CiAccessAs::Impersonate(user)) = &self.access_as else { return Ok(()) };
         let at = "access_as.impersonate";
@@ -160,7 +174,7 @@ impl CiAuthorization {
         for (index, extra) in user.extra.iter().enumerate() {
             not_empty(&format!("{at}.extra[{index}].key"), &extra.key)?;
             if extra.val.is_empty() {
-                return Err(format!("{at}.extra[{index}].val must have a value"));
+                return Err(InvalidEntry::NoValue { key: format!("{at}.extra[{index}].val") });
             }
             extra.val.iter().try_for_each(|value| identity(&format!("{at}.extra[{index}].val"), value))?;
         }
@@ -170,21 +184,23 @@ impl CiAuthorization {
 
 impl UserAccess {
     /// Returns the key and the problem of the first invalid value.
-    pub(super) fn validate(&self) -> Result<(), (String, String)> {
+    pub(super) fn validate(&self) -> Result<(), InvalidValue> {
         for (list, entries) in [("projects", &self.projects), ("groups", &self.groups)] {
             for (index, entry) in entries.iter().enumerate() {
-                not_empty("id", &entry.id)
-                    .map_err(|what| (format!("user_access.{list}"), format!("{list}[{index}].{what}")))?;
+                not_empty("id", &entry.id).map_err(|invalid| {
+                    InvalidValue::new(format!("user_access.{list}"), format!("{list}[{index}].{invalid}"))
+                })?;
             }
         }
         Ok(())
     }
 }
 
-fn not_empty(key: &str, text: &str) -> Result<(), String> {
-    if text.is_empty() { Err(format!("{key} must not be empty")) } else { Ok(()) }
+fn not_empty(key: &str, text: &str) -> Result<(), InvalidEntry> {
+    if text.is_empty() { Err(InvalidEntry::Empty { key: key.to_owned() }) } else { Ok(()) }
 }
 
-fn identity(key: &str, text: &str) -> Result<(), String> {
-    IdentityValue::new(text).map(drop).map_err(|error| format!("{key} {error}"))
+fn identity(key: &str, text: &str) -> Result<(), InvalidEntry> {
+    let value = IdentityValue::new(text).map(drop);
+    value.map_err(|error| InvalidEntry::Identity { key: key.to_owned(), error })
 }

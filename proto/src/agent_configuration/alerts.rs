@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use settings::AnyDuration;
 
-use super::is_namespace;
+use super::{InvalidValue, is_namespace};
 
 /// The most namespaces.
 const MAX_NAMESPACES: usize = 1000;
@@ -59,8 +59,8 @@ impl Default for AlertsSection {
 
 impl AlertsSection {
     /// Returns the key and the problem of the first invalid value.
-    pub(super) fn validate(&self) -> Result<(), (String, String)> {
-        let error = |key: &str, what: String| Err((format!("alerts.{key}"), what));
+    pub(super) fn validate(&self) -> Result<(), InvalidValue> {
+        let error = |key: &str, what: String| Err(InvalidValue::new(format!("alerts.{key}"), what));
         if self.namespaces.len() > MAX_NAMESPACES {
             return error("namespaces", format!("there are at most {MAX_NAMESPACES}"));
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::is_namespace;
+use super::{InvalidValue, is_namespace};
 
 /// The most environments of an agent, and the most labels of one.
 const MAX_ENVIRONMENTS: usize = 50;
@@ -36,44 +36,67 @@ pub struct NamedEnvironment {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Returns the key and the problem of the first invalid value.
-pub(super) fn validate(environments: &[NamedEnvironment]) -> Result<(), (String, String)> {
-    let error = |what: String| ("environments".to_owned(), what);
+/// An invalid value of an environment. The text begins with its key.
+#[derive(Debug, thiserror::Error)]
+enum InvalidEnvironment {
+    #[error("slug: {0:?} is not lower-case letters, digits and '-', at most 63")]
+    Slug(String),
+    #[error("slug: {0} has this namespace twice")]
+    Duplicate(String),
+    #[error("namespace: {0:?} is not the name of a namespace")]
+    Namespace(String),
+    #[error("project: write the path of a project, like group/app")]
+    Project,
+    #[error("group: write the path of a group")]
+    Group,
+    #[error("tier: it must be one of {}", TIERS.join(", "))]
+    Tier,
+    #[error("labels: there are at most {MAX_LABELS}, of at most {MAX_TEXT} bytes")]
+    Labels,
+}
+
+/// Returns the first invalid value.
+pub(super) fn validate(environments: &[NamedEnvironment]) -> Result<(), InvalidValue> {
+    const KEY: &str = "environments";
     if environments.len() > MAX_ENVIRONMENTS {
-        return Err(error(format!("an agent names at most {MAX_ENVIRONMENTS} environments")));
+        return Err(InvalidValue::new(
+            KEY,
+            format!("an agent names at most {MAX_ENVIRONMENTS} environments"),
+        ));
     }
     let mut places = HashSet::new();
     for (index, environment) in environments.iter().enumerate() {
-        let at = |what: String| error(format!("environments[{index}].{what}"));
+        let at =
+            |invalid: InvalidEnvironment| InvalidValue::new(KEY, format!("environments[{index}].{invalid}"));
         environment.validate().map_err(at)?;
         if !places.insert((&environment.project, &environment.slug, &environment.namespace)) {
-            return Err(at(format!("slug: {} has this namespace twice", environment.slug)));
+            return Err(at(InvalidEnvironment::Duplicate(environment.slug.clone())));
         }
     }
     Ok(())
 }
 
 impl NamedEnvironment {
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), InvalidEnvironment> {
         let Self { slug, project, tier, group, namespace, labels } = self;
         if !is_namespace(slug) {
-            return Err(format!("slug: {slug:?} is not lower-case letters, digits and '-', at most 63"));
+            return Err(InvalidEnvironment::Slug(slug.clone()));
         }
         if !is_namespace(namespace) {
-            return Err(format!("namespace: {namespace:?} is not the name of a namespace"));
+            return Err(InvalidEnvironment::Namespace(namespace.clone()));
         }
         if project.as_ref().is_some_and(|project| !is_project(project)) {
-            return Err("project: write the path of a project, like group/app".to_owned());
+            return Err(InvalidEnvironment::Project);
         }
         if group.as_ref().is_some_and(|group| !is_project(group)) {
-            return Err("group: write the path of a group".to_owned());
+            return Err(InvalidEnvironment::Group);
         }
         if tier.as_ref().is_some_and(|tier| !TIERS.contains(&&**tier)) {
-            return Err(format!("tier: it must be one of {}", TIERS.join(", ")));
+            return Err(InvalidEnvironment::Tier);
         }
         let is_short = |text: &String| text.len() <= MAX_TEXT;
         if labels.len() > MAX_LABELS || !labels.iter().all(|(key, value)| is_short(key) && is_short(value)) {
-            return Err(format!("labels: there are at most {MAX_LABELS}, of at most {MAX_TEXT} bytes"));
+            return Err(InvalidEnvironment::Labels);
         }
         Ok(())
     }

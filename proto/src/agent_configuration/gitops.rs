@@ -1,6 +1,7 @@
 //! Section `gitops`: the manifests in Git that agentk applies. The keys are those of GitLab's agent, and some of ours.
 
 mod field_path;
+mod invalid;
 mod objects;
 mod render;
 mod run_as;
@@ -15,14 +16,15 @@ use settings::AnyDuration;
 
 use self::render::MAX_RELEASE_NAME;
 pub use self::{
-    field_path::{FieldPath, PathSegment},
+    field_path::{FieldPath, InvalidFieldPath, PathSegment},
+    invalid::InvalidManifestProject,
     objects::{Conflicts, IgnoredFields, InventoryPolicy, ResourceFilter, SelfHeal},
     render::{Helm, Render},
     run_as::RunAs,
     source::{GitRef, ManifestPath, PathMatcher},
 };
 use super::{
-    is_namespace,
+    InvalidValue, is_namespace,
     unset::{null_as_default, text},
 };
 
@@ -193,21 +195,23 @@ impl Default for ManifestProject {
 
 impl Gitops {
     /// Returns the key and the problem of the first invalid value.
-    pub(super) fn validate(&self) -> Result<(), (String, String)> {
+    pub(super) fn validate(&self) -> Result<(), InvalidValue> {
         const KEY: &str = "gitops.manifest_projects";
-        let error = |what: String| (KEY.to_owned(), what);
         if self.manifest_projects.len() > MAX_PROJECTS {
-            return Err(error(format!("an agent has at most {MAX_PROJECTS} projects")));
+            return Err(InvalidValue::new(KEY, format!("an agent has at most {MAX_PROJECTS} projects")));
         }
         let mut names = HashSet::new();
         for (index, project) in self.manifest_projects.iter().enumerate() {
-            project.validate().map_err(|what| error(format!("manifest_projects[{index}].{what}")))?;
+            project
+                .validate()
+                .map_err(|invalid| InvalidValue::new(KEY, format!("manifest_projects[{index}].{invalid}")))?;
             if !names.insert(project.name()) {
                 let name = project.name().unwrap_or("the project of this configuration");
-                return Err(error(format!(
+                let what = format!(
                     "{name} is listed twice: its objects would belong to both entries; write one entry with all paths, or give one of them \
                      another name"
-                )));
+                );
+                return Err(InvalidValue::new(KEY, what));
             }
         }
         Ok(())
@@ -260,8 +264,12 @@ impl ManifestProject {
     ///
     /// # Errors
     ///
-    /// The version or the directory is invalid. The error names it.
-    pub fn at(mut self, reference: Option<GitRef>, directory: Option<&str>) -> Result<Self, String> {
+    /// The version or the directory is invalid.
+    pub fn at(
+        mut self,
+        reference: Option<GitRef>,
+        directory: Option<&str>,
+    ) -> Result<Self, InvalidManifestProject> {
         if reference.is_some() {
             self.r#ref = reference;
         }
@@ -269,9 +277,7 @@ impl ManifestProject {
             let directory = directory.trim_matches('/');
             let inside = |part: &str| !part.is_empty() && part != "..";
             if !directory.split('/').all(inside) {
-                return Err(format!(
-                    "directory: {directory:?} is not a path from the root of the repository"
-                ));
+                return Err(InvalidManifestProject::Directory(directory.to_owned()));
             }
             let directory = directory.split('/').filter(|part| *part != ".").collect::<Vec<_>>().join("/");
             let slash = if directory.is_empty() { "" } else { "/" };
@@ -294,64 +300,61 @@ impl ManifestProject {
     /// # Errors
     ///
     /// A glob is invalid.
-    pub fn matchers(&self) -> Result<Vec<PathMatcher>, String> {
+    pub fn matchers(&self) -> Result<Vec<PathMatcher>, InvalidManifestProject> {
         self.paths.iter().map(ManifestPath::matcher).collect()
     }
 
-    /// Returns the key and the problem of the first invalid value.
-    fn validate(&self) -> Result<(), String> {
+    /// Returns the first invalid value.
+    fn validate(&self) -> Result<(), InvalidManifestProject> {
         if let Some(id) = &self.id
             && (id.is_empty() || id.len() > MAX_ID || id.chars().any(char::is_control))
         {
-            return Err(format!("id must be the path of a project, of at most {MAX_ID} bytes"));
+            return Err(InvalidManifestProject::Id);
         }
         if self.name.as_ref().is_some_and(|name| !is_namespace(name)) {
-            return Err("name must have at most 63 characters: a-z, 0-9, and - in the middle".to_owned());
+            return Err(InvalidManifestProject::Name);
         }
         self.r#ref.iter().try_for_each(GitRef::validate)?;
         let namespaces = self.namespaces.as_deref().unwrap_or_default();
         if let Some(name) =
             namespaces.iter().chain([&self.default_namespace]).find(|name| !is_namespace(name))
         {
-            return Err(format!("namespaces, default_namespace: {name:?} is not a namespace"));
+            return Err(InvalidManifestProject::Namespace(name.clone()));
         }
         if self.namespaces.as_ref().is_some_and(Vec::is_empty) {
-            return Err("namespaces: name at least one namespace, or remove the key to allow all".to_owned());
+            return Err(InvalidManifestProject::NoNamespaces);
         }
         if self.paths.len() > MAX_PATHS {
-            return Err(format!("paths must have at most {MAX_PATHS} entries"));
+            return Err(InvalidManifestProject::TooManyPaths);
         }
         self.matchers()?;
         if self.max_prune_percent > 100 {
-            return Err("max_prune_percent must be from 0 to 100".to_owned());
+            return Err(InvalidManifestProject::PrunePercent);
         }
         if let Some((namespace, name)) = self.service_account()
             && (!is_namespace(namespace) || name.is_empty() || !name.split('.').all(is_namespace))
         {
-            return Err("run_as.service_account must be a name, or namespace/name".to_owned());
+            return Err(InvalidManifestProject::ServiceAccount);
         }
         if let Some(helm) = &self.helm {
             if !matches!(self.render, Render::Auto | Render::Helm) {
-                return Err("helm: it has no effect without render: helm".to_owned());
+                return Err(InvalidManifestProject::HelmUnused);
             }
             helm.validate()?;
         }
         if self.allow_unstable_rendering && !matches!(self.render, Render::Auto | Render::Helm) {
-            return Err("allow_unstable_rendering: it has no effect without render: helm".to_owned());
+            return Err(InvalidManifestProject::UnstableRenderingUnused);
         }
         let ignored = &self.ignore_differences;
         if ignored.len() > MAX_PATHS || ignored.iter().any(|ignored| ignored.paths.len() > MAX_PATHS) {
-            return Err(format!(
-                "ignore_differences must have at most {MAX_PATHS} entries with {MAX_PATHS} paths each"
-            ));
+            return Err(InvalidManifestProject::TooManyDifferences);
         }
         if ignored.iter().any(|ignored| ignored.kinds.is_empty() || ignored.paths.is_empty()) {
-            return Err("ignore_differences: each entry needs kinds and paths; '*' is all kinds".to_owned());
+            return Err(InvalidManifestProject::EmptyDifference);
         }
         let filters = self.resource_inclusions.iter().chain(&self.resource_exclusions);
         if filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
-            Err("resource_inclusions, resource_exclusions: each entry needs api_groups and kinds; '*' is all"
-                .to_owned())
+            Err(InvalidManifestProject::EmptyFilter)
         } else {
             Ok(())
         }

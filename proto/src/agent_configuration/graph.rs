@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::expression::Expression;
+pub use self::expression::{EvaluationError, Expression, ExpressionError};
+use super::InvalidValue;
 use crate::graph::{HealthState, KindName};
 
 /// The most rules of health.
@@ -133,10 +134,43 @@ pub enum Column {
     Detail(String),
 }
 
+/// A text that is not the name of a column.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a column: use {names}, label:<key> or detail:<key>", names = COLUMNS.map(|(name, _)| name).join(", "))]
+pub struct UnknownColumn(String);
+
+/// A kind that is not in the graph.
+#[derive(Debug, thiserror::Error)]
+enum ExcludedKind {
+    #[error("{0} is not in the graph: it changes all the time")]
+    Volatile(KindName),
+    #[error("{0} is not in the graph without secrets: metadata")]
+    Secrets(KindName),
+}
+
+/// An invalid value of a view.
+#[derive(Debug, thiserror::Error)]
+enum InvalidView {
+    #[error("name: {0:?} must have 1 to 63 small letters, digits or hyphens")]
+    Name(String),
+    #[error("name: {0} is used twice")]
+    Duplicate(String),
+    #[error("{0}: write either count or table, with a kind")]
+    Form(String),
+    #[error("columns: a table has 1 to {MAX_COLUMNS} columns")]
+    Columns,
+    #[error("namespaces: {0:?} is not a namespace")]
+    Namespace(String),
+    #[error("namespaces, labels, health: there are at most {MAX_SELECTED} values")]
+    TooManyValues,
+    #[error(transparent)]
+    Kind(#[from] ExcludedKind),
+}
+
 impl GraphSection {
     /// Returns the key and the problem of the first invalid value.
-    pub(super) fn validate(&self) -> Result<(), (String, String)> {
-        let error = |key: &str, what: String| (format!("graph.{key}"), what);
+    pub(super) fn validate(&self) -> Result<(), InvalidValue> {
+        let error = |key: &str, what: String| InvalidValue::new(format!("graph.{key}"), what);
         let GraphLimits { objects, objects_per_resource, memory_mib } = self.limits;
         for (key, value, max) in [
             ("objects", objects, 2_000_000),
@@ -153,31 +187,31 @@ impl GraphSection {
         }
         for (index, rule) in self.health_rules.iter().enumerate() {
             self.validate_kind(&rule.kind)
-                .map_err(|what| of("health_rules", index, format!("kind: {what}")))?;
+                .map_err(|excluded| of("health_rules", index, format!("kind: {excluded}")))?;
         }
         if self.views.len() > MAX_VIEWS {
             return Err(error("views", format!("there are at most {MAX_VIEWS} views")));
         }
         let mut names = HashSet::new();
         for (index, view) in self.views.iter().enumerate() {
-            let invalid = |what: String| of("views", index, what);
+            let invalid = |invalid: InvalidView| of("views", index, invalid.to_string());
             view.validate().map_err(invalid)?;
             self.validate_kind(view.kind().expect("validated before"))
-                .map_err(|what| of("views", index, what))?;
+                .map_err(|excluded| invalid(excluded.into()))?;
             if !names.insert(&*view.name) {
-                return Err(of("views", index, format!("name: {} is used twice", view.name)));
+                return Err(invalid(InvalidView::Duplicate(view.name.clone())));
             }
         }
         Ok(())
     }
 
-    fn validate_kind(&self, kind: &KindName) -> Result<(), String> {
+    fn validate_kind(&self, kind: &KindName) -> Result<(), ExcludedKind> {
         let name = kind.kind().to_ascii_lowercase();
         if NEVER.contains(&&*name) {
-            return Err(format!("{kind} is not in the graph: it changes all the time"));
+            return Err(ExcludedKind::Volatile(kind.clone()));
         }
         if matches!(&*name, "secret" | "secrets") && self.secrets == Secrets::None {
-            return Err(format!("{kind} is not in the graph without secrets: metadata"));
+            return Err(ExcludedKind::Secrets(kind.clone()));
         }
         Ok(())
     }
@@ -195,21 +229,21 @@ impl ViewDefinition {
         self.count.as_ref().or(self.table.as_ref())
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), InvalidView> {
         if !super::is_namespace(&self.name) {
-            return Err(format!("name: {:?} must have 1 to 63 small letters, digits or hyphens", self.name));
+            return Err(InvalidView::Name(self.name.clone()));
         }
         if self.count.is_some() == self.table.is_some() {
-            return Err(format!("{}: write either count or table, with a kind", self.name));
+            return Err(InvalidView::Form(self.name.clone()));
         }
         if self.columns.len() > MAX_COLUMNS || (self.table.is_some() && self.columns.is_empty()) {
-            return Err(format!("columns: a table has 1 to {MAX_COLUMNS} columns"));
+            return Err(InvalidView::Columns);
         }
         if let Some(name) = self.namespaces.iter().find(|name| !super::is_namespace(name)) {
-            return Err(format!("namespaces: {name:?} is not a namespace"));
+            return Err(InvalidView::Namespace(name.clone()));
         }
         if [self.namespaces.len(), self.labels.len(), self.health.len()].iter().any(|it| *it > MAX_SELECTED) {
-            return Err(format!("namespaces, labels, health: there are at most {MAX_SELECTED} values"));
+            return Err(InvalidView::TooManyValues);
         }
         Ok(())
     }
@@ -228,19 +262,16 @@ const COLUMNS: [(&str, Column); 9] = [
 ];
 
 impl TryFrom<String> for Column {
-    type Error = String;
+    type Error = UnknownColumn;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, UnknownColumn> {
         if let Some((_, column)) = COLUMNS.iter().find(|(name, _)| *name == text) {
             return Ok(column.clone());
         }
         match text.split_once(':') {
             Some(("label", key)) if !key.is_empty() => Ok(Self::Label(key.to_owned())),
             Some(("detail", key)) if !key.is_empty() => Ok(Self::Detail(key.to_owned())),
-            _ => {
-                let names = COLUMNS.map(|(name, _)| name).join(", ");
-                Err(format!("{text:?} is not a column: use {names}, label:<key> or detail:<key>"))
-            }
+            _ => Err(UnknownColumn(text)),
         }
     }
 }

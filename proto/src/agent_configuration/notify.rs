@@ -3,6 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use super::{
+    InvalidValue,
     gitops::optional_duration,
     unset::{null_as_default, text},
 };
@@ -103,26 +104,27 @@ fn argocd_namespace() -> String {
 
 impl Notify {
     /// Returns the key and the problem of the first invalid value.
-    pub fn validate(&self) -> Result<(), (String, String)> {
+    pub fn validate(&self) -> Result<(), InvalidValue> {
         if self.projects.len() > MAX_PROJECTS {
             let what = format!("an agent has at most {MAX_PROJECTS} projects");
-            return Err(("notify.projects".to_owned(), what));
+            return Err(InvalidValue::new("notify.projects", what));
         }
         let mut ids = HashSet::new();
         for (index, project) in self.projects.iter().enumerate() {
             let at = |key: &str| format!("notify.projects[{index}].{key}");
             if !ids.insert(&project.id) {
-                return Err((at("id"), format!("another entry has the project {}", project.id)));
+                let what = format!("another entry has the project {}", project.id);
+                return Err(InvalidValue::new(at("id"), what));
             }
-            project.validate().map_err(|(key, what)| (at(&key), what))?;
+            project.validate().map_err(|InvalidValue { key, what }| InvalidValue { key: at(&key), what })?;
         }
         Ok(())
     }
 }
 
 impl NotifiedProject {
-    fn validate(&self) -> Result<(), (String, String)> {
-        let error = |key: &str, what: &str| Err((key.to_owned(), what.to_owned()));
+    fn validate(&self) -> Result<(), InvalidValue> {
+        let error = |key: &str, what: &str| Err(InvalidValue::new(key, what));
         if !is_project_path(&self.id) {
             return error("id", "not the full path of a project, such as group/project");
         }
@@ -184,9 +186,9 @@ impl Flux {
     }
 
     /// Returns the key and the problem of the first invalid value.
-    pub fn validate(&self) -> Result<(), (String, String)> {
+    pub fn validate(&self) -> Result<(), InvalidValue> {
         let problem = self.receiver().and_then(webhook_problem);
-        problem.map_or(Ok(()), |what| Err((RECEIVER_KEY.to_owned(), what.to_owned())))
+        problem.map_or(Ok(()), |what| Err(InvalidValue::new(RECEIVER_KEY, what)))
     }
 
     /// Returns a sentence for a key without effect.

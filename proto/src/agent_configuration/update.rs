@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
-    LogLevel, Scope,
+    InvalidValue, LogLevel, Scope,
     alerts::AlertsSection,
     environments::NamedEnvironment,
     graph::GraphSection,
@@ -114,29 +114,32 @@ impl AppliedKeys {
     /// # Errors
     ///
     /// A key has an invalid value, or a key of the scope is unknown.
-    pub fn new(configuration: &Value) -> Result<Self, String> {
+    pub fn new(configuration: &Value) -> Result<Self, InvalidValue> {
         let scope: Option<Scope> = value(configuration, "/scope")?;
-        scope.iter().try_for_each(Scope::validate).map_err(|what| format!("scope.namespaces: {what}"))?;
-        let graph: Result<Option<GraphSection>, String> = value(configuration, "/graph");
+        scope
+            .iter()
+            .try_for_each(Scope::validate)
+            .map_err(|invalid| InvalidValue::new("scope.namespaces", invalid))?;
+        let graph: Result<Option<GraphSection>, _> = value(configuration, "/graph");
         let graph = graph.and_then(|section| {
             let section = section.unwrap_or_default();
-            section.validate().map_err(|(key, what)| format!("{key}: {what}")).map(|()| section)
+            section.validate().map(|()| section)
         });
         let (graph, graph_error) = match graph {
             Ok(section) => (section, None),
-            Err(error) => (GraphSection::default(), Some(error)),
+            Err(error) => (GraphSection::default(), Some(error.to_string())),
         };
         let events = events(configuration);
-        let notify_error = events.as_ref().err().cloned();
+        let notify_error = events.as_ref().err().map(ToString::to_string);
         let (notify, flux) = events.unwrap_or_default();
-        let alerts: Result<Option<AlertsSection>, String> = value(configuration, "/alerts");
+        let alerts: Result<Option<AlertsSection>, _> = value(configuration, "/alerts");
         let alerts = alerts.and_then(|section| {
             let section = section.unwrap_or_default();
-            section.validate().map_err(|(key, what)| format!("{key}: {what}")).map(|()| section)
+            section.validate().map(|()| section)
         });
         let (alerts, alerts_error) = match alerts {
             Ok(section) => (section, None),
-            Err(error) => (AlertsSection::default(), Some(error)),
+            Err(error) => (AlertsSection::default(), Some(error.to_string())),
         };
         let log_level = value(configuration, "/observability/logging/level")?;
         let environments = value(configuration, "/environments").ok().flatten().unwrap_or_default();
@@ -159,18 +162,18 @@ impl AppliedKeys {
 }
 
 /// Reads the sections `notify` and `flux`.
-fn events(configuration: &Value) -> Result<(Notify, Option<Flux>), String> {
+fn events(configuration: &Value) -> Result<(Notify, Option<Flux>), InvalidValue> {
     let notify: Notify = value(configuration, "/notify")?.unwrap_or_default();
     let flux: Option<Flux> = value(configuration, "/flux")?;
-    let valid = notify.validate().and_then(|()| flux.iter().try_for_each(Flux::validate));
-    valid.map_err(|(key, what)| format!("{key}: {what}"))?;
+    notify.validate()?;
+    flux.iter().try_for_each(Flux::validate)?;
     let flux = flux.and_then(Flux::enabled);
     Ok((notify, flux))
 }
 
-fn value<T: DeserializeOwned>(configuration: &Value, pointer: &str) -> Result<Option<T>, String> {
+fn value<T: DeserializeOwned>(configuration: &Value, pointer: &str) -> Result<Option<T>, InvalidValue> {
     let value = configuration.pointer(pointer).unwrap_or(&Value::Null);
-    Option::deserialize(value).map_err(|error| format!("{}: {error}", pointer[1..].replace('/', ".")))
+    Option::deserialize(value).map_err(|error| InvalidValue::new(pointer[1..].replace('/', "."), error))
 }
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ impl Renderer {
             RenderError::refused(format!("{}: two renderings of the same commit {what}", job.file()))
         };
         let fields = unstable::compare(&manifests, &second)
-            .map_err(|what| refused(format!("have to have the same objects, and {what}")))?;
+            .map_err(|error| refused(format!("have to have the same objects, and {error}")))?;
         if let Some(first) = fields.first().filter(|_| !project.allow_unstable_rendering) {
             let more = match fields.len() {
                 1 => String::new(),
@@ -198,7 +198,7 @@ impl Renderer {
             )));
         }
         let unstable =
-            unstable::written_once(&fields).map_err(|what| refused(format!("differ in {what}")))?;
+            unstable::written_once(&fields).map_err(|field| refused(format!("differ in {field}")))?;
         Ok(Rendering { manifests, unstable })
     }
 

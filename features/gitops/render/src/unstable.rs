@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::agent_configuration::gitops::{FieldPath, IgnoredFields};
+use proto::agent_configuration::gitops::{FieldPath, IgnoredFields, InvalidFieldPath};
 use serde_json::{Map, Value};
 
 use crate::Tree;
@@ -36,6 +36,27 @@ struct Object {
     name: String,
 }
 
+/// Two renderings of the same files that are not the same objects. The text is the rest of a sentence, and has no value of a field.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ComparisonError {
+    #[error("they are not UTF-8")]
+    NotUtf8,
+    #[error("they differ, and are not valid YAML")]
+    InvalidYaml,
+    #[error("only one of them has the object {0}")]
+    OtherObjects(String),
+    #[error("they differ in more than {MAX_FIELDS} fields")]
+    TooManyFields,
+}
+
+/// A field that differs, and without which its object would not be the same. The text is the rest of a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{object}: {error}")]
+pub(crate) struct IdentityField {
+    object: String,
+    error: InvalidFieldPath,
+}
+
 /// Returns the time until a second rendering shows whether a chart depends on the time. Most charts do not, and need none.
 pub(crate) fn pause(tree: &Tree, values: &Map<String, Value>, now: SystemTime) -> Duration {
     let names_function = |word: &str| {
@@ -61,8 +82,8 @@ fn is_separator(c: char) -> bool {
 ///
 /// # Errors
 ///
-/// They have other objects, or too many differences. The error is the rest of a sentence, and has no value of a field.
-pub(crate) fn compare(first: &[u8], second: &[u8]) -> Result<Vec<UnstableField>, String> {
+/// They have other objects, or too many differences.
+pub(crate) fn compare(first: &[u8], second: &[u8]) -> Result<Vec<UnstableField>, ComparisonError> {
     if first == second {
         return Ok(Vec::new());
     }
@@ -71,7 +92,7 @@ pub(crate) fn compare(first: &[u8], second: &[u8]) -> Result<Vec<UnstableField>,
         these.keys().find(|object| !others.contains_key(*object)).cloned()
     };
     if let Some(object) = only(&first, &second).or_else(|| only(&second, &first)) {
-        return Err(format!("only one of them has the object {object}"));
+        return Err(ComparisonError::OtherObjects(object.to_string()));
     }
     let mut fields = Vec::new();
     for (object, value) in &first {
@@ -79,22 +100,19 @@ pub(crate) fn compare(first: &[u8], second: &[u8]) -> Result<Vec<UnstableField>,
             |path: &str| fields.push(UnstableField { object: object.clone(), path: path.to_owned() });
         walk("", value, &second[object], &mut add);
     }
-    if fields.len() > MAX_FIELDS {
-        Err(format!("they differ in more than {MAX_FIELDS} fields"))
-    } else {
-        Ok(fields)
-    }
+    if fields.len() > MAX_FIELDS { Err(ComparisonError::TooManyFields) } else { Ok(fields) }
 }
 
 /// Returns settings that leave fields to the cluster once they are written.
 ///
 /// # Errors
 ///
-/// An object would not be the same without one of them. The error is the rest of a sentence.
-pub(crate) fn written_once(fields: &[UnstableField]) -> Result<Vec<IgnoredFields>, String> {
+/// An object would not be the same without one of them.
+pub(crate) fn written_once(fields: &[UnstableField]) -> Result<Vec<IgnoredFields>, IdentityField> {
     let mut paths: BTreeMap<&Object, BTreeSet<FieldPath>> = BTreeMap::new();
     for UnstableField { object, path } in fields {
-        let parsed = FieldPath::parse(path).map_err(|error| format!("{object}: {error}"))?;
+        let parsed =
+            FieldPath::parse(path).map_err(|error| IdentityField { object: object.to_string(), error })?;
         paths.entry(object).or_default().insert(parsed);
     }
     let entries = paths.into_iter().map(|(object, paths)| IgnoredFields {
@@ -144,10 +162,10 @@ impl std::fmt::Display for Object {
 }
 
 /// Parses a rendering. An object that is there twice is refused by agentk.
-fn objects(rendering: &[u8]) -> Result<BTreeMap<Object, Value>, String> {
-    let text = std::str::from_utf8(rendering).map_err(|_| "they are not UTF-8".to_owned())?;
+fn objects(rendering: &[u8]) -> Result<BTreeMap<Object, Value>, ComparisonError> {
+    let text = std::str::from_utf8(rendering).map_err(|_| ComparisonError::NotUtf8)?;
     let documents: Vec<Value> =
-        serde_saphyr::from_multiple(text).map_err(|_| "they differ, and are not valid YAML".to_owned())?;
+        serde_saphyr::from_multiple(text).map_err(|_| ComparisonError::InvalidYaml)?;
     let items = documents.into_iter().flat_map(|mut document| match document.get_mut("items") {
         Some(Value::Array(items)) => std::mem::take(items),
         _ => vec![document],
@@ -217,7 +235,7 @@ fn join(path: &str, key: &str) -> String {
 mod tests {
     use super::*;
 
-    fn shown(first: &str, second: &str) -> Result<Vec<String>, String> {
+    fn shown(first: &str, second: &str) -> Result<Vec<String>, ComparisonError> {
         let fields = compare(first.as_bytes(), second.as_bytes())?;
         Ok(fields.iter().map(UnstableField::describe).collect())
     }
@@ -254,8 +272,11 @@ mod tests {
             |value: u8| format!("kind: List\nitems: [{{kind: A, metadata: {{name: b}}, x: {value}}}]\n");
         assert_eq!(shown(&of_list(1), &of_list(2)).unwrap(), ["x of A b"]);
         let named = |name: &str| format!("kind: Job\nmetadata: {{name: {name}}}\n");
-        assert_eq!(shown(&named("x1"), &named("x2")).unwrap_err(), "only one of them has the object Job x1");
-        assert!(shown("a: [", "a: ]").unwrap_err().contains("not valid YAML"));
+        assert_eq!(
+            shown(&named("x1"), &named("x2")).unwrap_err().to_string(),
+            "only one of them has the object Job x1"
+        );
+        assert_eq!(shown("a: [", "a: ]"), Err(ComparisonError::InvalidYaml));
     }
 
     #[test]
@@ -273,7 +294,7 @@ mod tests {
         );
         let labels = |value: u8| format!("kind: A\nmetadata: {{name: a, generateName: x{value}}}\n");
         let fields = compare(labels(1).as_bytes(), labels(2).as_bytes()).unwrap();
-        assert!(written_once(&fields).unwrap_err().starts_with("A a: metadata.generateName: "));
+        assert!(written_once(&fields).unwrap_err().to_string().starts_with("A a: metadata.generateName: "));
     }
 
     #[test]

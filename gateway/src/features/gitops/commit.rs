@@ -62,7 +62,7 @@ impl CommitReader {
         cluster: &ClusterReader<'_>,
     ) -> Result<CommitFiles, String> {
         let markers = plan::markers(project);
-        let matchers = project.matchers()?;
+        let matchers = project.matchers().map_err(|invalid| invalid.to_string())?;
         let patterns: Vec<_> =
             project.paths.iter().map(|path| path.glob.clone()).chain(markers.clone()).collect();
         let wanted: HashSet<String> = markers.into_iter().collect();
@@ -73,7 +73,8 @@ impl CommitReader {
             .await?;
         let names: HashSet<&str> = files.files.iter().map(|file| &*file.path).collect();
         let plan = plan::plan(project, |path| names.contains(path)).map_err(|error| error.to_string())?;
-        let plain = ManifestProject { paths: plan.plain, ..ManifestProject::default() }.matchers()?;
+        let plain = ManifestProject { paths: plan.plain, ..ManifestProject::default() }.matchers();
+        let plain = plain.map_err(|invalid| invalid.to_string())?;
         files.files.retain(|file| plain.iter().any(|matcher| matcher.is_match(&file.path)));
         let (mut target, unknown, mut unstable) = (None, TargetCluster::unknown(), Vec::new());
         for job in plan.jobs {

@@ -43,7 +43,8 @@ impl GitopsFeed {
                 request.project
             )
         })?;
-        let project = project.at(request.reference.clone(), request.directory.as_deref())?;
+        let project = project.at(request.reference.clone(), request.directory.as_deref());
+        let project = project.map_err(|invalid| invalid.to_string())?;
         self.check_enabled().map_err(FeedError::into_message)?;
         if request.settings_only {
             let (project, settings) = (request.project.clone(), project.into_named());

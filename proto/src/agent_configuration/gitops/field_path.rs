@@ -27,6 +27,23 @@ pub enum PathSegment {
     Index(usize),
 }
 
+/// A text that is not the path of fields that may be left to others. The author of the configuration mends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidFieldPath {
+    /// The text has more than 500 bytes.
+    #[error("a path has at most {MAX_BYTES} bytes")]
+    TooLong,
+    /// The text has another form.
+    #[error("{0:?} is not a path such as spec.replicas, webhooks[*].clientConfig or data[\"a.b\"]")]
+    Form(String),
+    /// The field is a part of the identity of an object.
+    #[error("{0}: an object is not the same without it")]
+    Identity(String),
+    /// The field is in the metadata, and no label or annotation.
+    #[error("{0}: of metadata, only single labels and annotations can be ignored")]
+    Metadata(String),
+}
+
 impl FieldPath {
     /// Returns the steps from the object to the fields. There is at least one.
     pub fn segments(&self) -> &[PathSegment] {
@@ -37,13 +54,11 @@ impl FieldPath {
     ///
     /// # Errors
     ///
-    /// It has another form. The error names it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!("{text:?} is not a path such as spec.replicas, webhooks[*].clientConfig or data[\"a.b\"]")
-        };
+    /// It has another form, or names fields that belong to Git in any case.
+    pub fn parse(text: &str) -> Result<Self, InvalidFieldPath> {
+        let wrong = || InvalidFieldPath::Form(text.to_owned());
         if text.len() > MAX_BYTES {
-            return Err(format!("a path has at most {MAX_BYTES} bytes"));
+            return Err(InvalidFieldPath::TooLong);
         }
         let (mut segments, mut rest) = (Vec::new(), text);
         while !rest.is_empty() {
@@ -66,7 +81,7 @@ impl FieldPath {
         }
         match segments.first() {
             Some(PathSegment::Key(key)) if ["apiVersion", "kind"].contains(&&**key) => {
-                Err(format!("{text}: an object is not the same without it"))
+                Err(InvalidFieldPath::Identity(text.to_owned()))
             }
             Some(PathSegment::Key(key)) if key == "metadata" => match segments.get(1) {
                 Some(PathSegment::Key(inner))
@@ -74,7 +89,7 @@ impl FieldPath {
                 {
                     Ok(Self { text: text.to_owned(), segments })
                 }
-                _ => Err(format!("{text}: of metadata, only single labels and annotations can be ignored")),
+                _ => Err(InvalidFieldPath::Metadata(text.to_owned())),
             },
             Some(PathSegment::Key(_)) => Ok(Self { text: text.to_owned(), segments }),
             _ => Err(wrong()),
@@ -171,6 +186,6 @@ mod tests {
         ] {
             assert!(FieldPath::parse(text).is_err(), "{text}");
         }
-        assert!(FieldPath::parse(&"a".repeat(501)).unwrap_err().contains("at most"));
+        assert_eq!(FieldPath::parse(&"a".repeat(501)), Err(InvalidFieldPath::TooLong));
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{MAX_PATHS, is_namespace};
+use super::{InvalidManifestProject, MAX_PATHS, is_namespace};
 
 /// The longest name of a release of helm.
 pub(super) const MAX_RELEASE_NAME: usize = 53;
@@ -40,21 +40,17 @@ pub struct Helm {
 }
 
 impl Helm {
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), InvalidManifestProject> {
         let is_name = |name: &String| name.len() <= MAX_RELEASE_NAME && is_namespace(name);
         if self.release_name.as_ref().is_some_and(|name| !is_name(name)) {
-            return Err(format!(
-                "helm.release_name must have at most {MAX_RELEASE_NAME} characters: a-z, 0-9, and - in the middle"
-            ));
+            return Err(InvalidManifestProject::ReleaseName);
         }
         if self.values_files.len() > MAX_PATHS {
-            return Err(format!("helm.values_files must have at most {MAX_PATHS} entries"));
+            return Err(InvalidManifestProject::TooManyValuesFiles);
         }
         let inside = |part: &str| !matches!(part, "" | "." | "..");
         match self.values_files.iter().find(|path| !path.split('/').all(inside)) {
-            Some(path) => {
-                Err(format!("helm.values_files: {path:?} is not a path from the root of the repository"))
-            }
+            Some(path) => Err(InvalidManifestProject::ValuesFile(path.clone())),
             None => Ok(()),
         }
     }

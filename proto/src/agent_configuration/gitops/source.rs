@@ -5,7 +5,7 @@ use std::fmt;
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
-use super::MAX_ID;
+use super::{InvalidManifestProject, MAX_ID};
 
 /// A version of a repository. Exactly one key is set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -36,17 +36,15 @@ pub struct PathMatcher {
 }
 
 impl GitRef {
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), InvalidManifestProject> {
         match self {
             Self::Commit(id) => {
                 let digits = id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-                (digits && matches!(id.len(), 40 | 64)).then_some(()).ok_or_else(|| {
-                    "ref.commit must be the full id of a commit: 40 or 64 hexadecimal digits".to_owned()
-                })
+                (digits && matches!(id.len(), 40 | 64)).then_some(()).ok_or(InvalidManifestProject::Commit)
             }
             Self::Branch(name) | Self::Tag(name) => is_reference_name(name)
                 .then_some(())
-                .ok_or_else(|| format!("ref: {name:?} is not the name of a branch or tag")),
+                .ok_or_else(|| InvalidManifestProject::Reference(name.clone())),
         }
     }
 }
@@ -63,13 +61,13 @@ impl fmt::Display for GitRef {
 
 impl ManifestPath {
     /// Returns a matcher. `*` matches no `/`, as in GitLab's kas.
-    pub(super) fn matcher(&self) -> Result<PathMatcher, String> {
+    pub(super) fn matcher(&self) -> Result<PathMatcher, InvalidManifestProject> {
         let glob = self.glob.strip_prefix("./").unwrap_or(&self.glob).trim_start_matches('/');
         if glob.is_empty() {
-            return Err("paths: a glob must not be empty".to_owned());
+            return Err(InvalidManifestProject::EmptyGlob);
         }
         let built = GlobBuilder::new(glob).literal_separator(true).empty_alternates(true).build();
-        let glob_matcher = built.map_err(|error| format!("paths: {error}"))?.compile_matcher();
+        let glob_matcher = built.map_err(InvalidManifestProject::Glob)?.compile_matcher();
         let names_hidden = file_name(glob).starts_with('.');
         Ok(PathMatcher { glob: glob_matcher, names_hidden })
     }

@@ -55,24 +55,73 @@ pub struct Expression {
     program: Arc<Program>,
 }
 
+/// A text that is no expression, or one that agentk does not run. Its author mends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say it")]
+pub enum ExpressionError {
+    #[error("an expression has at most {MAX_LENGTH} bytes")]
+    TooLong,
+    /// The text is not CEL, in the words of the parser.
+    #[error("{0}")]
+    Syntax(String),
+    /// The parser has no thread.
+    #[error("{0}")]
+    Parser(String),
+    #[error("it is no expression of CEL")]
+    NotCel,
+    #[error("an expression has at most {MAX_DEPTH} levels")]
+    TooDeep,
+    #[error("there is no variable {0}: the only one is {OBJECT}")]
+    UnknownVariable(String),
+    #[error("there is no function {0}: there are {known}", known = FUNCTIONS.join(", "))]
+    UnknownFunction(String),
+    #[error("an expression has at most {MAX_ADDITIONS} additions")]
+    TooManyAdditions,
+    #[error("the macro map cannot be used here")]
+    Map,
+    #[error("all, exists, exists_one and filter cannot be used inside one another")]
+    NestedMacro,
+    #[error("an expression has no maps and no messages")]
+    Literal,
+}
+
+/// An object for which an expression has no text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluationError {
+    /// The object is larger than the limits of expressions.
+    #[error(
+        "the object is too large for an expression: at most {} values with {} bytes, and {MAX_LIST} in one list",
+        MAX_OBJECT.values,
+        MAX_OBJECT.bytes
+    )]
+    TooLarge,
+    /// The object cannot be a value of CEL.
+    #[error("{0}")]
+    Object(String),
+    /// The expression fails, for example because the object does not have a field.
+    #[error("{0}")]
+    Execution(String),
+    /// The value is of another type.
+    #[error("the value is of the type {0}, and not a text")]
+    NotText(String),
+}
+
 impl Expression {
     /// Parses an expression.
     ///
     /// # Errors
     ///
     /// The text is no expression, is longer than 1,024 bytes, has a variable other than `object`, or could need too much time or memory.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         if text.len() > MAX_LENGTH {
-            return Err(format!("an expression has at most {MAX_LENGTH} bytes"));
+            return Err(ExpressionError::TooLong);
         }
         // The parser calls itself for each level of the text, and overflows the stack of a usual thread.
         let parsed = thread::scope(|scope| {
             let parser =
                 thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, || compile(text));
-            parser
-                .map_err(|error| error.to_string())?
-                .join()
-                .map_err(|_| "it is no expression of CEL".to_owned())?
+            let parser = parser.map_err(|error| ExpressionError::Parser(error.to_string()))?;
+            parser.join().map_err(|_| ExpressionError::NotCel)?
         });
         Ok(Self { text: text.to_owned(), program: Arc::new(parsed?) })
     }
@@ -82,19 +131,17 @@ impl Expression {
     /// # Errors
     ///
     /// The object does not have a field that the expression reads, or is too large, or the value is no text.
-    pub fn text(&self, object: &serde_json::Value) -> Result<String, String> {
+    pub fn text(&self, object: &serde_json::Value) -> Result<String, EvaluationError> {
         let mut budget = MAX_OBJECT;
         if !fits(object, &mut budget) {
-            return Err(format!(
-                "the object is too large for an expression: at most {} values with {} bytes, and {MAX_LIST} in one list",
-                MAX_OBJECT.values, MAX_OBJECT.bytes
-            ));
+            return Err(EvaluationError::TooLarge);
         }
         let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
-        context.add_variable(OBJECT, object).map_err(|error| error.to_string())?;
-        match self.program.execute(&context).map_err(|error| error.to_string())? {
+        context.add_variable(OBJECT, object).map_err(|error| EvaluationError::Object(error.to_string()))?;
+        let value = self.program.execute(&context);
+        match value.map_err(|error| EvaluationError::Execution(error.to_string()))? {
             Value::String(text) => Ok(text.to_string()),
-            other => Err(format!("the value is of the type {}, and not a text", other.type_of())),
+            other => Err(EvaluationError::NotText(other.type_of().to_string())),
         }
     }
 }
@@ -124,10 +171,11 @@ fn fits(value: &serde_json::Value, budget: &mut ObjectBudget) -> bool {
     }
 }
 
-fn compile(text: &str) -> Result<Program, String> {
+fn compile(text: &str) -> Result<Program, ExpressionError> {
     let program = ENVIRONMENT.compile(text).map_err(|errors| {
         let text = errors.to_string();
-        text.lines().find(|line| !line.is_empty()).unwrap_or("it is no expression of CEL").to_owned()
+        let line = text.lines().find(|line| !line.is_empty());
+        line.map_or(ExpressionError::NotCel, |line| ExpressionError::Syntax(line.to_owned()))
     })?;
     check(program.expression(), Place::Outside, &mut Counts::default())?;
     Ok(program)
@@ -149,17 +197,17 @@ enum Place<'a> {
 }
 
 /// Checks an expression.
-fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result<(), String> {
+fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result<(), ExpressionError> {
     counts.depth += 1;
     if counts.depth > MAX_DEPTH {
-        return Err(format!("an expression has at most {MAX_DEPTH} levels"));
+        return Err(ExpressionError::TooDeep);
     }
     let parts: Vec<&IdedExpr> = match &expression.expr {
         Expr::Literal(_) => Vec::new(),
         Expr::Ident(name) => {
             let known = matches!(place, Place::Loop(variables) if variables.contains(&&**name));
             if !known && name != OBJECT {
-                return Err(format!("there is no variable {name}: the only one is {OBJECT}"));
+                return Err(ExpressionError::UnknownVariable(name.clone()));
             }
             Vec::new()
         }
@@ -167,11 +215,11 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
             let name = &*call.func_name;
             let is_operator = name.contains(|c: char| !c.is_alphanumeric());
             if !is_operator && !FUNCTIONS.contains(&name) {
-                return Err(format!("there is no function {name}: there are {}", FUNCTIONS.join(", ")));
+                return Err(ExpressionError::UnknownFunction(name.to_owned()));
             }
             counts.additions += usize::from(name == operators::ADD);
             if counts.additions > MAX_ADDITIONS {
-                return Err(format!("an expression has at most {MAX_ADDITIONS} additions"));
+                return Err(ExpressionError::TooManyAdditions);
             }
             if let (Place::Loop([element, result]), operators::ADD, [accumulated, added]) =
                 (place, name, &*call.args)
@@ -179,7 +227,7 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
                 && let Expr::List(added) = &added.expr
                 && !matches!(&*added.elements, [IdedExpr { expr: Expr::Ident(name), .. }] if name == element)
             {
-                return Err("the macro map cannot be used here".to_owned());
+                return Err(ExpressionError::Map);
             }
             call.target.as_deref().into_iter().chain(&call.args).collect()
         }
@@ -187,7 +235,7 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
         Expr::Select(select) => vec![&select.operand],
         Expr::Comprehension(found) => {
             if let Place::Loop(_) = place {
-                return Err("all, exists, exists_one and filter cannot be used inside one another".to_owned());
+                return Err(ExpressionError::NestedMacro);
             }
             let inner = Place::Loop([&found.iter_var, &found.accu_var]);
             for part in [&found.accu_init, &found.loop_cond, &found.loop_step, &found.result] {
@@ -196,7 +244,7 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
             vec![&found.iter_range]
         }
         Expr::Unspecified | Expr::Map(_) | Expr::Struct(_) => {
-            return Err("an expression has no maps and no messages".to_owned());
+            return Err(ExpressionError::Literal);
         }
     };
     parts.into_iter().try_for_each(|part| check(part, place, counts))?;
@@ -237,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    fn text(expression: &str) -> Result<String, String> {
+    fn text(expression: &str) -> Result<String, EvaluationError> {
         let object = json!({
             "metadata": {"name": "db"},
             "spec": {"replicas": 3},
@@ -263,7 +311,7 @@ mod tests {
             ("string(object.status.ready) + ' of ' + string(object.spec.replicas)", "2 of 3"),
             ("object.metadata.name.startsWith('d') && size(object.status) == 3 ? 'a' : 'b'", "a"),
         ] {
-            assert_eq!(text(expression).as_deref(), Ok(expected), "{expression}");
+            assert_eq!(text(expression), Ok(expected.to_owned()), "{expression}");
         }
     }
 
@@ -276,7 +324,7 @@ mod tests {
             ("object.metadata.name + 1", ""),
             ("string(object.spec.replicas * 9223372036854775807)", ""),
         ] {
-            let error = text(expression).unwrap_err();
+            let error = text(expression).unwrap_err().to_string();
             assert!(error.contains(expected), "{expression}: {error}");
         }
     }
@@ -304,7 +352,8 @@ mod tests {
         ] {
             match Expression::parse(expression) {
                 Err(error) => {
-                    assert!(error.contains(expected) && !error.contains('\n'), "{expression}: {error}")
+                    let error = error.to_string();
+                    assert!(error.contains(expected) && !error.contains('\n'), "{expression}: {error}");
                 }
                 // The identity copies nothing.
                 Ok(_) => assert_eq!(expected, "", "{expression}"),
@@ -378,14 +427,14 @@ mod tests {
         let same =
             Expression::parse("object.list.filter(x, x in object.list).size() > 0 ? 'a' : 'b'").unwrap();
         let list = |elements: usize| json!({"list": vec!["x"; elements]});
-        assert_eq!(same.text(&list(MAX_LIST)).as_deref(), Ok("a"));
+        assert_eq!(same.text(&list(MAX_LIST)), Ok("a".to_owned()));
         for large in [
             list(MAX_LIST + 1),
             json!({"list": [], "text": "x".repeat(200 << 10)}),
             json!({"list": [], "lists": vec![vec![1; 400]; 400]}),
             json!({"list": [], "x".repeat(200 << 10): 1}),
         ] {
-            assert!(same.text(&large).unwrap_err().starts_with("the object is too large"));
+            assert!(matches!(same.text(&large), Err(EvaluationError::TooLarge)));
         }
     }
 
