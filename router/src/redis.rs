@@ -43,6 +43,7 @@ mod check;
 mod client;
 mod disabled;
 mod environments;
+mod error;
 mod events;
 mod keys;
 mod leases;
@@ -100,6 +101,7 @@ use crate::{
 
 pub use self::check::{RedisCheck, RedisReport};
 pub use self::disabled::{DisabledEditor, DisabledRecord};
+pub use self::error::{RedisCheckError, RedisSettingsError, RedisStoreError, ReplaceError};
 pub use self::keys::SCHEMA;
 pub use self::looks::SharedLook;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};

@@ -37,7 +37,10 @@ impl ValidatedConfig {
             let (store, _keeper) = RedisStore::new(settings, nowhere, env!("CARGO_PKG_VERSION"));
             let report = store.check().await;
             replicas = report.replicas;
-            let convert = |RedisCheck { name, result }| CheckResult { subject: name.to_owned(), result };
+            let convert = |RedisCheck { name, result }| CheckResult {
+                subject: name.to_owned(),
+                result: result.map_err(|error| error.to_string()),
+            };
             results.extend(report.checks.into_iter().map(convert));
         }
         if let Some(setup) = self.private {

@@ -224,7 +224,7 @@ impl RedisConfig {
             urls: None,
             records: None,
         };
-        settings.validate().map_err(wrong)?;
+        settings.validate().map_err(|error| wrong(error.to_string()))?;
         Ok(settings)
     }
 }

@@ -16,7 +16,7 @@ use proto::AgentId;
 use tokio::time::Instant;
 
 use super::{
-    RedisMetrics, Shared,
+    RedisMetrics, RedisStoreError, Shared,
     client::RedisConnection,
     members::Effect,
     wire::{Event, EventKind},
@@ -136,7 +136,7 @@ impl Shared {
         &self,
         connection: &RedisConnection,
         payload: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<(), RedisStoreError> {
         let event = match Event::decode(payload) {
             Ok(event) => event,
             Err(error) => {

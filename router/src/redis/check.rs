@@ -7,7 +7,7 @@ use proto::ReplicaId;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    RedisStore, Shared,
+    RedisCheckError, RedisStore, RedisStoreError, Shared,
     client::{RedisConnection, connect},
     wire::{Event, EventKind, Heartbeat},
 };
@@ -31,7 +31,7 @@ pub struct RedisCheck {
     /// The name of the check.
     pub name: &'static str,
     /// The observation or the error, in one line.
-    pub result: Result<String, String>,
+    pub result: Result<String, RedisCheckError>,
 }
 
 impl RedisStore {
@@ -39,21 +39,21 @@ impl RedisStore {
     pub async fn check(&self) -> RedisReport {
         let mut report = RedisReport::default();
         if let Err(error) = self.0.run_checks(&mut report).await {
-            report.add("redis", Err(error));
+            report.add("redis", Err(error.into()));
         }
         report
     }
 }
 
 impl RedisReport {
-    fn add(&mut self, name: &'static str, result: Result<String, String>) {
+    fn add(&mut self, name: &'static str, result: Result<String, RedisCheckError>) {
         self.checks.push(RedisCheck { name, result });
     }
 }
 
 impl Shared {
     /// Adds the checks to the report. The error is that of the check `redis`, after which no other is possible.
-    async fn run_checks(&self, report: &mut RedisReport) -> Result<(), String> {
+    async fn run_checks(&self, report: &mut RedisReport) -> Result<(), RedisStoreError> {
         let start = Instant::now();
         let (connection, events) = connect(&self.settings, &self.keys.events()).await?;
         let elapsed = start.elapsed();
@@ -62,7 +62,7 @@ impl Shared {
         report.add("redis", check_version(info, elapsed));
         let commands = match failed {
             [] => self.try_rate_limit(&connection).await,
-            [first, ..] => Err(format!("{} of them fail, the first is {first}", failed.len())),
+            [first, ..] => Err(RedisCheckError::Commands { count: failed.len(), first: first.clone() }),
         };
         report.add("redis commands", commands);
         report.add("redis events", self.receive_own_event(events).await);
@@ -72,13 +72,13 @@ impl Shared {
                 let replicas = live.into_iter().map(|(id, heartbeat)| Replica { id, url: heartbeat.url });
                 report.replicas = replicas.collect();
             }
-            Err(error) => report.add("redis fleet", Err(error)),
+            Err(error) => report.add("redis fleet", Err(error.into())),
         }
         Ok(())
     }
 
     /// Runs every command of the other scripts, and publishes an event. Returns the output of INFO and the errors.
-    async fn try_commands(&self, connection: &RedisConnection) -> Result<Vec<String>, String> {
+    async fn try_commands(&self, connection: &RedisConnection) -> Result<Vec<String>, RedisStoreError> {
         // Other replicas ignore the event, because they have received no heartbeat of this replica.
         let kind = EventKind::Changed(Vec::new());
         let event = Event { replica: self.replica, generation: 0, sequence: 0, kind };
@@ -87,7 +87,7 @@ impl Shared {
         connection.run(&script, &self.metrics).await
     }
 
-    async fn try_rate_limit(&self, connection: &RedisConnection) -> Result<String, String> {
+    async fn try_rate_limit(&self, connection: &RedisConnection) -> Result<String, RedisCheckError> {
         let mut script = self.scripts.admit.key(self.keys.limit(&self.replica.to_string()));
         let (interval, burst) = (1, 1_000_000);
         script.arg(interval).arg(burst);
@@ -98,7 +98,7 @@ impl Shared {
     async fn receive_own_event(
         &self,
         mut events: impl Stream<Item = Vec<u8>> + Unpin,
-    ) -> Result<String, String> {
+    ) -> Result<String, RedisCheckError> {
         let is_own = |text: &[u8]| Event::decode(text).is_ok_and(|event| event.replica == self.replica);
         let received = async {
             while let Some(text) = events.next().await {
@@ -110,26 +110,22 @@ impl Shared {
         };
         match timeout(self.settings.response_timeout, received).await {
             Ok(true) => Ok("kas receives the events that it publishes".to_owned()),
-            Ok(false) => Err("Redis closed the connection for events".to_owned()),
-            Err(_) => {
-                Err("kas does not receive the events that it publishes: does a proxy send commands and \
-                           subscriptions to different servers?"
-                    .to_owned())
-            }
+            Ok(false) => Err(RedisCheckError::EventsClosed),
+            Err(_) => Err(RedisCheckError::NoEvents),
         }
     }
 
-    fn check_fleet(&self, live: &[(ReplicaId, Heartbeat)]) -> Result<String, String> {
+    fn check_fleet(&self, live: &[(ReplicaId, Heartbeat)]) -> Result<String, RedisCheckError> {
         let fleet = &self.settings.fleet;
         match live.iter().find(|(_, heartbeat)| heartbeat.fleet != *fleet) {
-            Some((_, other)) => Err(self.fleet_conflict(other)),
+            Some((_, other)) => Err(self.fleet_conflict(other).into()),
             None => Ok(format!("{} live replicas of {fleet:?}", live.len())),
         }
     }
 }
 
 /// Checks the version in the output of INFO, which is empty if kas may not run it.
-fn check_version(info: &str, elapsed: Duration) -> Result<String, String> {
+fn check_version(info: &str, elapsed: Duration) -> Result<String, RedisCheckError> {
     let field = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(|value| value.trim().chars().filter(|c| c.is_ascii_graphic()).take(32).collect::<String>())
@@ -141,7 +137,7 @@ fn check_version(info: &str, elapsed: Duration) -> Result<String, String> {
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
     let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if number < MIN_VERSION {
-        return Err(format!("it is Redis {version}, and kas requires 6.2 or newer"));
+        return Err(RedisCheckError::OldVersion(version));
     }
     let name = field("valkey_version").map_or_else(|| format!("Redis {version}"), |v| format!("Valkey {v}"));
     Ok(format!("{name}, {connected}"))
@@ -160,8 +156,8 @@ mod tests {
         );
         let valkey = check("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.0\r\n");
         assert!(valkey.unwrap().starts_with("Valkey 8.1.0"));
-        assert!(check("redis_version:6.0.16\r\n").unwrap_err().contains("requires 6.2"));
-        assert!(check("redis_version:\u{1b}[31m").unwrap_err().contains("Redis [31m"));
+        assert!(check("redis_version:6.0.16\r\n").unwrap_err().to_string().contains("requires 6.2"));
+        assert!(check("redis_version:\u{1b}[31m").unwrap_err().to_string().contains("Redis [31m"));
         assert!(check("").unwrap().contains("its version is unknown"));
     }
 }

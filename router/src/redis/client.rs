@@ -6,8 +6,8 @@ use std::{fmt, path::Path, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, IntoConnectionInfo as _, Pipeline,
-    RedisError, RedisFuture, ScriptInvocation, TlsMode, Value,
+    AsyncConnectionConfig, Client, Cmd, FromRedisValue, IntoConnectionInfo as _, Pipeline, RedisFuture,
+    ScriptInvocation, TlsMode, Value,
     aio::{ConnectionLike, MultiplexedConnection, PubSub},
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
@@ -16,7 +16,7 @@ use redis::{
 use tokio::{sync::Notify, time::timeout};
 
 use super::{
-    RedisMetrics,
+    RedisMetrics, RedisSettingsError, RedisStoreError,
     settings::{RedisAddress, RedisServers, RedisSettings, read_password},
 };
 
@@ -36,7 +36,11 @@ enum Transport {
 
 impl RedisSettings {
     /// Checks that the files of the settings can be read and used, and fit the servers. It connects to nothing.
-    pub fn validate(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, or has nothing that can be used.
+    pub fn validate(&self) -> Result<(), RedisStoreError> {
         let addresses = match &self.servers {
             RedisServers::Single(address) => std::slice::from_ref(address),
             RedisServers::Sentinel { sentinels, password_file, .. } => {
@@ -47,7 +51,7 @@ impl RedisSettings {
         };
         for address in addresses {
             if self.tls.is_some() && matches!(address, RedisAddress::Unix(_)) {
-                return Err(format!("{address}: TLS needs a host and a port"));
+                return Err(RedisSettingsError::TlsToSocket(address.clone()).into());
             }
             build_client(self, address)?;
         }
@@ -70,11 +74,11 @@ impl RedisConnection {
         &self,
         script: &ScriptInvocation<'_>,
         metrics: &RedisMetrics,
-    ) -> Result<T, String> {
+    ) -> Result<T, RedisStoreError> {
         metrics.commands.increment();
         script.invoke_async(&mut self.transport.clone()).await.map_err(|error| {
             metrics.errors.increment();
-            describe_error(&error)
+            RedisStoreError::from(error)
         })
     }
 }
@@ -120,7 +124,7 @@ impl fmt::Debug for Transport {
 pub(super) async fn connect(
     settings: &RedisSettings,
     channel: &str,
-) -> Result<(RedisConnection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
+) -> Result<(RedisConnection, impl Stream<Item = Vec<u8>> + Unpin + use<>), RedisStoreError> {
     let both = async {
         let (transport, client) = match &settings.servers {
             RedisServers::Single(address) => {
@@ -136,12 +140,12 @@ pub(super) async fn connect(
                 (transport, reachable_node(settings, nodes).await?)
             }
         };
-        let mut events = client.get_async_pubsub().await.map_err(|error| describe_error(&error))?;
-        events.subscribe(channel).await.map_err(|error| describe_error(&error))?;
+        let mut events = client.get_async_pubsub().await?;
+        events.subscribe(channel).await?;
         Ok((RedisConnection::new(transport), into_payloads(events)))
     };
-    let timed_out = || format!("no connection within {} s", settings.dial_timeout.as_secs_f64());
-    timeout(settings.dial_timeout, both).await.unwrap_or_else(|_| Err(timed_out()))
+    let connected = timeout(settings.dial_timeout, both).await;
+    connected.unwrap_or_else(|_| Err(RedisStoreError::DialTimeout(settings.dial_timeout)))
 }
 
 fn into_payloads(events: PubSub) -> impl Stream<Item = Vec<u8>> + Unpin {
@@ -151,26 +155,23 @@ fn into_payloads(events: PubSub) -> impl Stream<Item = Vec<u8>> + Unpin {
 async fn connect_pipelined(
     settings: &RedisSettings,
     client: &Client,
-) -> Result<MultiplexedConnection, String> {
+) -> Result<MultiplexedConnection, RedisStoreError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(settings.dial_timeout))
         .set_response_timeout(Some(settings.response_timeout));
-    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-    connection.map_err(|error| describe_error(&error))
+    Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-fn build_client(settings: &RedisSettings, address: &RedisAddress) -> Result<Client, String> {
+fn build_client(settings: &RedisSettings, address: &RedisAddress) -> Result<Client, RedisStoreError> {
     let certificates = settings.certificates()?;
     let info = address
         .connection(certificates.is_some())
-        .into_connection_info()
-        .map_err(|error| describe_error(&error))?
+        .into_connection_info()?
         .set_redis_settings(settings.credentials()?);
-    let client = match certificates {
-        Some(certificates) => Client::build_with_tls(info, certificates),
-        None => Client::open(info),
-    };
-    client.map_err(|error| describe_error(&error))
+    Ok(match certificates {
+        Some(certificates) => Client::build_with_tls(info, certificates)?,
+        None => Client::open(info)?,
+    })
 }
 
 /// Returns a client of the server that the Sentinels name as master. The library verifies the role with the server.
@@ -179,12 +180,11 @@ async fn discover_master(
     master: &str,
     sentinels: &[RedisAddress],
     password_file: Option<&Path>,
-) -> Result<Client, String> {
+) -> Result<Client, RedisStoreError> {
     let certificates = settings.certificates()?;
     let tls = certificates.is_some();
     let addresses = sentinels.iter().map(|address| address.connection(tls));
-    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)
-        .map_err(|error| describe_error(&error))?
+    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)?
         .set_client_to_redis_db(settings.database.into());
     if let Some(username) = &settings.username {
         builder = builder.set_client_to_redis_username(username);
@@ -202,17 +202,15 @@ async fn discover_master(
             .set_client_to_redis_certificates(certificates.clone())
             .set_client_to_sentinel_certificates(certificates);
     }
-    let mut client = builder.build().map_err(|error| describe_error(&error))?;
-    client
-        .async_get_client()
-        .await
-        .map_err(|error| format!("the Sentinels name no server: {}", describe_error(&error)))
+    let mut client = builder.build()?;
+    let found = client.async_get_client().await;
+    found.map_err(|error| RedisStoreError::Sentinels(Box::new(error.into())))
 }
 
 async fn connect_cluster(
     settings: &RedisSettings,
     nodes: &[RedisAddress],
-) -> Result<ClusterConnection, String> {
+) -> Result<ClusterConnection, RedisStoreError> {
     let certificates = settings.certificates()?;
     let mut builder =
         ClusterClient::builder(nodes.iter().map(|node| node.connection(certificates.is_some())))
@@ -228,34 +226,19 @@ async fn connect_cluster(
     if let Some(certificates) = certificates {
         builder = builder.tls(TlsMode::Secure).certs(certificates);
     }
-    let client = builder.build().map_err(|error| describe_error(&error))?;
-    client.get_async_connection().await.map_err(|error| describe_error(&error))
+    Ok(builder.build()?.get_async_connection().await?)
 }
 
 /// Returns a client of the first node that accepts a connection. A Cluster delivers events to all nodes.
-async fn reachable_node(settings: &RedisSettings, nodes: &[RedisAddress]) -> Result<Client, String> {
-    let mut last = "the Cluster has no nodes".to_owned();
+async fn reachable_node(settings: &RedisSettings, nodes: &[RedisAddress]) -> Result<Client, RedisStoreError> {
+    let mut last = RedisStoreError::NoNodes;
     for node in nodes {
         let client = build_client(settings, node)?;
         match timeout(settings.dial_timeout / 4, client.get_async_pubsub()).await {
             Ok(Ok(_)) => return Ok(client),
-            Ok(Err(error)) => last = describe_error(&error),
-            Err(_) => last = format!("{node} does not answer"),
+            Ok(Err(error)) => last = error.into(),
+            Err(_) => last = RedisStoreError::NodeTimeout(node.clone()),
         }
     }
     Err(last)
-}
-
-/// Describes an error and its remedy, in one line without secrets.
-fn describe_error(error: &RedisError) -> String {
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            format!(
-                "Redis refuses the user name or password of kas (redis.username, redis.password_file): {error}"
-            )
-        }
-        _ if error.is_timeout() => "Redis did not answer in time".to_owned(),
-        _ if error.is_connection_refusal() => format!("Redis refuses connections: {error}"),
-        _ => error.to_string(),
-    }
 }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 
 use super::{
-    RedisStore, Shared,
+    RedisStore, RedisStoreError, ReplaceError, Shared,
     client::{RedisConnection, connect},
     wire::{Event, EventKind, MAX_DISABLED, WireError, decode, to_json},
 };
@@ -50,6 +50,13 @@ pub(super) struct DisabledState {
     accepted: Option<DisabledRecord>,
 }
 
+/// The result of a write of the record.
+struct DisabledWrite {
+    replaced: bool,
+    /// The record that Redis has now.
+    text: Vec<u8>,
+}
+
 impl DisabledRecord {
     /// Encodes the record.
     pub fn encode(&self) -> String {
@@ -83,7 +90,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// Redis does not answer, or another fleet uses it.
-    pub async fn edit_disabled(&self) -> Result<DisabledEditor<'_>, String> {
+    pub async fn edit_disabled(&self) -> Result<DisabledEditor<'_>, RedisStoreError> {
         let shared = &*self.0;
         let (connection, _events) = connect(&shared.settings, &shared.keys.events()).await?;
         let (live, _) = shared.read_members(&connection).await?;
@@ -107,30 +114,26 @@ impl DisabledEditor<'_> {
     /// # Errors
     ///
     /// The rules are too long, Redis does not answer, or another operator has replaced the record in the meantime.
-    pub async fn replace(self, rules: Box<RawValue>, now: u64) -> Result<(), String> {
+    pub async fn replace(self, rules: Box<RawValue>, now: u64) -> Result<(), ReplaceError> {
         let before = DisabledRecord::decode(&self.text).map_or(0, |record| record.version);
         let record = DisabledRecord { version: now.max(before.saturating_add(1)), rules };
         let text = record.encode();
         if text.len() > MAX_DISABLED {
-            return Err(format!("the rules are longer than {MAX_DISABLED} bytes: lift some first"));
+            return Err(ReplaceError::TooLong);
         }
         let expected = version_of(&self.text);
-        let (replaced, _) = self.shared.write_disabled(&self.connection, &record, &expected).await?;
-        if replaced {
-            Ok(())
-        } else {
-            Err("somebody else has changed the rules at the same time: try again".to_owned())
-        }
+        let written = self.shared.write_disabled(&self.connection, &record, &expected).await?;
+        if written.replaced { Ok(()) } else { Err(ReplaceError::Conflict) }
     }
 }
 
 impl Shared {
     /// Reads the record, and offers it to the receivers. If Redis has lost it or has an older one, that of this replica is
     /// written back.
-    pub(super) async fn sync_disabled(&self, connection: &RedisConnection) -> Result<(), String> {
+    pub(super) async fn sync_disabled(&self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let accepted = self.disabled.lock().accepted.clone();
         let text = match &accepted {
-            Some(record) => self.write_disabled(connection, record, "").await?.1,
+            Some(record) => self.write_disabled(connection, record, "").await?.text,
             None => self.read_disabled(connection).await?,
         };
         self.disabled.lock().seen = Some(version_of(&text));
@@ -148,21 +151,20 @@ impl Shared {
         self.disabled.lock().seen.clone().unwrap_or_else(|| NO_RECORD.to_owned())
     }
 
-    async fn read_disabled(&self, connection: &RedisConnection) -> Result<Vec<u8>, String> {
+    async fn read_disabled(&self, connection: &RedisConnection) -> Result<Vec<u8>, RedisStoreError> {
         let mut script = self.scripts.disabled.key(self.keys.disabled());
         script.arg(MAX_DISABLED);
         let (_, text): (u8, Vec<u8>) = connection.run(&script, &self.metrics).await?;
         Ok(text)
     }
 
-    /// Replaces the record with this version, or any older one if it is empty. Returns whether it was replaced, and the record
-    /// that Redis has now.
+    /// Replaces the record with this version, or any older one if it is empty.
     async fn write_disabled(
         &self,
         connection: &RedisConnection,
         record: &DisabledRecord,
         expected: &str,
-    ) -> Result<(bool, Vec<u8>), String> {
+    ) -> Result<DisabledWrite, RedisStoreError> {
         // No replica has this id: the event is none of a sequence.
         let event =
             Event { replica: ReplicaId::random(), generation: 0, sequence: 0, kind: EventKind::Disabled };
@@ -170,7 +172,7 @@ impl Shared {
         script.arg(MAX_DISABLED).arg(record.version).arg(record.encode());
         script.arg(self.keys.events()).arg(event.encode()).arg(expected);
         let (replaced, text): (u8, Vec<u8>) = connection.run(&script, &self.metrics).await?;
-        Ok((replaced == 1, text))
+        Ok(DisabledWrite { replaced: replaced == 1, text })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proto::{AgentId, InstanceId, ReplicaId, events::Event};
 
 use super::{
-    RecordPlace, RedisStore, Shared,
+    RecordPlace, RedisStore, RedisStoreError, Shared,
     client::RedisConnection,
     keys::{CURSORS_TTL, STATES_TTL},
     record_mac,
@@ -114,7 +114,7 @@ impl RedisStore {
 
 impl Shared {
     /// Reads the events that this replica does not have yet.
-    pub(super) async fn read_events(&self, connection: &RedisConnection) -> Result<(), String> {
+    pub(super) async fn read_events(&self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let mut after = self.logged.lock().newest();
         loop {
             let mut script = self.scripts.read_events.key(self.keys.event_log());
@@ -122,7 +122,7 @@ impl Shared {
             script.arg(after.to_string()).arg(PAGE).arg(MAX_LOGGED_EVENT);
             let found: Vec<Vec<u8>> = connection.run(&script, &self.metrics).await?;
             let [removed, newest, events @ ..] = &*found else {
-                return Err("Redis returned no events".to_owned());
+                return Err(RedisStoreError::EmptyEvents);
             };
             let removed = self.decode_position(removed).unwrap_or_default();
             let is_new_log = self.decode_position(newest).is_some_and(|newest| newest < after);

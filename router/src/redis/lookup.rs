@@ -8,7 +8,7 @@ use redis::{FromRedisValue, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::{
-    Shared,
+    RedisStoreError, Shared,
     client::RedisConnection,
     keys::GONE_TTL,
     sync::millis,
@@ -122,7 +122,7 @@ impl Shared {
         let connection = self.connection()?;
         connection.run(script, &self.metrics).await.map_err(|error| {
             self.discard(&connection);
-            StoreError(error)
+            StoreError(error.to_string())
         })
     }
 
@@ -198,7 +198,10 @@ impl Shared {
     /// Forgets the replicas whose heartbeats are missing, and removes their records from Redis.
     ///
     /// Call it after each own event. A replica whose heartbeat key has not expired yet is tried again at the next call.
-    pub(super) async fn cleanup_dead_replicas(&self, connection: &RedisConnection) -> Result<(), String> {
+    pub(super) async fn cleanup_dead_replicas(
+        &self,
+        connection: &RedisConnection,
+    ) -> Result<(), RedisStoreError> {
         let expired = self.members.lock().remove_expired();
         for id in expired {
             tracing::warn!(replica = %id, "a replica stopped sending heartbeats");
@@ -227,7 +230,7 @@ impl Shared {
         &self,
         connection: &RedisConnection,
         id: ReplicaId,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, RedisStoreError> {
         let mut script = self.scripts.cleanup.key(self.keys.replica(id));
         script.key(self.keys.routes(id)).key(self.keys.replicas()).key(self.keys.gone());
         script.arg(id.to_string()).arg(unix_seconds(SystemTime::now())).arg(millis(GONE_TTL));

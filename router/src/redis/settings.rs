@@ -11,7 +11,7 @@ use std::{
 
 use redis::{ClientTlsConfig, ConnectionAddr, RedisConnectionInfo, TlsCertificates};
 
-use super::{RecordAuthenticator, UrlAuthenticator};
+use super::{RecordAuthenticator, RedisSettingsError, UrlAuthenticator};
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone, Debug)]
@@ -130,7 +130,7 @@ impl RedisAddress {
 
 impl RedisSettings {
     /// Reads the files and returns the database, user and password.
-    pub(super) fn credentials(&self) -> Result<RedisConnectionInfo, String> {
+    pub(super) fn credentials(&self) -> Result<RedisConnectionInfo, RedisSettingsError> {
         let mut info = RedisConnectionInfo::default().set_db(self.database.into());
         if let Some(username) = &self.username {
             info = info.set_username(username);
@@ -142,7 +142,7 @@ impl RedisSettings {
     }
 
     /// Reads the files and returns the certificates, or `None` without TLS.
-    pub(super) fn certificates(&self) -> Result<Option<TlsCertificates>, String> {
+    pub(super) fn certificates(&self) -> Result<Option<TlsCertificates>, RedisSettingsError> {
         let Some(tls) = &self.tls else {
             return Ok(None);
         };
@@ -158,19 +158,19 @@ impl RedisSettings {
 }
 
 /// Reads a password file and removes the newline at its end, which editors add.
-pub(super) fn read_password(file: Option<&Path>) -> Result<Option<String>, String> {
+pub(super) fn read_password(file: Option<&Path>) -> Result<Option<String>, RedisSettingsError> {
     let Some(file) = file else {
         return Ok(None);
     };
-    let text = String::from_utf8(read(file)?).map_err(|_| format!("{}: it is not UTF-8", file.display()))?;
+    let text = String::from_utf8(read(file)?).map_err(|_| RedisSettingsError::NotUtf8(file.to_owned()))?;
     match text.trim_end_matches(['\r', '\n']) {
-        "" => Err(format!("{}: it is empty", file.display())),
+        "" => Err(RedisSettingsError::Empty(file.to_owned())),
         password => Ok(Some(password.to_owned())),
     }
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, String> {
-    files::read(file).map_err(|error| format!("{}: {error}", file.display()))
+fn read(file: &Path) -> Result<Vec<u8>, RedisSettingsError> {
+    files::read(file).map_err(|error| RedisSettingsError::Unreadable { path: file.to_owned(), error })
 }
 
 #[cfg(test)]
@@ -206,9 +206,12 @@ mod tests {
         fs::write(&file, "s3cret word \n").unwrap();
         assert_eq!(read_password(Some(&file)).unwrap().unwrap(), "s3cret word ");
         fs::write(&file, "\n").unwrap();
-        assert!(read_password(Some(&file)).unwrap_err().ends_with("password: it is empty"));
+        assert!(read_password(Some(&file)).unwrap_err().to_string().ends_with("password: it is empty"));
         assert!(
-            read_password(Some(&directory.path().join("none"))).unwrap_err().contains("none: No such file")
+            read_password(Some(&directory.path().join("none")))
+                .unwrap_err()
+                .to_string()
+                .contains("none: No such file")
         );
         assert_eq!(read_password(None).unwrap(), None);
     }

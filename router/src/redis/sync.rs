@@ -11,7 +11,7 @@ use proto::{AgentId, ReplicaId};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
 use super::{
-    Shared,
+    RedisStoreError, Shared,
     client::{RedisConnection, connect},
     keys::{GONE_TTL, HEARTBEAT_INTERVAL, HEARTBEAT_TTL, HEARTBEATS_PER_AUDIT, ROUTES_TTL},
     members::MAX_REPLICAS,
@@ -73,7 +73,7 @@ impl SyncTask {
                 }
                 Err(reason) => reason,
             };
-            self.shared.set_degraded(reason);
+            self.shared.set_degraded(&reason);
             sleep(backoff.mul_f64(rand::random_range(0.5..1.0))).await;
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
@@ -84,7 +84,7 @@ impl SyncTask {
     /// It subscribes to events before it reads or writes anything, so that no change is missed in between.
     async fn join(
         &mut self,
-    ) -> Result<(RedisConnection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
+    ) -> Result<(RedisConnection, impl Stream<Item = Vec<u8>> + Unpin + use<>), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
         shared.metrics.connections.increment();
         (self.generation, self.sequence) = (self.generation + 1, 0);
@@ -122,12 +122,12 @@ impl SyncTask {
         Ok((connection, events))
     }
 
-    /// Sends heartbeats and changes and handles events until the connection fails. Returns the reason.
+    /// Sends heartbeats and changes and handles events until the connection fails.
     async fn run_connection(
         &mut self,
         connection: &RedisConnection,
         mut events: impl Stream<Item = Vec<u8>> + Unpin,
-    ) -> String {
+    ) -> RedisStoreError {
         let mut ticks = interval_at(Instant::now() + HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut received = self.shared.members.lock().own_heartbeats();
@@ -136,12 +136,12 @@ impl SyncTask {
             let result = tokio::select! {
                 event = events.next() => match event {
                     Some(event) => shared.handle_event(connection, &event).await,
-                    None => Err("Redis closed the connection".to_owned()),
+                    None => Err(RedisStoreError::Closed),
                 },
                 _ = ticks.tick() => {
                     let before = std::mem::replace(&mut received, shared.members.lock().own_heartbeats());
                     if received == before {
-                        return "Redis does not deliver events".to_owned();
+                        return RedisStoreError::NoEvents;
                     }
                     self.send_heartbeat(connection).await
                 }
@@ -149,7 +149,7 @@ impl SyncTask {
                 () = shared.disabled_changed.notified() => shared.sync_disabled(connection).await,
                 () = shared.log_changed.notified() => shared.read_events(connection).await,
                 () = shared.pushed.notified() => self.send_pushes(connection).await,
-                () = connection.failed.notified() => Err("Redis did not answer a lookup".to_owned()),
+                () = connection.failed.notified() => Err(RedisStoreError::LookupFailed),
             };
             if let Err(reason) = result {
                 return reason;
@@ -159,7 +159,7 @@ impl SyncTask {
 
     /// Writes the records of all held agents to the next routes key, which no replica reads. Returns the withdrawn
     /// agents.
-    async fn stage_routes(&self, connection: &RedisConnection) -> Result<Vec<AgentId>, String> {
+    async fn stage_routes(&self, connection: &RedisConnection) -> Result<Vec<AgentId>, RedisStoreError> {
         let (shared, mut withdrawn) = (&self.shared, Vec::new());
         for first in std::iter::once(true).chain(std::iter::repeat(false)) {
             let dirty = shared.routes.lock().take_dirty(BATCH);
@@ -180,7 +180,7 @@ impl SyncTask {
     }
 
     /// Publishes all dirty records.
-    async fn publish_dirty(&mut self, connection: &RedisConnection) -> Result<(), String> {
+    async fn publish_dirty(&mut self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         loop {
             let dirty = self.shared.routes.lock().take_dirty(BATCH);
             if dirty.is_empty() {
@@ -195,7 +195,7 @@ impl SyncTask {
         &mut self,
         connection: &RedisConnection,
         records: Vec<(RouteField, Option<String>)>,
-    ) -> Result<(), String> {
+    ) -> Result<(), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
         let agents = records.iter().filter_map(|(field, _)| field.agent()).collect();
         let event = self.encode_event(EventKind::Changed(agents));
@@ -210,7 +210,7 @@ impl SyncTask {
     }
 
     /// Sends an event for each batch of pushes that other replicas have to learn of.
-    async fn send_pushes(&mut self, connection: &RedisConnection) -> Result<(), String> {
+    async fn send_pushes(&mut self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
         let pushes = std::mem::take(&mut *shared.unsent_pushes.lock());
         for batch in pushes.chunks(MAX_PUSHES) {
@@ -223,7 +223,7 @@ impl SyncTask {
     }
 
     /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records and the record of the kill switch.
-    async fn send_heartbeat(&mut self, connection: &RedisConnection) -> Result<(), String> {
+    async fn send_heartbeat(&mut self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
         let heartbeat = shared.heartbeat();
         let record = heartbeat.encode();
@@ -245,7 +245,7 @@ impl SyncTask {
     }
 
     /// Removes this replica's records and sends its last event.
-    async fn leave(&mut self, connection: &RedisConnection) -> Result<(), String> {
+    async fn leave(&mut self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
         let event = self.encode_event(EventKind::Left);
         let mut script = shared.scripts.leave.key(shared.keys.replica(shared.replica));
@@ -265,26 +265,27 @@ impl SyncTask {
 impl Drop for SyncTask {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.shared.set_degraded("kas stopped using Redis because of a bug: restart it".to_owned());
+            self.shared.set_degraded(&RedisStoreError::Defect);
         }
     }
 }
 
 impl Shared {
     /// Returns the reason why this replica must not share Redis with a replica of another fleet.
-    pub(super) fn fleet_conflict(&self, other: &Heartbeat) -> String {
-        format!(
-            "this Redis is used by another fleet, {:?} at {}, with the same prefix {:?}; this one is {:?}: give each \
-             fleet its own redis.key_prefix, and all replicas of one fleet the same redis.fleet",
-            other.fleet, other.url, self.settings.prefix, self.settings.fleet
-        )
+    pub(super) fn fleet_conflict(&self, other: &Heartbeat) -> RedisStoreError {
+        RedisStoreError::FleetConflict {
+            other: other.fleet.clone(),
+            url: other.url.clone(),
+            prefix: self.settings.prefix.clone(),
+            own: self.settings.fleet.clone(),
+        }
     }
 
     /// Reads the other replicas: the live ones, and the dead ones whose records are still there.
     pub(super) async fn read_members(
         &self,
         connection: &RedisConnection,
-    ) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), String> {
+    ) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), RedisStoreError> {
         let mut script = self.scripts.members.key(self.keys.replicas());
         script.arg(self.keys.heartbeats()).arg(MAX_REPLICAS).arg(MAX_RECORD);
         let found: Vec<Vec<u8>> = connection.run(&script, &self.metrics).await?;
@@ -315,7 +316,8 @@ impl Shared {
         }
     }
 
-    fn set_degraded(&self, reason: String) {
+    fn set_degraded(&self, error: &RedisStoreError) {
+        let reason = error.to_string();
         *self.connection.lock() = None;
         // No event announces the changes from now on.
         self.cache.invalidate_all();
@@ -338,8 +340,8 @@ impl Shared {
 }
 
 /// Checks the result of a script that rejects a write, with 0, if Redis no longer has the records of this connection.
-fn check_accepted(result: u8) -> Result<(), String> {
-    if result == 0 { Err("Redis has lost records of this replica".to_owned()) } else { Ok(()) }
+fn check_accepted(result: u8) -> Result<(), RedisStoreError> {
+    if result == 0 { Err(RedisStoreError::LostRecords) } else { Ok(()) }
 }
 
 pub(super) fn millis(duration: Duration) -> u64 {

@@ -13,9 +13,9 @@ async fn check(settings: RedisSettings) -> RedisReport {
     store.check().await
 }
 
-fn failures(report: &RedisReport) -> Vec<(&str, &str)> {
+fn failures(report: &RedisReport) -> Vec<(&str, String)> {
     let failed = report.checks.iter().filter_map(|check| Some((check.name, check.result.as_ref().err()?)));
-    failed.map(|(name, error)| (name, error.as_str())).collect()
+    failed.map(|(name, error)| (name, error.to_string())).collect()
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn forbidden_command_is_reported() {
     let report = check(limited).await;
     let failed = failures(&report);
     assert!(
-        matches!(failed[..], [("redis commands", error), ("redis events", _)] if error.contains("2 of them fail, the first is SADD")),
+        matches!(&failed[..], [("redis commands", error), ("redis events", _)] if error.contains("2 of them fail, the first is SADD")),
         "{failed:?}"
     );
     assert!(report.checks[0].result.as_ref().unwrap().contains("its version is unknown"));
@@ -66,11 +66,11 @@ async fn other_fleet_and_unreachable_server_are_reported() {
     let report = check(RedisSettings { fleet: "green".into(), ..server.settings() }).await;
     let failed = failures(&report);
     assert!(
-        matches!(failed[..], [("redis fleet", error)] if error.contains("another fleet, \"blue\"")),
+        matches!(&failed[..], [("redis fleet", error)] if error.contains("another fleet, \"blue\"")),
         "{failed:?}"
     );
     server.kill();
     let report = check(server.settings()).await;
     let failed = failures(&report);
-    assert!(matches!(failed[..], [("redis", error)] if error.contains("Redis")), "{failed:?}");
+    assert!(matches!(&failed[..], [("redis", error)] if error.contains("Redis")), "{failed:?}");
 }

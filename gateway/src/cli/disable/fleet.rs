@@ -18,7 +18,8 @@ use crate::{
 pub(super) fn read(config: &Path) -> Result<Vec<DisableRule>, CliError> {
     let store = store(config)?;
     run(async {
-        let editor = store.edit_disabled().await.map_err(CliError::unavailable)?;
+        let editor = store.edit_disabled().await;
+        let editor = editor.map_err(|error| CliError::unavailable(error.to_string()))?;
         rules(&editor).map_err(CliError::usage)
     })
 }
@@ -31,12 +32,13 @@ pub(super) fn edit(
 ) -> Result<usize, CliError> {
     let store = store(config)?;
     run(async {
-        let editor = store.edit_disabled().await.map_err(CliError::unavailable)?;
+        let editor = store.edit_disabled().await;
+        let editor = editor.map_err(|error| CliError::unavailable(error.to_string()))?;
         let replicas = editor.replicas;
         let changed = change(rules(&editor))?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let replaced = editor.replace(file::to_json(&changed), now.as_micros() as u64).await;
-        replaced.map(|()| replicas).map_err(CliError::unavailable)
+        replaced.map(|()| replicas).map_err(|error| CliError::unavailable(error.to_string()))
     })
 }
 
