@@ -11,4 +11,7 @@ mod settings;
 mod tests;
 mod unpack;
 
-pub use self::{artifact::OciRepository, settings::OciSettings};
+pub use self::{
+    artifact::OciRepository,
+    settings::{OciSettings, VersionError},
+};

@@ -30,6 +30,23 @@ pub(crate) enum ArtifactVersion {
     Digest(String),
 }
 
+/// A version of a project that an artifact cannot have. The author of the project's settings mends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VersionError {
+    /// The tag is not one of an artifact.
+    #[error(
+        "ref.tag: {0:?} is not the tag of an artifact, which has up to {MAX_TAG} characters: a-z, A-Z, 0-9, _, and not at the beginning \
+         . and -"
+    )]
+    InvalidTag(String),
+    /// The id of a commit has another length than the digest of an artifact.
+    #[error("ref.commit must be the 64 digits of the digest of an artifact")]
+    ShortDigest,
+    /// Artifacts have no branches.
+    #[error("an OCI artifact has no branches: write ref.tag, or the digest as ref.commit")]
+    Branch,
+}
+
 impl OciSettings {
     /// Returns whether the URL of a section names an artifact.
     pub fn is_artifact(section: &RepositoryConfig) -> bool {
@@ -83,26 +100,15 @@ impl OciSettings {
     /// # Errors
     ///
     /// The version is a branch, which artifacts do not have, or not a tag of an artifact.
-    pub fn at(&self, version: &Version) -> Result<Self, String> {
+    pub fn at(&self, version: &Version) -> Result<Self, VersionError> {
         let version = match version {
             Version::Default => self.version.clone(),
             Version::Tag(tag) if is_tag(tag) => ArtifactVersion::Tag(tag.clone()),
-            Version::Tag(tag) => {
-                return Err(format!(
-                    "ref.tag: {tag:?} is not the tag of an artifact, which has up to {MAX_TAG} characters: a-z, A-Z, 0-9, _, and not at \
-                     the beginning . and -"
-                ));
-            }
+            Version::Tag(tag) => return Err(VersionError::InvalidTag(tag.clone())),
             // The digest of an artifact has as many digits as the id of a commit with SHA-256.
             Version::Commit(id) if id.as_str().len() == 64 => ArtifactVersion::Digest(id.as_str().to_owned()),
-            Version::Commit(_) => {
-                return Err("ref.commit must be the 64 digits of the digest of an artifact".to_owned());
-            }
-            Version::Branch(_) => {
-                return Err(
-                    "an OCI artifact has no branches: write ref.tag, or the digest as ref.commit".to_owned()
-                );
-            }
+            Version::Commit(_) => return Err(VersionError::ShortDigest),
+            Version::Branch(_) => return Err(VersionError::Branch),
         };
         Ok(Self { version, ..self.clone() })
     }
@@ -224,7 +230,7 @@ mod tests {
         for tag in
             ["%2e%2e/%2e%2e/other/manifests/x", "a/b", "..", ".a", "-a", "a?b", "a#b", "a@b", "ä", "", &long]
         {
-            let error = settings.at(&Version::Tag(tag.to_owned())).unwrap_err();
+            let error = settings.at(&Version::Tag(tag.to_owned())).unwrap_err().to_string();
             assert!(
                 error.starts_with("ref.tag: ") && error.contains("is not the tag of an artifact"),
                 "{error}"
@@ -244,7 +250,7 @@ mod tests {
         assert_eq!(tag.name(), "oci://host.example.com/a:v2");
         let pinned = settings.at(&Version::Commit(digest.parse().unwrap())).unwrap();
         assert_eq!(pinned.name(), format!("oci://host.example.com/a@sha256:{digest}"));
-        assert!(settings.at(&Version::Branch("main".to_owned())).unwrap_err().contains("no branches"));
+        assert_eq!(settings.at(&Version::Branch("main".to_owned())), Err(VersionError::Branch));
         assert!(settings.at(&Version::Commit("b".repeat(40).parse().unwrap())).is_err());
     }
 }

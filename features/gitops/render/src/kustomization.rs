@@ -46,7 +46,8 @@ pub fn check(job: &Job, tree: &Tree, known: &BTreeSet<String>) -> Result<Checked
         // A directory without one is an error of kustomize itself.
         let Some(file) = file else { continue };
         let refused = |what: String| RenderError::refused(format!("{file}: {what}"));
-        let kustomization = parse(&file, &tree[&file]).map_err(RenderError::refused)?;
+        let kustomization =
+            parse(&file, &tree[&file]).map_err(|error| RenderError::refused(error.to_string()))?;
         kustomizations.insert(file.clone(), kustomization.to_json());
         for reference in kustomization.references() {
             let path = resolve(&directory, reference).ok_or_else(|| {
@@ -84,23 +85,36 @@ pub fn check(job: &Job, tree: &Tree, known: &BTreeSet<String>) -> Result<Checked
     Ok(Checked::Complete(kustomizations))
 }
 
-fn parse(file: &str, content: &[u8]) -> Result<Kustomization, String> {
-    let text = std::str::from_utf8(content).map_err(|_| format!("{file}: it is not text"))?;
+fn parse(file: &str, content: &[u8]) -> Result<Kustomization, KustomizationError> {
+    let text =
+        std::str::from_utf8(content).map_err(|_| KustomizationError::NotText { file: file.to_owned() })?;
     if let Some(line) = text.lines().position(|line| line.contains("<<")) {
         let line = line + 1;
-        return Err(format!(
-            "{file}:{line}: kas does not know what a merge key (<<) adds: write the keys out"
-        ));
+        return Err(KustomizationError::MergeKey { file: file.to_owned(), line });
     }
     let parsed: Kustomization = settings::parse(Path::new(file), text).map_err(|error| {
         let error = error.to_string();
         // The list of all other keys helps nobody.
-        error.split(", expected one of").next().unwrap_or_default().to_owned()
+        KustomizationError::Yaml(error.split(", expected one of").next().unwrap_or_default().to_owned())
     })?;
     match parsed.refused() {
-        Some((key, why)) => Err(format!("{file}: {key}: {why}")),
+        Some((key, reason)) => Err(KustomizationError::RefusedKey { file: file.to_owned(), key, reason }),
         None => Ok(parsed),
     }
+}
+
+/// A kustomization that kas does not give to kustomize. Its author mends it.
+#[derive(Debug, thiserror::Error)]
+enum KustomizationError {
+    #[error("{file}: it is not text")]
+    NotText { file: String },
+    #[error("{file}:{line}: kas does not know what a merge key (<<) adds: write the keys out")]
+    MergeKey { file: String, line: usize },
+    /// With its place.
+    #[error("{0}")]
+    Yaml(String),
+    #[error("{file}: {key}: {reason}")]
+    RefusedKey { file: String, key: &'static str, reason: &'static str },
 }
 
 /// A kustomization or a component.

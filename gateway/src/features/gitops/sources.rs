@@ -75,7 +75,9 @@ impl SourceSettings {
         Ok(match self {
             Self::Git(settings) => Self::Git(RepositorySettings { reference: version, ..settings }),
             Self::Gitaly(source) => Self::Gitaly(source.at(version)),
-            Self::Artifact(settings) => Self::Artifact(settings.at(&version)?),
+            Self::Artifact(settings) => {
+                Self::Artifact(settings.at(&version).map_err(|error| error.to_string())?)
+            }
         })
     }
 
