@@ -20,6 +20,28 @@ pub(crate) enum Part<'a> {
     Variable(Variable),
 }
 
+/// The fault of an expression, with its place in the line. The author of the template mends it.
+#[derive(Debug)]
+struct MarkError {
+    /// The column, from 1.
+    column: u64,
+    fault: ExpressionFault,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ExpressionFault {
+    #[error("the characters U+E000 and U+E001 are not allowed")]
+    ReservedCharacter,
+    #[error("the expression is not closed with }}}} on its line")]
+    NotClosed,
+    #[error("there is no variable {0:?}; the variables are {known}", known = all_variables())]
+    UnknownVariable(String),
+    #[error(
+        "{0:?} is not a variable: an expression is {{{{ .project.id }}}} or the like, without functions and conditions"
+    )]
+    NotVariable(String),
+}
+
 /// Replaces the expressions of a template by marks.
 ///
 /// # Errors
@@ -28,27 +50,31 @@ pub(crate) enum Part<'a> {
 pub(crate) fn mark(file: &Path, text: &str) -> Result<String, ConfigError> {
     let mut marked = String::with_capacity(text.len());
     for (index, line) in text.split_inclusive('\n').enumerate() {
-        mark_line(line, &mut marked)
-            .map_err(|(column, what)| ConfigError::at(file, (index as u64 + 1, column as u64), what))?;
+        mark_line(line, &mut marked).map_err(|error| {
+            ConfigError::at(file, (index as u64 + 1, error.column), error.fault.to_string())
+        })?;
     }
     Ok(marked)
 }
 
-/// Appends a line with marks. The error has the column, from 1.
-fn mark_line(line: &str, marked: &mut String) -> Result<(), (usize, String)> {
-    let column = |rest: &str| line[..line.len() - rest.len()].chars().count() + 1;
+/// Appends a line with marks.
+fn mark_line(line: &str, marked: &mut String) -> Result<(), MarkError> {
+    let error = |rest: &str, fault: ExpressionFault| {
+        let column = line[..line.len() - rest.len()].chars().count() as u64 + 1;
+        MarkError { column, fault }
+    };
     if let Some(at) = line.find([OPEN, CLOSE]) {
-        return Err((column(&line[at..]), "the characters U+E000 and U+E001 are not allowed".to_owned()));
+        return Err(error(&line[at..], ExpressionFault::ReservedCharacter));
     }
     let mut rest = line;
     while let Some(start) = rest.find("{{") {
         marked.push_str(&rest[..start]);
         let expression = &rest[start..];
         let Some(length) = expression.find("}}") else {
-            return Err((column(expression), "the expression is not closed with }} on its line".to_owned()));
+            return Err(error(expression, ExpressionFault::NotClosed));
         };
         let inner = &expression[2..length];
-        let variable = variable(inner).map_err(|what| (column(expression), what))?;
+        let variable = variable(inner).map_err(|fault| error(expression, fault))?;
         marked.push(OPEN);
         marked.push_str(variable.path());
         marked.push(CLOSE);
@@ -59,23 +85,21 @@ fn mark_line(line: &str, marked: &mut String) -> Result<(), (usize, String)> {
 }
 
 /// Returns the variable of an expression.
-fn variable(inner: &str) -> Result<Variable, String> {
+fn variable(inner: &str) -> Result<Variable, ExpressionFault> {
     let trimmed = inner.trim();
     let known = trimmed.strip_prefix('.').and_then(Variable::of_path);
     known.ok_or_else(|| {
-        let is_path = trimmed.strip_prefix('.').is_some_and(|path| {
-            path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.'))
-        });
+        let is_path = trimmed
+            .strip_prefix('.')
+            .is_some_and(|path| path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.')));
         let shown: String = trimmed.chars().take(60).collect();
-        if is_path {
-            let all: Vec<_> = Variable::ALL.iter().map(ToString::to_string).collect();
-            format!("there is no variable {shown:?}; the variables are {}", all.join(", "))
-        } else {
-            format!(
-                "{shown:?} is not a variable: an expression is {{{{ .project.id }}}} or the like, without functions and conditions"
-            )
-        }
+        if is_path { ExpressionFault::UnknownVariable(shown) } else { ExpressionFault::NotVariable(shown) }
     })
+}
+
+/// Returns the names of all variables for a message.
+fn all_variables() -> String {
+    Variable::ALL.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the parts of a text with marks.

@@ -26,34 +26,42 @@ pub struct RenderedObject {
 /// The longest name of an object (RFC 1123 subdomain).
 const MAX_NAME: usize = 253;
 
+/// An object that has no path at the API server. Its names are shown as texts in quotes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidObject {
+    #[error("apiVersion or kind is not one of Kubernetes")]
+    Kind,
+    #[error("metadata.name: {0} cannot be the name of an object")]
+    Name(String),
+    #[error("{0} cannot be the name of a namespace: it has lower-case letters, digits and '-', at most 63")]
+    Namespace(String),
+}
+
 impl RenderedObject {
     /// Reads group, version, kind, namespace and name of an object.
     ///
     /// # Errors
     ///
-    /// Returns the problem if one of them cannot be a segment of a path of the API server.
-    pub(crate) fn new(line: u64, object: Map<String, Value>) -> Result<Self, String> {
+    /// One of them cannot be a segment of a path of the API server.
+    pub(crate) fn new(line: u64, object: Map<String, Value>) -> Result<Self, InvalidObject> {
         let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
         let metadata = object.get("metadata");
         let of_metadata = |key: &str| text(metadata.and_then(|metadata| metadata.get(key)));
         let (api_version, kind) = (text(object.get("apiVersion")), text(object.get("kind")));
         let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
         if !is_segment(version) || (api_version.contains('/') && !is_segment(group)) || !is_segment(&kind) {
-            return Err("apiVersion or kind is not one of Kubernetes".to_owned());
+            return Err(InvalidObject::Kind);
         }
         let (group, version) = (group.to_owned(), version.to_owned());
         let (name, namespace) = (of_metadata("name"), of_metadata("namespace"));
         if !is_segment(&name) || name.len() > MAX_NAME {
-            return Err(format!("metadata.name: {} cannot be the name of an object", shown(&name)));
+            return Err(InvalidObject::Name(shown(&name)));
         }
         // RBAC of a cluster is by namespace, so that its name must be exactly what the API server takes.
         let is_namespace = group.is_empty() && kind == "Namespace";
         for label in [is_namespace.then_some(&name), Some(&namespace)].into_iter().flatten() {
             if !label.is_empty() && !is_label(label) {
-                return Err(format!(
-                    "{} cannot be the name of a namespace: it has lower-case letters, digits and '-', at most 63",
-                    shown(label)
-                ));
+                return Err(InvalidObject::Namespace(shown(label)));
             }
         }
         Ok(Self { group, version, kind, namespace, name, line, object: Value::Object(object) })

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use crate::{
     EnvironmentTemplate, RenderedObject, Values, Variable,
     marks::{Part, parts, unmarked},
+    object::InvalidObject,
 };
 
 /// The longest value of a variable, in bytes.
@@ -22,6 +23,26 @@ pub struct RenderError {
     pub place: String,
     /// The object as far as it is known, and the problem.
     pub what: String,
+}
+
+/// The fault of an object: of its template, or of a value of GitLab.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum ObjectFault {
+    #[error(transparent)]
+    Invalid(#[from] InvalidObject),
+    #[error("the template has {0} twice")]
+    Duplicate(String),
+    #[error("two keys become {0:?}")]
+    DuplicateKey(String),
+    #[error("the objects have over {MAX_RENDERED} bytes")]
+    TooLarge,
+    /// `known` are the variables with a value.
+    #[error("{variable} is not known here; the variables with a value are {known}")]
+    NoValue { variable: Variable, known: String },
+    #[error("the value of {0} has over {MAX_VALUE} bytes")]
+    LongValue(Variable),
+    #[error("the value of {0} has a control character")]
+    ControlCharacter(Variable),
 }
 
 /// Replaces marks, and counts the bytes of the result.
@@ -41,22 +62,23 @@ impl EnvironmentTemplate {
         let mut renderer = Renderer { values, bytes: 0 };
         let mut seen = HashSet::new();
         let objects = self.objects.iter().map(|template| {
-            let error = |what: String| {
+            let error = |fault: ObjectFault| {
                 let name = template.object.get("metadata").and_then(|metadata| metadata["name"].as_str());
                 let kind = template.object.get("kind").and_then(Value::as_str).unwrap_or_default();
                 let name = unmarked(name.unwrap_or_default());
                 RenderError {
                     place: format!("{}:{}", self.file, template.line),
-                    what: format!("{kind} {name}: {what}"),
+                    what: format!("{kind} {name}: {fault}"),
                 }
             };
             let object = renderer.mapping(&template.object).map_err(error)?;
-            let object = RenderedObject::new(template.line, object).map_err(error)?;
+            let object =
+                RenderedObject::new(template.line, object).map_err(|invalid| error(invalid.into()))?;
             let RenderedObject { group, kind, namespace, name, .. } = &object;
             if seen.insert((group.clone(), kind.clone(), namespace.clone(), name.clone())) {
                 Ok(object)
             } else {
-                Err(error(format!("the template has {object} twice")))
+                Err(error(ObjectFault::Duplicate(object.to_string())))
             }
         });
         objects.collect()
@@ -64,19 +86,19 @@ impl EnvironmentTemplate {
 }
 
 impl Renderer<'_> {
-    fn mapping(&mut self, template: &Map<String, Value>) -> Result<Map<String, Value>, String> {
+    fn mapping(&mut self, template: &Map<String, Value>) -> Result<Map<String, Value>, ObjectFault> {
         let mut object = Map::new();
         for (key, value) in template {
             let key = self.text(key)?;
             let value = self.value(value)?;
             if let Some(_replaced) = object.insert(key.clone(), value) {
-                return Err(format!("two keys become {key:?}"));
+                return Err(ObjectFault::DuplicateKey(key));
             }
         }
         Ok(object)
     }
 
-    fn value(&mut self, template: &Value) -> Result<Value, String> {
+    fn value(&mut self, template: &Value) -> Result<Value, ObjectFault> {
         Ok(match template {
             Value::String(text) => Value::String(self.text(text)?),
             Value::Array(items) => {
@@ -87,7 +109,7 @@ impl Renderer<'_> {
         })
     }
 
-    fn text(&mut self, template: &str) -> Result<String, String> {
+    fn text(&mut self, template: &str) -> Result<String, ObjectFault> {
         let mut text = String::with_capacity(template.len());
         for part in parts(template) {
             match part {
@@ -96,26 +118,19 @@ impl Renderer<'_> {
             }
         }
         self.bytes += text.len();
-        if self.bytes > MAX_RENDERED {
-            Err(format!("the objects have over {MAX_RENDERED} bytes"))
-        } else {
-            Ok(text)
-        }
+        if self.bytes > MAX_RENDERED { Err(ObjectFault::TooLarge) } else { Ok(text) }
     }
 
-    fn variable(&self, variable: Variable) -> Result<&str, String> {
+    fn variable(&self, variable: Variable) -> Result<&str, ObjectFault> {
         let Some(value) = self.values.get(variable) else {
             let known: Vec<_> = self.values.known().map(|known| known.to_string()).collect();
-            return Err(format!(
-                "{variable} is not known here; the variables with a value are {}",
-                known.join(", ")
-            ));
+            return Err(ObjectFault::NoValue { variable, known: known.join(", ") });
         };
         if value.len() > MAX_VALUE {
-            return Err(format!("the value of {variable} has over {MAX_VALUE} bytes"));
+            return Err(ObjectFault::LongValue(variable));
         }
         if value.chars().any(char::is_control) {
-            Err(format!("the value of {variable} has a control character"))
+            Err(ObjectFault::ControlCharacter(variable))
         } else {
             Ok(value)
         }
