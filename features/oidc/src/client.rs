@@ -25,7 +25,10 @@ use proto::ErrorChain;
 use router::BoxFuture;
 use rustls::{ClientConfig, RootCertStore};
 use settings::{Network, unreadable};
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::{
+    task::{JoinError, spawn_blocking},
+    time::timeout,
+};
 use tower::service_fn;
 
 use super::EndpointUrl;
@@ -92,6 +95,28 @@ impl FetchError {
     }
 }
 
+/// A file without authorities. The operator mends it.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// It cannot be read.
+    #[error("{}: {reason}", file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// It has no certificate.
+    #[error("{}: holds no PEM certificate that can be used", file.display())]
+    NoCertificate {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The runtime ends before it is read.
+    #[error(transparent)]
+    Cancelled(#[from] JoinError),
+}
+
 impl IssuerClient {
     /// Creates a client that trusts the authorities of a PEM file, which is read for each request, or those of the system.
     pub fn new(authority: Option<PathBuf>) -> Self {
@@ -109,7 +134,11 @@ impl IssuerClient {
     }
 
     /// Checks that the file holds certificates. This blocks.
-    pub fn check(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or has no certificate.
+    pub fn check(&self) -> Result<(), AuthorityError> {
         self.authority.as_deref().map_or(Ok(()), |file| read_roots(file).map(drop))
     }
 
@@ -122,7 +151,7 @@ impl IssuerClient {
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("kas/", env!("CARGO_PKG_VERSION"))));
         let exchange = async {
-            let tls = self.tls().await?;
+            let tls = self.tls().await.map_err(|error| error.to_string())?;
             let is_named = url.uri().host() == self.named_machine.as_deref();
             let rules = self.addresses.clone().filter(|_| !is_named);
             let http = service_fn(move |url: Uri| {
@@ -155,14 +184,14 @@ impl IssuerClient {
         result.map_err(|cause| FetchError::failed(url, &cause))
     }
 
-    async fn tls(&self) -> Result<Arc<ClientConfig>, String> {
+    async fn tls(&self) -> Result<Arc<ClientConfig>, AuthorityError> {
         if let Some(config) = self.system.get() {
             return Ok(Arc::clone(config));
         }
         let authority = self.authority.clone();
         // Without authorities of the system, only `http` works.
         let read = move || authority.as_deref().map_or_else(|| Ok(tls::system_roots()), read_roots);
-        let roots = spawn_blocking(read).await.map_err(|error| error.to_string())??;
+        let roots = spawn_blocking(read).await??;
         let config = Arc::new(tls::client_config(roots, &[b"http/1.1"]));
         Ok(match self.authority {
             Some(_) => config,
@@ -199,11 +228,14 @@ fn bare(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-fn read_roots(file: &Path) -> Result<RootCertStore, String> {
-    let bytes = files::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
+fn read_roots(file: &Path) -> Result<RootCertStore, AuthorityError> {
+    let bytes = files::read(file).map_err(|error| {
+        let reason = unreadable(&error);
+        AuthorityError::Unreadable { file: file.to_owned(), reason }
+    })?;
     let roots = tls::pem_roots(&bytes);
     if roots.is_empty() {
-        return Err(format!("{}: holds no PEM certificate that can be used", file.display()));
+        return Err(AuthorityError::NoCertificate { file: file.to_owned() });
     }
     Ok(roots)
 }

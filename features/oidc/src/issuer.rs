@@ -62,9 +62,9 @@ impl Issuers {
             let path = authority.as_ref().map(|path| path.value.clone());
             let client = IssuerClient::new(path).within(&entry.allowed_networks, &entry.issuer.value);
             match (client.check(), authority) {
-                (Err(what), Some(path)) => {
+                (Err(error), Some(path)) => {
                     let key = format!("oidc.issuers[{index}].ca_certificate_file");
-                    Err(ConfigError::new(file, path.referenced, key, what))
+                    Err(ConfigError::new(file, path.referenced, key, error.to_string()))
                 }
                 _ => Ok(Arc::new(client) as Arc<dyn DocumentSource>),
             }

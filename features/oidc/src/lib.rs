@@ -27,7 +27,7 @@ mod token;
 
 pub use self::{
     authorization::AuthorizationRequest,
-    client::{DocumentSource, FetchError, IssuerClient},
+    client::{AuthorityError, DocumentSource, FetchError, IssuerClient},
     config::{IssuerConfig, OidcConfig, PageLoginConfig, SigningAlgorithm, StreamGrace},
     endpoint::{EndpointUrl, EndpointUrlError},
     issuer::{Issuer, Issuers, KeysUnavailable},

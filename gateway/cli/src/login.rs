@@ -116,7 +116,7 @@ impl Login {
         let exec = ExecInfo::from_env(env::var("KUBERNETES_EXEC_INFO").ok().as_deref())?;
         let secret = self.client_secret_file.as_deref().map(read_secret).transpose()?;
         let http = IssuerClient::new(self.ca_file.clone());
-        http.check().map_err(CliError::usage)?;
+        http.check().map_err(|error| CliError::usage(error.to_string()))?;
         let cache = TokenCache::open(&self.cache_key())?;
 
         let tokens = match cache.read().filter(|tokens| tokens.is_valid(now() + MARGIN)) {
