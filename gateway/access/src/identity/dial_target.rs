@@ -65,12 +65,26 @@ pub(super) struct DialEntry {
     pub(super) tls_server_name: Option<Spanned<String>>,
 }
 
+/// An invalid key of an agent that kas dials, with its place.
+#[derive(Debug)]
+pub(super) struct InvalidDialKey {
+    pub(super) key: &'static str,
+    pub(super) location: Location,
+    pub(super) problem: DialProblem,
+}
+
+/// The problem of a key. The author of the file mends it.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(super) enum DialProblem {
+    #[error("it has no effect without url, the address that kas dials")]
+    NoUrl,
+    #[error("an agent has 1 to {MAX_TUNNELS} tunnels")]
+    TunnelCount,
+}
+
 impl DialEntry {
-    /// Returns the target, if the entry has a URL. `directory` is that of the identity file. An error has its key and location.
-    pub(super) fn validate(
-        self,
-        directory: &Path,
-    ) -> Result<Option<DialTarget>, (&'static str, Location, String)> {
+    /// Returns the target, if the entry has a URL. `directory` is that of the identity file.
+    pub(super) fn validate(self, directory: &Path) -> Result<Option<DialTarget>, InvalidDialKey> {
         let Self { url, tunnels, ca_file, key_file, tls_server_name } = self;
         let Some(url) = url else {
             let keys = [
@@ -80,12 +94,13 @@ impl DialEntry {
                 ("tls_server_name", tls_server_name.map(|name| name.referenced)),
             ];
             let unused = keys.into_iter().find_map(|(key, location)| Some((key, location?)));
-            let what = "it has no effect without url, the address that kas dials";
-            return unused.map_or(Ok(None), |(key, location)| Err((key, location, what.to_owned())));
+            let problem = DialProblem::NoUrl;
+            return unused.map_or(Ok(None), |(key, location)| Err(InvalidDialKey { key, location, problem }));
         };
         if let Some(tunnels) = tunnels.as_ref().filter(|tunnels| !(1..=MAX_TUNNELS).contains(&tunnels.value))
         {
-            return Err(("tunnels", tunnels.referenced, format!("an agent has 1 to {MAX_TUNNELS} tunnels")));
+            let (key, location) = ("tunnels", tunnels.referenced);
+            return Err(InvalidDialKey { key, location, problem: DialProblem::TunnelCount });
         }
         Ok(Some(DialTarget {
             url: url.value,

@@ -7,7 +7,9 @@ use std::{
 };
 
 use promql::Labels;
-use proto::{AgentId, AgentName, IdentityValue, ServiceName, impersonation::Impersonation};
+use proto::{
+    AgentId, AgentName, IdentityValue, InvalidServiceName, ServiceName, impersonation::Impersonation,
+};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{Budget, ConfigError, Network, parse_with_budget};
@@ -16,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     AccessAs, Allowed, Caller, Grant, Identity, Rights,
     configuration::ConfigurationEntry,
-    dial_target::{AgentUrl, DialEntry},
+    dial_target::{AgentUrl, DialEntry, InvalidDialKey},
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
 use crate::{address::AllowedNetworks, token::TokenHash};
@@ -208,8 +210,8 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
         tls_server_name: agent.tls_server_name,
     };
     let directory = at.path.parent().unwrap_or_else(|| Path::new(""));
-    let target = dialled.validate(directory).map_err(|(key, location, what)| {
-        ConfigError::new(at.path, location, format!("{}.{key}", at.key), what)
+    let target = dialled.validate(directory).map_err(|InvalidDialKey { key, location, problem }| {
+        ConfigError::new(at.path, location, format!("{}.{key}", at.key), problem.to_string())
     })?;
     identity.dial_targets.extend(target.map(|target| (id, target)));
     let networks = networks(agent.allowed_networks, at)?;
@@ -231,6 +233,19 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
     Ok(())
 }
 
+/// An agent or a service that a caller cannot have. The author of the file mends it.
+#[derive(Debug, thiserror::Error)]
+enum InvalidRight {
+    #[error("there is no agent {0:?} in this file")]
+    UnknownAgent(String),
+    #[error(transparent)]
+    ServiceName(InvalidServiceName),
+    #[error("the service '{0}' is reserved for kas")]
+    InternalService(ServiceName),
+    #[error("the right to read the audit log of a cluster is cluster_audit: true")]
+    AuditService,
+}
+
 fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {
     if IdentityValue::new(&entry.name.value).is_err() || entry.name.value.contains(':') {
         let what = "a caller needs a name without ':' (basic authentication), control characters, and blanks around it";
@@ -238,15 +253,15 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
     }
 
     let agents = allowed(&entry.agents, at, "agents", |name| {
-        identity.find(name).ok_or_else(|| format!("there is no agent {name:?} in this file"))
+        identity.find(name).ok_or_else(|| InvalidRight::UnknownAgent(name.to_owned()))
     })?;
     let services = allowed(&entry.services, at, "services", |name| {
-        let service: ServiceName = name.parse().map_err(|error| format!("{error}"))?;
+        let service: ServiceName = name.parse().map_err(InvalidRight::ServiceName)?;
         if service.is_internal() {
-            return Err(format!("the service '{service}' is reserved for kas"));
+            return Err(InvalidRight::InternalService(service));
         }
         if service.as_str() == ServiceName::AUDIT {
-            return Err("the right to read the audit log of a cluster is cluster_audit: true".to_owned());
+            return Err(InvalidRight::AuditService);
         }
         Ok(service)
     })?;
@@ -356,13 +371,15 @@ fn allowed<T>(
     names: &[Spanned<String>],
     at: &At<'_>,
     key: &str,
-    parse: impl Fn(&str) -> Result<T, String>,
+    parse: impl Fn(&str) -> Result<T, InvalidRight>,
 ) -> Result<Allowed<T>, ConfigError> {
     if names.iter().any(|name| name.value == "*") {
         return Ok(Allowed::All);
     }
 
-    let parsed = names.iter().map(|name| parse(&name.value).map_err(|what| at.error(key, name, what)));
+    let parsed = names
+        .iter()
+        .map(|name| parse(&name.value).map_err(|invalid| at.error(key, name, invalid.to_string())));
     Ok(Allowed::Only(parsed.collect::<Result<_, _>>()?))
 }
 
