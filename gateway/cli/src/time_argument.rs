@@ -2,8 +2,13 @@
 
 use std::time::SystemTime;
 
+/// A text that is no time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write a duration such as 2h, or a time such as 2026-11-20T13:00:00Z")]
+pub(crate) struct InvalidTime;
+
 /// Parses a time, or the time since then.
-pub(crate) fn parse_time(text: &str) -> Result<SystemTime, String> {
+pub(crate) fn parse_time(text: &str) -> Result<SystemTime, InvalidTime> {
     if let Some(time) = settings::rfc3339::parse(text) {
         return Ok(time);
     }
@@ -11,7 +16,7 @@ pub(crate) fn parse_time(text: &str) -> Result<SystemTime, String> {
     let time = duration.ok().and_then(|duration| SystemTime::now().checked_sub(duration));
     // Times before 1970 cannot be written in a request.
     let time = time.filter(|time| *time >= SystemTime::UNIX_EPOCH);
-    time.ok_or_else(|| "write a duration such as 2h, or a time such as 2026-11-20T13:00:00Z".to_owned())
+    time.ok_or(InvalidTime)
 }
 
 #[cfg(test)]

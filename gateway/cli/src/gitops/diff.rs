@@ -96,7 +96,8 @@ impl DiffOptions {
         let request = DiffRequest { reference, directory, files };
         let body = serde_json::to_vec(&request).expect("it has keys that are text");
         let response = project.post("/diff", body.into(), TIMEOUT).await.map_err(failed)?;
-        let diff = Diff::parse(&response).map_err(|what| failed(CliError::unavailable(what)))?;
+        let diff =
+            Diff::parse(&response).map_err(|error| failed(CliError::unavailable(error.to_string())))?;
         let text = match output {
             Output::Text => diff.to_string(),
             Output::Markdown => diff.to_markdown(),
@@ -108,21 +109,33 @@ impl DiffOptions {
     }
 }
 
+/// A response that is no diff.
+#[derive(Debug, thiserror::Error)]
+enum DiffError {
+    #[error("the response of the agent is invalid: {0}")]
+    Invalid(#[from] serde_json::Error),
+    #[error("the diff was cut before its end; try again")]
+    Truncated,
+}
+
+/// A text that is no version of a repository.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it must be a branch, tags/NAME or the id of a commit")]
+struct InvalidReference;
+
 impl Diff {
     /// Parses the lines of a response. One without an end was cut.
-    fn parse(body: &[u8]) -> Result<Self, String> {
+    fn parse(body: &[u8]) -> Result<Self, DiffError> {
         let mut diff = Self::default();
         let mut ended = false;
         for line in body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let line = serde_json::from_slice(line)
-                .map_err(|error| format!("the response of the agent is invalid: {error}"))?;
-            match line {
+            match serde_json::from_slice(line)? {
                 DiffLine::Object(object) => diff.objects.push(object),
                 DiffLine::Error(error) => diff.errors.push(error),
                 DiffLine::End(summary) => (diff.summary, ended) = (summary, true),
             }
         }
-        if ended { Ok(diff) } else { Err("the diff was cut before its end; try again".to_owned()) }
+        if ended { Ok(diff) } else { Err(DiffError::Truncated) }
     }
 
     fn exit_code(&self) -> u8 {
@@ -280,14 +293,12 @@ fn write_field(text: &mut String, FieldDiff { path, before, after }: &FieldDiff)
 }
 
 /// Parses what `--ref` names, with the names of Git.
-fn parse_reference(text: &str) -> Result<GitRef, String> {
+fn parse_reference(text: &str) -> Result<GitRef, InvalidReference> {
     let is_commit =
         matches!(text.len(), 40 | 64) && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let name = text.strip_prefix("refs/").unwrap_or(text);
     Ok(match (is_commit, name.strip_prefix("tags/")) {
-        _ if text.is_empty() => {
-            return Err("it must be a branch, tags/NAME or the id of a commit".to_owned());
-        }
+        _ if text.is_empty() => return Err(InvalidReference),
         (true, _) => GitRef::Commit(text.to_owned()),
         (false, Some(tag)) => GitRef::Tag(tag.to_owned()),
         (false, None) => GitRef::Branch(name.strip_prefix("heads/").unwrap_or(name).to_owned()),
@@ -428,7 +439,7 @@ mod tests {
         assert_eq!(code(&[object(DiffAction::Delete, "a", Vec::new())]), 1);
         assert_eq!(code(&[DiffLine::Error(error), object(DiffAction::Delete, "a", Vec::new())]), 2);
         let cut = Diff::parse(&response(&example(), false)).unwrap_err();
-        assert!(cut.contains("cut before its end"), "{cut}");
+        assert!(matches!(cut, DiffError::Truncated), "{cut}");
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub(super) async fn log_in(
     redirect: &RedirectUri,
     parameters: &[(&str, String)],
 ) -> Result<Tokens, LoginError> {
-    let server = CallbackServer::bind(redirect).await.map_err(LoginError::Failed)?;
+    let server = CallbackServer::bind(redirect).await;
+    let server = server.map_err(|error| LoginError::Failed(error.to_string()))?;
     let request = AuthorizationRequest::new(server.redirect_uri());
     let url = request.url(client, endpoint, parameters);
     print_notice(&format!("To log in, open this page in a browser on this machine:\n{url}"));

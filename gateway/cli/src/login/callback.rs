@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::ready,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
     sync::Arc,
@@ -76,13 +77,29 @@ impl FromStr for RedirectUri {
     }
 }
 
+/// The response to a request of the browser.
+struct CallbackResponse {
+    status: StatusCode,
+    text: &'static str,
+    /// The code of the login, if the request is the redirect.
+    result: Option<Result<String, LoginError>>,
+}
+
+/// The address of the redirect cannot be bound.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot wait for the browser at {address}: {error}")]
+pub(super) struct CallbackError {
+    address: SocketAddr,
+    error: io::Error,
+}
+
 impl CallbackServer {
     /// Binds the address of the redirect.
-    pub(super) async fn bind(redirect: &RedirectUri) -> Result<Self, String> {
+    pub(super) async fn bind(redirect: &RedirectUri) -> Result<Self, CallbackError> {
         let listener = TcpListener::bind(redirect.address).await;
         let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
         let (address, listener) =
-            bound.map_err(|error| format!("cannot wait for the browser at {}: {error}", redirect.address))?;
+            bound.map_err(|error| CallbackError { address: redirect.address, error })?;
         Ok(Self { listener, redirect: RedirectUri { address, ..redirect.clone() } })
     }
 
@@ -122,7 +139,7 @@ impl CallbackServer {
 async fn serve(io: TcpStream, expected: Arc<Expected>) -> Option<Result<String, LoginError>> {
     let outcome = Mutex::new(None);
     let service = service_fn(|request: Request<Incoming>| {
-        let (status, text, result) = expected.handle(request.method(), request.uri());
+        let CallbackResponse { status, text, result } = expected.handle(request.method(), request.uri());
         if result.is_some() {
             *outcome.lock() = result;
         }
@@ -142,26 +159,18 @@ fn page(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
 }
 
 impl Expected {
-    /// Returns the status and the text for the browser, and the result if this is the redirect.
-    fn handle(
-        &self,
-        method: &Method,
-        uri: &Uri,
-    ) -> (StatusCode, &'static str, Option<Result<String, LoginError>>) {
+    fn handle(&self, method: &Method, uri: &Uri) -> CallbackResponse {
         if method != Method::GET || uri.path() != self.path {
-            return (StatusCode::NOT_FOUND, "kas login waits for another page.\n", None);
+            let text = "kas login waits for another page.\n";
+            return CallbackResponse { status: StatusCode::NOT_FOUND, text, result: None };
         }
-        let code = self.request.code(uri.query().unwrap_or_default(), &self.client);
-        match code {
-            None => (StatusCode::BAD_REQUEST, "This is not the login that kas waits for.\n", None),
-            Some(Ok(code)) => {
-                (StatusCode::OK, "You are logged in, and may close this page.\n", Some(Ok(code)))
-            }
-            Some(Err(error)) => {
-                let failed = "The login failed. The terminal has the reason.\n";
-                (StatusCode::BAD_REQUEST, failed, Some(Err(error)))
-            }
-        }
+        let result = self.request.code(uri.query().unwrap_or_default(), &self.client);
+        let (status, text) = match &result {
+            None => (StatusCode::BAD_REQUEST, "This is not the login that kas waits for.\n"),
+            Some(Ok(_)) => (StatusCode::OK, "You are logged in, and may close this page.\n"),
+            Some(Err(_)) => (StatusCode::BAD_REQUEST, "The login failed. The terminal has the reason.\n"),
+        };
+        CallbackResponse { status, text, result }
     }
 }
 
@@ -207,7 +216,8 @@ mod tests {
             OauthClient::new(source, "https://a".into(), "kas".into(), None, &metadata, kind).unwrap();
         let expected = Expected { path: "/callback".into(), request, client };
         let result = |uri: &str| {
-            let (status, _, result) = expected.handle(&Method::GET, &uri.parse().unwrap());
+            let CallbackResponse { status, result, .. } =
+                expected.handle(&Method::GET, &uri.parse().unwrap());
             (status.as_u16(), result.map(|result| result.map_err(|error| error.to_string())))
         };
         assert_eq!(result("/callback?code=c%201&state=s1"), (200, Some(Ok("c 1".into()))));
@@ -215,6 +225,6 @@ mod tests {
         assert_eq!(result("/callback?code=c&state=s2"), (400, None));
         assert!(matches!(result("/callback?state=s1"), (400, Some(Err(_)))));
         let post = expected.handle(&Method::POST, &"/callback?code=c&state=s1".parse().unwrap());
-        assert!(post.2.is_none());
+        assert!(post.result.is_none());
     }
 }
