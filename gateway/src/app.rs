@@ -59,7 +59,7 @@ use crate::{
 };
 use access::{Identities, Identity};
 use gitlab::{
-    GitLabAuthorizer, GitLabClient, GitLabSource, Usage, Verifier,
+    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabSource, Usage, Verifier,
     deployments::Deployments,
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitaly::GitalyClient,
@@ -342,7 +342,10 @@ impl App {
         let addresses = self.config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
         let gitlab = self.gitlab.clone().map(|client| {
             let section = &self.config.agent.kubernetes_api;
-            let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
+            let ttls = CacheTtls {
+                responses: section.allowed_agent_cache_ttl,
+                errors: section.allowed_agent_cache_error_ttl,
+            };
             Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
         });
         let mut environments = environment_sources(&self.environments, &self.features);

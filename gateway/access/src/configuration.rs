@@ -83,21 +83,30 @@ impl From<RepositoryError> for ReadError {
     }
 }
 
+/// The place of the configurations of agents.
+#[derive(Clone, Copy, Debug)]
+pub struct RepositoryPlace<'a> {
+    /// Identifies the repository in keys.
+    pub name: &'a str,
+    /// The directory with the directories of the agents.
+    pub directory: &'a str,
+    /// The path of the Git project.
+    pub project: Option<&'a str>,
+}
+
 /// Reads the configuration of an agent from a repository.
-///
-/// `name` identifies the repository in keys, `directory` contains the directories of the agents, and `project` is the path of
-/// the Git project.
 ///
 /// # Errors
 ///
 /// The repository returns an error.
 pub async fn read_repository(
     repository: &dyn Repository,
-    (name, directory, project): (&str, &str, Option<&str>),
+    place: RepositoryPlace<'_>,
     agent: &AgentName,
     known: Option<&FileKey>,
     max_bytes: usize,
 ) -> Result<Reading, ReadError> {
+    let RepositoryPlace { name, directory, project } = place;
     let path = configuration_path(directory, agent);
     let file = |version: &str, content| {
         let key = FileKey(format!("{name} {path} {version}"));

@@ -37,7 +37,7 @@ pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},
     configuration::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
-        is_about_managed_resources, read_repository, template_path,
+        RepositoryPlace, is_about_managed_resources, read_repository, template_path,
     },
     credential::{Credential, TokenKind},
     error::{ErrorDialect, ErrorFormat, RequestError},

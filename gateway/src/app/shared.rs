@@ -7,7 +7,7 @@ use std::{
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
-use gitlab::{GitLabAgents, GitLabClient, Usage};
+use gitlab::{CacheTtls, GitLabAgents, GitLabClient, Usage};
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
@@ -92,7 +92,8 @@ impl SharedState {
 
     /// Returns the agents of a GitLab with its client.
     pub(super) fn gitlab(&self, client: GitLabClient, config: &Config) -> (GitLabClient, GitLabAgents) {
-        let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
+        let ttls =
+            CacheTtls { responses: config.agent.info_cache_ttl, errors: config.agent.info_cache_error_ttl };
         let rate = client.rate_limit().refill_rate_per_second;
         let agents =
             GitLabAgents::new(client.clone(), self.identities.clone(), ttls, rate, self.redis.clone());

@@ -78,7 +78,8 @@ pub(super) fn access_control(
             client,
             names,
             in_flight,
-            (shared.usage.clone(), deployments),
+            shared.usage.clone(),
+            deployments,
             Arc::clone(&unknown),
             CallerValidity {
                 ttl: kubernetes_api.allowed_agent_cache_ttl,

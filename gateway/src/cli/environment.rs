@@ -1,7 +1,7 @@
 //! The flag `--environment`: an environment of the file or of GitLab, and its place.
 
 use gitlab::{
-    GitLabSetup,
+    CacheTtls, GitLabSetup,
     environments::{
         Environment, EnvironmentAgent, EnvironmentError, EnvironmentFile, EnvironmentQuery,
         EnvironmentSources, GitLabEnvironments, GitLabToken,
@@ -106,7 +106,8 @@ fn sources(
     if let (Some(section), Some(_)) = (&config.gitlab, token) {
         let client = GitLabSetup::read(path, section)?.client();
         // The command asks once.
-        sources.0.push(Arc::new(GitLabEnvironments::new(client, (Duration::ZERO, Duration::ZERO))));
+        let ttls = CacheTtls { responses: Duration::ZERO, errors: Duration::ZERO };
+        sources.0.push(Arc::new(GitLabEnvironments::new(client, ttls)));
         names.push(format!("GitLab at {}, as the holder of the token sees it", section.address));
     }
     if names.is_empty() {

@@ -11,8 +11,8 @@ use tokio::task::spawn_blocking;
 
 use access::{AgentIdentity, ConfigurationLocation, Identities};
 use access::{
-    ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, is_about_managed_resources,
-    read_repository, template_path,
+    ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, RepositoryPlace,
+    is_about_managed_resources, read_repository, template_path,
 };
 
 /// Reads files of this machine and of Git repositories.
@@ -78,8 +78,8 @@ impl ConfiguredSource {
     ) -> Result<Reading, ReadError> {
         let repository = self.repositories.get(settings);
         let (name, directory) = (settings.name(), &*settings.directory);
-        read_repository(&*repository, (&name, directory, settings.project()), agent, known, self.max_bytes)
-            .await
+        let place = RepositoryPlace { name: &name, directory, project: settings.project() };
+        read_repository(&*repository, place, agent, known, self.max_bytes).await
     }
 }
 

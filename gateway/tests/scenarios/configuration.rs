@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
+use access::{
+    AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, RepositoryPlace, read_repository,
+};
 use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
 use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, SelectedFiles};
 use http::{Request, Response, StatusCode};
@@ -134,7 +136,8 @@ impl ConfigurationSource for MemorySource {
         agent: &'a AgentIdentity,
         known: Option<&'a FileKey>,
     ) -> BoxFuture<'a, Result<Option<Reading>, ReadError>> {
-        let place = ("memory", AGENTS_DIRECTORY, Some("group/agents"));
+        let place =
+            RepositoryPlace { name: "memory", directory: AGENTS_DIRECTORY, project: Some("group/agents") };
         Box::pin(
             async move { read_repository(&*self.0, place, &agent.name, known, 128 << 10).await.map(Some) },
         )

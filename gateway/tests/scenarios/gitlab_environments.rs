@@ -3,7 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments};
+use gitlab::{
+    CacheTtls,
+    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
+};
 use http::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User};
@@ -66,7 +69,7 @@ impl Setup {
 }
 
 fn source(gitlab: &StandIn) -> Arc<dyn EnvironmentSource> {
-    Arc::new(GitLabEnvironments::new(client(gitlab), (TTL, ERROR_TTL)))
+    Arc::new(GitLabEnvironments::new(client(gitlab), CacheTtls { responses: TTL, errors: ERROR_TTL }))
 }
 
 #[tokio::test(start_paused = true)]

@@ -41,14 +41,23 @@ struct Inner {
     lookups: KeyedRateLimiter,
 }
 
+/// The times for which the responses of GitLab are used again.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheTtls {
+    /// The time of a response.
+    pub responses: Duration,
+    /// The time of an error, and of a response that there is nothing.
+    pub errors: Duration,
+}
+
 impl GitLabAgents {
-    /// Asks `client`, and caches agents for `ttl` and unknown tokens for `error_ttl`, these also in Redis.
+    /// Asks `client`, and caches agents and unknown tokens, these also in Redis.
     ///
     /// A replica sends at most `per_second` requests. All together look up at most four times as many tokens that they do not know.
     pub fn new(
         client: GitLabClient,
         identities: Identities,
-        (ttl, error_ttl): (Duration, Duration),
+        ttls: CacheTtls,
         per_second: u32,
         redis: Option<RedisStore>,
     ) -> Self {
@@ -56,8 +65,8 @@ impl GitLabAgents {
         Self(Arc::new(Inner {
             client,
             identities,
-            cache: TokenCache::new(ttl, error_ttl),
-            error_ttl,
+            cache: TokenCache::new(ttls),
+            error_ttl: ttls.errors,
             lookups: KeyedRateLimiter::new(limit, PERIOD, redis.clone()),
             redis,
         }))

@@ -79,7 +79,8 @@ impl GitLabAuthorizer {
         client: GitLabClient,
         names: AgentNames,
         in_flight: InFlightCounters,
-        (usage, deployments): (Usage, Deployments),
+        usage: Usage,
+        deployments: Deployments,
         unknown: Arc<UnknownCredentials>,
         validity: CallerValidity,
     ) -> Self {

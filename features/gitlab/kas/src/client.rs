@@ -150,30 +150,30 @@ impl GitLabClient {
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, (endpoint, ("", "")), query, Bytes::new(), credential).await
+        self.send(Method::GET, endpoint, ObjectIds::default(), query, Bytes::new(), credential).await
     }
 
-    /// Sends a GET request to the public endpoint of an object. `ids` are those of the project and of the commit, percent-encoded.
+    /// Sends a GET request to the public endpoint of an object.
     pub(super) async fn get_at<T: DeserializeOwned>(
         &self,
         endpoint: Endpoint,
-        ids: (&str, &str),
+        ids: ObjectIds<'_>,
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, (endpoint, ids), query, Bytes::new(), credential).await
+        self.send(Method::GET, endpoint, ids, query, Bytes::new(), credential).await
     }
 
-    /// Sends a POST request to the public endpoint of an object. `ids` are as in [`Self::get_at`].
+    /// Sends a POST request to the public endpoint of an object.
     pub(super) async fn post_at<B: Serialize, T: DeserializeOwned>(
         &self,
         endpoint: Endpoint,
-        ids: (&str, &str),
+        ids: ObjectIds<'_>,
         body: &B,
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        self.send(Method::POST, (endpoint, ids), &[], body.into(), credential).await
+        self.send(Method::POST, endpoint, ids, &[], body.into(), credential).await
     }
 
     /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -190,7 +190,8 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        let result = self.send(Method::POST, (endpoint, ("", "")), &[], body.into(), credential).await;
+        let result =
+            self.send(Method::POST, endpoint, ObjectIds::default(), &[], body.into(), credential).await;
         self.check_switch(endpoint, result)
     }
 
@@ -243,7 +244,8 @@ impl GitLabClient {
     async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
-        (endpoint, (project, commit)): (Endpoint, (&str, &str)),
+        endpoint: Endpoint,
+        ids: ObjectIds<'_>,
         query: &[(&str, &str)],
         body: Bytes,
         credential: Credential<'_>,
@@ -259,7 +261,7 @@ impl GitLabClient {
             message: "not sent: the token has characters that no header may have".to_owned(),
         })?;
         headers.extend(credential);
-        let path = endpoint.path().replace(":id", project).replace(":sha", commit);
+        let path = endpoint.path().replace(":id", ids.project).replace(":sha", ids.commit);
         let url = self.inner.address.url(&path, &encode(query));
         let prepared = Prepared { method, endpoint, url, headers, body };
 
@@ -313,9 +315,9 @@ impl GitLabClient {
         let prepared = Prepared { method: head.method, endpoint, url, headers, body };
         let client = self.with_share(BudgetShare::Modules);
         let exchanged = client.exchange_in_time(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
-        let (status, headers, body) = exchanged.map_err(|failure| failure.error)?;
+        let (head, body) = exchanged.map_err(|failure| failure.error)?.into_parts();
         let mut response = Response::new(body);
-        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        (*response.status_mut(), *response.headers_mut()) = (head.status, head.headers);
         Ok(response)
     }
 
@@ -325,8 +327,7 @@ impl GitLabClient {
         prepared: &Prepared,
         deadline: Instant,
     ) -> Result<T, Failure> {
-        let (status, headers, body) = self.exchange_in_time(prepared, deadline).await?;
-        response::parse(status, &headers, &body)
+        response::parse(&self.exchange_in_time(prepared, deadline).await?)
     }
 
     /// Waits until the request may be sent, sends it and reads the response.
@@ -334,7 +335,7 @@ impl GitLabClient {
         &self,
         prepared: &Prepared,
         deadline: Instant,
-    ) -> Result<(StatusCode, HeaderMap, Bytes), Failure> {
+    ) -> Result<Response<Bytes>, Failure> {
         let limited = || {
             self.inner.metrics.count_limited(self.share);
             Failure::unavailable("kas sends as many requests as it may (gitlab.api_rate_limit)", false)
@@ -346,7 +347,7 @@ impl GitLabClient {
         let started = Instant::now();
         let exchange = timeout_at(deadline.min(started + ATTEMPT_TIMEOUT), self.exchange(prepared)).await;
         let (result, response) = match exchange {
-            Ok(Ok(response)) => (AttemptResult::Status(response.0), Ok(response)),
+            Ok(Ok(response)) => (AttemptResult::Status(response.status()), Ok(response)),
             Ok(Err((result, failure))) => (result, Err(failure)),
             Err(_) => (AttemptResult::Timeout, Err(Failure::unavailable("it did not respond in time", true))),
         };
@@ -354,10 +355,7 @@ impl GitLabClient {
         response
     }
 
-    async fn exchange(
-        &self,
-        prepared: &Prepared,
-    ) -> Result<(StatusCode, HeaderMap, Bytes), (AttemptResult, Failure)> {
+    async fn exchange(&self, prepared: &Prepared) -> Result<Response<Bytes>, (AttemptResult, Failure)> {
         let mut request = Request::new(Full::new(prepared.body.clone()));
         *request.method_mut() = prepared.method.clone();
         *request.uri_mut() = prepared.url.clone();
@@ -381,8 +379,17 @@ impl GitLabClient {
             };
             (AttemptResult::Failed, Failure::unavailable(what, !large))
         })?;
-        Ok((head.status, head.headers, body.to_bytes()))
+        Ok(Response::from_parts(head, body.to_bytes()))
     }
+}
+
+/// The objects in the path of a public endpoint, percent-encoded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ObjectIds<'a> {
+    /// The id or the path of the project.
+    pub(super) project: &'a str,
+    /// The id of the commit.
+    pub(super) commit: &'a str,
 }
 
 /// Encodes the parameters of a query.

@@ -6,7 +6,7 @@
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::{Credential, Endpoint, GitLabClient, GitLabError};
+use super::{Credential, Endpoint, GitLabClient, GitLabError, client::ObjectIds};
 
 /// The longest description that GitLab accepts, in characters.
 pub const MAX_DESCRIPTION: usize = 255;
@@ -75,7 +75,8 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<Option<CommitStatus>, GitLabError> {
         let query = [("name", place.name), ("per_page", "1")];
-        let ids = (&*place.project.to_string(), place.commit);
+        let project = place.project.to_string();
+        let ids = ObjectIds { project: &project, commit: place.commit };
         let found: Vec<StatusEntry> = self.get_at(Endpoint::CommitStatuses, ids, &query, credential).await?;
         let status = found.into_iter().next();
         Ok(status.map(|StatusEntry { status: state, description }| CommitStatus {
@@ -98,7 +99,8 @@ impl GitLabClient {
     ) -> Result<(), GitLabError> {
         let CommitStatus { state, description } = status;
         let body = StatusBody { state: *state, name: place.name, description, target_url: page };
-        let ids = (&*place.project.to_string(), place.commit);
+        let project = place.project.to_string();
+        let ids = ObjectIds { project: &project, commit: place.commit };
         let set: Result<serde::de::IgnoredAny, _> =
             self.post_at(Endpoint::SetCommitStatus, ids, &body, credential).await;
         match set {

@@ -1,7 +1,7 @@
 //! Configurations in the repositories of GitLab, which Gitaly serves.
 
 use access::AgentIdentity;
-use access::{ConfigurationSource, FileKey, ReadError, Reading, read_repository};
+use access::{ConfigurationSource, FileKey, ReadError, Reading, RepositoryPlace, read_repository};
 use git::{AGENTS_DIRECTORY, Reference};
 use router::BoxFuture;
 
@@ -50,7 +50,7 @@ impl ConfigurationSource for GitLabSource {
             let name = format!("{} {}", server.address, location.gl_repository);
             let repository =
                 GitalyRepository::new(self.gitaly.clone(), server, location, branch, Some(agent.id));
-            let place = (&*name, AGENTS_DIRECTORY, Some(&*project));
+            let place = RepositoryPlace { name: &name, directory: AGENTS_DIRECTORY, project: Some(&project) };
             read_repository(&repository, place, &agent.name, known, self.max_bytes).await.map(Some)
         })
     }
@@ -65,7 +65,7 @@ mod tests {
     use settings::Secret;
 
     use super::*;
-    use crate::{ApiRateLimit, GitLabClient, Transport, gitaly::GitalyConfig};
+    use crate::{ApiRateLimit, CacheTtls, GitLabClient, Transport, gitaly::GitalyConfig};
 
     /// What GitLab said about an agent is forgotten while GitLab is away.
     #[tokio::test]
@@ -80,7 +80,8 @@ mod tests {
             access::token::TokenHash::of(&"agent".to_owned().into())
         );
         let identities = Identities::new(Identity::parse(Path::new("id.yaml"), &text).unwrap());
-        let agents = GitLabAgents::new(client, identities, (Duration::ZERO, Duration::ZERO), 1, None);
+        let ttls = CacheTtls { responses: Duration::ZERO, errors: Duration::ZERO };
+        let agents = GitLabAgents::new(client, identities, ttls, 1, None);
         let source = GitLabSource::new(agents, GitalyClient::new(&GitalyConfig::default(), None, None), 1);
         let agent = |id| AgentIdentity {
             id: AgentId(id),

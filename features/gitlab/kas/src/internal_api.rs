@@ -21,7 +21,11 @@ use super::{
 use crate::api_token::Verifier;
 
 /// An agent, with its name and the path of its project if they are known.
-type FoundAgent = (AgentId, Option<AgentName>, Option<Arc<str>>);
+struct FoundAgent {
+    agent: AgentId,
+    name: Option<AgentName>,
+    project_path: Option<Arc<str>>,
+}
 
 /// Authorizes requests of GitLab for PromQL.
 #[derive(Debug)]
@@ -65,14 +69,14 @@ impl InternalApiAuthorizer {
         })?;
         let name_of_caller = format!("gitlab:project:{project}");
         let authorized = self.authorize_project(project, target).await;
-        let (agent, name, project_path) = authorized
+        let FoundAgent { agent, name, project_path } = authorized
             .map_err(|error| error.with_caller(CallerNames { name: name_of_caller.clone(), user: None }))?;
         let caller = Caller::of_agent(name_of_caller, agent, vec![target.service.clone()], AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
         Ok(Some(AuthorizedCaller { grant, agent, name, project_path, login: false, environment: None }))
     }
 
-    /// Authorizes the request of a project. Returns the agent, with its name and the path of its project if they are known.
+    /// Authorizes the request of a project.
     async fn authorize_project(&self, project: u64, target: &Target<'_>) -> Result<FoundAgent, RequestError> {
         if !target.service.is_prometheus() {
             let what = "a token of GitLab may be used for the service prometheus only";
@@ -95,12 +99,18 @@ impl InternalApiAuthorizer {
         let identity = self.identities.load_full();
         if let Some(agent) = identity.find(text) {
             let name = identity.name(agent)?.clone();
-            return (identity.project(agent) == Some(project)).then_some((agent, Some(name), None));
+            return (identity.project(agent) == Some(project)).then_some(FoundAgent {
+                agent,
+                name: Some(name),
+                project_path: None,
+            });
         }
         let (names, agent) = (self.names.as_ref()?, text.parse().ok()?);
         Some(match names.of_gitlab(agent).await {
-            Some(GitLabAgentName { name, project_path }) => (agent, Some(name), project_path),
-            None => (agent, None, None),
+            Some(GitLabAgentName { name, project_path }) => {
+                FoundAgent { agent, name: Some(name), project_path }
+            }
+            None => FoundAgent { agent, name: None, project_path: None },
         })
     }
 }

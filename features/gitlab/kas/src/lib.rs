@@ -59,7 +59,7 @@ pub use self::{
     agent_configuration::observer,
     agent_info::AgentInfo,
     agent_names::AgentNames,
-    agents::GitLabAgents,
+    agents::{CacheTtls, GitLabAgents},
     api_token::{TokenError, Verifier},
     budget::BudgetShare,
     callers::{CallerValidity, GitLabAuthorizer},

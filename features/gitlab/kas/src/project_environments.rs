@@ -6,7 +6,7 @@ use http::StatusCode;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
-use super::{Credential, Endpoint, GitLabClient, GitLabError};
+use super::{Credential, Endpoint, GitLabClient, GitLabError, client::ObjectIds};
 
 /// The environments of one page.
 const PAGE: usize = 100;
@@ -65,7 +65,8 @@ impl GitLabClient {
                 Some(name) => vec![("name", name)],
                 None => vec![("states", "available"), ("per_page", &*per_page), ("page", &*page)],
             };
-            let result = self.get_at(Endpoint::ProjectEnvironments, (&id, ""), &query, credential).await;
+            let ids = ObjectIds { project: &id, commit: "" };
+            let result = self.get_at(Endpoint::ProjectEnvironments, ids, &query, credential).await;
             let found: Vec<EnvironmentEntry> = match result {
                 Err(error) if error.is_status(StatusCode::NOT_FOUND) => break,
                 result => result?,

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{
-    HeaderMap, StatusCode,
+    Response, StatusCode,
     header::{LOCATION, RETRY_AFTER},
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -87,11 +88,8 @@ impl Failure {
 /// Returns the value in the body of a successful response, or the error of another one.
 ///
 /// An empty body is `null`, which is the value `()`.
-pub(super) fn parse<T: DeserializeOwned>(
-    status: StatusCode,
-    headers: &HeaderMap,
-    body: &[u8],
-) -> Result<T, Failure> {
+pub(super) fn parse<T: DeserializeOwned>(response: &Response<Bytes>) -> Result<T, Failure> {
+    let (status, headers, body) = (response.status(), response.headers(), &**response.body());
     if status.is_success() {
         let body = if body.is_empty() { b"null" } else { body };
         // The error of the parser may quote the body, which has secrets.
@@ -143,19 +141,26 @@ fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderMap, HeaderValue};
     use serde_json::Value;
 
     use super::*;
 
+    fn response(status: u16, body: &str) -> Response<Bytes> {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        Response::builder().status(status).body(body).unwrap()
+    }
+
     fn failure(status: u16, headers: &HeaderMap, body: &str) -> Failure {
-        parse::<Value>(StatusCode::from_u16(status).unwrap(), headers, body.as_bytes()).unwrap_err()
+        let mut response = response(status, body);
+        response.headers_mut().clone_from(headers);
+        parse::<Value>(&response).unwrap_err()
     }
 
     #[test]
     fn success_is_parsed() {
-        assert_eq!(parse::<Value>(StatusCode::OK, &HeaderMap::new(), b"{}").unwrap(), serde_json::json!({}));
-        parse::<()>(StatusCode::NO_CONTENT, &HeaderMap::new(), b"").unwrap();
+        assert_eq!(parse::<Value>(&response(200, "{}")).unwrap(), serde_json::json!({}));
+        parse::<()>(&response(204, "")).unwrap();
     }
 
     #[test]

@@ -94,25 +94,34 @@ struct RegisterEvent {
     kubernetes_version: Option<String>,
 }
 
+/// The names of the metrics of a kind.
+struct UsageNames {
+    /// The counter of requests.
+    requests: &'static str,
+    /// The unique users, which are also the event.
+    users: &'static str,
+    /// The unique agents.
+    agents: &'static str,
+}
+
 impl UsageKind {
-    /// Returns the names of the counter, of the unique users, which are also the event, and of the unique agents.
-    fn names(self) -> (&'static str, &'static str, &'static str) {
+    fn names(self) -> UsageNames {
         match self {
-            Self::Ci => (
-                "k8s_api_proxy_requests_via_ci_access",
-                "k8s_api_proxy_requests_unique_users_via_ci_access",
-                "k8s_api_proxy_requests_unique_agents_via_ci_access",
-            ),
-            Self::User => (
-                "k8s_api_proxy_requests_via_user_access",
-                "k8s_api_proxy_requests_unique_users_via_user_access",
-                "k8s_api_proxy_requests_unique_agents_via_user_access",
-            ),
-            Self::Pat => (
-                "k8s_api_proxy_requests_via_pat_access",
-                "k8s_api_proxy_requests_unique_users_via_pat_access",
-                "k8s_api_proxy_requests_unique_agents_via_pat_access",
-            ),
+            Self::Ci => UsageNames {
+                requests: "k8s_api_proxy_requests_via_ci_access",
+                users: "k8s_api_proxy_requests_unique_users_via_ci_access",
+                agents: "k8s_api_proxy_requests_unique_agents_via_ci_access",
+            },
+            Self::User => UsageNames {
+                requests: "k8s_api_proxy_requests_via_user_access",
+                users: "k8s_api_proxy_requests_unique_users_via_user_access",
+                agents: "k8s_api_proxy_requests_unique_agents_via_user_access",
+            },
+            Self::Pat => UsageNames {
+                requests: "k8s_api_proxy_requests_via_pat_access",
+                users: "k8s_api_proxy_requests_unique_users_via_pat_access",
+                agents: "k8s_api_proxy_requests_unique_agents_via_pat_access",
+            },
         }
     }
 }
@@ -120,10 +129,10 @@ impl UsageKind {
 impl Usage {
     /// Counts a request to the Kubernetes API of an agent.
     pub fn count_request(&self, kind: UsageKind, subject: UsageSubject) {
-        let (counter, users, agents) = kind.names();
+        let UsageNames { requests, users, agents } = kind.names();
         let Pending { metrics, events } = &mut *self.0.lock();
         metrics.count("k8s_api_proxy_request", 1);
-        metrics.count(counter, 1);
+        metrics.count(requests, 1);
         metrics.count_unique(users, subject.user);
         metrics.count_unique(agents, subject.agent.0);
         let event = UserEvent { user_id: subject.user, project_id: subject.project };

@@ -179,7 +179,7 @@ struct SyncState {
 
 impl SyncState {
     fn add_applied(&mut self, objects: Vec<AppliedObject>) {
-        self.members.applied.extend(objects.iter().map(|(.., uid)| uid.clone()));
+        self.members.applied.extend(objects.iter().map(|object| object.uid.clone()));
         self.applied.extend(objects);
     }
 }
@@ -334,7 +334,7 @@ impl<C: Cluster> Engine<C> {
                 }
             }
         }
-        self.objects = state.applied.iter().map(|(id, kind, _)| (id.clone(), kind.clone())).collect();
+        self.objects = state.applied.iter().map(|object| (object.id.clone(), object.kind.clone())).collect();
         self.known.retain(|id, _| state.desired.contains(id));
         if sync.writes() {
             let mut is_complete = false;
@@ -416,7 +416,7 @@ impl<C: Cluster> Engine<C> {
         let SyncState { stored, members, desired, before, applied, gone, .. } = state;
         let in_git: HashSet<String> = desired.iter().map(ToString::to_string).collect();
         stored.inventory.jobs.retain(|job, _| in_git.contains(job));
-        let replaced: HashSet<&ObjectId> = applied.iter().map(|(id, ..)| id).collect();
+        let replaced: HashSet<&ObjectId> = applied.iter().map(|object| &object.id).collect();
         let mut now: BTreeMap<String, ObjectId> = stored
             .inventory
             .members
@@ -426,7 +426,7 @@ impl<C: Cluster> Engine<C> {
             .filter(|(uid, id)| !gone.contains(*uid) && !replaced.contains(id))
             .map(|(uid, id)| (uid.clone(), id.clone()))
             .collect();
-        now.extend(applied.iter().map(|(id, _, uid)| (uid.clone(), id.clone())));
+        now.extend(applied.iter().map(|object| (object.uid.clone(), object.id.clone())));
         let inventory = &mut stored.inventory;
         let is_new = |(uid, id): &(&String, &ObjectId)| {
             if stored.is_recorded {

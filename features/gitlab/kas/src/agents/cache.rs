@@ -8,7 +8,7 @@ use proto::AgentId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::AgentInfo;
+use crate::{AgentInfo, CacheTtls};
 
 /// The most tokens in the cache, at some hundred bytes each.
 const CAPACITY: u64 = 200_000;
@@ -38,8 +38,9 @@ pub(super) struct CachedAgent {
 }
 
 impl TokenCache {
-    /// Keeps agents for `ttl` and unknown tokens for `error_ttl`.
-    pub(super) fn new(ttl: Duration, error_ttl: Duration) -> Self {
+    /// Keeps agents and unknown tokens for these times.
+    pub(super) fn new(ttls: CacheTtls) -> Self {
+        let CacheTtls { responses: ttl, errors: error_ttl } = ttls;
         let tokens = Cache::builder().max_capacity(CAPACITY).time_to_idle(IDLE).build();
         let agents = Cache::builder().max_capacity(CAPACITY).time_to_live(IDLE).build();
         Self { tokens, agents, ttl, error_ttl }

@@ -12,7 +12,7 @@ use super::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
     file::{is_label, is_project},
 };
-use crate::{BudgetShare, Credential, GitLabClient, GitLabError, ProjectEnvironment};
+use crate::{BudgetShare, CacheTtls, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
 /// The time that a caller waits for GitLab, with all attempts and pages.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,8 +37,9 @@ struct Answer {
 }
 
 impl GitLabEnvironments {
-    /// Asks `client` for the callers of the internal API, which GitLab and other trusted programs are, and caches lists for `ttl` and errors for `error_ttl`.
-    pub fn new(client: GitLabClient, (ttl, error_ttl): (Duration, Duration)) -> Self {
+    /// Asks `client` for the callers of the internal API, which GitLab and other trusted programs are, and caches lists and errors.
+    pub fn new(client: GitLabClient, ttls: CacheTtls) -> Self {
+        let CacheTtls { responses: ttl, errors: error_ttl } = ttls;
         let answers = Cache::builder()
             .max_capacity(CAPACITY)
             .weigher(|_, answer: &Arc<Answer>| answer.weight())

@@ -17,7 +17,14 @@ use crate::gitaly::GitalyConfig;
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// Calls for one agent per second, and at once. A poll has one or two calls, and a push event starts a poll.
-const PER_AGENT: (u32, u32) = (2, 20);
+const PER_AGENT: CallRate = CallRate { per_second: 2, burst: 20 };
+
+/// The calls per second, and at once after a quiet time.
+#[derive(Clone, Copy)]
+struct CallRate {
+    per_second: u32,
+    burst: u32,
+}
 
 /// The calls that wait for one limit, in the order of their arrival. Only the first one uses the limiter, and so Redis.
 #[derive(Debug)]
@@ -36,9 +43,15 @@ impl CallLimits {
     pub(super) fn new(config: &GitalyConfig, redis: Option<&RedisStore>) -> Self {
         let GitalyConfig { global_api_rate_limit: global, per_server_api_rate_limit: server } = config;
         Self {
-            global: limiter((global.refill_rate_per_second, global.bucket_size), redis),
+            global: limiter(
+                CallRate { per_second: global.refill_rate_per_second, burst: global.bucket_size },
+                redis,
+            ),
             global_queue: CallQueue::default(),
-            per_server: limiter((server.refill_rate_per_second, server.bucket_size), redis),
+            per_server: limiter(
+                CallRate { per_second: server.refill_rate_per_second, burst: server.bucket_size },
+                redis,
+            ),
             per_agent: limiter(PER_AGENT, redis),
         }
     }
@@ -83,9 +96,9 @@ impl CallQueue {
     }
 }
 
-/// Creates a limiter of calls per second and calls at once.
-fn limiter((rate, burst): (u32, u32), redis: Option<&RedisStore>) -> KeyedRateLimiter {
-    KeyedRateLimiter::new(burst, Duration::from_secs(burst.into()) / rate.max(1), redis.cloned())
+fn limiter(rate: CallRate, redis: Option<&RedisStore>) -> KeyedRateLimiter {
+    let CallRate { per_second, burst } = rate;
+    KeyedRateLimiter::new(burst, Duration::from_secs(burst.into()) / per_second.max(1), redis.cloned())
 }
 
 async fn wait(limiter: &KeyedRateLimiter, key: [u8; 16]) {

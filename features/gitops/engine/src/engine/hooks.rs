@@ -7,6 +7,7 @@ use super::{
     awaited::Condition,
     examine::{Seen, Step},
     report::Report,
+    stage::AppliedObject,
 };
 use crate::{
     Cluster, Kind, Manifest,
@@ -56,10 +57,10 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<(), SyncError> {
         for id in stage.deleted.iter().map(|index| &manifests[*index].id) {
             // Without an entry, it was deleted before.
-            let Some(position) = state.applied.iter().position(|(applied, ..)| applied == id) else {
+            let Some(position) = state.applied.iter().position(|applied| applied.id == *id) else {
                 continue;
             };
-            let (_, kind, uid) = &state.applied[position];
+            let AppliedObject { kind, uid, .. } = &state.applied[position];
             let failed = |error| SyncError::of_project(&format!("the hook {id} cannot be deleted"), error);
             let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await.map_err(failed)?;
             // With `reconcile_timeout: 0s`, it may still run.
@@ -70,7 +71,7 @@ impl<C: Cluster> Engine<C> {
             with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, policy))
                 .await
                 .map_err(failed)?;
-            let (id, _, uid) = state.applied.remove(position);
+            let AppliedObject { id, uid, .. } = state.applied.remove(position);
             self.known.remove(&id);
             report.object(EventKind::Unchanged, &id, "the hook has succeeded, and is deleted");
             state.gone.insert(uid);

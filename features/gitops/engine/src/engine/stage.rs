@@ -29,8 +29,14 @@ use crate::{
 
 /// The attempts to write an object that others change at the same time.
 const ATTEMPTS: u32 = 5;
-/// An object that was applied or was as in Git, with its kind and its UID.
-pub(super) type AppliedObject = (ObjectId, Kind, String);
+
+/// An object that was applied or was as in Git.
+#[derive(Clone, Debug)]
+pub(super) struct AppliedObject {
+    pub(super) id: ObjectId,
+    pub(super) kind: Kind,
+    pub(super) uid: String,
+}
 
 /// The end of the write of an object.
 enum Written {
@@ -168,7 +174,11 @@ impl<C: Cluster> Engine<C> {
                 }
                 Ok(Written::Contested(seen)) => {
                     report.postponed += 1;
-                    applied.extend(seen.map(|seen| (manifest.id.clone(), kind.clone(), seen.uid)));
+                    applied.extend(seen.map(|seen| AppliedObject {
+                        id: manifest.id.clone(),
+                        kind: kind.clone(),
+                        uid: seen.uid,
+                    }));
                 }
                 Ok(Written::Finished) => {
                     self.known.remove(&manifest.id);
@@ -185,7 +195,7 @@ impl<C: Cluster> Engine<C> {
                     if !matches!(step, Step::Drifted(..)) {
                         self.known.insert(id.clone(), Known { desired, live: seen.fingerprint });
                     }
-                    applied.push((id, kind.clone(), seen.uid));
+                    applied.push(AppliedObject { id, kind: kind.clone(), uid: seen.uid });
                 }
                 Err(CallError::Api(error)) => report.error(manifest.error(error.describe(&manifest.id))),
                 Err(CallError::Stopped(reason)) => stopped = Some(reason),
@@ -206,7 +216,8 @@ impl<C: Cluster> Engine<C> {
         objects: &[AppliedObject],
         sync: &SyncContext<'_>,
     ) -> Result<Unmet, SyncError> {
-        let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind, _)| (id, kind)).collect();
+        let kinds: HashMap<&ObjectId, &Kind> =
+            objects.iter().map(|object| (&object.id, &object.kind)).collect();
         let is_definition = |index: &&usize| {
             let ObjectId { group, kind, .. } = &manifests[**index].id;
             (&**group, &**kind) == DEFINITIONS
