@@ -32,7 +32,7 @@ use proto::{
     header::accepts_gzip,
     impersonation,
 };
-use resource_graph::{Access, Cache, CacheConfig, Identity, Paced, Query, Reviews};
+use resource_graph::{Access, Cache, CacheConfig, Identity, Query, RateLimit, Reviews};
 use tokio::{
     sync::watch,
     task::AbortHandle,
@@ -202,7 +202,7 @@ impl GraphService {
         tracing::info!("loading the graph of the cluster");
         let service = kube_service(ServiceName::GRAPH, self.kubernetes.clone(), &self.restrictions);
         let cache = Arc::new(Cache::new(CacheConfig {
-            client: Client::new(Paced::new(service), "default"),
+            client: Client::new(RateLimit::new(service), "default"),
             namespaces: basis.namespaces.clone(),
             section: Arc::clone(&basis.section),
             instance: self.instance,

@@ -26,12 +26,12 @@ use self::{
 };
 use crate::{CliError, caller::CallerOptions, print, retry::Retry, table::printable};
 
-/// The time between two looks at a status.
+/// The time between two requests for a status.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
-/// The looks at a project until agentk has answered a command about all of its objects.
-const LOOKS: u32 = 30;
-/// The looks at a project after which its recovery plan counts as new, if agentk does not say so.
-const LOOKS_AT_OLD_PLAN: u32 = 5;
+/// The most requests for the status of a project until agentk has answered a command about all of its objects.
+const MAX_POLLS: u32 = 30;
+/// The requests for the status of a project after which its recovery plan counts as new, if agentk does not say so.
+const POLLS_OF_OLD_PLAN: u32 = 5;
 
 /// Show and control the manifests from Git that an agent applies
 ///
@@ -261,8 +261,8 @@ impl ProjectOptions {
     async fn prune(&self) -> Result<String, CliError> {
         self.send(Method::POST, "/prune").await?;
         let mut status = None;
-        let mut retry = Retry::until(Some(Instant::now() + LOOKS * WATCH_PERIOD));
-        for _ in 0..LOOKS {
+        let mut retry = Retry::until(Some(Instant::now() + MAX_POLLS * WATCH_PERIOD));
+        for _ in 0..MAX_POLLS {
             sleep(WATCH_PERIOD).await;
             let body = retry.run(|| self.agent.send(Method::GET, "")).await?;
             let Projects { projects } = parse(&body)?;
@@ -337,24 +337,24 @@ fn with_code(path: &str, code: &str) -> String {
     format!("{path}?code={}", percent::encode(code))
 }
 
-/// Looks at a project until agentk has answered a command about its lost inventory, or for the time of all looks. Returns the last status.
+/// Polls the status of a project until agentk has answered a command about its lost inventory, at most [`MAX_POLLS`] times. Returns the last status.
 /// `before` is the status before the command, and `code` that of the plan that the command approves.
 async fn wait_for_recovery(
     before: &ProjectStatus,
     code: Option<&str>,
     get: impl AsyncFn() -> Result<ProjectStatus, CliError>,
 ) -> Result<ProjectStatus, CliError> {
-    let mut look = 0;
-    let mut retry = Retry::until(Some(Instant::now() + LOOKS * WATCH_PERIOD));
+    let mut polls = 0;
+    let mut retry = Retry::until(Some(Instant::now() + MAX_POLLS * WATCH_PERIOD));
     loop {
         sleep(WATCH_PERIOD).await;
-        look += 1;
+        polls += 1;
         let status = retry.run(&get).await?;
         let has_new_answer = status.answered != before.answered;
         let is_answered = match (status.state, &status.recovery, code) {
-            // A plan of an earlier look may be there still.
+            // The plan of an earlier command may be there still.
             (ProjectState::InventoryLost, Some(plan), None) => {
-                has_new_answer || Some(plan) != before.recovery.as_ref() || look > LOOKS_AT_OLD_PLAN
+                has_new_answer || Some(plan) != before.recovery.as_ref() || polls > POLLS_OF_OLD_PLAN
             }
             // The objects have changed.
             (ProjectState::InventoryLost, Some(plan), Some(code)) => plan.code != code,
@@ -362,7 +362,7 @@ async fn wait_for_recovery(
             (ProjectState::InventoryLost, None, _) | (ProjectState::Syncing, ..) => has_new_answer,
             _ => true,
         };
-        if is_answered || look == LOOKS {
+        if is_answered || polls == MAX_POLLS {
             return Ok(status);
         }
     }
@@ -401,8 +401,8 @@ mod tests {
         ProjectStatus { state, recovery, answered: answered.to_owned(), ..ProjectStatus::default() }
     }
 
-    /// Returns the number of looks after a command at a project that is seen like this, the first time before the command.
-    async fn looks(approved: Option<&str>, seen: &[Seen]) -> usize {
+    /// Returns the number of requests after a command for a project that is seen like this, the first time before the command.
+    async fn polls(approved: Option<&str>, seen: &[Seen]) -> usize {
         let count = Cell::new(0);
         let get = async || {
             count.set(count.get() + 1);
@@ -415,27 +415,27 @@ mod tests {
     const LOST: ProjectState = ProjectState::InventoryLost;
 
     #[tokio::test(start_paused = true)]
-    async fn recovery_plan_of_an_earlier_look_is_not_shown_as_new() {
+    async fn recovery_plan_of_an_earlier_command_is_not_shown_as_new() {
         let (none, old) = ((LOST, None, "1"), (LOST, Some("a"), "1"));
-        assert_eq!(looks(None, &[none, none, old]).await, 2);
-        assert_eq!(looks(None, &[old, old, (LOST, Some("b"), "1")]).await, 2);
-        assert_eq!(looks(None, &[old, old, old, (LOST, Some("a"), "2")]).await, 3);
-        assert_eq!(looks(None, &[old]).await, 6, "agentk does not say which command it has answered");
-        assert_eq!(looks(None, &[old, old, (ProjectState::Synced, None, "1")]).await, 2, "by somebody else");
-        assert_eq!(looks(None, &[none, (LOST, None, "2")]).await, 1, "it has failed");
+        assert_eq!(polls(None, &[none, none, old]).await, 2);
+        assert_eq!(polls(None, &[old, old, (LOST, Some("b"), "1")]).await, 2);
+        assert_eq!(polls(None, &[old, old, old, (LOST, Some("a"), "2")]).await, 3);
+        assert_eq!(polls(None, &[old]).await, 6, "agentk does not say which command it has answered");
+        assert_eq!(polls(None, &[old, old, (ProjectState::Synced, None, "1")]).await, 2, "by somebody else");
+        assert_eq!(polls(None, &[none, (LOST, None, "2")]).await, 1, "it has failed");
         let syncing = |answered| (ProjectState::Syncing, None, answered);
         let seen = [none, syncing("1"), none, (LOST, Some("a"), "2")];
-        assert_eq!(looks(None, &seen).await, 3, "agentk tries a commit that arrived meanwhile");
-        assert_eq!(looks(Some("a"), &[none, syncing("1"), syncing("2")]).await, 2, "it goes on");
-        assert_eq!(looks(None, &[none]).await, 30, "it still looks");
+        assert_eq!(polls(None, &seen).await, 3, "agentk tries a commit that arrived meanwhile");
+        assert_eq!(polls(Some("a"), &[none, syncing("1"), syncing("2")]).await, 2, "it goes on");
+        assert_eq!(polls(None, &[none]).await, 30, "it still looks");
     }
 
     #[tokio::test(start_paused = true)]
     async fn approved_recovery_is_done_when_the_inventory_is_there_or_would_be_another_one() {
         let (plan, done) = ((LOST, Some("a"), "1"), (LOST, None, "1"));
-        assert_eq!(looks(Some("a"), &[plan, plan, done, (ProjectState::Suspended, None, "1")]).await, 3);
-        assert_eq!(looks(Some("a"), &[plan, plan, (LOST, Some("b"), "1")]).await, 2);
-        assert_eq!(looks(Some("a"), &[plan]).await, 30);
+        assert_eq!(polls(Some("a"), &[plan, plan, done, (ProjectState::Suspended, None, "1")]).await, 3);
+        assert_eq!(polls(Some("a"), &[plan, plan, (LOST, Some("b"), "1")]).await, 2);
+        assert_eq!(polls(Some("a"), &[plan]).await, 30);
     }
 
     #[test]

@@ -21,8 +21,8 @@ mod loader;
 mod mask;
 mod object;
 mod ownership;
-mod pace;
 mod query;
+mod rate_limit;
 mod references;
 mod resources;
 mod reviews;
@@ -45,8 +45,8 @@ pub use self::{
     graph::{Graph, GraphLimits, Limit},
     list_key::{InvalidListKey, ListKey},
     loader::keep_loaded,
-    pace::Paced,
     query::{Query, QueryError},
+    rate_limit::RateLimit,
     reviews::{Identity, ReviewError, Reviews},
     selector::{InvalidSelector, LabelSelector},
     time::wait_until,

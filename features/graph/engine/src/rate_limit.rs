@@ -1,4 +1,4 @@
-//! The pace of lists, so that loading a cluster does not slow its API server.
+//! The rate of lists, so that loading a cluster does not slow its API server.
 
 use std::{
     sync::Arc,
@@ -24,20 +24,20 @@ const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// A client that sends 20 requests per second, and waits as long as a 429 says. Watches pass at once.
 #[derive(Clone, Debug)]
-pub struct Paced<S> {
+pub struct RateLimit<S> {
     inner: S,
     /// The time at which the next request is due without a burst.
     due: Arc<Mutex<Instant>>,
 }
 
-impl<S> Paced<S> {
-    /// Wraps a client. Clones share the pace.
+impl<S> RateLimit<S> {
+    /// Wraps a client. Clones share the rate.
     pub fn new(inner: S) -> Self {
         Self { inner, due: Arc::new(Mutex::new(Instant::now())) }
     }
 }
 
-impl<S, B> Service<Request<Body>> for Paced<S>
+impl<S, B> Service<Request<Body>> for RateLimit<S>
 where
     S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
@@ -118,14 +118,14 @@ mod tests {
             let response = Response::builder().status(status).header(RETRY_AFTER, wait).body(()).unwrap();
             async move { Ok::<_, Infallible>(response) }
         });
-        let paced = Paced::new(server);
+        let limited = RateLimit::new(server);
         let begin = Instant::now();
         let request = |uri: &str| Request::get(uri).body(Body::empty()).unwrap();
-        let response = paced.clone().oneshot(request("/api/v1/pods?limit=1")).await.unwrap();
+        let response = limited.clone().oneshot(request("/api/v1/pods?limit=1")).await.unwrap();
         assert_eq!((response.status(), requests.load(SeqCst)), (StatusCode::OK, 3));
         assert_eq!(begin.elapsed().as_secs(), 14);
         requests.store(0, SeqCst);
-        let response = paced.oneshot(request("/api/v1/pods?limit=1&watch=true")).await.unwrap();
+        let response = limited.oneshot(request("/api/v1/pods?limit=1&watch=true")).await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "the loader waits itself");
     }
 }
