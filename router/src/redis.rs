@@ -121,11 +121,11 @@ const MAX_UNSENT_PUSHES: usize = 1000;
 
 /// A [`RouteStore`] that replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct RedisStore(Arc<Shared>);
+pub struct RedisStore(Arc<RedisState>);
 
 /// The state that the store shares with its [`SyncTask`].
 #[derive(Debug)]
-struct Shared {
+struct RedisState {
     /// The id of this replica.
     replica: ReplicaId,
     /// The heartbeat at the start, without the load.
@@ -180,7 +180,7 @@ impl RedisStore {
             mac: None,
         };
         let reason = "Redis was not reached yet".into();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RedisState {
             replica: replica.id,
             load: Mutex::new(None),
             keys: Keys::new(&settings.prefix),
@@ -312,7 +312,7 @@ impl RedisStore {
     }
 }
 
-impl Shared {
+impl RedisState {
     /// Returns the heartbeat with the present load, signed with the present key.
     fn heartbeat(&self) -> Heartbeat {
         let Heartbeat { url, fleet, .. } = &self.heartbeat;

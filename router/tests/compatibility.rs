@@ -11,8 +11,8 @@ use proto::{AgentId, Epoch, events};
 use router::redis::{
     DisabledRecord,
     wire::{
-        Event, EventKind, Heartbeat, RouteRecord, decode_logged_event, decode_project, encode_logged_event,
-        encode_project,
+        Heartbeat, RedisEvent, RedisEventKind, RouteRecord, decode_logged_event, decode_project,
+        encode_logged_event, encode_project,
     },
 };
 use serde_json::Value;
@@ -65,16 +65,16 @@ fn recorded_routes_are_read_and_written() {
 #[test]
 fn recorded_events_are_read_and_written() {
     let kind = |name: &str| {
-        let event = Event::decode(&recorded(name)).unwrap();
+        let event = RedisEvent::decode(&recorded(name)).unwrap();
         assert_written(name, &event.encode());
         event.kind
     };
-    assert!(matches!(kind("event-heartbeat"), EventKind::Heartbeat(beat) if beat.fleet == "default"));
-    assert_eq!(kind("event-changed"), EventKind::Changed(vec![AgentId(7), AgentId(u64::MAX)]));
-    assert!(matches!(kind("event-pushed"), EventKind::Pushed(pushes) if pushes.len() == 1));
-    assert_eq!(kind("event-disabled"), EventKind::Disabled);
-    assert_eq!(kind("event-logged"), EventKind::Logged);
-    assert_eq!(kind("event-left"), EventKind::Left);
+    assert!(matches!(kind("event-heartbeat"), RedisEventKind::Heartbeat(beat) if beat.fleet == "default"));
+    assert_eq!(kind("event-changed"), RedisEventKind::Changed(vec![AgentId(7), AgentId(u64::MAX)]));
+    assert!(matches!(kind("event-pushed"), RedisEventKind::Pushed(pushes) if pushes.len() == 1));
+    assert_eq!(kind("event-disabled"), RedisEventKind::Disabled);
+    assert_eq!(kind("event-logged"), RedisEventKind::Logged);
+    assert_eq!(kind("event-left"), RedisEventKind::Left);
 }
 
 #[test]

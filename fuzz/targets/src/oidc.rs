@@ -4,7 +4,7 @@
 //! * The keys of a discovery document are at an `https` URL, or on this machine.
 //! * Errors are short, whatever the issuer sends.
 
-use oidc::{KeySet, ProviderMetadata, UnverifiedToken};
+use oidc::{JwkSet, ProviderMetadata, UnverifiedToken};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
             Err(error) => assert!(error.to_string().len() < 4096),
         }
     }
-    if let Err(error) = KeySet::parse(data) {
+    if let Err(error) = JwkSet::parse(data) {
         assert!(error.to_string().len() < 4096);
     }
 }

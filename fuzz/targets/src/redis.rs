@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use router::redis::wire::{Event, EventKind, Heartbeat, RouteRecord, decode_project, encode_project};
+use router::redis::wire::{
+    Heartbeat, RedisEvent, RedisEventKind, RouteRecord, decode_project, encode_project,
+};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
@@ -25,11 +27,14 @@ pub fn run(data: &[u8]) {
         // `encode_project` drops the agents that do not fit.
         assert!(agents.into_iter().take(again.len()).eq(again));
     }
-    if let Ok(event) = Event::decode(data) {
-        if let EventKind::Heartbeat(heartbeat) = &event.kind {
+    if let Ok(event) = RedisEvent::decode(data) {
+        if let RedisEventKind::Heartbeat(heartbeat) = &event.kind {
             check_address(heartbeat);
         }
-        assert_eq!(Event::decode(event.encode().as_bytes()).expect("what was written can be read"), event);
+        assert_eq!(
+            RedisEvent::decode(event.encode().as_bytes()).expect("what was written can be read"),
+            event
+        );
     }
 }
 

@@ -16,10 +16,10 @@ use proto::AgentId;
 use tokio::time::Instant;
 
 use super::{
-    RedisMetrics, RedisStoreError, Shared,
+    RedisMetrics, RedisState, RedisStoreError,
     client::RedisConnection,
     members::Effect,
-    wire::{Event, EventKind},
+    wire::{RedisEvent, RedisEventKind},
 };
 use crate::{
     store::{AgentRoutes, StoreError},
@@ -130,14 +130,14 @@ impl LookupCache {
     }
 }
 
-impl Shared {
+impl RedisState {
     /// Handles the payload of one event. An event that cannot be decoded is counted and ignored.
     pub(super) async fn handle_event(
         &self,
         connection: &RedisConnection,
         payload: &[u8],
     ) -> Result<(), RedisStoreError> {
-        let event = match Event::decode(payload) {
+        let event = match RedisEvent::decode(payload) {
             Ok(event) => event,
             Err(error) => {
                 self.reject("event", &error);
@@ -145,21 +145,21 @@ impl Shared {
             }
         };
         let replica = event.replica;
-        if let EventKind::Heartbeat(heartbeat) = &event.kind
+        if let RedisEventKind::Heartbeat(heartbeat) = &event.kind
             && let Err(error) = self.authenticate(replica, heartbeat)
         {
             self.reject_replica(replica, heartbeat, &error);
             return Ok(());
         }
-        if let EventKind::Pushed(pushes) = &event.kind
+        if let RedisEventKind::Pushed(pushes) = &event.kind
             && replica != self.replica
         {
             pushes.iter().for_each(|push| self.pushes.send(push.clone()));
         }
-        if matches!(event.kind, EventKind::Disabled) {
+        if matches!(event.kind, RedisEventKind::Disabled) {
             self.disabled_changed.notify_one();
         }
-        if matches!(event.kind, EventKind::Logged) {
+        if matches!(event.kind, RedisEventKind::Logged) {
             self.log_changed.notify_one();
         }
         let effect = self.members.lock().handle_event(event);

@@ -7,9 +7,9 @@ use proto::ReplicaId;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    RedisCheckError, RedisStore, RedisStoreError, Shared,
+    RedisCheckError, RedisState, RedisStore, RedisStoreError,
     client::{RedisConnection, connect},
-    wire::{Event, EventKind, Heartbeat},
+    wire::{Heartbeat, RedisEvent, RedisEventKind},
 };
 use crate::store::Replica;
 
@@ -51,7 +51,7 @@ impl RedisReport {
     }
 }
 
-impl Shared {
+impl RedisState {
     /// Adds the checks to the report. The error is that of the check `redis`, after which no other is possible.
     async fn run_checks(&self, report: &mut RedisReport) -> Result<(), RedisStoreError> {
         let start = Instant::now();
@@ -80,8 +80,8 @@ impl Shared {
     /// Runs every command of the other scripts, and publishes an event. Returns the output of INFO and the errors.
     async fn try_commands(&self, connection: &RedisConnection) -> Result<Vec<String>, RedisStoreError> {
         // Other replicas ignore the event, because they have received no heartbeat of this replica.
-        let kind = EventKind::Changed(Vec::new());
-        let event = Event { replica: self.replica, generation: 0, sequence: 0, kind };
+        let kind = RedisEventKind::Changed(Vec::new());
+        let event = RedisEvent { replica: self.replica, generation: 0, sequence: 0, kind };
         let mut script = self.scripts.check.key(self.keys.check(self.replica));
         script.arg(self.keys.events()).arg(event.encode());
         connection.run(&script, &self.metrics).await
@@ -99,7 +99,7 @@ impl Shared {
         &self,
         mut events: impl Stream<Item = Vec<u8>> + Unpin,
     ) -> Result<String, RedisCheckError> {
-        let is_own = |text: &[u8]| Event::decode(text).is_ok_and(|event| event.replica == self.replica);
+        let is_own = |text: &[u8]| RedisEvent::decode(text).is_ok_and(|event| event.replica == self.replica);
         let received = async {
             while let Some(text) = events.next().await {
                 if is_own(&text) {

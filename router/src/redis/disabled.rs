@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 
 use super::{
-    RedisStore, RedisStoreError, ReplaceError, Shared,
+    RedisState, RedisStore, RedisStoreError, ReplaceError,
     client::{RedisConnection, connect},
-    wire::{Event, EventKind, MAX_DISABLED, WireError, decode, to_json},
+    wire::{MAX_DISABLED, RedisEvent, RedisEventKind, WireError, decode, to_json},
 };
 
 /// The version of no record.
@@ -33,7 +33,7 @@ pub struct DisabledRecord {
 /// The record in Redis, as an operator reads and replaces it.
 #[derive(Debug)]
 pub struct DisabledEditor<'a> {
-    shared: &'a Shared,
+    shared: &'a RedisState,
     connection: RedisConnection,
     /// The record that is replaced.
     text: Vec<u8>,
@@ -127,7 +127,7 @@ impl DisabledEditor<'_> {
     }
 }
 
-impl Shared {
+impl RedisState {
     /// Reads the record, and offers it to the receivers. If Redis has lost it or has an older one, that of this replica is
     /// written back.
     pub(super) async fn sync_disabled(&self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
@@ -166,8 +166,12 @@ impl Shared {
         expected: &str,
     ) -> Result<DisabledWrite, RedisStoreError> {
         // No replica has this id: the event is none of a sequence.
-        let event =
-            Event { replica: ReplicaId::random(), generation: 0, sequence: 0, kind: EventKind::Disabled };
+        let event = RedisEvent {
+            replica: ReplicaId::random(),
+            generation: 0,
+            sequence: 0,
+            kind: RedisEventKind::Disabled,
+        };
         let mut script = self.scripts.disabled.key(self.keys.disabled());
         script.arg(MAX_DISABLED).arg(record.version).arg(record.encode());
         script.arg(self.keys.events()).arg(event.encode()).arg(expected);

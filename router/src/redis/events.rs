@@ -5,12 +5,12 @@ use std::sync::Arc;
 use proto::{AgentId, InstanceId, ReplicaId, events::Event};
 
 use super::{
-    RecordPlace, RedisStore, RedisStoreError, Shared,
+    RecordPlace, RedisState, RedisStore, RedisStoreError,
     client::RedisConnection,
     keys::{CURSORS_TTL, STATES_TTL},
     record_mac,
     sync::millis,
-    wire::{self, EventKind, MAX_LOGGED_EVENT, decode_logged_event, encode_logged_event},
+    wire::{self, MAX_LOGGED_EVENT, RedisEventKind, decode_logged_event, encode_logged_event},
 };
 use crate::{
     events::{
@@ -41,8 +41,8 @@ impl RedisStore {
     pub(super) async fn run_append_events(&self, events: Vec<NewEvent>) -> Result<(), StoreError> {
         let (shared, keys) = (&self.0, &self.0.keys);
         // No replica has this id: the event is none of a sequence.
-        let (replica, kind) = (ReplicaId::random(), EventKind::Logged);
-        let announcement = wire::Event { replica, generation: 0, sequence: 0, kind }.encode();
+        let (replica, kind) = (ReplicaId::random(), RedisEventKind::Logged);
+        let announcement = wire::RedisEvent { replica, generation: 0, sequence: 0, kind }.encode();
         for page in events.chunks(PAGE) {
             let mut script = shared.scripts.append_events.key(keys.event_log());
             script.key(keys.event_keys()).key(keys.removed_event());
@@ -112,7 +112,7 @@ impl RedisStore {
     }
 }
 
-impl Shared {
+impl RedisState {
     /// Reads the events that this replica does not have yet.
     pub(super) async fn read_events(&self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let mut after = self.logged.lock().newest();

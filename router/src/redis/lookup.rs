@@ -8,7 +8,7 @@ use redis::{FromRedisValue, ScriptInvocation};
 use tokio::time::Instant;
 
 use super::{
-    RedisStoreError, Shared,
+    RedisState, RedisStoreError,
     client::RedisConnection,
     keys::GONE_TTL,
     sync::millis,
@@ -16,12 +16,12 @@ use super::{
 };
 use crate::store::{AgentRoutes, InstanceList, ReplicaInstances, Route, StoreError};
 
-/// The highest number of agents in one script call of [`Shared::list_instances`].
+/// The highest number of agents in one script call of [`RedisState::list_instances`].
 const PAGE: usize = 500;
 /// The shortest time between two warnings about ignored heartbeats.
 const REJECTED_LOG_PERIOD: Duration = Duration::from_secs(60);
 
-impl Shared {
+impl RedisState {
     /// Returns the routes of the agent: those of other replicas from the cache or from Redis, that of this replica from
     /// memory.
     pub(super) async fn lookup(&self, agent: AgentId) -> Result<AgentRoutes, StoreError> {
@@ -194,7 +194,7 @@ fn empty_answer() -> StoreError {
     StoreError("Redis returned an empty answer".to_owned())
 }
 
-impl Shared {
+impl RedisState {
     /// Forgets the replicas whose heartbeats are missing, and removes their records from Redis.
     ///
     /// Call it after each own event. A replica whose heartbeat key has not expired yet is tried again at the next call.

@@ -20,7 +20,7 @@ use proto::{AgentId, ReplicaId};
 
 use super::{
     keys::{HEARTBEAT_INTERVAL, HEARTBEAT_TTL},
-    wire::{Event, EventKind, Heartbeat},
+    wire::{Heartbeat, RedisEvent, RedisEventKind},
 };
 use crate::store::Replica;
 
@@ -73,10 +73,10 @@ impl Members {
     }
 
     /// Updates the sender of an event and returns the event's effect.
-    pub(super) fn handle_event(&mut self, event: Event) -> Effect {
-        let Event { replica, generation, sequence, kind } = event;
+    pub(super) fn handle_event(&mut self, event: RedisEvent) -> Effect {
+        let RedisEvent { replica, generation, sequence, kind } = event;
         if replica == self.replica {
-            if matches!(kind, EventKind::Heartbeat(_)) {
+            if matches!(kind, RedisEventKind::Heartbeat(_)) {
                 self.own_heartbeats += 1;
             }
             return Effect::OwnEvent;
@@ -85,13 +85,13 @@ impl Members {
         let last_seen = self.own_heartbeats;
         let Some(member) = self.others.get_mut(&replica) else {
             return match kind {
-                EventKind::Heartbeat(heartbeat) => self.insert(replica, heartbeat, generation, sequence),
+                RedisEventKind::Heartbeat(heartbeat) => self.insert(replica, heartbeat, generation, sequence),
                 // Its heartbeat was missed; the next one adds it and invalidates everything.
-                EventKind::Changed(_)
-                | EventKind::Pushed(_)
-                | EventKind::Disabled
-                | EventKind::Logged
-                | EventKind::Left => Effect::None,
+                RedisEventKind::Changed(_)
+                | RedisEventKind::Pushed(_)
+                | RedisEventKind::Disabled
+                | RedisEventKind::Logged
+                | RedisEventKind::Left => Effect::None,
             };
         };
         if generation < member.generation {
@@ -102,25 +102,28 @@ impl Members {
         let complete = next && member.confirmed;
         (member.generation, member.sequence, member.last_seen, member.confirmed) =
             (generation, sequence, last_seen, true);
-        if let EventKind::Heartbeat(heartbeat) = &kind {
+        if let RedisEventKind::Heartbeat(heartbeat) = &kind {
             member.tunnels = heartbeat.tunnels;
         }
         match kind {
-            EventKind::Left => {
+            RedisEventKind::Left => {
                 self.others.remove(&replica);
                 Effect::InvalidateAll
             }
-            EventKind::Changed(agents) if complete => Effect::InvalidateAgents(agents),
-            EventKind::Heartbeat(_) | EventKind::Pushed(_) | EventKind::Disabled | EventKind::Logged
+            RedisEventKind::Changed(agents) if complete => Effect::InvalidateAgents(agents),
+            RedisEventKind::Heartbeat(_)
+            | RedisEventKind::Pushed(_)
+            | RedisEventKind::Disabled
+            | RedisEventKind::Logged
                 if complete =>
             {
                 Effect::None
             }
-            EventKind::Heartbeat(_)
-            | EventKind::Changed(_)
-            | EventKind::Pushed(_)
-            | EventKind::Disabled
-            | EventKind::Logged => Effect::InvalidateAll,
+            RedisEventKind::Heartbeat(_)
+            | RedisEventKind::Changed(_)
+            | RedisEventKind::Pushed(_)
+            | RedisEventKind::Disabled
+            | RedisEventKind::Logged => Effect::InvalidateAll,
         }
     }
 
@@ -214,16 +217,16 @@ mod tests {
         }
     }
 
-    fn event(replica: ReplicaId, generation: u64, sequence: u64, kind: EventKind) -> Event {
-        Event { replica, generation, sequence, kind }
+    fn event(replica: ReplicaId, generation: u64, sequence: u64, kind: RedisEventKind) -> RedisEvent {
+        RedisEvent { replica, generation, sequence, kind }
     }
 
-    fn alive(replica: ReplicaId, generation: u64, sequence: u64) -> Event {
-        event(replica, generation, sequence, EventKind::Heartbeat(heartbeat("blue")))
+    fn alive(replica: ReplicaId, generation: u64, sequence: u64) -> RedisEvent {
+        event(replica, generation, sequence, RedisEventKind::Heartbeat(heartbeat("blue")))
     }
 
-    fn changed(replica: ReplicaId, generation: u64, sequence: u64) -> Event {
-        event(replica, generation, sequence, EventKind::Changed(vec![AgentId(7)]))
+    fn changed(replica: ReplicaId, generation: u64, sequence: u64) -> RedisEvent {
+        event(replica, generation, sequence, RedisEventKind::Changed(vec![AgentId(7)]))
     }
 
     fn own_heartbeat(members: &mut Members) {
@@ -267,7 +270,7 @@ mod tests {
     fn loads_are_those_of_the_last_heartbeats_of_live_replicas() {
         let (mut members, other, full) = (members(), ReplicaId::random(), ReplicaId::random());
         let load = |sequence, tunnels| {
-            event(other, 1, sequence, EventKind::Heartbeat(Heartbeat { tunnels, ..heartbeat("blue") }))
+            event(other, 1, sequence, RedisEventKind::Heartbeat(Heartbeat { tunnels, ..heartbeat("blue") }))
         };
         members.handle_event(alive(full, 1, 1));
         members.handle_event(load(1, Some(7)));
@@ -279,7 +282,7 @@ mod tests {
         members.handle_event(load(4, None));
         assert!(members.loads().is_empty());
         members.handle_event(load(5, Some(9)));
-        members.handle_event(event(other, 1, 6, EventKind::Left));
+        members.handle_event(event(other, 1, 6, RedisEventKind::Left));
         assert!(members.loads().is_empty());
     }
 
@@ -287,7 +290,7 @@ mod tests {
     fn left_replica_is_removed_at_once() {
         let (mut members, other) = (members(), ReplicaId::random());
         members.handle_event(alive(other, 1, 1));
-        assert_eq!(members.handle_event(event(other, 1, 2, EventKind::Left)), Effect::InvalidateAll);
+        assert_eq!(members.handle_event(event(other, 1, 2, RedisEventKind::Left)), Effect::InvalidateAll);
         assert!(members.get(other).is_none());
     }
 
@@ -316,7 +319,7 @@ mod tests {
     #[test]
     fn other_fleet_is_no_member() {
         let (mut members, other) = (members(), ReplicaId::random());
-        let foreign = event(other, 1, 1, EventKind::Heartbeat(heartbeat("green")));
+        let foreign = event(other, 1, 1, RedisEventKind::Heartbeat(heartbeat("green")));
         assert_eq!(members.handle_event(foreign), Effect::OtherFleet("green".into()));
         members.resync(vec![(other, heartbeat("green"))]);
         assert!(members.get(other).is_none());

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use proto::{ReplicaId, notify::is_project_path};
 
 use super::{
-    Shared,
+    RedisState,
     routes::RouteField,
     wire::{self, MAX_PROJECT},
 };
@@ -16,7 +16,7 @@ const FIELDS: usize = 1000;
 /// The highest number of script calls for one replica: a million fields.
 const MAX_CALLS: usize = 1000;
 
-impl Shared {
+impl RedisState {
     /// Returns the agents of a project, with one script call, or of all projects, with one for each 1000 records.
     pub(super) async fn list_project_agents(&self, project: Option<u64>) -> ProjectAgentList {
         let others = self.members.lock().ids();

@@ -5,7 +5,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::Shared;
+use super::RedisState;
 
 /// The beginning and the end of the last key of a record, between which its MAC is.
 const MAC: (&[u8], &[u8]) = (b",\"mac\":\"", b"\"}");
@@ -57,7 +57,7 @@ pub(super) fn open(
     authenticator.verify(place, &record, mac).then_some(record)
 }
 
-impl Shared {
+impl RedisState {
     /// Adds the MAC to a record.
     pub(super) fn seal(&self, place: RecordPlace<'_>, record: &str) -> String {
         seal(self.settings.records.as_ref(), place, record)

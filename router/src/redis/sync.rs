@@ -11,12 +11,12 @@ use proto::{AgentId, ReplicaId};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
 use super::{
-    RedisStoreError, Shared,
+    RedisState, RedisStoreError,
     client::{RedisConnection, connect},
     keys::{GONE_TTL, HEARTBEAT_INTERVAL, HEARTBEAT_TTL, HEARTBEATS_PER_AUDIT, ROUTES_TTL},
     members::MAX_REPLICAS,
     routes::RouteField,
-    wire::{Event, EventKind, Heartbeat, MAX_PUSHES, MAX_RECORD, unix_seconds},
+    wire::{Heartbeat, MAX_PUSHES, MAX_RECORD, RedisEvent, RedisEventKind, unix_seconds},
 };
 use crate::store::StoreHealth;
 
@@ -36,7 +36,7 @@ const DISABLED_CHANGED: u8 = 2;
 #[derive(Debug)]
 #[must_use = "the store uses Redis only while its sync task runs"]
 pub struct SyncTask {
-    shared: Arc<Shared>,
+    shared: Arc<RedisState>,
     /// The number of connections so far. Redis rejects writes of another generation than the last.
     generation: u64,
     /// The number of events in this generation.
@@ -45,7 +45,7 @@ pub struct SyncTask {
 }
 
 impl SyncTask {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<RedisState>) -> Self {
         Self { shared, generation: 0, sequence: 0, heartbeats: 0 }
     }
 
@@ -98,7 +98,7 @@ impl SyncTask {
         shared.routes.lock().mark_all_dirty();
         let withdrawn = self.stage_routes(&connection).await?;
         let heartbeat = shared.heartbeat();
-        let event = self.encode_event(EventKind::Heartbeat(heartbeat.clone()));
+        let event = self.encode_event(RedisEventKind::Heartbeat(heartbeat.clone()));
         let mut script = shared.scripts.join.key(shared.keys.next_routes(shared.replica));
         script.key(shared.keys.routes(shared.replica)).key(shared.keys.replica(shared.replica));
         script.key(shared.keys.replicas()).key(shared.keys.gone());
@@ -198,7 +198,7 @@ impl SyncTask {
     ) -> Result<(), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
         let agents = records.iter().filter_map(|(field, _)| field.agent()).collect();
-        let event = self.encode_event(EventKind::Changed(agents));
+        let event = self.encode_event(RedisEventKind::Changed(agents));
         let mut script = shared.scripts.publish.key(shared.keys.routes(shared.replica));
         script.key(shared.keys.gone());
         script.arg(self.generation).arg(unix_seconds(SystemTime::now())).arg(millis(GONE_TTL));
@@ -214,7 +214,7 @@ impl SyncTask {
         let shared = Arc::clone(&self.shared);
         let pushes = std::mem::take(&mut *shared.unsent_pushes.lock());
         for batch in pushes.chunks(MAX_PUSHES) {
-            let event = self.encode_event(EventKind::Pushed(batch.to_vec()));
+            let event = self.encode_event(RedisEventKind::Pushed(batch.to_vec()));
             let mut script = shared.scripts.notify.key(shared.keys.routes(shared.replica));
             script.arg(shared.keys.events()).arg(event);
             let _: () = connection.run(&script, &shared.metrics).await?;
@@ -227,7 +227,7 @@ impl SyncTask {
         let shared = Arc::clone(&self.shared);
         let heartbeat = shared.heartbeat();
         let record = heartbeat.encode();
-        let event = self.encode_event(EventKind::Heartbeat(heartbeat));
+        let event = self.encode_event(RedisEventKind::Heartbeat(heartbeat));
         self.heartbeats += 1;
         let mut script = shared.scripts.heartbeat.key(shared.keys.replica(shared.replica));
         script.key(shared.keys.routes(shared.replica)).key(shared.keys.disabled());
@@ -247,7 +247,7 @@ impl SyncTask {
     /// Removes this replica's records and sends its last event.
     async fn leave(&mut self, connection: &RedisConnection) -> Result<(), RedisStoreError> {
         let shared = Arc::clone(&self.shared);
-        let event = self.encode_event(EventKind::Left);
+        let event = self.encode_event(RedisEventKind::Left);
         let mut script = shared.scripts.leave.key(shared.keys.replica(shared.replica));
         script.key(shared.keys.routes(shared.replica)).key(shared.keys.next_routes(shared.replica));
         script.key(shared.keys.replicas());
@@ -255,10 +255,10 @@ impl SyncTask {
         connection.run(&script, &shared.metrics).await
     }
 
-    fn encode_event(&mut self, kind: EventKind) -> String {
+    fn encode_event(&mut self, kind: RedisEventKind) -> String {
         self.sequence += 1;
         let (replica, generation, sequence) = (self.shared.replica, self.generation, self.sequence);
-        Event { replica, generation, sequence, kind }.encode()
+        RedisEvent { replica, generation, sequence, kind }.encode()
     }
 }
 
@@ -270,7 +270,7 @@ impl Drop for SyncTask {
     }
 }
 
-impl Shared {
+impl RedisState {
     /// Returns the reason why this replica must not share Redis with a replica of another fleet.
     pub(super) fn fleet_conflict(&self, other: &Heartbeat) -> RedisStoreError {
         RedisStoreError::FleetConflict {

@@ -73,7 +73,7 @@ pub struct RouteRecord {
 
 /// An event that a replica publishes to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct RedisEvent {
     /// The replica that sent it.
     pub replica: ReplicaId,
     /// The number of its connections to Redis. It writes all records anew after each.
@@ -81,13 +81,13 @@ pub struct Event {
     /// The number of the event in its generation, from 1. A gap is a missed event.
     pub sequence: u64,
     /// The kind of the event.
-    pub kind: EventKind,
+    pub kind: RedisEventKind,
 }
 
-/// The kind of an [`Event`].
+/// The kind of an [`RedisEvent`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EventKind {
+pub enum RedisEventKind {
     /// The replica is alive.
     #[serde(rename = "beat")]
     Heartbeat(Heartbeat),
@@ -220,7 +220,7 @@ impl RouteRecord {
     }
 }
 
-impl Event {
+impl RedisEvent {
     /// Encodes the event.
     pub fn encode(&self) -> String {
         to_json(&(VERSION, self.replica, self.generation, self.sequence, &self.kind))
@@ -228,16 +228,21 @@ impl Event {
 
     /// Decodes an event.
     pub fn decode(text: &[u8]) -> Result<Self, WireError> {
-        let (_, replica, generation, sequence, kind): (u16, _, _, _, EventKind) = decode(text, MAX_EVENT)?;
+        let (_, replica, generation, sequence, kind): (u16, _, _, _, RedisEventKind) =
+            decode(text, MAX_EVENT)?;
         match &kind {
-            EventKind::Heartbeat(heartbeat) => heartbeat.check()?,
-            EventKind::Changed(agents) if agents.len() > MAX_AGENTS => return Err(WireError::TooManyAgents),
-            EventKind::Pushed(pushes) if pushes.len() > MAX_PUSHES => return Err(WireError::TooManyPushes),
-            EventKind::Changed(_)
-            | EventKind::Pushed(_)
-            | EventKind::Disabled
-            | EventKind::Logged
-            | EventKind::Left => {}
+            RedisEventKind::Heartbeat(heartbeat) => heartbeat.check()?,
+            RedisEventKind::Changed(agents) if agents.len() > MAX_AGENTS => {
+                return Err(WireError::TooManyAgents);
+            }
+            RedisEventKind::Pushed(pushes) if pushes.len() > MAX_PUSHES => {
+                return Err(WireError::TooManyPushes);
+            }
+            RedisEventKind::Changed(_)
+            | RedisEventKind::Pushed(_)
+            | RedisEventKind::Disabled
+            | RedisEventKind::Logged
+            | RedisEventKind::Left => {}
         }
         Ok(Self { replica, generation, sequence, kind })
     }

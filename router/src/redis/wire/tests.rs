@@ -34,15 +34,15 @@ fn encoded_values_decode_to_the_same() {
     let record = RouteRecord { epoch: Epoch(7), instances: vec![instance("a"), instance("b")] };
     assert_eq!(RouteRecord::decode(record.encode().as_bytes()).unwrap(), record);
     for kind in [
-        EventKind::Heartbeat(heartbeat),
-        EventKind::Changed(vec![AgentId(1), AgentId(u64::MAX)]),
-        EventKind::Pushed(vec![GitPush::new(7, "group/project").unwrap()]),
-        EventKind::Disabled,
-        EventKind::Logged,
-        EventKind::Left,
+        RedisEventKind::Heartbeat(heartbeat),
+        RedisEventKind::Changed(vec![AgentId(1), AgentId(u64::MAX)]),
+        RedisEventKind::Pushed(vec![GitPush::new(7, "group/project").unwrap()]),
+        RedisEventKind::Disabled,
+        RedisEventKind::Logged,
+        RedisEventKind::Left,
     ] {
-        let event = Event { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };
-        assert_eq!(Event::decode(event.encode().as_bytes()).unwrap(), event);
+        let event = RedisEvent { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };
+        assert_eq!(RedisEvent::decode(event.encode().as_bytes()).unwrap(), event);
     }
 }
 
@@ -74,13 +74,13 @@ fn rows_of_older_and_newer_versions_are_decoded() {
 #[test]
 fn event_format_is_stable() {
     let replica = ReplicaId::random();
-    let event = |kind| Event { replica, generation: 2, sequence: 3, kind }.encode();
+    let event = |kind| RedisEvent { replica, generation: 2, sequence: 3, kind }.encode();
     let head = format!("[1,\"{replica}\",2,3,");
-    assert_eq!(event(EventKind::Left), format!("{head}\"left\"]"));
-    assert_eq!(event(EventKind::Changed(vec![AgentId(7)])), format!("{head}{{\"changed\":[7]}}]"));
-    let pushed = EventKind::Pushed(vec![GitPush::new(7, "a/b").unwrap()]);
+    assert_eq!(event(RedisEventKind::Left), format!("{head}\"left\"]"));
+    assert_eq!(event(RedisEventKind::Changed(vec![AgentId(7)])), format!("{head}{{\"changed\":[7]}}]"));
+    let pushed = RedisEventKind::Pushed(vec![GitPush::new(7, "a/b").unwrap()]);
     assert_eq!(event(pushed), format!("{head}{{\"pushed\":[[7,\"a/b\"]]}}]"));
-    let text = event(EventKind::Heartbeat(heartbeat("https://a:1")));
+    let text = event(RedisEventKind::Heartbeat(heartbeat("https://a:1")));
     assert!(text.starts_with(&format!("{head}{{\"beat\":{{\"url\":\"https://a:1\"")), "{text}");
 }
 
@@ -155,10 +155,11 @@ fn project_is_bounded_and_its_names_are_checked() {
 
 #[test]
 fn largest_event_fits() {
-    let kind = EventKind::Changed(vec![AgentId(u64::MAX); MAX_AGENTS]);
+    let kind = RedisEventKind::Changed(vec![AgentId(u64::MAX); MAX_AGENTS]);
     let push = GitPush::new(u64::MAX, &"a".repeat(2048)).unwrap();
-    for kind in [kind, EventKind::Pushed(vec![push; MAX_PUSHES])] {
-        let event = Event { replica: ReplicaId::random(), generation: u64::MAX, sequence: u64::MAX, kind };
-        assert!(Event::decode(event.encode().as_bytes()).is_ok());
+    for kind in [kind, RedisEventKind::Pushed(vec![push; MAX_PUSHES])] {
+        let event =
+            RedisEvent { replica: ReplicaId::random(), generation: u64::MAX, sequence: u64::MAX, kind };
+        assert!(RedisEvent::decode(event.encode().as_bytes()).is_ok());
     }
 }
