@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gitops_engine::{ApiError, Candidate, Fence, KubeCluster, Leadership, Stopped, while_open};
+use gitops_engine::{ApiError, Fence, KubeCluster, LeaderElector, Leadership, Stopped, while_open};
 use proto::AgentId;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{
@@ -197,7 +197,8 @@ impl LeaderTask {
         };
         let Process { own, namespace, identity, .. } = &leader.process;
         let lease = format!("{LEASE_PREFIX}{agent}{}", leader.feature.lease_suffix());
-        let mut candidate = Candidate::new(own.clone(), leader.feature.name(), namespace, &lease, identity);
+        let mut candidate =
+            LeaderElector::new(own.clone(), leader.feature.name(), namespace, &lease, identity);
         shutdown.run_until_cancelled(candidate.run(&leader.leadership)).await;
         leader.leadership.send_replace(Leadership::default());
         // The next leader must not meet a write of this one.

@@ -14,7 +14,7 @@ use proto::{
     agent_configuration::gitops::{Helm, ManifestProject},
 };
 use render::{
-    RenderErrorKind, RenderSettings, Renderer, Share, TargetCluster, Tree,
+    FileTree, RenderErrorKind, RenderSettings, Renderer, Share, TargetCluster,
     limits::{NETWORK_STAYS, can_take_network_away},
     plan::{Job, Tool},
 };
@@ -77,7 +77,7 @@ async fn render_for(
     files: &[(&str, &str)],
 ) -> Result<String, String> {
     let renderer = Renderer::new(settings, kas());
-    let tree: Tree = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).into())).collect();
+    let tree: FileTree = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).into())).collect();
     let job = Job { tool, directory: "prod".to_owned() };
     let rendered = renderer.render(share(), project, cluster, &job, &tree, MAX_BYTES).await;
     rendered
@@ -168,7 +168,7 @@ async fn unstable_fields_that_the_project_allows_are_written_once() {
         let template = format!(
             "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\ndata: {{a: Yg==, b: {{{{ randAlphaNum 20 | b64enc }}}}}}\n"
         );
-        let tree: Tree =
+        let tree: FileTree =
             chart(&template).into_iter().map(|(path, text)| (path.to_owned(), text.into())).collect();
         renderer.render(share(), &project, TargetCluster::unknown(), &job, &tree, MAX_BYTES).await
     };
@@ -292,7 +292,7 @@ async fn program_that_would_have_a_network_does_not_run() {
     write_script(&program, "");
     assert!(!can_take_network_away(&limiter).unwrap());
     let job = Job { tool: Tool::Kustomize, directory: "prod".to_owned() };
-    let tree = Tree::from([("prod/kustomization.yaml".to_owned(), Vec::new())]);
+    let tree = FileTree::from([("prod/kustomization.yaml".to_owned(), Vec::new())]);
     let rendered = async |allow_network: bool| {
         let settings = RenderSettings { kustomize: program.clone(), allow_network, ..settings() };
         let renderer = Renderer::new(settings, limiter.clone());
@@ -316,7 +316,7 @@ async fn failure_of_a_program_is_remembered() {
     let renderer = Renderer::new(RenderSettings { kustomize: program, ..settings() }, kas());
     let job = Job { tool: Tool::Kustomize, directory: "prod".to_owned() };
     let render = async |content: &str, agent: u64| {
-        let tree = Tree::from([("prod/kustomization.yaml".to_owned(), content.into())]);
+        let tree = FileTree::from([("prod/kustomization.yaml".to_owned(), content.into())]);
         let share = Share { agent: AgentId(agent), ..share() };
         let project = ManifestProject::default();
         renderer.render(share, &project, TargetCluster::unknown(), &job, &tree, MAX_BYTES).await.unwrap_err()

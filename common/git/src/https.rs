@@ -66,7 +66,7 @@ pub(super) async fn connect(
     let (tls, password) = files.await.map_err(|_| invalid("the read has panicked".to_owned()))??;
     let exceeded = Arc::new(AtomicBool::new(false));
     let client = BlockingClient {
-        shared: Arc::new(Shared {
+        shared: Arc::new(TransportState {
             tls,
             runtime: Handle::current(),
             deadline: Instant::now() + TIMEOUT,
@@ -107,10 +107,10 @@ fn tls(authority: Option<&Path>) -> Result<Arc<ClientConfig>, RepositoryError> {
 
 /// Sends requests for a thread that may block.
 struct BlockingClient {
-    shared: Arc<Shared>,
+    shared: Arc<TransportState>,
 }
 
-struct Shared {
+struct TransportState {
     tls: Arc<ClientConfig>,
     runtime: Handle,
     deadline: Instant,
@@ -123,7 +123,7 @@ struct Shared {
 struct Body {
     incoming: Incoming,
     chunk: Bytes,
-    shared: Arc<Shared>,
+    shared: Arc<TransportState>,
     _connection: AbortOnDropHandle<()>,
 }
 
@@ -132,7 +132,7 @@ struct Post {
     request: Option<http::request::Builder>,
     body: Vec<u8>,
     response: Option<(Cursor<Vec<u8>>, Body)>,
-    shared: Arc<Shared>,
+    shared: Arc<TransportState>,
 }
 
 /// The body of a [`Post`].
@@ -145,7 +145,7 @@ struct PostReader {
     chunk: Bytes,
 }
 
-impl Shared {
+impl TransportState {
     /// Sends a request on a connection of its own.
     fn send(self: &Arc<Self>, request: http::request::Builder, body: Vec<u8>) -> io::Result<(String, Body)> {
         let body = Full::new(Bytes::from(body));

@@ -102,10 +102,10 @@ impl RemoteRepository {
         &self,
         max_bytes: u64,
         run: impl FnOnce(&mut Session, &AtomicBool) -> Result<T, RepositoryError> + Send + 'static,
-    ) -> Result<T, ExchangeError> {
+    ) -> Result<T, GitExchangeError> {
         let interrupted = Arc::new(AtomicBool::new(false));
         let _interrupt = InterruptGuard(Arc::clone(&interrupted));
-        let error = |what: String| ExchangeError {
+        let error = |what: String| GitExchangeError {
             exceeded: false,
             error: invalid(format!("{}: {what}", self.settings.name())),
         };
@@ -133,16 +133,16 @@ impl RemoteRepository {
         };
         match timeout(TIMEOUT, exchange).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(RepositoryError::TooLarge { .. })) => Err(ExchangeError {
+            Ok(Err(RepositoryError::TooLarge { .. })) => Err(GitExchangeError {
                 exceeded: true,
                 ..error(format!("the response has over {max_bytes} bytes"))
             }),
             Ok(Err(RepositoryError::Unavailable(what))) => Err(error(what)),
             Ok(Err(RepositoryError::Refused(what))) => {
                 let error = RepositoryError::Refused(format!("{}: {what}", self.settings.name()));
-                Err(ExchangeError { exceeded: false, error })
+                Err(GitExchangeError { exceeded: false, error })
             }
-            Ok(Err(other)) => Err(ExchangeError { exceeded: false, error: other }),
+            Ok(Err(other)) => Err(GitExchangeError { exceeded: false, error: other }),
             Err(_) => Err(error(format!("no response within {} s", TIMEOUT.as_secs()))),
         }
     }
@@ -270,7 +270,7 @@ impl RemoteRepository {
 /// The directory of packs in the directory of a snapshot.
 const PACKS: &str = "objects/pack";
 
-struct ExchangeError {
+struct GitExchangeError {
     exceeded: bool,
     error: RepositoryError,
 }

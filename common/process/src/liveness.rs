@@ -34,10 +34,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// The heartbeats of a process. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Liveness(Arc<Shared>);
+pub struct Liveness(Arc<LivenessState>);
 
 #[derive(Debug)]
-struct Shared {
+struct LivenessState {
     period: Duration,
     tasks: Mutex<Vec<MonitoredTask>>,
 }
@@ -70,7 +70,7 @@ impl Default for Liveness {
 impl Liveness {
     /// Creates heartbeats with another period than a second, for tests.
     pub fn with_period(period: Duration) -> Self {
-        Self(Arc::new(Shared { period, tasks: Mutex::default() }))
+        Self(Arc::new(LivenessState { period, tasks: Mutex::default() }))
     }
 
     /// Registers the gauge `<prefix>_core_lag_seconds`.

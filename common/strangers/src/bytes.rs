@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::table::{Holder, Place, Table};
+use crate::table::{Holder, Table, TableSlot};
 
 /// Limits the bytes that the requests of a listener hold at the same time. Cheap to clone.
 ///
@@ -13,11 +13,11 @@ use crate::table::{Holder, Place, Table};
 #[derive(Clone, Debug)]
 pub struct ByteLimit {
     limit: usize,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ByteBudgetState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ByteBudgetState {
     /// The bytes of all requests.
     total: usize,
     strangers: Table,
@@ -34,7 +34,7 @@ pub struct BytesGuard {
 #[derive(Debug)]
 enum BytesHolder {
     /// Its place is that of the first byte.
-    Stranger { address: IpAddr, place: Option<Place> },
+    Stranger { address: IpAddr, place: Option<TableSlot> },
     /// The bytes of a client with a credential.
     Admitted(usize),
 }

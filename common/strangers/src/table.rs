@@ -26,14 +26,14 @@ pub struct Strangers(Mutex<Table>);
 #[derive(Debug, Default)]
 pub struct Stranger {
     strangers: Arc<Strangers>,
-    place: Mutex<Option<Place>>,
+    place: Mutex<Option<TableSlot>>,
     admitted: AtomicBool,
     replaced: CancellationToken,
 }
 
 /// The place of a holder in the table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct TableSlot {
     site: IpNet,
     number: u64,
 }
@@ -101,13 +101,13 @@ impl Stranger {
     /// Makes the connection the newest one of its site, because the client uses it.
     pub fn renew(&self) {
         if !self.is_admitted() {
-            self.reinsert(|table, place| Place { number: table.next_number(), ..place });
+            self.reinsert(|table, place| TableSlot { number: table.next_number(), ..place });
         }
     }
 
     /// Changes the address to that of the PROXY header.
     pub fn set_address(&self, address: IpAddr) {
-        self.reinsert(|_, place| Place { site: site(address), ..place });
+        self.reinsert(|_, place| TableSlot { site: site(address), ..place });
     }
 
     /// Returns the token that is cancelled when another connection replaces this one.
@@ -115,7 +115,7 @@ impl Stranger {
         self.replaced.clone()
     }
 
-    fn reinsert(&self, change: impl FnOnce(&mut Table, Place) -> Place) {
+    fn reinsert(&self, change: impl FnOnce(&mut Table, TableSlot) -> TableSlot) {
         let mut place = self.place.lock();
         if let Some(before) = *place {
             let mut table = self.strangers.0.lock();
@@ -135,13 +135,13 @@ impl Drop for Stranger {
 }
 
 impl Table {
-    pub(crate) fn insert(&mut self, address: IpAddr, holder: Holder) -> Place {
-        let place = Place { site: site(address), number: self.next_number() };
+    pub(crate) fn insert(&mut self, address: IpAddr, holder: Holder) -> TableSlot {
+        let place = TableSlot { site: site(address), number: self.next_number() };
         self.insert_at(place, holder);
         place
     }
 
-    fn insert_at(&mut self, place: Place, holder: Holder) {
+    fn insert_at(&mut self, place: TableSlot, holder: Holder) {
         self.edit(place.site, |site| site.insert(place.number, holder));
     }
 
@@ -151,12 +151,12 @@ impl Table {
     }
 
     /// Removes a holder, unless another one has replaced it.
-    pub(crate) fn remove(&mut self, place: Place) -> Option<Holder> {
+    pub(crate) fn remove(&mut self, place: TableSlot) -> Option<Holder> {
         self.edit(place.site, |site| site.remove(place.number))
     }
 
     /// Adds units to a holder. Returns false if another one has replaced it.
-    pub(crate) fn grow(&mut self, place: Place, units: usize) -> bool {
+    pub(crate) fn grow(&mut self, place: TableSlot, units: usize) -> bool {
         self.edit(place.site, |site| {
             let Some(holder) = site.holders.get_mut(&place.number) else { return false };
             holder.units += units;

@@ -42,14 +42,14 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Counters of ended spans.
 #[derive(Clone, Debug)]
 pub struct SpanMetrics {
-    spans: Family<ResultLabel, Counter>,
+    spans: Family<ExportResultLabel, Counter>,
     exported: Counter,
     dropped: Counter,
     failed: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
+struct ExportResultLabel {
     result: &'static str,
 }
 
@@ -82,9 +82,9 @@ struct CountedExporter {
 
 impl Default for SpanMetrics {
     fn default() -> Self {
-        let spans = Family::<ResultLabel, Counter>::default();
+        let spans = Family::<ExportResultLabel, Counter>::default();
         let [exported, dropped, failed] = ["exported", "dropped", "failed"]
-            .map(|result| spans.get_or_create_owned(&ResultLabel { result }));
+            .map(|result| spans.get_or_create_owned(&ExportResultLabel { result }));
         Self { spans, exported, dropped, failed }
     }
 }

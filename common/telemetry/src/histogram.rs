@@ -19,10 +19,10 @@ use prometheus_client::{
 /// An observation is two atomic additions. That of `prometheus_client` takes a lock, and each request makes four
 /// observations.
 #[derive(Clone, Debug)]
-pub struct DurationHistogram(Arc<Inner>);
+pub struct DurationHistogram(Arc<HistogramState>);
 
 #[derive(Debug)]
-struct Inner {
+struct HistogramState {
     bounds: &'static [f64],
     /// One counter for each bound, and one for durations above the last bound.
     buckets: Box<[AtomicU64]>,
@@ -33,12 +33,12 @@ impl DurationHistogram {
     /// Creates a histogram. `bounds` are the upper bounds of the buckets in seconds, in ascending order.
     pub fn new(bounds: &'static [f64]) -> Self {
         let buckets = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Self(Arc::new(Inner { bounds, buckets, micros: AtomicU64::new(0) }))
+        Self(Arc::new(HistogramState { bounds, buckets, micros: AtomicU64::new(0) }))
     }
 
     /// Counts a duration.
     pub fn observe(&self, time: Duration) {
-        let Inner { bounds, buckets, micros } = &*self.0;
+        let HistogramState { bounds, buckets, micros } = &*self.0;
         let seconds = time.as_secs_f64();
         let bucket = bounds.iter().take_while(|bound| seconds > **bound).count();
         buckets[bucket].fetch_add(1, Relaxed);
@@ -52,7 +52,7 @@ impl TypedMetric for DurationHistogram {
 
 impl EncodeMetric for DurationHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let Inner { bounds, buckets, micros } = &*self.0;
+        let HistogramState { bounds, buckets, micros } = &*self.0;
         let bounds = bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<_> = bounds.zip(buckets.iter().map(|bucket| bucket.load(Relaxed))).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();

@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{
     DocumentSource, FetchError, IssuerClient, LoginError, OidcConfig, OidcMetrics, PageLogin,
-    ProviderMetadata, TokenError, UnverifiedToken, VerifiedToken, key_state::KeyState, keys::KeySet,
+    ProviderMetadata, TokenError, UnverifiedToken, VerifiedToken, key_state::KeyState, keys::JwkSet,
     page_login::PageClient, policy::TokenPolicy, scope_of,
 };
 
@@ -230,7 +230,7 @@ impl Issuer {
     }
 
     /// Returns the keys. If the token has none of them, they are fetched first, as often as that is allowed.
-    async fn keys_for(&self, suffice: impl Fn(&KeySet) -> bool) -> Result<Arc<KeySet>, KeysUnavailable> {
+    async fn keys_for(&self, suffice: impl Fn(&JwkSet) -> bool) -> Result<Arc<JwkSet>, KeysUnavailable> {
         let mut states = self.keys.subscribe();
         let before = states.borrow_and_update().clone();
         if let Some(keys) = before.usable(Instant::now()).filter(|keys| suffice(keys)) {
@@ -277,14 +277,14 @@ impl Issuer {
     }
 
     /// Fetches the discovery document and the keys. A request that is cancelled does not cancel this.
-    async fn fetch(&self) -> Result<KeySet, FetchError> {
+    async fn fetch(&self) -> Result<JwkSet, FetchError> {
         let metadata = ProviderMetadata::fetch(&*self.source, &self.policy.issuer).await?;
-        let keys = KeySet::parse(&self.source.get(&metadata.jwks_uri).await?);
+        let keys = JwkSet::parse(&self.source.get(&metadata.jwks_uri).await?);
         self.metadata.send_replace(Some(Arc::new(metadata)));
         keys
     }
 
-    fn record(&self, fetched: Result<KeySet, FetchError>) {
+    fn record(&self, fetched: Result<JwkSet, FetchError>) {
         let issuer = &*self.policy.name;
         let now = Instant::now();
         let had_failed = self.keys.borrow().failed();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::keys::KeySet;
+use super::keys::JwkSet;
 
 /// The time between two fetches. A key that an issuer has removed is used for this time at most, while the issuer responds.
 const REFRESH_PERIOD: Duration = Duration::from_secs(5 * 60);
@@ -18,7 +18,7 @@ const MAX_RETRY: Duration = Duration::from_secs(60);
 /// The keys of an issuer, and the result of the last attempt to fetch them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyState {
-    keys: Option<(Arc<KeySet>, Instant)>,
+    keys: Option<(Arc<JwkSet>, Instant)>,
     last_attempt: Option<Instant>,
     /// The number of attempts, for requests that wait for the next one.
     pub(super) attempts: u64,
@@ -28,7 +28,7 @@ pub(super) struct KeyState {
 
 impl KeyState {
     /// Records an attempt that ended at `now`. Keys stay if it failed.
-    pub(super) fn record(&mut self, keys: Option<Arc<KeySet>>, now: Instant) {
+    pub(super) fn record(&mut self, keys: Option<Arc<JwkSet>>, now: Instant) {
         self.attempts += 1;
         self.last_attempt = Some(now);
         match keys {
@@ -38,7 +38,7 @@ impl KeyState {
     }
 
     /// Returns the keys, unless they are too old.
-    pub(super) fn usable(&self, now: Instant) -> Option<&Arc<KeySet>> {
+    pub(super) fn usable(&self, now: Instant) -> Option<&Arc<JwkSet>> {
         let (keys, fetched) = self.keys.as_ref()?;
         (now.saturating_duration_since(*fetched) < MAX_AGE).then_some(keys)
     }
@@ -70,9 +70,9 @@ mod tests {
 
     use super::*;
 
-    fn keys() -> Option<Arc<KeySet>> {
+    fn keys() -> Option<Arc<JwkSet>> {
         let keys = json!({"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB"}]}).to_string();
-        Some(Arc::new(KeySet::parse(keys.as_bytes()).unwrap()))
+        Some(Arc::new(JwkSet::parse(keys.as_bytes()).unwrap()))
     }
 
     #[test]

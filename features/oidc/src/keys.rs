@@ -14,7 +14,7 @@ const MAX_KEYS: usize = 100;
 
 /// The keys that verify signatures.
 #[derive(Debug)]
-pub struct KeySet(Vec<VerificationKey>);
+pub struct JwkSet(Vec<VerificationKey>);
 
 #[derive(Debug)]
 struct VerificationKey {
@@ -29,7 +29,7 @@ struct Document {
     keys: Vec<Value>,
 }
 
-impl KeySet {
+impl JwkSet {
     /// Parses a JWK Set. Keys that cannot verify signatures are left out.
     ///
     /// # Errors
@@ -116,8 +116,8 @@ mod tests {
 
     use super::*;
 
-    fn parse(keys: Value) -> Result<KeySet, String> {
-        KeySet::parse(json!({"keys": keys}).to_string().as_bytes()).map_err(|error| error.to_string())
+    fn parse(keys: Value) -> Result<JwkSet, String> {
+        JwkSet::parse(json!({"keys": keys}).to_string().as_bytes()).map_err(|error| error.to_string())
     }
 
     fn rsa(extra: Value) -> Value {
@@ -177,6 +177,6 @@ mod tests {
         let mut with_a_good_one = unusable;
         with_a_good_one.as_array_mut().unwrap().push(rsa(json!({})));
         assert!(parse(with_a_good_one).unwrap().has(Some("a"), Algorithm::RS256));
-        assert!(parse(json!({})).is_err() && KeySet::parse(b"<html>").is_err());
+        assert!(parse(json!({})).is_err() && JwkSet::parse(b"<html>").is_err());
     }
 }

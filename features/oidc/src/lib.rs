@@ -31,7 +31,7 @@ pub use self::{
     config::{IssuerConfig, OidcConfig, PageLoginConfig, SigningAlgorithm, StreamGrace},
     endpoint::{EndpointUrl, EndpointUrlError},
     issuer::{Issuer, Issuers, KeysUnavailable},
-    keys::KeySet,
+    keys::JwkSet,
     metadata::ProviderMetadata,
     metrics::OidcMetrics,
     oauth::{LoginError, OauthClient, OauthError, RequestedToken, Tokens, printable},

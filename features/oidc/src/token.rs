@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    keys::KeySet,
+    keys::JwkSet,
     policy::{ClaimMapping, TokenPolicy},
 };
 
@@ -186,7 +186,7 @@ impl<'a> UnverifiedToken<'a> {
     pub(super) fn verify(
         self,
         policy: &TokenPolicy,
-        keys: &KeySet,
+        keys: &JwkSet,
         now: u64,
     ) -> Result<VerifiedToken, TokenError> {
         let algorithm = self.algorithm(policy)?;

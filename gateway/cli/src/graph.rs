@@ -51,7 +51,7 @@ Exit codes:
   69  kas or the agent does not answer")]
 pub struct TreeCommand {
     #[command(flatten)]
-    place: Place,
+    place: GraphTarget,
     /// One object, such as deployment/web [default: all objects]
     #[arg(value_name = "KIND/NAME")]
     object: Option<String>,
@@ -77,14 +77,14 @@ Exit codes:
   69  kas or the agent does not answer")]
 pub struct GroupsCommand {
     #[command(flatten)]
-    place: Place,
+    place: GraphTarget,
     #[command(flatten)]
     view: View,
 }
 
 /// The agent, and the objects of it that the command is about.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct GraphTarget {
     #[command(flatten)]
     caller: CallerOptions,
     /// The agent, by its name or id
@@ -154,7 +154,7 @@ impl GroupsCommand {
     }
 }
 
-impl Place {
+impl GraphTarget {
     fn parameters(&self) -> Vec<(&'static str, String)> {
         let namespaces = self.namespace.iter().map(|name| ("namespace", name.clone()));
         namespaces.chain(self.label.clone().map(|label| ("label", label))).collect()

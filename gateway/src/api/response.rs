@@ -7,7 +7,7 @@ use std::{
 
 use access::SourceUnavailable;
 use axum::response::{IntoResponse, Response};
-use gitlab::TokenError;
+use gitlab::ApiTokenError;
 use gitlab::environments::EnvironmentError;
 use http::{
     HeaderValue, StatusCode,
@@ -70,7 +70,7 @@ pub(super) struct AgentInfo {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum ApiError {
     #[error(transparent)]
-    Token(#[from] TokenError),
+    Token(#[from] ApiTokenError),
     #[error(
         "requests from {0} are not allowed: it is in none of the networks of api.listen.allowed_networks"
     )]
@@ -167,8 +167,8 @@ impl IntoResponse for ApiError {
             Self::Token(error) => {
                 // RFC 6750 section 3.1: without a token, the challenge has no error.
                 let challenge = match error {
-                    TokenError::Missing => "Bearer realm=\"kas\"",
-                    TokenError::Invalid(_) => "Bearer realm=\"kas\", error=\"invalid_token\"",
+                    ApiTokenError::Missing => "Bearer realm=\"kas\"",
+                    ApiTokenError::Invalid(_) => "Bearer realm=\"kas\", error=\"invalid_token\"",
                 };
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
             }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use gateway::test_support::api_messages::{Empty, GetServerInfoResponse};
-use gitlab::{TokenError, Verifier};
+use gitlab::{ApiTokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use serde_json::{Value, json};
 use testing::kas::{
@@ -164,5 +164,5 @@ fn attack_37_other_encodings_of_the_secret_are_refused() {
     let token = valid_token();
     assert_eq!(Verifier::new(secret(1), None).check(&token), Ok(()));
     let denied = Verifier::new(secret(2), None).check(&token).unwrap_err();
-    assert!(matches!(denied, TokenError::Invalid(why) if why.contains("secret")), "{denied}");
+    assert!(matches!(denied, ApiTokenError::Invalid(why) if why.contains("secret")), "{denied}");
 }

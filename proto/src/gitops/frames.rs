@@ -31,7 +31,7 @@ pub struct SyncDecoder {
     digest: Sha256,
     files: u64,
     total: u64,
-    state: State,
+    state: FrameState,
 }
 
 /// The limits of a sync.
@@ -74,7 +74,7 @@ pub enum FrameError {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
+enum FrameState {
     Head,
     Line,
     Content { path: String, bytes: usize },
@@ -121,7 +121,7 @@ impl SyncDecoder {
     /// Returns a decoder that refuses larger syncs.
     pub fn new(limits: FrameLimits) -> Self {
         let (buffer, digest) = (BytesMut::new(), Sha256::default());
-        Self { limits, buffer, digest, files: 0, total: 0, state: State::Head }
+        Self { limits, buffer, digest, files: 0, total: 0, state: FrameState::Head }
     }
 
     /// Adds bytes that have arrived.
@@ -135,11 +135,12 @@ impl SyncDecoder {
     ///
     /// The body is not a sync.
     pub fn next_frame(&mut self) -> Result<Option<SyncFrame>, FrameError> {
-        if let State::Content { bytes, .. } = self.state {
+        if let FrameState::Content { bytes, .. } = self.state {
             if self.buffer.len() < bytes {
                 return Ok(None);
             }
-            let State::Content { path, .. } = std::mem::replace(&mut self.state, State::Line) else {
+            let FrameState::Content { path, .. } = std::mem::replace(&mut self.state, FrameState::Line)
+            else {
                 unreachable!("it was matched above")
             };
             // A part of the buffer would keep the whole buffer, for as long as the file is kept.
@@ -148,7 +149,7 @@ impl SyncDecoder {
             self.digest.update(&content);
             return Ok(Some(SyncFrame::File { path, content }));
         }
-        if self.state == State::Ended {
+        if self.state == FrameState::Ended {
             return if self.buffer.is_empty() {
                 Ok(None)
             } else {
@@ -171,13 +172,13 @@ impl SyncDecoder {
         self.digest.update(&line);
         self.digest.update(b"\n");
         match (parsed, &self.state) {
-            (Line::Head(head), State::Head) => {
-                self.state = State::Line;
+            (Line::Head(head), FrameState::Head) => {
+                self.state = FrameState::Line;
                 Ok(Some(SyncFrame::Head(head)))
             }
-            (Line::File { path, bytes }, State::Line) => {
+            (Line::File { path, bytes }, FrameState::Line) => {
                 self.count(bytes)?;
-                self.state = State::Content { path, bytes };
+                self.state = FrameState::Content { path, bytes };
                 self.next_frame()
             }
             _ => Err(FrameError::Invalid("a head must come first, and only once".to_owned())),
@@ -191,7 +192,7 @@ impl SyncDecoder {
     /// The body was cut.
     pub fn ended(&self) -> Result<(), FrameError> {
         match self.state {
-            State::Ended => Ok(()),
+            FrameState::Ended => Ok(()),
             _ => Err(FrameError::Damaged("it was cut before its end")),
         }
     }
@@ -210,13 +211,13 @@ impl SyncDecoder {
     }
 
     fn finish(&mut self, files: u64, digest: &str) -> Result<SyncFrame, FrameError> {
-        if self.state != State::Line {
+        if self.state != FrameState::Line {
             return Err(FrameError::Damaged("it has no head"));
         }
         if files != self.files || digest != hex(&std::mem::take(&mut self.digest).finalize()) {
             return Err(FrameError::Damaged("its end has another number of files or another digest"));
         }
-        self.state = State::Ended;
+        self.state = FrameState::Ended;
         Ok(SyncFrame::End)
     }
 }

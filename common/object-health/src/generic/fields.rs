@@ -18,14 +18,14 @@ pub(super) struct StateField<'a> {
     /// The names of the field and of the parts around it, such as `applicationState.state`.
     path: String,
     value: &'a str,
-    place: Place,
+    place: FieldLevel,
     /// The fields beside it.
     beside: &'a Map<String, Value>,
 }
 
 /// The relation of a field to the whole object.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum FieldLevel {
     /// It is about the whole object: `phase`.
     Whole,
     /// Its name ends so, or it is in a field whose name does: `clusterStatus`, `applicationState.state`.
@@ -38,7 +38,7 @@ enum Place {
 pub(super) fn of_states(status: &Map<String, Value>, has_conditions: bool, course: Course) -> Vec<Finding> {
     let mut fields = Vec::new();
     add_states(status, "", None, &mut fields);
-    let is_alone = !has_conditions && !fields.iter().any(|field| field.place == Place::Whole);
+    let is_alone = !has_conditions && !fields.iter().any(|field| field.place == FieldLevel::Whole);
     let reason = status.get("reason").and_then(Value::as_str).unwrap_or_default();
     let failed = (is_alone && meaning(reason) == Some(Meaning::Failure)).then(|| {
         let message = status.get("message").and_then(Value::as_str).filter(|message| !message.is_empty());
@@ -51,7 +51,7 @@ pub(super) fn of_states(status: &Map<String, Value>, has_conditions: bool, cours
 fn add_states<'a>(
     fields: &'a Map<String, Value>,
     part: &str,
-    place: Option<Place>,
+    place: Option<FieldLevel>,
     found: &mut Vec<StateField<'a>>,
 ) {
     const PARTS: [&str; 7] = ["health", "lastoperation", "result", "state", "status", "statuses", "sync"];
@@ -64,16 +64,16 @@ fn add_states<'a>(
         let is_exact = STATES.contains(&&**name);
         let path = if part.is_empty() { name.clone() } else { format!("{part}.{name}") };
         match value {
-            Value::String(value) if is_exact || (ends_so(&STATES) && place != Some(Place::Part)) => {
-                let place = place.unwrap_or(if is_exact { Place::Whole } else { Place::Near });
+            Value::String(value) if is_exact || (ends_so(&STATES) && place != Some(FieldLevel::Part)) => {
+                let place = place.unwrap_or(if is_exact { FieldLevel::Whole } else { FieldLevel::Near });
                 found.push(StateField { path, value, place, beside: fields });
             }
             Value::Object(below) if place.is_none() => {
-                let place = if ends_so(&PARTS) { Place::Near } else { Place::Part };
+                let place = if ends_so(&PARTS) { FieldLevel::Near } else { FieldLevel::Part };
                 add_states(below, &path, Some(place), found);
             }
             // Such as the statuses of several controllers.
-            Value::Object(below) if place == Some(Place::Near) && !part.contains('.') => {
+            Value::Object(below) if place == Some(FieldLevel::Near) && !part.contains('.') => {
                 add_states(below, &path, place, found);
             }
             _ => {}
@@ -84,13 +84,13 @@ fn add_states<'a>(
 impl StateField<'_> {
     /// Returns the finding of a field. `is_alone` is true if nothing is about the whole object.
     fn finding(&self, is_alone: bool, course: Course) -> Option<Finding> {
-        let is_whole = self.place == Place::Whole;
+        let is_whole = self.place == FieldLevel::Whole;
         let rank = of_state(self.value, is_whole, course)?;
         let rank = match rank {
             Rank::Failed => rank,
             rank if is_whole => rank,
             Rank::Busy if !is_alone => Rank::PartBusy,
-            Rank::Stopped if self.place == Place::Part => return None,
+            Rank::Stopped if self.place == FieldLevel::Part => return None,
             rank if is_alone => rank,
             _ => return None,
         };

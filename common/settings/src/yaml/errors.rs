@@ -13,7 +13,7 @@ use super::{ConfigError, KeyLocations, TrackedError, parse_tracked};
 const MAX_ERRORS: usize = 20;
 
 /// The place of a value in a file that may have lost some.
-type Place = Vec<Step>;
+type StepPath = Vec<Step>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
@@ -33,7 +33,7 @@ pub(super) fn all_errors<T: DeserializeOwned>(
     let Ok(mut rest) = serde_saphyr::from_str_with_options::<Value>(text, lenient) else { return first };
     let keys = KeyLocations::parse(text);
     let mut errors = vec![first];
-    let mut removed: Vec<Place> = Vec::new();
+    let mut removed: Vec<StepPath> = Vec::new();
     while errors.len() < MAX_ERRORS {
         // JSON is YAML, so that the values are parsed as before.
         let Err(TrackedError { path, what, .. }) = parse_tracked::<T>(&rest.to_string(), options) else {
@@ -52,8 +52,8 @@ pub(super) fn all_errors<T: DeserializeOwned>(
 }
 
 /// Removes the value with the error, and returns its place.
-fn remove(tree: &mut Value, path: &KeyPath) -> Option<Place> {
-    let mut place = Place::new();
+fn remove(tree: &mut Value, path: &KeyPath) -> Option<StepPath> {
+    let mut place = StepPath::new();
     let mut node = &*tree;
     for segment in path {
         let (step, next) = match segment {
@@ -84,7 +84,7 @@ fn remove(tree: &mut Value, path: &KeyPath) -> Option<Place> {
 }
 
 /// Returns the place in the file of a value, before which other elements of its list were removed.
-fn original(mut place: Place, removed: &[Place]) -> Place {
+fn original(mut place: StepPath, removed: &[StepPath]) -> StepPath {
     for earlier in removed {
         if let Some((Step::Index(gone), list)) = earlier.split_last()
             && let Some((Step::Index(index), _)) = place.strip_prefix(list).and_then(<[Step]>::split_first)
@@ -97,7 +97,7 @@ fn original(mut place: Place, removed: &[Place]) -> Place {
 }
 
 /// Returns whether an error says that a key is missing which the file has, with another error.
-fn is_missing(error: &ConfigError, section: &[Step], removed: &[Place]) -> bool {
+fn is_missing(error: &ConfigError, section: &[Step], removed: &[StepPath]) -> bool {
     removed.iter().any(|place| match place.split_last() {
         Some((Step::Key(key), parent)) => parent == section && error.what == super::missing(key),
         _ => false,

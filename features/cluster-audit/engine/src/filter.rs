@@ -17,14 +17,14 @@ pub struct EventFilter {
     /// The verb.
     pub verb: Option<String>,
     /// The resource.
-    pub resource: Option<ResourceFilter>,
+    pub resource: Option<AuditResourceFilter>,
     /// The namespace.
     pub namespace: Option<String>,
 }
 
 /// Selects resources: `pods` with all of its subresources, `deployments.apps`, or `pods/exec`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResourceFilter {
+pub struct AuditResourceFilter {
     resource: String,
     group: Option<String>,
     subresource: Option<String>,
@@ -105,7 +105,7 @@ impl EventFilter {
     }
 }
 
-impl ResourceFilter {
+impl AuditResourceFilter {
     fn selects(&self, object: &ObjectFields<'_>) -> bool {
         self.resource == object.resource
             && self.group.as_deref().is_none_or(|group| group == object.group)
@@ -113,7 +113,7 @@ impl ResourceFilter {
     }
 }
 
-impl FromStr for ResourceFilter {
+impl FromStr for AuditResourceFilter {
     type Err = InvalidFilter;
 
     fn from_str(text: &str) -> Result<Self, InvalidFilter> {
@@ -211,7 +211,7 @@ mod tests {
         let pods = EventFilter { resource: Some("pods".parse().unwrap()), ..EventFilter::default() };
         assert!(!selects(pods, &line(None), None), "a request for no object");
         for invalid in ["", "/", "pods/", ".apps", "Pods", "a b", "pods/exec/x"] {
-            assert_eq!(invalid.parse::<ResourceFilter>(), Err(InvalidFilter), "{invalid:?}");
+            assert_eq!(invalid.parse::<AuditResourceFilter>(), Err(InvalidFilter), "{invalid:?}");
         }
     }
 

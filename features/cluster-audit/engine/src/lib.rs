@@ -18,7 +18,7 @@ mod scan;
 pub use self::{
     cursor::{Cursor, Progress},
     event::{Skipped, append_line, parse},
-    filter::{EventFilter, InvalidFilter, ResourceFilter},
+    filter::{AuditResourceFilter, EventFilter, InvalidFilter},
     ring::{Appended, InvalidPosition, Position, Ring, RingView},
     scan::{EventScanner, ScanError, Scanned},
 };

@@ -51,10 +51,10 @@ pub struct Ring {
 
 /// Reads lines. Clones are cheap.
 #[derive(Clone, Debug)]
-pub struct RingView(Arc<Shared>);
+pub struct RingView(Arc<RingState>);
 
 #[derive(Debug)]
-struct Shared {
+struct RingState {
     directory: PathBuf,
     id: u32,
     segments: Mutex<VecDeque<Segment>>,
@@ -123,7 +123,7 @@ impl Ring {
             None => segments.push_back_mut(Segment { start: 0, length: 0 }),
         };
         let file = open(&path(directory, id, last.start))?;
-        let shared = Shared {
+        let shared = RingState {
             directory: directory.to_owned(),
             id,
             segments: Mutex::new(segments),

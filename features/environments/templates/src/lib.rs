@@ -17,7 +17,7 @@ mod variable;
 pub use self::{
     object::RenderedObject,
     parse::{ApplyResources, DeleteResources, EnvironmentTemplate, MAX_BYTES, MAX_OBJECTS},
-    render::RenderError,
+    render::EnvironmentRenderError,
     variable::{Values, Variable},
 };
 

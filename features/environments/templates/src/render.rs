@@ -18,7 +18,7 @@ const MAX_RENDERED: usize = 256 << 10;
 /// The objects of a template cannot be made with these values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}")]
-pub struct RenderError {
+pub struct EnvironmentRenderError {
     /// The file and the line of the object.
     pub place: String,
     /// The object as far as it is known, and the problem.
@@ -58,7 +58,7 @@ impl EnvironmentTemplate {
     ///
     /// A variable has no value, or one that cannot be in an object; a name is not one of Kubernetes; two objects are the same; or the
     /// objects are too large.
-    pub fn render(&self, values: &Values) -> Result<Vec<RenderedObject>, RenderError> {
+    pub fn render(&self, values: &Values) -> Result<Vec<RenderedObject>, EnvironmentRenderError> {
         let mut renderer = Renderer { values, bytes: 0 };
         let mut seen = HashSet::new();
         let objects = self.objects.iter().map(|template| {
@@ -66,7 +66,7 @@ impl EnvironmentTemplate {
                 let name = template.object.get("metadata").and_then(|metadata| metadata["name"].as_str());
                 let kind = template.object.get("kind").and_then(Value::as_str).unwrap_or_default();
                 let name = unmarked(name.unwrap_or_default());
-                RenderError {
+                EnvironmentRenderError {
                     place: format!("{}:{}", self.file, template.line),
                     what: format!("{kind} {name}: {fault}"),
                 }

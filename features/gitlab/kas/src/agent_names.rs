@@ -36,10 +36,10 @@ pub(super) struct GitLabAgentName {
 
 /// Finds the names of GitLab's agents, also of those that are connected to other replicas only. Clones are cheap.
 #[derive(Clone, Debug)]
-pub struct AgentNames(Arc<Inner>);
+pub struct AgentNames(Arc<AgentNamesState>);
 
 #[derive(Debug)]
-struct Inner {
+struct AgentNamesState {
     /// The agents of the file.
     identities: Identities,
     /// The agents of GitLab that have connected to this replica.
@@ -56,7 +56,13 @@ impl AgentNames {
     /// Creates a source of the names of these agents.
     pub fn new(identities: Identities, agents: GitLabAgents, store: Arc<dyn RouteStore>) -> Self {
         let listed = Cache::builder().max_capacity(CAPACITY).time_to_live(KEEP).build();
-        Self(Arc::new(Inner { identities, agents, store, listed, next_list: Mutex::new(Instant::now()) }))
+        Self(Arc::new(AgentNamesState {
+            identities,
+            agents,
+            store,
+            listed,
+            next_list: Mutex::new(Instant::now()),
+        }))
     }
 
     /// Returns whether the identity file has an agent with this id. The file and GitLab number their agents independently.

@@ -25,10 +25,10 @@ const MAX_TOKEN: usize = 512;
 
 /// The agents of GitLab. Clones are cheap, and share the cache.
 #[derive(Clone, Debug)]
-pub struct GitLabAgents(Arc<Inner>);
+pub struct GitLabAgents(Arc<GitLabAgentsState>);
 
 #[derive(Debug)]
-struct Inner {
+struct GitLabAgentsState {
     client: GitLabClient,
     /// The identity file, whose agents GitLab cannot replace.
     identities: Identities,
@@ -62,7 +62,7 @@ impl GitLabAgents {
         redis: Option<RedisStore>,
     ) -> Self {
         let limit = per_second.saturating_mul(FLEET_FACTOR * PERIOD.as_secs() as u32);
-        Self(Arc::new(Inner {
+        Self(Arc::new(GitLabAgentsState {
             client,
             identities,
             cache: TokenCache::new(ttls),
@@ -89,7 +89,7 @@ impl GitLabAgents {
     }
 }
 
-impl Inner {
+impl GitLabAgentsState {
     /// Asks Redis and GitLab. `known` is true if the token was that of an agent before: only GitLab can revoke it then.
     async fn query(
         &self,

@@ -37,7 +37,7 @@ pub struct Verifier {
 
 /// The reason for which a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TokenError {
+pub enum ApiTokenError {
     /// The request has no bearer token.
     #[error("a token is missing: send `Authorization: Bearer <JWT>`, signed with the secret of api.listen")]
     Missing,
@@ -74,42 +74,43 @@ impl Verifier {
     }
 
     /// Verifies the token in the headers of a request.
-    pub fn verify(&self, headers: &HeaderMap) -> Result<(), TokenError> {
+    pub fn verify(&self, headers: &HeaderMap) -> Result<(), ApiTokenError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
-            return Err(TokenError::Missing);
+            return Err(ApiTokenError::Missing);
         };
         let (scheme, token) =
-            value.to_str().ok().and_then(|value| value.split_once(' ')).ok_or(TokenError::Missing)?;
+            value.to_str().ok().and_then(|value| value.split_once(' ')).ok_or(ApiTokenError::Missing)?;
         if !scheme.eq_ignore_ascii_case("bearer") {
-            return Err(TokenError::Missing);
+            return Err(ApiTokenError::Missing);
         }
         self.check(token.trim())
     }
 
     /// Verifies a token.
-    pub fn check(&self, token: &str) -> Result<(), TokenError> {
+    pub fn check(&self, token: &str) -> Result<(), ApiTokenError> {
         self.claims::<IgnoredAny>(token).map(|_| ())
     }
 
     /// Verifies a token, and returns its claims.
-    pub(crate) fn claims<T: DeserializeOwned>(&self, token: &str) -> Result<T, TokenError> {
+    pub(crate) fn claims<T: DeserializeOwned>(&self, token: &str) -> Result<T, ApiTokenError> {
         if token.len() > MAX_LENGTH {
-            return Err(TokenError::Invalid("it is longer than 4096 bytes"));
+            return Err(ApiTokenError::Invalid("it is longer than 4096 bytes"));
         }
-        let token = self.decode::<Claims<T>>(token).map_err(|error| TokenError::Invalid(reason(&error)))?;
+        let token =
+            self.decode::<Claims<T>>(token).map_err(|error| ApiTokenError::Invalid(reason(&error)))?;
         // RFC 7515 section 4.1.11: a token with unknown critical extensions must be refused.
         if token.header.crit.is_some() {
-            return Err(TokenError::Invalid(
+            return Err(ApiTokenError::Invalid(
                 "its header has critical extensions, which kas does not support",
             ));
         }
         if token.claims.iss.is_array() {
-            return Err(TokenError::Invalid("its issuer (iss) is a list, and must be one text"));
+            return Err(ApiTokenError::Invalid("its issuer (iss) is a list, and must be one text"));
         }
         let latest = get_current_timestamp() + MAX_LIFE;
         if token.claims.exp.as_f64().is_none_or(|exp| exp > latest as f64) {
-            return Err(TokenError::Invalid("its exp is more than 10 min ahead: let it expire sooner"));
+            return Err(ApiTokenError::Invalid("its exp is more than 10 min ahead: let it expire sooner"));
         }
         Ok(token.claims.others)
     }

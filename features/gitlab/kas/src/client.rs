@@ -61,12 +61,12 @@ const KAS_REQUEST: HeaderName = HeaderName::from_static("gitlab-kas-api-request"
 /// Sends requests to GitLab. Clones are cheap, and share connections and limits.
 #[derive(Clone)]
 pub struct GitLabClient {
-    inner: Arc<Inner>,
+    inner: Arc<ClientState>,
     share: BudgetShare,
     status_token_file: Option<Arc<Path>>,
 }
 
-struct Inner {
+struct ClientState {
     address: GitLabAddress,
     secret: Secret,
     http: Client<Connector, Full<Bytes>>,
@@ -97,7 +97,7 @@ impl GitLabClient {
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(MAX_IDLE)
             .build(transport.0);
-        let inner = Inner {
+        let inner = ClientState {
             address,
             secret,
             http,

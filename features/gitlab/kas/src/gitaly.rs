@@ -93,7 +93,7 @@ struct ServerConnection {
 
 /// The error of a call.
 #[derive(Debug, thiserror::Error)]
-enum CallError {
+enum GitalyError {
     #[error(transparent)]
     Address(#[from] InvalidAddress),
     #[error("calls to Gitaly wait longer than {wait} s: gitaly.{0} of kas is too low", wait = limits::MAX_WAIT.as_secs())]
@@ -121,23 +121,23 @@ impl GitalyClient {
         agent: Option<proto::AgentId>,
         method: &'static str,
         message: Q,
-    ) -> Result<Streaming<R>, CallError>
+    ) -> Result<Streaming<R>, GitalyError>
     where
         Q: Message + 'static,
         R: Message + Default + 'static,
     {
         let address: GitalyAddress = server.address.parse()?;
         let connection = self.connection(&address).await;
-        self.limits.admit(&address, &connection.queue, agent).await.map_err(CallError::RateLimited)?;
+        self.limits.admit(&address, &connection.queue, agent).await.map_err(GitalyError::RateLimited)?;
 
         let mut request = Request::new(message);
         add_metadata(&mut request, server);
         let mut grpc = Grpc::new(connection.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
         let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
-        grpc.ready().await.map_err(|error| CallError::Status(unavailable(error)))?;
+        grpc.ready().await.map_err(|error| GitalyError::Status(unavailable(error)))?;
         let codec = ProstCodec::<Q, R>::default();
         let response = grpc.server_streaming(request, PathAndQuery::from_static(method), codec).await;
-        Ok(response.map_err(CallError::Status)?.into_inner())
+        Ok(response.map_err(GitalyError::Status)?.into_inner())
     }
 
     async fn connection(&self, address: &GitalyAddress) -> Arc<ServerConnection> {

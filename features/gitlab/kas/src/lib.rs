@@ -60,7 +60,7 @@ pub use self::{
     agent_info::AgentInfo,
     agent_names::AgentNames,
     agents::{CacheTtls, GitLabAgents},
-    api_token::{TokenError, Verifier},
+    api_token::{ApiTokenError, Verifier},
     budget::BudgetShare,
     callers::{CallerValidity, GitLabAuthorizer},
     client::GitLabClient,

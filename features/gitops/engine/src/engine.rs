@@ -46,7 +46,7 @@ use crate::{
     hook,
     inventory::ParentState,
     order, parse,
-    retry::{CallError, with_retry},
+    retry::{ApiCallError, with_retry},
     validate::{self, Scopes},
 };
 
@@ -303,7 +303,7 @@ impl<C: Cluster> Engine<C> {
         let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
         let stored = self.load(&sync, &manifests).await?;
         sync.mark(&mut manifests);
-        let (mut state, old) = self.look(stored, &manifests, &sync).await?;
+        let (mut state, old) = self.examine_project(stored, &manifests, &sync).await?;
         let mut plan = self.plan_deletions(&mut state, &sync).await?;
         plan.report(report);
         if sync.writes() {
@@ -361,7 +361,7 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Finds out what belongs to the project, without a write.
-    async fn look(
+    async fn examine_project(
         &self,
         stored: StoredInventory,
         manifests: &[Manifest],
@@ -512,7 +512,9 @@ impl<C: Cluster> Engine<C> {
     async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, SyncError> {
         for _ in 1..ATTEMPTS {
             match self.try_write_parent(set, fence).await {
-                Err(CallError::Api(error)) if error.is_stale() => drop(self.read_parent(set, fence).await?),
+                Err(ApiCallError::Api(error)) if error.is_stale() => {
+                    drop(self.read_parent(set, fence).await?)
+                }
                 written => return written.map_err(cannot_write),
             }
         }
@@ -521,7 +523,7 @@ impl<C: Cluster> Engine<C> {
 
     /// Writes the parent, unless somebody has changed it since it was read: the write of a former leader that arrives late must not
     /// remove what the next leader has added. Returns its UID.
-    async fn try_write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, CallError> {
+    async fn try_write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<String, ApiCallError> {
         let (kind, id) = set.parent_id();
         let object = set.parent();
         let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: true };
@@ -545,13 +547,13 @@ impl<C: Cluster> Engine<C> {
         set.version = now.version;
         match self.try_write_parent(&mut set, fence).await {
             // The next sync does it.
-            Err(CallError::Api(error)) if error.is_stale() => Ok(()),
+            Err(ApiCallError::Api(error)) if error.is_stale() => Ok(()),
             written => written.map(drop).map_err(cannot_write),
         }
     }
 }
 
-fn cannot_write(error: CallError) -> SyncError {
+fn cannot_write(error: ApiCallError) -> SyncError {
     SyncError::of_project("the inventory cannot be written", error)
 }
 
@@ -585,10 +587,10 @@ impl SyncContext<'_> {
 }
 
 impl SyncError {
-    fn of_project(what: &str, error: CallError) -> Self {
+    fn of_project(what: &str, error: ApiCallError) -> Self {
         match error {
-            CallError::Api(error) => Self::Project(format!("{what}: {error}")),
-            CallError::Stopped(stopped) => Self::Stopped(stopped),
+            ApiCallError::Api(error) => Self::Project(format!("{what}: {error}")),
+            ApiCallError::Stopped(stopped) => Self::Stopped(stopped),
         }
     }
 }

@@ -39,7 +39,7 @@ pub enum Leadership {
 
 /// The candidacy of this process.
 #[derive(Debug)]
-pub struct Candidate {
+pub struct LeaderElector {
     cluster: KubeCluster,
     /// The name of what the leader does, for logs.
     feature: &'static str,
@@ -106,7 +106,7 @@ impl Leadership {
     }
 }
 
-impl Candidate {
+impl LeaderElector {
     /// Returns a candidate for the Lease of a feature. `identity` differs for each process.
     pub fn new(
         cluster: KubeCluster,

@@ -44,7 +44,7 @@ pub use self::{
     engine::{Engine, Outcome, Recovery, SyncError, SyncInput},
     fence::{Fence, Stopped},
     kube_cluster::KubeCluster,
-    lease::{Candidate, Leadership},
+    lease::{LeaderElector, Leadership},
     manifest::{GroupKind, Manifest, SourceFile, SourceLine},
     retry::while_open,
     watch::Change,

@@ -50,7 +50,7 @@ const KINDS: [&str; 17] = [
 
 /// Objects that are applied together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stage {
+pub struct SyncStage {
     /// The objects, as indices, in their order.
     pub objects: Vec<usize>,
     /// The objects of this stage or of earlier ones that do their work before the next stage begins, as indices.
@@ -63,7 +63,7 @@ pub struct Stage {
 
 /// The place of an object: phase, wave, stage, and the length of the longest chain of dependencies in that stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct ApplyRank {
     phase: Phase,
     wave: i32,
     stage: u8,
@@ -79,7 +79,7 @@ const WEBHOOK: u8 = 3;
 ///
 /// The errors of all objects: a hook that agentk does not run, a wave that is no number, a dependency that is unknown, circular, or in a
 /// later wave or stage.
-pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
+pub fn stages(manifests: &[Manifest]) -> Result<Vec<SyncStage>, Vec<ObjectError>> {
     let mut errors = Vec::new();
     let (places, dependencies) = places(manifests, &mut errors);
     if !errors.is_empty() {
@@ -88,12 +88,12 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     let mut order: Vec<usize> =
         (0..manifests.len()).filter(|index| !hook::is_skipped(&manifests[*index])).collect();
     order.sort_by_key(|index| (places[*index], rank(&manifests[*index]), &manifests[*index].id));
-    let mut stages: Vec<(Place, Stage)> = Vec::new();
+    let mut stages: Vec<(ApplyRank, SyncStage)> = Vec::new();
     for index in order {
         match stages.last_mut() {
             Some((place, stage)) if *place == places[index] => stage.objects.push(index),
             _ => {
-                let stage = Stage { objects: vec![index], ..Stage::default() };
+                let stage = SyncStage { objects: vec![index], ..SyncStage::default() };
                 stages.push((places[index], stage));
             }
         }
@@ -101,7 +101,7 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     for index in 1..stages.len() {
         let (before, (next, following)) = (&stages[..index], &stages[index]);
         let place = before[index - 1].0;
-        let is_same = |before: Place| {
+        let is_same = |before: ApplyRank| {
             if next.phase > place.phase {
                 before.phase == place.phase
             } else {
@@ -143,7 +143,7 @@ pub fn deletion_rank(id: &ObjectId) -> (u8, usize) {
 }
 
 /// Returns the places of all objects, and the dependencies of each.
-fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> (Vec<Place>, Vec<Vec<usize>>) {
+fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> (Vec<ApplyRank>, Vec<Vec<usize>>) {
     let by_id: HashMap<&ObjectId, usize> =
         manifests.iter().enumerate().map(|(index, manifest)| (&manifest.id, index)).collect();
     let mut places = Vec::with_capacity(manifests.len());
@@ -163,7 +163,7 @@ fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> (Vec<Place>,
             errors.push(manifest.error(format!("the annotation {key} is {wave:?}, and not a whole number")));
             0
         });
-        places.push(Place { phase, wave, stage: stage_of(&manifest.id), level: 0 });
+        places.push(ApplyRank { phase, wave, stage: stage_of(&manifest.id), level: 0 });
         dependencies.push(dependencies_of(manifest, &by_id, errors));
     }
     if errors.is_empty() {
@@ -224,7 +224,7 @@ struct Walk<'a> {
     manifests: &'a [Manifest],
     dependencies: &'a [Vec<usize>],
     visited: Vec<Visit>,
-    places: Vec<Place>,
+    places: Vec<ApplyRank>,
     errors: &'a mut Vec<ObjectError>,
 }
 
@@ -266,7 +266,7 @@ impl Walk<'_> {
         let mut place = self.places[index];
         for dependency in &self.dependencies[index] {
             let before = self.places[*dependency];
-            let order = |place: Place| (place.phase, place.wave, place.stage);
+            let order = |place: ApplyRank| (place.phase, place.wave, place.stage);
             if order(before) > order(place) {
                 let what = format!(
                     "it depends on {}, which is applied in a later wave or stage",

@@ -18,7 +18,7 @@ const MARKS: [(&str, &str, &str); 5] = [
 
 /// The owner of an object, as a project sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum ObjectOwner {
     /// The project itself.
     Project,
     /// The ApplySet with this id: another project, or a program such as kubectl.
@@ -30,22 +30,22 @@ pub enum Owner {
 }
 
 /// Describes the owner of an object if it is not the project.
-pub fn other(owner: Owner) -> Option<String> {
+pub fn other(owner: ObjectOwner) -> Option<String> {
     match owner {
-        Owner::Project | Owner::Nobody => None,
-        Owner::Set(set) => Some(format!("the ApplySet {set}")),
-        Owner::Other(owner) => Some(owner),
+        ObjectOwner::Project | ObjectOwner::Nobody => None,
+        ObjectOwner::Set(set) => Some(format!("the ApplySet {set}")),
+        ObjectOwner::Other(owner) => Some(owner),
     }
 }
 
 /// Returns the owner of an object with this metadata. `set` is the id of the ApplySet of the project, and `is_recorded` says that the UID
 /// is in the inventory.
-pub fn owner(metadata: &Value, set: &str, is_recorded: bool) -> Owner {
+pub fn owner(metadata: &Value, set: &str, is_recorded: bool) -> ObjectOwner {
     match metadata["labels"][PART_OF].as_str() {
-        Some(other) if other != set => Owner::Set(other.to_owned()),
-        _ if is_recorded => Owner::Project,
-        Some(_) if is_applied_by_agentk(metadata) => Owner::Project,
-        _ => foreign_owner(metadata).map_or(Owner::Nobody, Owner::Other),
+        Some(other) if other != set => ObjectOwner::Set(other.to_owned()),
+        _ if is_recorded => ObjectOwner::Project,
+        Some(_) if is_applied_by_agentk(metadata) => ObjectOwner::Project,
+        _ => foreign_owner(metadata).map_or(ObjectOwner::Nobody, ObjectOwner::Other),
     }
 }
 
@@ -99,22 +99,22 @@ mod tests {
 
     #[test]
     fn label_alone_proves_nothing() {
-        assert_eq!(owner(&applied(), "set", false), Owner::Project);
+        assert_eq!(owner(&applied(), "set", false), ObjectOwner::Project);
         let mut copy = applied();
         copy["managedFields"][0]["operation"] = "Update".into();
-        assert_eq!(owner(&copy, "set", false), Owner::Nobody);
+        assert_eq!(owner(&copy, "set", false), ObjectOwner::Nobody);
         copy["managedFields"][0] = json!({"manager": "kubectl", "operation": "Apply"});
-        assert_eq!(owner(&copy, "set", false), Owner::Nobody);
+        assert_eq!(owner(&copy, "set", false), ObjectOwner::Nobody);
     }
 
     #[test]
     fn recorded_object_stays_with_its_project_without_its_label() {
         let bare = json!({"managedFields": []});
-        assert_eq!(owner(&bare, "set", true), Owner::Project);
-        assert_eq!(owner(&bare, "set", false), Owner::Nobody);
+        assert_eq!(owner(&bare, "set", true), ObjectOwner::Project);
+        assert_eq!(owner(&bare, "set", false), ObjectOwner::Nobody);
         let mut moved = applied();
         moved["labels"][PART_OF] = "another".into();
-        assert_eq!(owner(&moved, "set", true), Owner::Set("another".to_owned()));
+        assert_eq!(owner(&moved, "set", true), ObjectOwner::Set("another".to_owned()));
     }
 
     #[test]
@@ -125,10 +125,10 @@ mod tests {
                 "managedFields": [{"manager": "agentk", "operation": "Apply", "fieldsV1": fields}],
             })
         };
-        let other = |words: &str| Owner::Other(words.to_owned());
+        let other = |words: &str| ObjectOwner::Other(words.to_owned());
         assert_eq!(owner(&helm(json!({})), "set", false), other("the Helm release shop"));
         let from_git = json!({"f:metadata": {"f:annotations": {"f:meta.helm.sh/release-name": {}}}});
-        assert_eq!(owner(&helm(from_git), "set", false), Owner::Nobody);
+        assert_eq!(owner(&helm(from_git), "set", false), ObjectOwner::Nobody);
         for (place, key, what) in MARKS {
             assert_eq!(owner(&json!({place: {key: "x"}}), "set", false), other(&format!("{what} x")));
         }

@@ -18,20 +18,20 @@ const LONGEST: Duration = Duration::from_secs(10);
 
 /// The reason why a request has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CallError {
+pub(crate) enum ApiCallError {
     /// The API server refused it, or did not answer.
     Api(ApiError),
     /// The sync must stop.
     Stopped(Stopped),
 }
 
-impl From<ApiError> for CallError {
+impl From<ApiError> for ApiCallError {
     fn from(error: ApiError) -> Self {
         Self::Api(error)
     }
 }
 
-impl From<Stopped> for CallError {
+impl From<Stopped> for ApiCallError {
     fn from(stopped: Stopped) -> Self {
         Self::Stopped(stopped)
     }
@@ -42,7 +42,7 @@ impl From<Stopped> for CallError {
 pub(crate) async fn with_retry<T, F>(
     fence: &dyn Fence,
     mut request: impl FnMut() -> F + Send,
-) -> Result<T, CallError>
+) -> Result<T, ApiCallError>
 where
     F: Future<Output = Result<T, ApiError>> + Send,
     T: Send,
@@ -50,7 +50,7 @@ where
     let mut wait = FIRST;
     for _ in 1..ATTEMPTS {
         match send(fence, request()).await {
-            Err(CallError::Api(error)) if error.is_transient() => {
+            Err(ApiCallError::Api(error)) if error.is_transient() => {
                 let jittered = wait.mul_f64(rand::random_range(0.5..1.0));
                 let asked = error.retry_after.unwrap_or_default().min(LONGEST);
                 // Its words may contain values of a Secret.
@@ -68,7 +68,7 @@ where
 async fn send<T>(
     fence: &dyn Fence,
     request: impl Future<Output = Result<T, ApiError>> + Send,
-) -> Result<T, CallError> {
+) -> Result<T, ApiCallError> {
     Ok(while_open(fence, request).await??)
 }
 
@@ -167,6 +167,6 @@ mod tests {
             async { Err(ApiError { status: 503, ..ApiError::default() }) }
         })
         .await;
-        assert_eq!((result, sent.into_inner()), (Err(CallError::Stopped(Stopped::LostLease)), 4));
+        assert_eq!((result, sent.into_inner()), (Err(ApiCallError::Stopped(Stopped::LostLease)), 4));
     }
 }

@@ -1,7 +1,7 @@
 //! The cluster for which charts are rendered.
 
 use crate::{
-    Tree,
+    FileTree,
     plan::{Job, Tool},
 };
 
@@ -43,7 +43,7 @@ impl TargetCluster {
     }
 
     /// Returns an API group that a chart names, and whose versions are not known.
-    pub(crate) fn unavailable_group(&self, job: &Job, tree: &Tree) -> Option<&str> {
+    pub(crate) fn unavailable_group(&self, job: &Job, tree: &FileTree) -> Option<&str> {
         let names =
             |group: &str| tree.values().any(|content| String::from_utf8_lossy(content).contains(group));
         let groups = self.unavailable.iter().map(String::as_str).filter(|group| !group.is_empty());
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn chart_that_names_a_group_without_a_server_is_not_rendered() {
         let cluster = TargetCluster::new(None, Vec::new(), vec!["metrics.k8s.io".to_owned()]);
-        let tree = |text: &str| Tree::from([("shop/templates/a.yaml".to_owned(), text.into())]);
+        let tree = |text: &str| FileTree::from([("shop/templates/a.yaml".to_owned(), text.into())]);
         let job = |tool: Tool| Job { tool, directory: "shop".to_owned() };
         let asks = tree("{{ if .Capabilities.APIVersions.Has \"metrics.k8s.io/v1beta1\" }}");
         assert_eq!(cluster.unavailable_group(&job(Tool::Helm), &asks), Some("metrics.k8s.io"));

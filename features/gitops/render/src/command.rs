@@ -9,7 +9,7 @@ use std::{
 use proto::agent_configuration::gitops::ManifestProject;
 
 use crate::{
-    TargetCluster, Tree,
+    FileTree, TargetCluster,
     plan::{Job, Tool},
 };
 
@@ -50,7 +50,7 @@ pub(crate) fn prepare(
     job: &Job,
     project: &ManifestProject,
     cluster: &TargetCluster,
-    tree: &Tree,
+    tree: &FileTree,
     root: &Path,
 ) -> io::Result<ProgramCommand> {
     let home = root.join("home");
@@ -72,7 +72,7 @@ pub(crate) fn prepare(
 }
 
 impl ProgramCommand {
-    fn prepare_kustomize(&mut self, job: &Job, tree: &Tree) -> io::Result<()> {
+    fn prepare_kustomize(&mut self, job: &Job, tree: &FileTree) -> io::Result<()> {
         let root = self.directory.join(TREE);
         for (path, content) in tree {
             write_file(&root, path, content)?;
@@ -88,7 +88,7 @@ impl ProgramCommand {
         job: &Job,
         project: &ManifestProject,
         cluster: &TargetCluster,
-        tree: &Tree,
+        tree: &FileTree,
     ) -> io::Result<()> {
         let chart = self.directory.join(CHART_DIRECTORY);
         std::fs::create_dir(&chart)?;
@@ -210,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    fn tree(files: &[(&str, &str)]) -> Tree {
+    fn tree(files: &[(&str, &str)]) -> FileTree {
         files.iter().map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec())).collect()
     }
 

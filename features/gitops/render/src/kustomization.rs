@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    RenderError, Tree,
+    FileTree, RenderError,
     plan::{Job, KUSTOMIZATIONS, is_below, join},
 };
 
@@ -24,7 +24,7 @@ const MAX_DIRECTORIES: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checked {
     /// The files that kustomize may read.
-    Complete(Tree),
+    Complete(FileTree),
     /// These files or directories of the repository are needed, too. They may not exist either.
     Missing(BTreeSet<String>),
 }
@@ -35,8 +35,8 @@ pub enum Checked {
 /// # Errors
 ///
 /// A kustomization is not YAML, refers to something outside of the repository, or has a key that kas refuses.
-pub fn check(job: &Job, tree: &Tree, known: &BTreeSet<String>) -> Result<Checked, RenderError> {
-    let mut kustomizations = Tree::new();
+pub fn check(job: &Job, tree: &FileTree, known: &BTreeSet<String>) -> Result<Checked, RenderError> {
+    let mut kustomizations = FileTree::new();
     let mut missing = BTreeSet::new();
     let mut reached = BTreeSet::from([job.directory.clone()]);
     let mut queue = VecDeque::from([job.directory.clone()]);
@@ -451,7 +451,7 @@ fn resolve(directory: &str, reference: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-fn has_directory(tree: &Tree, path: &str) -> bool {
+fn has_directory(tree: &FileTree, path: &str) -> bool {
     let prefix = if path.is_empty() { String::new() } else { format!("{path}/") };
     tree.range(prefix.clone()..).next().is_some_and(|(file, _)| file.starts_with(&prefix))
 }
@@ -601,7 +601,7 @@ mod tests {
             files
                 .into_iter()
                 .map(|(path, text)| (path.to_owned(), text.as_bytes().to_vec()))
-                .collect::<Tree>()
+                .collect::<FileTree>()
         };
         let job = Job { tool: Tool::Kustomize, directory: "prod".to_owned() };
         let known = BTreeSet::from([String::new()]);

@@ -41,7 +41,7 @@ use self::{
 };
 
 /// The files of a commit that a job may read, by their paths from the root of the repository.
-pub type Tree = BTreeMap<String, Vec<u8>>;
+pub type FileTree = BTreeMap<String, Vec<u8>>;
 
 /// The prefix of the names of the temporary directories of jobs.
 pub const WORK_DIRECTORY_PREFIX: &str = "kas-render-";
@@ -145,7 +145,7 @@ impl Renderer {
         project: &ManifestProject,
         cluster: &TargetCluster,
         job: &Job,
-        tree: &Tree,
+        tree: &FileTree,
         max_bytes: usize,
     ) -> Result<Rendering, RenderError> {
         let digest = digest(project, cluster, job, tree);
@@ -170,7 +170,7 @@ impl Renderer {
         project: &ManifestProject,
         cluster: &TargetCluster,
         job: &Job,
-        tree: &Tree,
+        tree: &FileTree,
         max_bytes: usize,
     ) -> Result<Rendering, RenderError> {
         let manifests = self.run(project, cluster, job, tree, max_bytes).await?;
@@ -207,7 +207,7 @@ impl Renderer {
         project: &ManifestProject,
         cluster: &TargetCluster,
         job: &Job,
-        tree: &Tree,
+        tree: &FileTree,
         max_bytes: usize,
     ) -> Result<Bytes, RenderError> {
         let name = job.tool.name();
@@ -335,7 +335,7 @@ impl CachedResult {
 }
 
 /// Returns a digest of everything that the result depends on.
-fn digest(project: &ManifestProject, cluster: &TargetCluster, job: &Job, tree: &Tree) -> [u8; 32] {
+fn digest(project: &ManifestProject, cluster: &TargetCluster, job: &Job, tree: &FileTree) -> [u8; 32] {
     let mut hasher = Sha256::new();
     let mut add = |bytes: &[u8]| {
         hasher.update((bytes.len() as u64).to_be_bytes());
@@ -377,7 +377,7 @@ mod tests {
     fn result_depends_on_everything_that_is_read() {
         let project = ManifestProject::default();
         let job = Job { tool: Tool::Helm, directory: "shop".to_owned() };
-        let tree = |content: &str| Tree::from([("shop/Chart.yaml".to_owned(), content.into())]);
+        let tree = |content: &str| FileTree::from([("shop/Chart.yaml".to_owned(), content.into())]);
         let cluster = TargetCluster::default();
         let one = digest(&project, &cluster, &job, &tree("a"));
         assert_eq!(one, digest(&project, &cluster, &job, &tree("a")));

@@ -12,12 +12,12 @@ use tokio::sync::oneshot;
 /// Limits the programs that run at the same time. One agent has at most half of the slots, and a free slot goes to the waiting agent that
 /// has the fewest, or had its turn first, and so to its projects: no number of jobs of one agent delays another one by more than one.
 #[derive(Debug)]
-pub(crate) struct Shares(Arc<Mutex<State>>);
+pub(crate) struct Shares(Arc<Mutex<ShareState>>);
 
 /// The right to run a program.
 #[derive(Debug)]
 pub(crate) struct RenderPermit {
-    shares: Arc<Mutex<State>>,
+    shares: Arc<Mutex<ShareState>>,
     share: Share,
 }
 
@@ -31,7 +31,7 @@ pub struct Share {
 }
 
 #[derive(Debug)]
-struct State {
+struct ShareState {
     free: usize,
     /// The most slots of one agent.
     of_agent: usize,
@@ -45,7 +45,7 @@ struct State {
 
 impl Shares {
     pub(crate) fn new(slots: usize) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(ShareState {
             free: slots,
             of_agent: (slots / 2).max(1),
             running: BTreeMap::new(),
@@ -85,7 +85,7 @@ impl Drop for RenderPermit {
 }
 
 /// Gives the free slots to those that wait.
-fn dispatch(shares: &Arc<Mutex<State>>) {
+fn dispatch(shares: &Arc<Mutex<ShareState>>) {
     loop {
         let next = shares.lock().next();
         let Some((share, sender)) = next else { return };
@@ -94,7 +94,7 @@ fn dispatch(shares: &Arc<Mutex<State>>) {
     }
 }
 
-impl State {
+impl ShareState {
     /// Takes a slot for an entry of the queue, if there is one for it.
     fn next(&mut self) -> Option<(Share, oneshot::Sender<RenderPermit>)> {
         self.waiting.retain(|(_, sender)| !sender.is_closed());

@@ -11,7 +11,7 @@ use std::{
 use proto::agent_configuration::gitops::{FieldPath, IgnoredFields, InvalidFieldPath};
 use serde_json::{Map, Value};
 
-use crate::Tree;
+use crate::FileTree;
 
 /// The most fields that may differ.
 const MAX_FIELDS: usize = 500;
@@ -58,7 +58,7 @@ pub(crate) struct IdentityField {
 }
 
 /// Returns the time until a second rendering shows whether a chart depends on the time. Most charts do not, and need none.
-pub(crate) fn pause(tree: &Tree, values: &Map<String, Value>, now: SystemTime) -> Duration {
+pub(crate) fn pause(tree: &FileTree, values: &Map<String, Value>, now: SystemTime) -> Duration {
     let names_function = |word: &str| {
         let (first, _) = word.split_once('.').unwrap_or((word, ""));
         TIME_FUNCTIONS.contains(&first)
@@ -301,7 +301,7 @@ mod tests {
     fn chart_with_the_time_is_rendered_again_in_another_second() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(7_250);
         let pause = |path: &str, content: &str, values: Value| {
-            let tree = Tree::from([(path.to_owned(), content.into())]);
+            let tree = FileTree::from([(path.to_owned(), content.into())]);
             pause(&tree, values.as_object().unwrap(), now)
         };
         let (none, rest) = (Duration::ZERO, Duration::from_millis(750));

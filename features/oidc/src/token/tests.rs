@@ -26,12 +26,12 @@ fn claims(additional: Value) -> Value {
     claims
 }
 
-fn key_set(keys: &[&IssuerKey]) -> KeySet {
+fn key_set(keys: &[&IssuerKey]) -> JwkSet {
     let keys: Vec<_> = keys.iter().map(|key| key.jwk()).collect();
-    KeySet::parse(json!({"keys": keys}).to_string().as_bytes()).unwrap()
+    JwkSet::parse(json!({"keys": keys}).to_string().as_bytes()).unwrap()
 }
 
-fn verify(text: &str, policy: &TokenPolicy, keys: &KeySet) -> Result<VerifiedToken, TokenError> {
+fn verify(text: &str, policy: &TokenPolicy, keys: &JwkSet) -> Result<VerifiedToken, TokenError> {
     UnverifiedToken::parse(text)?.expect("it is a JWT").verify(policy, keys, NOW)
 }
 

@@ -8,7 +8,7 @@ use std::{
 use git::{CommitId, FileLimits, FileSelection, RepositoryFile, SelectedFiles};
 use proto::agent_configuration::gitops::{IgnoredFields, ManifestProject};
 use render::{
-    RenderErrorKind, Renderer, Share, TargetCluster, Tree,
+    FileTree, RenderErrorKind, Renderer, Share, TargetCluster,
     kustomization::{self, Checked},
     plan::{self, Job, Tool},
 };
@@ -107,7 +107,7 @@ impl CommitReader {
         commit: CommitSource<'_>,
         project: &ManifestProject,
         job: &Job,
-    ) -> Result<Tree, String> {
+    ) -> Result<FileTree, String> {
         let mut known = BTreeSet::from([job.directory.clone()]);
         if let (Tool::Helm, Some(helm)) = (job.tool, &project.helm) {
             known.extend(helm.values_files.iter().cloned());
@@ -126,7 +126,11 @@ impl CommitReader {
     }
 
     /// Reads files, and all files below directories.
-    async fn read_tree(&self, commit: CommitSource<'_>, known: &BTreeSet<String>) -> Result<Tree, String> {
+    async fn read_tree(
+        &self,
+        commit: CommitSource<'_>,
+        known: &BTreeSet<String>,
+    ) -> Result<FileTree, String> {
         let prefixes: Vec<String> = known.iter().cloned().collect();
         // The directories that have one of them are read, and so are those below it.
         let below = |path: &String| {
@@ -159,7 +163,7 @@ impl CommitReader {
 }
 
 /// Checks that all files with values exist.
-fn check_values(project: &ManifestProject, tree: Tree) -> Result<Tree, String> {
+fn check_values(project: &ManifestProject, tree: FileTree) -> Result<FileTree, String> {
     let files = project.helm.iter().flat_map(|helm| &helm.values_files);
     match files.into_iter().find(|path| !tree.contains_key(*path)) {
         Some(path) => Err(format!("helm.values_files: the commit has no file {path}")),

@@ -177,7 +177,7 @@ fn compile(text: &str) -> Result<Program, ExpressionError> {
         let line = text.lines().find(|line| !line.is_empty());
         line.map_or(ExpressionError::NotCel, |line| ExpressionError::Syntax(line.to_owned()))
     })?;
-    check(program.expression(), Place::Outside, &mut Counts::default())?;
+    check(program.expression(), MacroScope::Outside, &mut Counts::default())?;
     Ok(program)
 }
 
@@ -190,14 +190,14 @@ struct Counts {
 
 /// The surroundings of a part of an expression.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum MacroScope<'a> {
     Outside,
     /// In the loop of a macro with these variables: that of each element, and that of the result.
     Loop([&'a str; 2]),
 }
 
 /// Checks an expression.
-fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result<(), ExpressionError> {
+fn check(expression: &IdedExpr, place: MacroScope<'_>, counts: &mut Counts) -> Result<(), ExpressionError> {
     counts.depth += 1;
     if counts.depth > MAX_DEPTH {
         return Err(ExpressionError::TooDeep);
@@ -205,7 +205,7 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
     let parts: Vec<&IdedExpr> = match &expression.expr {
         Expr::Literal(_) => Vec::new(),
         Expr::Ident(name) => {
-            let known = matches!(place, Place::Loop(variables) if variables.contains(&&**name));
+            let known = matches!(place, MacroScope::Loop(variables) if variables.contains(&&**name));
             if !known && name != OBJECT {
                 return Err(ExpressionError::UnknownVariable(name.clone()));
             }
@@ -221,7 +221,7 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
             if counts.additions > MAX_ADDITIONS {
                 return Err(ExpressionError::TooManyAdditions);
             }
-            if let (Place::Loop([element, result]), operators::ADD, [accumulated, added]) =
+            if let (MacroScope::Loop([element, result]), operators::ADD, [accumulated, added]) =
                 (place, name, &*call.args)
                 && matches!(&accumulated.expr, Expr::Ident(name) if name == result)
                 && let Expr::List(added) = &added.expr
@@ -234,10 +234,10 @@ fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result
         Expr::List(list) => list.elements.iter().collect(),
         Expr::Select(select) => vec![&select.operand],
         Expr::Comprehension(found) => {
-            if let Place::Loop(_) = place {
+            if let MacroScope::Loop(_) = place {
                 return Err(ExpressionError::NestedMacro);
             }
-            let inner = Place::Loop([&found.iter_var, &found.accu_var]);
+            let inner = MacroScope::Loop([&found.iter_var, &found.accu_var]);
             for part in [&found.accu_init, &found.loop_cond, &found.loop_step, &found.result] {
                 check(part, inner, counts)?;
             }

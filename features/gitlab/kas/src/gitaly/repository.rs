@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::{
-    CallError, GitalyClient, GitalyServer, ReferenceScanner, ResolvedReference,
+    GitalyClient, GitalyError, GitalyServer, ReferenceScanner, ResolvedReference,
     messages::{
         GetTreeEntriesRequest, GetTreeEntriesResponse, InfoRefsRequest, InfoRefsResponse, RepositoryLocation,
         TreeEntry, TreeEntryRequest, TreeEntryResponse,
@@ -68,7 +68,7 @@ impl GitalyRepository {
         Self { client, server, location, reference, agent }
     }
 
-    async fn call<Q, R>(&self, method: &'static str, message: Q) -> Result<Responses<R>, CallError>
+    async fn call<Q, R>(&self, method: &'static str, message: Q) -> Result<Responses<R>, GitalyError>
     where
         Q: Message + 'static,
         R: Message + Default + 'static,
@@ -115,13 +115,13 @@ impl GitalyRepository {
         let read = async {
             let mut responses: Responses<TreeEntryResponse> = self.call(TREE_ENTRY, request).await?;
             let first = responses.next().await?;
-            Ok::<_, CallError>(first.map(|first| (first, responses)))
+            Ok::<_, GitalyError>(first.map(|first| (first, responses)))
         };
         let (first, mut responses) = match read.await {
             Ok(Some(read)) => read,
             Ok(None) => return Ok(None),
-            Err(CallError::Status(status)) if status.code() == Code::NotFound => return Ok(None),
-            Err(CallError::Status(status)) if status.code() == Code::FailedPrecondition => {
+            Err(GitalyError::Status(status)) if status.code() == Code::NotFound => return Ok(None),
+            Err(GitalyError::Status(status)) if status.code() == Code::FailedPrecondition => {
                 return Err(too_large());
             }
             Err(error) => return Err(error.into()),
@@ -228,12 +228,12 @@ impl GitalyRepository {
                     break;
                 }
             }
-            Ok::<_, CallError>(())
+            Ok::<_, GitalyError>(())
         };
         match read.await {
             Ok(()) => {}
             // The repository has no such directory. Versions of Gitaly use either code.
-            Err(CallError::Status(status))
+            Err(GitalyError::Status(status))
                 if matches!(status.code(), Code::NotFound | Code::InvalidArgument) => {}
             Err(error) => return Err(error.into()),
         }
@@ -281,8 +281,8 @@ impl Repository for GitalyRepository {
 struct Responses<R>(Streaming<R>);
 
 impl<R> Responses<R> {
-    async fn next(&mut self) -> Result<Option<R>, CallError> {
-        self.0.message().await.map_err(CallError::Status)
+    async fn next(&mut self) -> Result<Option<R>, GitalyError> {
+        self.0.message().await.map_err(GitalyError::Status)
     }
 }
 
@@ -329,13 +329,13 @@ fn unavailable(problem: String) -> RepositoryError {
     RepositoryError::Unavailable(problem)
 }
 
-impl From<CallError> for RepositoryError {
-    fn from(error: CallError) -> Self {
+impl From<GitalyError> for RepositoryError {
+    fn from(error: GitalyError) -> Self {
         Self::Unavailable(error.to_string())
     }
 }
 
-impl From<Status> for CallError {
+impl From<Status> for GitalyError {
     fn from(status: Status) -> Self {
         Self::Status(status)
     }

@@ -109,7 +109,7 @@ impl<C: Cluster> Engine<C> {
         let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
         let stored = self.load(&sync, &manifests).await?;
         sync.mark(&mut manifests);
-        let (mut state, _) = self.look(stored, &manifests, &sync).await?;
+        let (mut state, _) = self.examine_project(stored, &manifests, &sync).await?;
         let mut new_namespaces = HashSet::new();
         for stage in &stages {
             let of_stage = || stage.objects.iter().map(|index| &manifests[*index]);

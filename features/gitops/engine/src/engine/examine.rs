@@ -21,8 +21,8 @@ use crate::{
     applyset::{ApplySet, ID, PART_OF},
     deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
     diff, folded, hook,
-    ownership::{self, Owner},
-    retry::{CallError, with_retry},
+    ownership::{self, ObjectOwner},
+    retry::{ApiCallError, with_retry},
     validate::DEFINITIONS,
 };
 
@@ -238,9 +238,9 @@ impl<C: Cluster> Engine<C> {
             return Ok(Examined { step: Step::Finished, live: None, tried: None });
         }
         let id = &manifest.id;
-        let failed = |error: CallError| match error {
-            CallError::Api(error) => ExamineError::Object(manifest.error(describe(&error, manifest))),
-            CallError::Stopped(stopped) => ExamineError::Stopped(stopped),
+        let failed = |error: ApiCallError| match error {
+            ApiCallError::Api(error) => ExamineError::Object(manifest.error(describe(&error, manifest))),
+            ApiCallError::Stopped(stopped) => ExamineError::Stopped(stopped),
         };
         if member.is_some()
             && hook::runs(manifest)
@@ -307,9 +307,9 @@ impl<C: Cluster> Engine<C> {
         manifest: &Manifest,
         kind: &Kind,
         sync: &SyncContext<'_>,
-    ) -> Result<(Option<Value>, Option<Value>), CallError> {
+    ) -> Result<(Option<Value>, Option<Value>), ApiCallError> {
         let (id, options) = (&manifest.id, sync.options(true));
-        let recreate = |error: &CallError| matches!(error, CallError::Api(error) if error.is_immutable() && may_recreate(manifest));
+        let recreate = |error: &ApiCallError| matches!(error, ApiCallError::Api(error) if error.is_immutable() && may_recreate(manifest));
         let mut left = ATTEMPTS;
         loop {
             let (object, seen) = self.desired(manifest, kind, sync).await?;
@@ -360,7 +360,7 @@ impl<C: Cluster> Engine<C> {
         manifest: &'a Manifest,
         kind: &Kind,
         sync: &SyncContext<'_>,
-    ) -> Result<(Cow<'a, Value>, Option<Value>), CallError> {
+    ) -> Result<(Cow<'a, Value>, Option<Value>), ApiCallError> {
         let ignored = sync.ignored_fields(manifest);
         if ignored.is_empty() {
             return Ok((Cow::Borrowed(&manifest.object), None));
@@ -388,10 +388,10 @@ impl<C: Cluster> Engine<C> {
         let metadata = &live["metadata"];
         let is_recorded = metadata["uid"].as_str().is_some_and(|uid| members.recorded.contains(uid));
         let owner = match ownership::owner(metadata, &sync.set, is_recorded) {
-            Owner::Project => return Ok(Membership::Member),
-            Owner::Set(set) => Some(self.name_of_set(&set, sync).await),
-            Owner::Other(owner) => Some(owner),
-            Owner::Nobody => None,
+            ObjectOwner::Project => return Ok(Membership::Member),
+            ObjectOwner::Set(set) => Some(self.name_of_set(&set, sync).await),
+            ObjectOwner::Other(owner) => Some(owner),
+            ObjectOwner::Nobody => None,
         };
         let inventory =
             metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());

@@ -21,7 +21,7 @@ use crate::{
     deletion_plan::Member,
     ownership,
     parse::MAX_OBJECTS,
-    retry::{CallError, with_retry},
+    retry::{ApiCallError, with_retry},
 };
 
 /// The annotation with the inventory of GitLab's agent and of cli-utils.
@@ -94,7 +94,7 @@ impl<C: Cluster> Engine<C> {
             let found = match with_retry(sync.fence, || cluster.get(&kind, &id)).await {
                 Ok(found) => found,
                 // The project may not read it. Most projects have none.
-                Err(CallError::Api(error)) if error.status == 403 => None,
+                Err(ApiCallError::Api(error)) if error.status == 403 => None,
                 Err(error) => {
                     return Err(SyncError::of_project(
                         "the inventory of GitLab's agent cannot be read",
@@ -157,8 +157,8 @@ impl<C: Cluster> Engine<C> {
                 Ok(OldObjectRead::Found(OldObject { metadata: live["metadata"].take(), id, kind }))
             }
             Ok(None) => Ok(OldObjectRead::Missing),
-            Err(CallError::Api(error)) => Ok(OldObjectRead::Unreadable(error)),
-            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+            Err(ApiCallError::Api(error)) => Ok(OldObjectRead::Unreadable(error)),
+            Err(ApiCallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
 
@@ -204,12 +204,12 @@ impl<C: Cluster> Engine<C> {
                     let metadata = &labelled["metadata"];
                     members.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata));
                 }
-                Err(CallError::Api(error)) => {
+                Err(ApiCallError::Api(error)) => {
                     failure = failure.or_else(|| Some(error.describe(&id)));
                     members.by_id.remove(&id);
                     failed.insert(id);
                 }
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
         if failure.is_none() {
@@ -219,9 +219,9 @@ impl<C: Cluster> Engine<C> {
             match with_retry(sync.fence, || cluster.delete(&kind, &id, &uid, Some(&version), policy)).await {
                 // The next sync looks for another one.
                 Ok(_) => {}
-                Err(CallError::Api(error)) if error.status == 404 => {}
-                Err(CallError::Api(error)) => failure = Some(error.to_string()),
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Api(error)) if error.status == 404 => {}
+                Err(ApiCallError::Api(error)) => failure = Some(error.to_string()),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
         if let Some(failure) = failure {

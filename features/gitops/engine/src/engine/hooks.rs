@@ -13,8 +13,8 @@ use crate::{
     Cluster, Kind, Manifest,
     deletion_plan::Member,
     hook::RUN,
-    order::Stage,
-    retry::{CallError, with_retry},
+    order::SyncStage,
+    retry::{ApiCallError, with_retry},
 };
 
 impl<C: Cluster> Engine<C> {
@@ -24,7 +24,7 @@ impl<C: Cluster> Engine<C> {
         manifest: &Manifest,
         kind: &Kind,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<Step>, CallError> {
+    ) -> Result<Option<Step>, ApiCallError> {
         let id = &manifest.id;
         let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await?;
         let Some(live) = live else { return Ok(None) };
@@ -49,7 +49,7 @@ impl<C: Cluster> Engine<C> {
     /// Deletes hooks whose phase has ended with this stage, and that have succeeded.
     pub(super) async fn delete_hooks(
         &mut self,
-        stage: &Stage,
+        stage: &SyncStage,
         manifests: &[Manifest],
         state: &mut SyncState,
         sync: &SyncContext<'_>,

@@ -12,8 +12,8 @@ use crate::{
     deletion_plan::{
         Candidate, Consent, Member, NAMESPACE, STATEFUL_SET, VOLUME, VOLUME_CLAIM, may_take_others,
     },
-    ownership::{self, Owner},
-    retry::{CallError, with_retry},
+    ownership::{self, ObjectOwner},
+    retry::{ApiCallError, with_retry},
     validate::DEFINITIONS,
 };
 
@@ -137,8 +137,8 @@ impl<C: Cluster> Engine<C> {
         for cluster in [&self.cluster, &self.own] {
             match with_retry(sync.fence, || cluster.list(&kind, namespace, "", true)).await {
                 Ok(listed) => return Ok(Some(listed)),
-                Err(CallError::Api(_)) => {}
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Api(_)) => {}
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
         Ok(None)
@@ -192,8 +192,10 @@ impl<C: Cluster> Engine<C> {
         }
         let live = match with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await {
             Ok(live) => live.unwrap_or_default(),
-            Err(CallError::Api(error)) => return Ok(Inspection::Keep(format!("it cannot be read: {error}"))),
-            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            Err(ApiCallError::Api(error)) => {
+                return Ok(Inspection::Keep(format!("it cannot be read: {error}")));
+            }
+            Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
         };
         if let Some(owner) = ownership::foreign_owner(&live["metadata"]) {
             return Ok(Inspection::Keep(format!("it belongs to {owner}, too")));
@@ -264,9 +266,9 @@ impl<C: Cluster> Engine<C> {
             match listed {
                 Ok(listed) => listed.iter().for_each(|object| content.add(&kind, object, members, sync)),
                 // The kind has no lists.
-                Err(CallError::Api(error)) if error.status == 405 => {}
-                Err(CallError::Api(error)) => return unseen(format!(" ({}): {error}", kind.plural)),
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Api(error)) if error.status == 405 => {}
+                Err(ApiCallError::Api(error)) => return unseen(format!(" ({}): {error}", kind.plural)),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
         Ok(content.judge("the namespace", "all that is in it"))
@@ -295,10 +297,10 @@ impl<C: Cluster> Engine<C> {
                     inspection => inspection,
                 })
             }
-            Err(CallError::Api(error)) => Ok(Inspection::Keep(format!(
+            Err(ApiCallError::Api(error)) => Ok(Inspection::Keep(format!(
                 "agentk cannot see whether there are objects of the kind {defined}: {error}"
             ))),
-            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+            Err(ApiCallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
 
@@ -360,7 +362,7 @@ impl Content {
             self.claims.push(id.name.clone());
         }
         let is_recorded = members.recorded.contains(uid);
-        if ownership::owner(metadata, &sync.set, is_recorded) != Owner::Project {
+        if ownership::owner(metadata, &sync.set, is_recorded) != ObjectOwner::Project {
             self.foreign.push((id, owners(metadata)));
         }
         self.uids.insert(uid.to_owned());

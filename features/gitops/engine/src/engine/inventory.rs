@@ -11,8 +11,8 @@ use crate::{
     applyset::{ApplySet, PART_OF},
     deletion_plan::code,
     inventory::{GENERATION, HeldPlan, Inventory, InventoryState, MANAGER, ParentState},
-    ownership::{self, Owner},
-    retry::{CallError, with_retry},
+    ownership::{self, ObjectOwner},
+    retry::{ApiCallError, with_retry},
 };
 
 /// The most objects that a plan of a recovery names.
@@ -192,15 +192,15 @@ impl<C: Cluster> Engine<C> {
             return Ok(UnlistedObject::Other);
         };
         let is_of_project =
-            |object: &Value| ownership::owner(&object["metadata"], &sync.set, false) == Owner::Project;
+            |object: &Value| ownership::owner(&object["metadata"], &sync.set, false) == ObjectOwner::Project;
         match with_retry(sync.fence, || self.cluster.get(&kind, id)).await {
             Ok(Some(object)) if is_of_project(&object) => Ok(UnlistedObject::OfProject),
             Ok(_) => Ok(UnlistedObject::Other),
-            Err(CallError::Api(error)) => Ok(UnlistedObject::Unreadable(
+            Err(ApiCallError::Api(error)) => Ok(UnlistedObject::Unreadable(
                 manifest
                     .error(format!("agentk cannot see whether it has applied the object before: {error}")),
             )),
-            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+            Err(ApiCallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
 
@@ -218,7 +218,7 @@ impl<C: Cluster> Engine<C> {
         let list = async |kind: Kind| {
             let all = with_retry(sync.fence, || self.cluster.list(&kind, "", &selector, true)).await;
             let mut listed = match all {
-                Err(CallError::Api(error))
+                Err(ApiCallError::Api(error))
                     if error.status == 403 && kind.namespaced && !namespaces.is_empty() =>
                 {
                     Ok(Vec::new())
@@ -244,10 +244,10 @@ impl<C: Cluster> Engine<C> {
         while let Some((kind, listed)) = lists.next().await {
             let listed = match listed {
                 Ok(listed) => listed,
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
                 // The kind has no lists, or has gone.
-                Err(CallError::Api(error)) if matches!(error.status, 404 | 405) => continue,
-                Err(CallError::Api(error)) => {
+                Err(ApiCallError::Api(error)) if matches!(error.status, 404 | 405) => continue,
+                Err(ApiCallError::Api(error)) => {
                     scan.unknown.push((kind.kind, error));
                     continue;
                 }
@@ -255,7 +255,7 @@ impl<C: Cluster> Engine<C> {
             for object in listed {
                 let metadata = &object["metadata"];
                 let uid = metadata["uid"].as_str().unwrap_or_default();
-                if ownership::owner(metadata, &sync.set, inventory.has(uid)) == Owner::Project {
+                if ownership::owner(metadata, &sync.set, inventory.has(uid)) == ObjectOwner::Project {
                     scan.members.insert(uid.to_owned(), kind.kind.object_id(&object));
                 }
             }
@@ -340,7 +340,7 @@ impl<C: Cluster> Engine<C> {
                     set.version = text("resourceVersion");
                     return Ok(text("uid").unwrap_or_default());
                 }
-                Err(CallError::Api(error)) if error.is_stale() && attempt < ATTEMPTS => {
+                Err(ApiCallError::Api(error)) if error.is_stale() && attempt < ATTEMPTS => {
                     self.read_parent(set, fence).await?;
                 }
                 Err(error) => return Err(cannot_write(error)),
@@ -377,7 +377,7 @@ impl<C: Cluster> Engine<C> {
                     break;
                 }
                 // The status may have been written since the beginning.
-                Err(CallError::Api(error)) if error.is_stale() && attempt < ATTEMPTS => {
+                Err(ApiCallError::Api(error)) if error.is_stale() && attempt < ATTEMPTS => {
                     let parent = self.read_parent(&mut stored.set, fence).await?;
                     let newer = parent.is_some_and(|parent| parent.generation > generation);
                     if newer {
@@ -503,10 +503,10 @@ impl<C: Cluster> Engine<C> {
         match with_retry(sync.fence, || self.cluster.get(&kind, id)).await {
             Ok(found) => Ok(found.is_some_and(|found| {
                 let metadata = &found["metadata"];
-                metadata["uid"] == *uid && ownership::owner(metadata, &sync.set, true) == Owner::Project
+                metadata["uid"] == *uid && ownership::owner(metadata, &sync.set, true) == ObjectOwner::Project
             })),
-            Err(CallError::Api(_)) => Ok(false),
-            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+            Err(ApiCallError::Api(_)) => Ok(false),
+            Err(ApiCallError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
     Engine, SyncContext, SyncError, examine::hash, ignored::with_live_values, inventory::StoredInventory,
     members::Members,
 };
-use crate::{Cluster, Fence, Manifest, hook, order::Stage};
+use crate::{Cluster, Fence, Manifest, hook, order::SyncStage};
 
 /// The fields with which an object says that it is removed some time after its end: of Jobs and of the jobs of KubeRay and Volcano, of
 /// those of Kubeflow, and of Workflows of Argo.
@@ -45,7 +45,7 @@ impl<C: Cluster> Engine<C> {
     /// Writes which jobs of a stage were applied, also if other objects of it have failed.
     pub(super) async fn record_jobs(
         &mut self,
-        stage: &Stage,
+        stage: &SyncStage,
         manifests: &[Manifest],
         stored: &mut StoredInventory,
         sync: &SyncContext<'_>,

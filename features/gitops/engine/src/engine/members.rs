@@ -15,8 +15,8 @@ use crate::{
     applyset::{ApplySet, PART_OF},
     deletion_plan::Member,
     inventory::Inventory,
-    ownership::{self, Owner},
-    retry::{CallError, with_retry},
+    ownership::{self, ObjectOwner},
+    retry::{ApiCallError, with_retry},
     validate::DEFINITIONS,
 };
 
@@ -119,8 +119,8 @@ impl<C: Cluster> Engine<C> {
         };
         let listed = match with_retry(sync.fence, || self.cluster.list(&kind, "", "", true)).await {
             Ok(listed) => listed,
-            Err(CallError::Api(_)) => return Ok(false),
-            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            Err(ApiCallError::Api(_)) => return Ok(false),
+            Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
         };
         let suffix = format!(".{}", missing.group);
         let ids = listed.iter().map(|definition| definitions.object_id(definition));
@@ -130,8 +130,8 @@ impl<C: Cluster> Engine<C> {
                     return Ok(false);
                 }
                 Ok(_) => {}
-                Err(CallError::Api(_)) => return Ok(false),
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Api(_)) => return Ok(false),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
         Ok(true)
@@ -181,7 +181,7 @@ impl<C: Cluster> Engine<C> {
             let listed = with_retry(sync.fence, || self.cluster.list(kind, namespace, &selector, true)).await;
             match listed {
                 Ok(listed) => Ok(MemberList::Listed(listed)),
-                Err(CallError::Api(error)) if matches!(error.status, 403 | 404 | 503) => {
+                Err(ApiCallError::Api(error)) if matches!(error.status, 403 | 404 | 503) => {
                     Ok(MemberList::Unlistable(error))
                 }
                 Err(error) => Err(SyncError::of_project(
@@ -213,14 +213,14 @@ impl Members {
         let (id, metadata) = (kind.kind.object_id(object), &object["metadata"]);
         let is_recorded = inventory.has(metadata["uid"].as_str().unwrap_or_default());
         match ownership::owner(metadata, &sync.set, is_recorded) {
-            Owner::Project => {
+            ObjectOwner::Project => {
                 self.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata))
             }
-            Owner::Set(set) => self.foreign.push((id, format!("it belongs to the ApplySet {set}"))),
-            Owner::Other(owner) => self.foreign.push((id, format!("it belongs to {owner}"))),
+            ObjectOwner::Set(set) => self.foreign.push((id, format!("it belongs to the ApplySet {set}"))),
+            ObjectOwner::Other(owner) => self.foreign.push((id, format!("it belongs to {owner}"))),
             // An object of the name of a member that was deleted.
-            Owner::Nobody if metadata["labels"][PART_OF].is_null() => {}
-            Owner::Nobody => self.foreign.push((
+            ObjectOwner::Nobody if metadata["labels"][PART_OF].is_null() => {}
+            ObjectOwner::Nobody => self.foreign.push((
                 id,
                 "agentk did not apply it (managedFields): somebody has copied the label of the project"
                     .to_owned(),

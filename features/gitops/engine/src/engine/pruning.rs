@@ -19,16 +19,16 @@ use crate::{
     Cluster, GroupKind, Kind,
     deletion_plan::{Consent, DeletionPlan, LeftMembers, Member, PlanContext, may_take_others},
     order, ownership,
-    retry::{CallError, with_retry},
+    retry::{ApiCallError, with_retry},
 };
 
 /// The attempts to delete an object that changes meanwhile.
 const ATTEMPTS: u32 = 3;
-/// The pauses before a few deleted objects are looked at, of which most are gone after the first one. Others wait for the next pass.
+/// The pauses before a few deleted objects are read, of which most are gone after the first one. Others wait for the next pass.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
-/// The most objects that are looked at one by one. The next pass lists them.
-const MAX_LOOKS: usize = 20;
+/// The most objects that are read one by one. The next pass lists them.
+const MAX_POLLED: usize = 20;
 /// The message about an object that was deleted.
 const PRUNED: &str = "deleted, because it left Git";
 /// Kinds whose objects own no others. The garbage collector of Kubernetes deletes some 15 objects a second with the policy `foreground`,
@@ -119,7 +119,7 @@ impl<C: Cluster> Engine<C> {
             .chain(kept.iter().map(|(member, _)| member))
             .map(|member| member.uid.clone())
             .collect();
-        // An object that cannot be looked at now is not back in Git.
+        // An object that cannot be read now is not back in Git.
         let is_unseen = |id: &ObjectId| members.is_unknown(&GroupKind::of(id)) && !desired.contains(id);
         let unseen = stored.inventory.members.iter().filter(|(_, id)| is_unseen(id));
         let unseen: Vec<_> = unseen.map(|(uid, id)| (uid.clone(), id.clone())).collect();
@@ -216,14 +216,14 @@ impl<C: Cluster> Engine<C> {
                 }
             }
         }
-        let mut awaited = self.look_at_deleted(begun, &mut gone, sync).await?;
+        let mut awaited = self.poll_deleted(begun, &mut gone, sync).await?;
         state.gone.extend(gone);
         awaited.extend(deleting_objects(deleting, &state.members));
         Ok(awaited)
     }
 
     /// Waits for a moment until deleted objects are gone. Returns those that are not.
-    async fn look_at_deleted(
+    async fn poll_deleted(
         &self,
         mut begun: Vec<(Member, Kind)>,
         gone: &mut HashSet<String>,
@@ -234,17 +234,17 @@ impl<C: Cluster> Engine<C> {
         };
         let mut awaited: Vec<_> = begun.iter().map(|(member, kind)| until_gone(member, kind, "")).collect();
         for pause in PAUSES {
-            if begun.is_empty() || begun.len() > MAX_LOOKS {
+            if begun.is_empty() || begun.len() > MAX_POLLED {
                 break;
             }
             sleep(pause).await;
-            let looks = run_all(begun.into_iter().map(async |(member, kind)| {
+            let reads = run_all(begun.into_iter().map(async |(member, kind)| {
                 let live = with_retry(sync.fence, || self.cluster.get(&kind, &member.id)).await;
                 (member, kind, live)
             }))
             .await;
             (awaited, begun) = (Vec::new(), Vec::new());
-            for (member, kind, live) in looks {
+            for (member, kind, live) in reads {
                 let live = live.map_err(|error| {
                     SyncError::of_project(&format!("{} cannot be read", member.id), error)
                 })?;
@@ -261,7 +261,7 @@ impl<C: Cluster> Engine<C> {
         Ok(awaited)
     }
 
-    /// Looks at an object that may take others with it once more, and deletes it.
+    /// Inspects an object that may take others with it once more, and deletes it.
     async fn guard_and_delete(
         &self,
         kind: &Kind,
@@ -312,8 +312,8 @@ impl<C: Cluster> Engine<C> {
             let live = match with_retry(sync.fence, || self.cluster.get(kind, id)).await {
                 Ok(Some(live)) => live,
                 Ok(None) => return Ok(DeleteOutcome::Gone),
-                Err(CallError::Api(error)) => return Ok(DeleteOutcome::Failed(error.describe(id))),
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Api(error)) => return Ok(DeleteOutcome::Failed(error.describe(id))),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             };
             let metadata = &live["metadata"];
             if metadata["uid"] != **uid {
@@ -335,11 +335,11 @@ impl<C: Cluster> Engine<C> {
             match with_retry(sync.fence, || self.cluster.delete(kind, id, uid, seen, propagation)).await {
                 Ok(true) => return Ok(DeleteOutcome::Gone),
                 Ok(false) => return Ok(DeleteOutcome::Begun),
-                Err(CallError::Api(error)) if error.status == 404 => return Ok(DeleteOutcome::Gone),
+                Err(ApiCallError::Api(error)) if error.status == 404 => return Ok(DeleteOutcome::Gone),
                 // It has changed since it was read.
-                Err(CallError::Api(error)) if error.status == 409 => {}
-                Err(CallError::Api(error)) => return Ok(DeleteOutcome::Failed(error.describe(id))),
-                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+                Err(ApiCallError::Api(error)) if error.status == 409 => {}
+                Err(ApiCallError::Api(error)) => return Ok(DeleteOutcome::Failed(error.describe(id))),
+                Err(ApiCallError::Stopped(stopped)) => return Err(stopped.into()),
             }
         }
         Ok(DeleteOutcome::Failed("it changes all the time, and is deleted only as it was seen".to_owned()))

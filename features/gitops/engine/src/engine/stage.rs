@@ -22,8 +22,8 @@ use crate::{
     Cluster, GroupKind, Kind, Manifest, Stopped,
     deletion_plan::Member,
     hook,
-    order::Stage,
-    retry::{CallError, with_retry},
+    order::SyncStage,
+    retry::{ApiCallError, with_retry},
     validate::DEFINITIONS,
 };
 
@@ -88,19 +88,19 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Returns the part of a stage whose manifests this engine has applied before. It does not wait for the stages before it.
-    pub(super) fn applied_part(&self, stage: &Stage, manifests: &[Manifest]) -> Stage {
+    pub(super) fn applied_part(&self, stage: &SyncStage, manifests: &[Manifest]) -> SyncStage {
         let is_applied = |index: &usize| {
             let manifest = &manifests[*index];
             self.known.get(&manifest.id).is_some_and(|known| known.desired == hash(&manifest.object))
         };
         let objects = stage.objects.iter().copied().filter(is_applied).collect();
-        Stage { objects, ..Stage::default() }
+        SyncStage { objects, ..SyncStage::default() }
     }
 
     /// Applies the objects of a stage. Returns those that are now as in Git, and those that have to be gone before they are created again.
     pub(super) async fn apply_stage(
         &mut self,
-        stage: &Stage,
+        stage: &SyncStage,
         manifests: &[Manifest],
         members: &Members,
         sync: &SyncContext<'_>,
@@ -151,7 +151,7 @@ impl<C: Cluster> Engine<C> {
                     (_, false) => Ok(Written::Applied(Seen { uid: String::new(), fingerprint: 0 })),
                     (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
                 };
-                if let Err(CallError::Api(error)) = &result {
+                if let Err(ApiCallError::Api(error)) = &result {
                     first.show(&manifest.error(error.describe(&manifest.id)));
                 }
                 (manifest, kind, step, result)
@@ -197,8 +197,8 @@ impl<C: Cluster> Engine<C> {
                     }
                     applied.push(AppliedObject { id, kind: kind.clone(), uid: seen.uid });
                 }
-                Err(CallError::Api(error)) => report.error(manifest.error(error.describe(&manifest.id))),
-                Err(CallError::Stopped(reason)) => stopped = Some(reason),
+                Err(ApiCallError::Api(error)) => report.error(manifest.error(error.describe(&manifest.id))),
+                Err(ApiCallError::Stopped(reason)) => stopped = Some(reason),
             }
         }
         match stopped {
@@ -211,7 +211,7 @@ impl<C: Cluster> Engine<C> {
     /// Returns what the next stage needs and is not there yet. `objects` are all objects so far.
     pub(super) async fn unmet(
         &self,
-        stage: &Stage,
+        stage: &SyncStage,
         manifests: &[Manifest],
         objects: &[AppliedObject],
         sync: &SyncContext<'_>,
@@ -240,7 +240,7 @@ impl<C: Cluster> Engine<C> {
             })
             .collect();
         let has_definitions = wanted.iter().any(|(.., condition)| *condition == Condition::Established);
-        let looking = wanted.into_iter().map(async |(manifest, (id, kind), condition)| {
+        let reads = wanted.into_iter().map(async |(manifest, (id, kind), condition)| {
             let object = with_retry(sync.fence, || self.cluster.get(kind, id)).await;
             let object =
                 object.map_err(|error| SyncError::of_project(&format!("{id} cannot be read"), error))?;
@@ -256,12 +256,12 @@ impl<C: Cluster> Engine<C> {
             let condition = if runs { Condition::Ended } else { condition };
             Ok(NeededObject::Awaited(Awaited { id, kind, reason, condition, since: None }))
         });
-        let looked = run_all(looking).await.into_iter().collect::<Result<Vec<_>, SyncError>>()?;
+        let found = run_all(reads).await.into_iter().collect::<Result<Vec<_>, SyncError>>()?;
         if has_definitions {
             self.cluster.forget_kinds();
         }
         let mut unmet = Unmet::default();
-        for needed in looked {
+        for needed in found {
             match needed {
                 NeededObject::Met => {}
                 NeededObject::Awaited(awaited) => unmet.awaited.push(awaited),
@@ -274,7 +274,7 @@ impl<C: Cluster> Engine<C> {
     /// Returns the kinds of the objects of a stage.
     async fn kinds(
         &self,
-        stage: &Stage,
+        stage: &SyncStage,
         manifests: &[Manifest],
         sync: &SyncContext<'_>,
     ) -> Result<HashMap<(GroupKind, String), Kind>, SyncError> {
@@ -311,11 +311,11 @@ impl<C: Cluster> Engine<C> {
         kind: &Kind,
         members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Written, CallError> {
+    ) -> Result<Written, ApiCallError> {
         let mut step = Cow::Borrowed(step);
         for _ in 1..ATTEMPTS {
             let stale = match self.write(&step, manifest, kind, sync).await {
-                Err(CallError::Api(error)) if error.is_stale() => error,
+                Err(ApiCallError::Api(error)) if error.is_stale() => error,
                 result => return result,
             };
             let examined = match self.try_apply(manifest, kind, members, sync).await {
@@ -342,7 +342,7 @@ impl<C: Cluster> Engine<C> {
         manifest: &Manifest,
         kind: &Kind,
         sync: &SyncContext<'_>,
-    ) -> Result<Written, CallError> {
+    ) -> Result<Written, ApiCallError> {
         let id = &manifest.id;
         let (mut object, mut options) = (Cow::Borrowed(&manifest.object), sync.options(false));
         if let Step::Update { .. } | Step::Adopt { .. } = step {
@@ -381,7 +381,7 @@ impl<C: Cluster> Engine<C> {
         id: &ObjectId,
         uid: &str,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<String>, CallError> {
+    ) -> Result<Option<String>, ApiCallError> {
         let policy = PropagationPolicy::Background;
         if with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, policy)).await? {
             return Ok(None);

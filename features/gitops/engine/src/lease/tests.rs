@@ -60,7 +60,7 @@ struct Write {
 
 impl LeaseServer {
     /// Returns a candidate, and the next writes that differ.
-    fn candidate(&self, identity: &str) -> (Candidate, Writes) {
+    fn candidate(&self, identity: &str) -> (LeaderElector, Writes) {
         let (server, writes) = (self.clone(), Writes::default());
         let next = writes.clone();
         let service = service_fn(move |request: Request<kube::client::Body>| {
@@ -87,7 +87,7 @@ impl LeaseServer {
             }
         });
         let cluster = KubeCluster::new(move || kube::Client::new(service, "default"));
-        (Candidate::new(cluster, "GitOps", "agentk", "agentk-7-gitops", identity), writes)
+        (LeaderElector::new(cluster, "GitOps", "agentk", "agentk-7-gitops", identity), writes)
     }
 
     fn execute(&self, method: &Method, body: &[u8]) -> (u16, Value) {
@@ -132,7 +132,7 @@ fn executed_after(milliseconds: u64) -> Write {
 }
 
 /// Runs a candidate among `pods`. It leads according to the receiver.
-fn spawn(pods: &mut JoinSet<()>, mut candidate: Candidate) -> watch::Receiver<Leadership> {
+fn spawn(pods: &mut JoinSet<()>, mut candidate: LeaderElector) -> watch::Receiver<Leadership> {
     let (sender, receiver) = watch::channel(Leadership::default());
     pods.spawn(async move { candidate.run(&sender).await });
     receiver
