@@ -27,8 +27,8 @@ pub use self::{
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
     source::{InvalidSourceQuery, SourceQuery},
     status::{
-        AwaitedObject, EventKind, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ObjectId,
-        ProjectState, ProjectStatus, RecoveryPlan, SyncEvent, SyncRecord,
+        AwaitedObject, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ObjectId, ProjectState,
+        ProjectStatus, RecoveryPlan, SyncEvent, SyncEventKind, SyncRecord,
     },
 };
 use crate::agent_configuration::gitops::ManifestProject;

@@ -26,7 +26,7 @@ pub struct ObjectId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncEvent {
     /// The kind of the event.
-    pub event: EventKind,
+    pub event: SyncEventKind,
     /// The object, unless the event concerns the whole sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<ObjectId>,
@@ -43,7 +43,7 @@ pub struct SyncEvent {
 /// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EventKind {
+pub enum SyncEventKind {
     /// The files are valid, and the sync begins.
     Planned,
     /// The object was created or changed.
@@ -276,7 +276,7 @@ pub struct SyncRecord {
 
 impl SyncEvent {
     /// Creates an event without a state.
-    pub fn new(event: EventKind, object: Option<ObjectId>, message: impl Into<String>) -> Self {
+    pub fn new(event: SyncEventKind, object: Option<ObjectId>, message: impl Into<String>) -> Self {
         Self { event, object, message: message.into(), state: None, error: None }
     }
 
@@ -285,7 +285,7 @@ impl SyncEvent {
         use ProjectState::{Contested, Degraded, Empty, OutOfSync, Synced};
 
         let done = matches!(self.state, Some(Synced | Empty | Degraded | OutOfSync | Contested));
-        self.event == EventKind::Finished && done
+        self.event == SyncEventKind::Finished && done
     }
 }
 

@@ -6,7 +6,7 @@ use gitops_engine::{ApiError, ApplyOptions, Cluster, GroupKind, Kind, KindLookup
 use parking_lot::Mutex;
 use proto::{
     AgentId,
-    gitops::{EventKind, ObjectId, ProjectState, ProjectStatus, SyncEvent},
+    gitops::{ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncEventKind},
 };
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -45,9 +45,9 @@ impl Notices {
     pub(super) fn note(&self, event: &SyncEvent) {
         let Some(object) = &event.object else { return };
         let (reason, is_warning) = match event.event {
-            EventKind::Failed => ("SyncFailed", true),
-            EventKind::Drifted => ("Drifted", true),
-            EventKind::Pruned => ("Pruned", false),
+            SyncEventKind::Failed => ("SyncFailed", true),
+            SyncEventKind::Drifted => ("Drifted", true),
+            SyncEventKind::Pruned => ("Pruned", false),
             _ => return,
         };
         let mut notices = self.now.lock();
@@ -248,13 +248,15 @@ mod tests {
         let note = |event, object: Option<ObjectId>| {
             notices.note(&SyncEvent::new(event, object, "m"));
         };
-        for kind in [EventKind::Applied, EventKind::Unchanged, EventKind::Kept, EventKind::Waiting] {
+        for kind in
+            [SyncEventKind::Applied, SyncEventKind::Unchanged, SyncEventKind::Kept, SyncEventKind::Waiting]
+        {
             note(kind, Some(notice().object));
         }
-        note(EventKind::Failed, None);
+        note(SyncEventKind::Failed, None);
         for _ in 0..MAX_EVENTS {
-            note(EventKind::Pruned, Some(notice().object));
-            note(EventKind::Failed, Some(notice().object));
+            note(SyncEventKind::Pruned, Some(notice().object));
+            note(SyncEventKind::Failed, Some(notice().object));
         }
         let taken = notices.take();
         assert_eq!((taken.len(), taken[0].reason, taken[1].reason), (MAX_EVENTS, "Pruned", "SyncFailed"));
@@ -265,7 +267,7 @@ mod tests {
         let mut notices = Notices::default();
         let fail = |notices: &Notices| {
             let (object, message) = (Some(notice().object), "quota".to_owned());
-            notices.note(&SyncEvent::new(EventKind::Failed, object, message));
+            notices.note(&SyncEvent::new(SyncEventKind::Failed, object, message));
         };
         fail(&notices);
         assert_eq!(notices.take().len(), 1);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     events::NewAgentEvent,
-    gitops::{EventKind, ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
+    gitops::{ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncEventKind, SyncHead, SyncRecord},
 };
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, broadcast};
@@ -273,7 +273,7 @@ impl Project {
             }
             None => (ProjectState::Synced, format!("agentk has applied {} already", wanted.head.reference)),
         };
-        let event = SyncEvent::new(EventKind::Finished, None, message);
+        let event = SyncEvent::new(SyncEventKind::Finished, None, message);
         Some(SyncEvent { state: Some(ended), ..event })
     }
 

@@ -10,7 +10,7 @@ use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
     audit::SyncOrigin,
-    gitops::{AwaitedObject, EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
+    gitops::{AwaitedObject, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncEventKind},
     graph::HealthState,
 };
 use tokio::{
@@ -332,7 +332,7 @@ async fn sync(
     let (first_error, mut shown) = watch::channel(None);
     let events = |event: SyncEvent| {
         log(&project.id, &event);
-        if let (EventKind::Waiting, Some(error)) = (event.event, &event.error) {
+        if let (SyncEventKind::Waiting, Some(error)) = (event.event, &event.error) {
             first_error.send_if_modified(|first| {
                 let is_first = first.is_none();
                 first.get_or_insert_with(|| error.clone());
@@ -340,7 +340,7 @@ async fn sync(
             });
         }
         noted.note(&event);
-        if let (EventKind::Drifted, Some(object)) = (event.event, &event.object) {
+        if let (SyncEventKind::Drifted, Some(object)) = (event.event, &event.object) {
             let mut drifted = drifted.lock();
             if drifted.len() < MAX_DRIFTED {
                 drifted.push(object.to_string());
@@ -505,13 +505,15 @@ async fn watch_health(
 fn log(project: &str, event: &SyncEvent) {
     let (object, message) = (event.object.as_ref().map(ToString::to_string), &event.message);
     match event.event {
-        EventKind::Failed => tracing::warn!(project, object, message, "an object of a project failed"),
-        EventKind::Drifted => tracing::info!(project, object, message, "an object of a project was changed"),
-        EventKind::Pruned | EventKind::Kept => {
+        SyncEventKind::Failed => tracing::warn!(project, object, message, "an object of a project failed"),
+        SyncEventKind::Drifted => {
+            tracing::info!(project, object, message, "an object of a project was changed")
+        }
+        SyncEventKind::Pruned | SyncEventKind::Kept => {
             tracing::info!(project, object, event = ?event.event, message, "object of a project");
         }
         // The first sync of a large project has thousands.
-        EventKind::Applied => tracing::debug!(project, object, message, "object of a project applied"),
+        SyncEventKind::Applied => tracing::debug!(project, object, message, "object of a project applied"),
         _ => {}
     }
 }

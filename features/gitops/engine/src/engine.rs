@@ -26,7 +26,8 @@ use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{
-        AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
+        AwaitedObject, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
+        SyncEventKind,
     },
     graph::HealthState,
 };
@@ -233,7 +234,7 @@ impl<C: Cluster> Engine<C> {
         events(SyncEvent {
             state: outcome.stopped.is_none().then_some(outcome.state),
             error: outcome.errors.first().cloned(),
-            ..SyncEvent::new(EventKind::Finished, None, &*outcome.message)
+            ..SyncEvent::new(SyncEventKind::Finished, None, &*outcome.message)
         });
         outcome
     }

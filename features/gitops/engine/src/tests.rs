@@ -20,7 +20,7 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use proto::gitops::{EventKind, ObjectCounts, ObjectId, ProjectState, SyncEvent};
+use proto::gitops::{ObjectCounts, ObjectId, ProjectState, SyncEvent, SyncEventKind};
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
@@ -137,7 +137,7 @@ impl Project {
     }
 
     /// The events of one kind, as `object: message`.
-    fn events(&self, kind: EventKind) -> Vec<String> {
+    fn events(&self, kind: SyncEventKind) -> Vec<String> {
         let events = self.events.lock();
         let of_kind = events.iter().filter(|event| event.event == kind);
         of_kind

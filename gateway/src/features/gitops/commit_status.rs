@@ -20,7 +20,7 @@ use gitlab::{
 use parking_lot::Mutex;
 use proto::{
     AgentName,
-    gitops::{EventKind, ProjectState, SyncEvent},
+    gitops::{ProjectState, SyncEvent, SyncEventKind},
 };
 use secrecy::SecretString;
 use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
@@ -242,14 +242,15 @@ fn status_of(event: &SyncEvent) -> Option<CommitStatus> {
     use ProjectState::{Contested, Degraded, Empty, OutOfSync, Pending, Synced};
 
     let state = match (event.event, event.state?) {
-        (EventKind::Planned, _) => CommitState::Pending,
+        (SyncEventKind::Planned, _) => CommitState::Pending,
         // A dry run ends with `Pending` or `OutOfSync`: it has found no error.
-        (EventKind::Finished, Synced | Empty | Degraded | OutOfSync | Contested | Pending) => {
+        (SyncEventKind::Finished, Synced | Empty | Degraded | OutOfSync | Contested | Pending) => {
             CommitState::Success
         }
-        (EventKind::Finished, ProjectState::Failed | ProjectState::Held | ProjectState::InventoryLost) => {
-            CommitState::Failed
-        }
+        (
+            SyncEventKind::Finished,
+            ProjectState::Failed | ProjectState::Held | ProjectState::InventoryLost,
+        ) => CommitState::Failed,
         _ => return None,
     };
     let description = match &event.error {
@@ -284,7 +285,7 @@ mod tests {
     }
 
     fn finished(state: ProjectState) -> SyncEvent {
-        SyncEvent { state: Some(state), ..SyncEvent::new(EventKind::Finished, None, "3 objects") }
+        SyncEvent { state: Some(state), ..SyncEvent::new(SyncEventKind::Finished, None, "3 objects") }
     }
 
     /// Sends everything that waits, and returns the states that were sent.
@@ -379,7 +380,7 @@ mod tests {
         assert_eq!((status.state, &*status.description), (CommitState::Failed, "3 objects"));
         assert_eq!(status_of(&finished(ProjectState::Degraded)).unwrap().state, CommitState::Success);
         assert_eq!(status_of(&finished(ProjectState::Suspended)), None);
-        let stopped = SyncEvent::new(EventKind::Finished, None, "another pod leads now");
+        let stopped = SyncEvent::new(SyncEventKind::Finished, None, "another pod leads now");
         assert_eq!(status_of(&stopped), None);
     }
 }

@@ -1,6 +1,6 @@
 //! The runs of hooks: a hook that runs is deleted and created again for each version of the manifests, and some are deleted at their end.
 
-use proto::{agent_configuration::gitops::PropagationPolicy, gitops::EventKind};
+use proto::{agent_configuration::gitops::PropagationPolicy, gitops::SyncEventKind};
 
 use super::{
     Engine, SyncError, SyncContext, SyncState,
@@ -73,7 +73,7 @@ impl<C: Cluster> Engine<C> {
                 .map_err(failed)?;
             let AppliedObject { id, uid, .. } = state.applied.remove(position);
             self.known.remove(&id);
-            report.object(EventKind::Unchanged, &id, "the hook has succeeded, and is deleted");
+            report.object(SyncEventKind::Unchanged, &id, "the hook has succeeded, and is deleted");
             state.gone.insert(uid);
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::{
 
 use proto::{
     agent_configuration::gitops::PropagationPolicy,
-    gitops::{EventKind, ObjectError, ObjectId},
+    gitops::{ObjectError, ObjectId, SyncEventKind},
 };
 use tokio::time::sleep;
 
@@ -90,11 +90,11 @@ impl PlannedDeletions {
     pub(super) fn report(&self, report: &mut Report<'_>) {
         self.notes.iter().for_each(|note| report.note(note.clone()));
         for (id, reason) in &self.kept {
-            report.object(EventKind::Kept, id, reason.clone());
+            report.object(SyncEventKind::Kept, id, reason.clone());
         }
         if let Some(held) = &self.plan.held {
             for id in &self.plan.waiting {
-                report.object(EventKind::Kept, id, held.reason.clone());
+                report.object(SyncEventKind::Kept, id, held.reason.clone());
             }
         }
         report.held.clone_from(&self.plan.held);
@@ -193,15 +193,15 @@ impl<C: Cluster> Engine<C> {
             for (member, kind, result) in deleted {
                 match result? {
                     DeleteOutcome::Gone => {
-                        report.object(EventKind::Pruned, &member.id, PRUNED);
+                        report.object(SyncEventKind::Pruned, &member.id, PRUNED);
                         gone.insert(member.uid.clone());
                     }
                     DeleteOutcome::Begun => {
-                        report.object(EventKind::Pruned, &member.id, PRUNED);
+                        report.object(SyncEventKind::Pruned, &member.id, PRUNED);
                         begun.push((member.clone(), kind.clone()));
                     }
                     DeleteOutcome::Kept(reason) => {
-                        report.object(EventKind::Kept, &member.id, reason.clone());
+                        report.object(SyncEventKind::Kept, &member.id, reason.clone());
                         kept.push((member.id.clone(), reason));
                     }
                     DeleteOutcome::Failed(reason) => {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proto::gitops::{
-    AwaitedObject, EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent,
+    AwaitedObject, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent, SyncEventKind,
 };
 
 use super::{SyncError, Outcome, SyncContext, SyncInput, awaited::Awaited};
@@ -27,7 +27,7 @@ impl FirstError<'_> {
     pub(super) fn show(&self, error: &ObjectError) {
         if !self.shown.swap(true, Ordering::Relaxed) {
             let error = shortened(error.clone());
-            let event = SyncEvent::new(EventKind::Waiting, error.object.clone(), &*error.message);
+            let event = SyncEvent::new(SyncEventKind::Waiting, error.object.clone(), &*error.message);
             (self.events)(SyncEvent { error: Some(error), ..event });
         }
     }
@@ -81,25 +81,25 @@ impl<'a> Report<'a> {
         let objects = manifests.iter().filter(|manifest| !hook::is_skipped(manifest)).count();
         self.objects.total = u32::try_from(objects).unwrap_or(u32::MAX);
         let message = format!("the files are valid and have {objects} objects");
-        let planned = SyncEvent::new(EventKind::Planned, None, message);
+        let planned = SyncEvent::new(SyncEventKind::Planned, None, message);
         (self.events)(SyncEvent { state: Some(ProjectState::Syncing), ..planned });
     }
 
     /// Reports what happened to an object.
-    pub(super) fn object(&mut self, event: EventKind, id: &ObjectId, message: impl Into<String>) {
+    pub(super) fn object(&mut self, event: SyncEventKind, id: &ObjectId, message: impl Into<String>) {
         let counter = match event {
-            EventKind::Applied => Some(&mut self.objects.applied),
-            EventKind::Unchanged => Some(&mut self.objects.unchanged),
-            EventKind::Pruned => Some(&mut self.objects.pruned),
-            EventKind::Kept => Some(&mut self.objects.kept),
-            EventKind::Drifted => Some(&mut self.drifted),
+            SyncEventKind::Applied => Some(&mut self.objects.applied),
+            SyncEventKind::Unchanged => Some(&mut self.objects.unchanged),
+            SyncEventKind::Pruned => Some(&mut self.objects.pruned),
+            SyncEventKind::Kept => Some(&mut self.objects.kept),
+            SyncEventKind::Drifted => Some(&mut self.drifted),
             _ => None,
         };
         if let Some(counter) = counter {
             *counter += 1;
         }
         let message = message.into();
-        if event == EventKind::Kept && self.kept.len() < MAX_KEPT {
+        if event == SyncEventKind::Kept && self.kept.len() < MAX_KEPT {
             self.kept.push(ObjectError {
                 object: Some(id.clone()),
                 file: String::new(),
@@ -112,7 +112,7 @@ impl<'a> Report<'a> {
     /// Reports who has changed or deleted an object that was written again.
     pub(super) fn reverted(&mut self, id: &ObjectId, message: String) {
         self.reverted += 1;
-        (self.events)(SyncEvent::new(EventKind::Drifted, Some(id.clone()), message));
+        (self.events)(SyncEvent::new(SyncEventKind::Drifted, Some(id.clone()), message));
     }
 
     /// Reports the objects that the sync waits for, and those that take too long.
@@ -121,7 +121,7 @@ impl<'a> Report<'a> {
             let Awaited { id, reason, .. } = awaited;
             let since = sync.waits_since(awaited);
             if !sync.input.waiting.iter().any(|before| before.object == *id) {
-                self.object(EventKind::Waiting, id, reason.clone());
+                self.object(SyncEventKind::Waiting, id, reason.clone());
             }
             self.waiting.push(AwaitedObject { object: id.clone(), reason: reason.clone(), since });
         }
@@ -155,7 +155,7 @@ impl<'a> Report<'a> {
         } else {
             format!("{}: {}", error.file, error.message)
         };
-        (self.events)(SyncEvent::new(EventKind::Failed, error.object.clone(), message));
+        (self.events)(SyncEvent::new(SyncEventKind::Failed, error.object.clone(), message));
         if self.errors.len() < MAX_ERRORS {
             self.errors.push(error);
         }

@@ -6,7 +6,7 @@ use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use object_health::Assessment;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
-    gitops::{EventKind, ObjectError, ObjectId},
+    gitops::{ObjectError, ObjectId, SyncEventKind},
 };
 use serde_json::Value;
 
@@ -418,20 +418,20 @@ fn key(manifest: &Manifest) -> (GroupKind, String) {
 /// Reports a step. `again` says that the same manifest was applied before.
 fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step, again: bool) {
     match step {
-        Step::Unchanged(_) => report.object(EventKind::Unchanged, id, "as in Git"),
+        Step::Unchanged(_) => report.object(SyncEventKind::Unchanged, id, "as in Git"),
         Step::Finished => {
             let what =
                 "it was applied, and the cluster has removed it; it runs again when its manifest changes";
-            report.object(EventKind::Unchanged, id, what);
+            report.object(SyncEventKind::Unchanged, id, what);
         }
-        Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
-        Step::Create if again => report.object(EventKind::Applied, id, "created again"),
-        Step::Create => report.object(EventKind::Applied, id, "created"),
-        Step::Update { drift: None, .. } => report.object(EventKind::Applied, id, "changed"),
-        Step::Update { drift: Some(_), .. } => report.object(EventKind::Applied, id, "changed back"),
-        Step::Adopt { .. } if again => report.object(EventKind::Applied, id, "taken back"),
-        Step::Adopt { .. } => report.object(EventKind::Applied, id, "taken over"),
-        Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
+        Step::Drifted(_, by) => report.object(SyncEventKind::Drifted, id, by.clone()),
+        Step::Create if again => report.object(SyncEventKind::Applied, id, "created again"),
+        Step::Create => report.object(SyncEventKind::Applied, id, "created"),
+        Step::Update { drift: None, .. } => report.object(SyncEventKind::Applied, id, "changed"),
+        Step::Update { drift: Some(_), .. } => report.object(SyncEventKind::Applied, id, "changed back"),
+        Step::Adopt { .. } if again => report.object(SyncEventKind::Applied, id, "taken back"),
+        Step::Adopt { .. } => report.object(SyncEventKind::Applied, id, "taken over"),
+        Step::Recreate { .. } => report.object(SyncEventKind::Applied, id, "deleted and created again"),
         Step::Terminating { .. } | Step::Running { .. } | Step::Contested(_) => {}
     }
 }

@@ -1,6 +1,6 @@
 //! Objects that others change again and again, and fields that are left to others.
 
-use proto::gitops::{EventKind, ObjectId, ProjectState};
+use proto::gitops::{ObjectId, ProjectState, SyncEventKind};
 
 use super::*;
 
@@ -142,6 +142,6 @@ async fn replicas_of_a_workload_with_an_autoscaler_in_git_are_left_to_it() {
     project.cluster.edit(&web, "autoscaler", |object| object["spec"]["replicas"] = 7.into());
     let outcome = project.sync(text).await;
     assert_eq!((outcome.state, outcome.objects.unchanged), (ProjectState::Synced, 2), "{outcome:?}");
-    assert_eq!(project.events(EventKind::Drifted), [""; 0]);
+    assert_eq!(project.events(SyncEventKind::Drifted), [""; 0]);
     assert_eq!(project.cluster.object(&web).unwrap()["spec"]["replicas"], 7);
 }

@@ -352,7 +352,7 @@ async fn namespace_with_a_copy_or_a_namesake_of_a_record_is_kept() {
         project.cluster.put(foreign.clone(), "kubectl", object);
         let outcome = project.sync(&config_maps(&["a", "b"])).await;
         assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{foreign}: {outcome:?}");
-        assert!(project.events(EventKind::Kept)[0].contains(&foreign.to_string()), "{foreign}");
+        assert!(project.events(SyncEventKind::Kept)[0].contains(&foreign.to_string()), "{foreign}");
         assert!(project.cluster.object(&foreign).is_some());
     }
 }
@@ -643,5 +643,5 @@ async fn object_that_the_project_may_not_have_any_more_stays() {
     project = project.with("{namespaces: [default]}");
     let outcome = project.sync(&config_maps(&["a", "b"])).await;
     assert_eq!((outcome.objects.pruned, outcome.objects.kept), (0, 1), "{outcome:?}");
-    assert!(project.events(EventKind::Kept)[0].contains("may not have such objects any more"));
+    assert!(project.events(SyncEventKind::Kept)[0].contains("may not have such objects any more"));
 }

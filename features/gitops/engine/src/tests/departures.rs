@@ -44,7 +44,7 @@ async fn namespace_with_objects_of_others_is_kept() {
     project.cluster.put(id("ConfigMap", "shop", "kube-root-ca.crt"), "kubernetes", json!({}));
     let outcome = project.sync(&config_maps(&["a"])).await;
     assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{outcome:?}");
-    assert!(project.events(EventKind::Kept)[0].contains("ConfigMap shop/foreign"));
+    assert!(project.events(SyncEventKind::Kept)[0].contains("ConfigMap shop/foreign"));
     // The inventory still has it, so that it is deleted once it is empty.
     let uid = project.cluster.object(&foreign).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let kind = project.engine.objects()[0].1.clone();
@@ -93,7 +93,7 @@ async fn recreated_object_is_not_deleted() {
     let outcome = project.sync(&config_maps(&["a"])).await;
     assert_eq!(outcome.objects.kept, 1, "{outcome:?}");
     assert_eq!(
-        project.events(EventKind::Kept),
+        project.events(SyncEventKind::Kept),
         ["ConfigMap default/b: somebody has deleted it and created it again"]
     );
     assert!(project.cluster.object(&b).is_some());
@@ -112,7 +112,7 @@ async fn object_that_got_an_owner_a_moment_ago_is_not_deleted() {
         }
     });
     let outcome = project.sync(&config_maps(&["a"])).await;
-    assert!(project.events(EventKind::Kept)[0].contains("ownerReferences"), "{outcome:?}");
+    assert!(project.events(SyncEventKind::Kept)[0].contains("ownerReferences"), "{outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,7 +162,7 @@ async fn definition_with_objects_needs_an_approval_and_stays_with_those_of_other
     let outcome = project.sync(&config_maps(&["a"])).await;
     assert_eq!((outcome.state, outcome.objects.kept), (ProjectState::Synced, 1), "{outcome:?}");
     assert!(
-        project.events(EventKind::Kept)[0]
+        project.events(SyncEventKind::Kept)[0]
             .contains("has an object of others: Toy.example.com default/theirs")
     );
 

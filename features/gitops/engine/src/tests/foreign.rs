@@ -36,7 +36,7 @@ async fn object_of_gitlabs_inventory_is_taken_over_with_every_policy() {
     cluster.put(id("ConfigMap", "default", "a"), "agentk", json!({"metadata": {"annotations": annotations}}));
     let mut project = Project::of(cluster);
     assert_eq!(project.sync(&config_maps(&["a"])).await.state, ProjectState::Synced);
-    assert_eq!(project.events(EventKind::Applied), ["ConfigMap default/a: taken over"]);
+    assert_eq!(project.events(SyncEventKind::Applied), ["ConfigMap default/a: taken over"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -49,13 +49,13 @@ async fn drift_is_healed_or_reported() {
     project.heal = false;
     let outcome = project.sync(&text).await;
     assert_eq!(outcome.state, ProjectState::OutOfSync);
-    assert!(project.events(EventKind::Drifted)[0].contains("changed by kubectl-edit at"), "who did it");
+    assert!(project.events(SyncEventKind::Drifted)[0].contains("changed by kubectl-edit at"), "who did it");
     assert_eq!(project.cluster.object(&changed).unwrap()["data"]["k"], "drift");
     project.heal = true;
     assert_eq!(project.sync(&text).await.objects.applied, 1);
     assert_eq!(project.cluster.object(&changed).unwrap()["data"]["k"], "v");
-    assert!(project.events(EventKind::Drifted)[0].contains("changed by kubectl-edit at"), "who did it");
-    assert_eq!(project.events(EventKind::Applied), ["ConfigMap default/a: changed back"]);
+    assert!(project.events(SyncEventKind::Drifted)[0].contains("changed by kubectl-edit at"), "who did it");
+    assert_eq!(project.events(SyncEventKind::Applied), ["ConfigMap default/a: changed back"]);
 }
 
 /// Test 59 of the attack list: an autoscaler's field is not in Git.
@@ -135,7 +135,7 @@ async fn objects_that_others_changed_or_deleted_are_counted_as_reverted() {
     project.cluster.remove(&deleted);
     let outcome = project.sync(&text).await;
     assert_eq!((outcome.reverted, outcome.objects.applied), (2, 2), "{outcome:?}");
-    assert_eq!(project.events(EventKind::Drifted)[1], "ConfigMap default/b: deleted by somebody else");
+    assert_eq!(project.events(SyncEventKind::Drifted)[1], "ConfigMap default/b: deleted by somebody else");
 
     // A commit is no revert, and neither is what fails meanwhile.
     assert_eq!(project.sync(&text.replace("k: v", "k: w")).await.reverted, 0);

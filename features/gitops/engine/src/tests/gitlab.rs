@@ -85,7 +85,7 @@ async fn inventory_deletes_nothing_that_does_not_name_it() {
     let mut project = Project::of(cluster);
     let outcome = project.sync(&config_maps(&["a"])).await;
     assert_eq!((outcome.state, outcome.objects.pruned, outcome.objects.kept), (ProjectState::Synced, 0, 1));
-    assert!(project.events(EventKind::Kept)[0].contains("managedFields"), "{outcome:?}");
+    assert!(project.events(SyncEventKind::Kept)[0].contains("managedFields"), "{outcome:?}");
     assert_eq!(project.cluster.ids().len(), 4, "{:?}", project.cluster.ids());
 
     // An inventory without its label is one of somebody else.

@@ -1,6 +1,6 @@
 //! Objects that the cluster removes by itself when they have finished.
 
-use proto::gitops::{EventKind, ObjectId, ProjectState};
+use proto::gitops::{ObjectId, ProjectState, SyncEventKind};
 
 use super::*;
 
@@ -25,7 +25,7 @@ async fn job_that_the_cluster_has_removed_runs_again_only_when_its_manifest_chan
     let outcome = project.sync(&job(TTL, "v1")).await;
     assert_eq!((outcome.state, outcome.objects.unchanged), (ProjectState::Synced, 1), "{outcome:?}");
     assert_eq!((outcome.reverted, project.cluster.ids()), (0, vec![]));
-    assert!(project.events(EventKind::Unchanged)[0].contains("runs again when its manifest changes"));
+    assert!(project.events(SyncEventKind::Unchanged)[0].contains("runs again when its manifest changes"));
     assert_eq!(project.engine.health().await.unwrap().len(), 0, "it is not missing");
 
     let mut restarted = Project::of(project.cluster.clone());

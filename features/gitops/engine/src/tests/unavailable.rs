@@ -48,7 +48,7 @@ async fn kinds_of_an_api_group_that_is_down_are_not_absent() {
     let outcome = project.sync(&config_map("a", "a: c")).await;
     assert_eq!((outcome.state, outcome.objects.applied), (ProjectState::Synced, 1), "{outcome:?}");
     assert_eq!((outcome.objects.pruned, outcome.objects.kept), (1, 2), "{outcome:?}");
-    let kept = project.events(EventKind::Kept).join("\n");
+    let kept = project.events(SyncEventKind::Kept).join("\n");
     assert!(
         kept.contains("example.com does not respond") && kept.contains("its kind cannot be listed"),
         "{kept}"

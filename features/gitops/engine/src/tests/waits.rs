@@ -76,6 +76,6 @@ async fn first_error_of_a_stage_is_shown_before_the_others_are_tried() {
         (Some(&0), Some(&1)),
         "one error is shown, and at once: {shown:?}"
     );
-    assert_eq!(project.events(EventKind::Waiting).len(), 1);
-    assert_eq!(project.events(EventKind::Failed).len(), 30);
+    assert_eq!(project.events(SyncEventKind::Waiting).len(), 1);
+    assert_eq!(project.events(SyncEventKind::Failed).len(), 30);
 }
