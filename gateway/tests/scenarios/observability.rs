@@ -1,7 +1,7 @@
 //! The observability listener.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use agent::Services;
 use http::{Method, Request, Response};
@@ -12,6 +12,11 @@ use testing::kas::{
     world::{CALLER, World, text},
 };
 use tunnel::Body;
+
+use crate::{
+    gitlab_client::{TOKEN, client, standin},
+    web::with_page,
+};
 
 async fn send(world: &World, method: Method, path: &str) -> Response<Incoming> {
     let (near, far) = tokio::io::duplex(64 << 10);
@@ -116,4 +121,38 @@ async fn counters_of_alerts_exist_before_their_first_event() {
     ] {
         assert_eq!(world.metric(name), 0.0, "{name}");
     }
+}
+
+/// Returns a line of the text format without its value: a help text, a type, or a series. Buckets keep their bound only.
+fn shape(line: &str) -> String {
+    if line.starts_with('#') {
+        return line.to_owned();
+    }
+    let (series, _) = line.rsplit_once(' ').unwrap();
+    let Some((name, labels)) = series.split_once("_bucket{") else {
+        return series.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    };
+    let bound =
+        labels.split(',').map(|label| label.trim_end_matches('}')).find(|label| label.starts_with("le="));
+    format!("{name}_bucket{{{}}}", bound.unwrap())
+}
+
+/// Dashboards, alerts and queries of users name the metrics, their labels and buckets.
+#[tokio::test(start_paused = true)]
+async fn metrics_are_those_of_the_list() {
+    let gitlab = standin().await;
+    let world = World::with_gitlab(client(&gitlab), TOKEN, |config| {
+        with_page(config);
+        let webhook = "webhooks: [{name: ops, url: 'https://a.example', secret_file: key}]";
+        config.events = settings::parse(Path::new("kas.yaml"), webhook).unwrap();
+    });
+    let _agent = world.agent(Services::new()).await;
+    assert_eq!(world.send(world.request("/agents/production/nothing/")).await.status(), 404);
+    let text = text(send(&world, Method::GET, "/metrics").await).await;
+    let list = include_str!("../fixtures/metrics.txt");
+    let (found, listed) =
+        (text.lines().map(shape).collect(), list.lines().map(str::to_owned).collect::<BTreeSet<_>>());
+    let missing: Vec<_> = listed.difference(&found).collect();
+    let new: Vec<_> = found.difference(&listed).collect();
+    assert!(missing.is_empty() && new.is_empty(), "missing: {missing:#?}\nnew: {new:#?}");
 }
