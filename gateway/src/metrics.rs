@@ -12,12 +12,12 @@ mod service;
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
-use telemetry::{CallbackMetric, DurationHistogram};
+use telemetry::{CallbackMetric, CounterByLabel, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
 pub(crate) use self::cluster_audit::ClusterAuditMetrics;
@@ -42,11 +42,11 @@ pub struct Metrics {
     pub retries: Counter,
     /// Tunnels that end at this replica.
     pub tunnels: Gauge,
-    tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
-    handshakes: Family<ReasonLabel, Counter>,
-    dials: Family<ResultLabel, Counter>,
-    cut_ages: Family<ListenerLabel, Gauge>,
-    api_requests: Family<ResultLabel, Counter>,
+    tunnel_lifetimes: HistogramFamily<Label>,
+    handshakes: CounterByLabel,
+    dials: CounterByLabel,
+    cut_ages: Family<Label, Gauge>,
+    api_requests: Family<Label, Counter>,
     /// Tunnels that were moved to other replicas by the rebalancing.
     pub rebalanced: Counter,
     /// Open connections of callers.
@@ -65,126 +65,76 @@ pub struct Metrics {
     pub stalls: StallCounter,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ListenerLabel {
-    listener: &'static str,
-}
-
 impl Metrics {
     /// Registers all metrics. Requests are counted by their type.
     pub fn register(registry: &mut Registry, types: &RequestTypes) -> Self {
-        let lifetimes: fn() -> DurationHistogram = || DurationHistogram::new(&LIFETIMES);
-        let metrics = Self {
-            services: Services::register(registry, types),
-            limits: limit::register(registry),
-            refused_connections: RefusedConnections::register(registry),
-            peers: PeerMetrics::register(registry),
-            retries: Counter::default(),
-            tunnels: Gauge::default(),
-            tunnel_lifetimes: Family::new_with_constructor(lifetimes),
-            handshakes: Family::default(),
-            dials: Family::default(),
-            cut_ages: Family::default(),
-            api_requests: Family::default(),
-            rebalanced: Counter::default(),
-            connections: Gauge::default(),
-            write_stalls: Counter::default(),
-            tunnel_write_stalls: Counter::default(),
-            bytes_in_flight: Gauge::default(),
-            audit: AuditMetrics::default(),
-            cluster_audit: ClusterAuditMetrics::default(),
-            stalls: StallCounter::default(),
-        };
-        // All exist from the start: the rate of a series misses the event with which it begins.
-        for reason in HANDSHAKE_RESULTS {
-            drop(metrics.handshakes.get_or_create(&ReasonLabel { reason }));
-        }
-        for result in dial_results() {
-            drop(metrics.dials.get_or_create(&ResultLabel { result }));
-        }
-        for reason in CloseReason::LABELS {
-            drop(metrics.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }));
-        }
+        let services = Services::register(registry, types);
+        let limits = limit::register(registry);
+        let refused_connections = RefusedConnections::register(registry);
+        let peers = PeerMetrics::register(registry);
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("kas_build", "The running version", build);
-        registry.register(
-            "kas_retries",
-            "Attempts after the first one of a request",
-            metrics.retries.clone(),
-        );
-        registry.register("kas_tunnels", "Tunnels that end at this replica", metrics.tunnels.clone());
-        registry.register_with_unit(
-            "kas_tunnel_lifetime",
-            "Duration of ended tunnels, by the reason of their end",
-            Unit::Seconds,
-            metrics.tunnel_lifetimes.clone(),
-        );
-        registry.register(
-            "kas_handshakes",
-            "Attempts of agents to open a tunnel, by result",
-            metrics.handshakes.clone(),
-        );
-        registry.register(
-            "kas_dials",
-            "Attempts of kas to open a tunnel to an agent with a url, by result",
-            metrics.dials.clone(),
-        );
-        registry.register_with_unit(
-            "kas_cut_age",
-            "Age at which a load balancer cuts the connections of a listener, or 0",
-            Unit::Seconds,
-            metrics.cut_ages.clone(),
-        );
-        registry.register(
-            "kas_api_requests",
-            "Requests to the internal API, by result",
-            metrics.api_requests.clone(),
-        );
-        registry.register(
-            "kas_rebalanced",
-            "Tunnels moved to other replicas by the rebalancing",
-            metrics.rebalanced.clone(),
-        );
-        registry.register("kas_connections", "Open connections of callers", metrics.connections.clone());
-        registry.register(
-            "kas_write_stalls",
-            "Writes that had to wait for a caller to read",
-            metrics.write_stalls.clone(),
-        );
-        registry.register(
-            "kas_tunnel_write_stalls",
-            "Writes to a tunnel that had to wait for its agent to read",
-            metrics.tunnel_write_stalls.clone(),
-        );
-        registry.register(
-            "kas_audit_dropped",
-            "Lines of the audit log that were dropped, because the sink was too slow or failed",
-            metrics.audit.dropped.clone(),
-        );
-        registry.register(
-            "kas_audit_left_out",
-            "Refusals of strangers without a line in the audit log, which counts them",
-            metrics.audit.left_out.clone(),
-        );
-        metrics.cluster_audit.register(registry);
-        registry.register_with_unit(
-            "kas_in_flight",
-            "Bytes of responses that callers have not read yet",
-            Unit::Bytes,
-            metrics.bytes_in_flight.clone(),
-        );
-        let (stalls, help) =
-            (metrics.stalls.clone(), "Waits of request bodies until an agent takes more bytes");
+        let metrics = Self {
+            services,
+            limits,
+            refused_connections,
+            peers,
+            retries: registry.create("kas_retries", "Attempts after the first one of a request"),
+            tunnels: registry.create("kas_tunnels", "Tunnels that end at this replica"),
+            tunnel_lifetimes: registry.histograms(
+                "kas_tunnel_lifetime",
+                "Duration of ended tunnels, by the reason of their end",
+                &LIFETIMES,
+            ),
+            handshakes: registry.counters(
+                "kas_handshakes",
+                "Attempts of agents to open a tunnel, by result",
+                "reason",
+                HANDSHAKE_RESULTS,
+            ),
+            dials: registry.counters(
+                "kas_dials",
+                "Attempts of kas to open a tunnel to an agent with a url, by result",
+                "result",
+                dial_results(),
+            ),
+            cut_ages: registry.create_with_unit(
+                "kas_cut_age",
+                "Age at which a load balancer cuts the connections of a listener, or 0",
+                Unit::Seconds,
+            ),
+            api_requests: registry.create("kas_api_requests", "Requests to the internal API, by result"),
+            rebalanced: registry
+                .create("kas_rebalanced", "Tunnels moved to other replicas by the rebalancing"),
+            connections: registry.create("kas_connections", "Open connections of callers"),
+            write_stalls: registry.create("kas_write_stalls", "Writes that had to wait for a caller to read"),
+            tunnel_write_stalls: registry.create(
+                "kas_tunnel_write_stalls",
+                "Writes to a tunnel that had to wait for its agent to read",
+            ),
+            audit: AuditMetrics {
+                dropped: registry.create(
+                    "kas_audit_dropped",
+                    "Lines of the audit log that were dropped, because the sink was too slow or failed",
+                ),
+                left_out: registry.create(
+                    "kas_audit_left_out",
+                    "Refusals of strangers without a line in the audit log, which counts them",
+                ),
+            },
+            cluster_audit: ClusterAuditMetrics::register(registry),
+            bytes_in_flight: registry.create_with_unit(
+                "kas_in_flight",
+                "Bytes of responses that callers have not read yet",
+                Unit::Bytes,
+            ),
+            stalls: StallCounter::default(),
+        };
+        for reason in CloseReason::LABELS {
+            drop(metrics.tunnel_lifetimes.get_or_create(&[("reason", reason)]));
+        }
+        let stalls = metrics.stalls.clone();
+        let help = "Waits of request bodies until an agent takes more bytes";
         registry
             .register_collector(CallbackMetric::counter("kas_tunnel_stalls", help, move || stalls.count()));
         metrics
@@ -222,30 +172,28 @@ impl Metrics {
 
     /// Counts an attempt of an agent to open a tunnel, by result.
     pub fn count_handshake(&self, result: &'static str) {
-        debug_assert!(HANDSHAKE_RESULTS.contains(&result), "{result} has no series from the start");
-        self.handshakes.get_or_create(&ReasonLabel { reason: result }).inc();
+        self.handshakes.get(result).inc();
     }
 
     /// Counts an attempt of kas to open a tunnel, by result.
     pub(crate) fn count_dial(&self, result: &'static str) {
-        debug_assert!(dial_results().any(|known| known == result), "{result} has no series from the start");
-        self.dials.get_or_create(&ResultLabel { result }).inc();
+        self.dials.get(result).inc();
     }
 
     /// Returns the metric of the age at which connections of a listener are cut, in seconds. It is 0 until it is set.
     pub fn cut_age(&self, listener: &'static str) -> Gauge {
-        self.cut_ages.get_or_create(&ListenerLabel { listener }).clone()
+        self.cut_ages.get_or_create(&[("listener", listener)]).clone()
     }
 
     /// Counts a request to the internal API, by result.
     pub fn count_api_request(&self, result: &'static str) {
-        self.api_requests.get_or_create(&ResultLabel { result }).inc();
+        self.api_requests.get_or_create(&[("result", result)]).inc();
     }
 
     /// Records the end of a tunnel.
     pub fn observe_tunnel_end(&self, reason: &'static str, lifetime: Duration) {
         debug_assert!(CloseReason::LABELS.contains(&reason), "{reason} has no series from the start");
-        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
+        self.tunnel_lifetimes.get_or_create(&[("reason", reason)]).observe(lifetime);
     }
 }
 

@@ -22,7 +22,8 @@
 //! * [`Collector`] is the configured collector. The builder of the OTLP exporter also reads environment variables; the
 //!   test `exporter_variables_in_environment_have_no_effect` shows that they are ignored. [`environment`] reads them
 //!   for agentk.
-//! * [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that `prometheus_client` does not have.
+//! * [`RegistryExt`], [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that `prometheus_client`
+//!   does not have.
 #![warn(missing_docs)]
 
 mod callback_metric;
@@ -34,6 +35,7 @@ mod export;
 mod gauge_guard;
 mod histogram;
 mod otlp_endpoint;
+mod registry;
 mod request_span;
 mod tracer;
 
@@ -43,6 +45,9 @@ pub use self::export::{Exporter, SpanMetrics};
 pub use self::gauge_guard::GaugeGuard;
 pub use self::histogram::DurationHistogram;
 pub use self::otlp_endpoint::{InvalidOtlpEndpoint, OtlpEndpoint};
+pub use self::registry::{
+    CounterByLabel, HistogramBounds, HistogramFamily, Label, RegistryExt, encode_gauge, encode_gauges,
+};
 pub use self::request_span::RequestSpan;
 pub use self::tracer::{InvalidRatio, Program, SampleRatio, Tracer, TracerConfig};
 pub use opentelemetry::trace::TraceId;

@@ -1,23 +1,23 @@
 //! The metrics of events.
 
 use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
 use proto::events::EventKind;
+use telemetry::{CounterByLabel, RegistryExt as _};
 
 /// The counters of events. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct EventMetrics {
-    events: Family<KindLabel, Counter>,
+    events: CounterByLabel,
     /// Events of kas itself that were dropped, because too many wait for Redis.
     pub(super) dropped: Counter,
     /// Events of kas itself that wait for the store.
     pub(super) queued: Gauge,
     /// Readers that follow.
     pub(super) watchers: Gauge,
-    agent_events: Family<ResultLabel, Counter>,
+    agent_events: CounterByLabel,
 }
 
 /// The result for an event that an agent has sent.
@@ -31,16 +31,6 @@ pub(crate) enum AgentEventResult {
     Invalid,
     /// agentk has forgotten it before kas has read it.
     Missed,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
 }
 
 impl AgentEventResult {
@@ -58,36 +48,34 @@ impl AgentEventResult {
 
 impl EventMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            events: Family::default(),
-            dropped: Counter::default(),
-            queued: Gauge::default(),
-            watchers: Gauge::default(),
-            agent_events: Family::default(),
-        };
-        for kind in EventKind::ALL {
-            drop(metrics.events.get_or_create(&KindLabel { kind: kind.as_str() }));
+        Self {
+            events: registry.counters(
+                "kas_events",
+                "Events that this replica has offered to the log, with duplicates and states that have not changed",
+                "kind",
+                EventKind::ALL.map(EventKind::as_str),
+            ),
+            dropped: registry.create(
+                "kas_events_dropped",
+                "Events of kas that were dropped, because too many wait for Redis",
+            ),
+            queued: registry.create("kas_events_queued", "Events of kas that wait for Redis"),
+            watchers: registry.create("kas_event_watchers", "Readers that follow the events"),
+            agent_events: registry.counters(
+                "kas_agent_events",
+                "Events that agents have sent, by result",
+                "result",
+                AgentEventResult::ALL.map(AgentEventResult::as_str),
+            ),
         }
-        for result in AgentEventResult::ALL {
-            drop(metrics.agent_events.get_or_create(&ResultLabel { result: result.as_str() }));
-        }
-        let help = "Events that this replica has offered to the log, with duplicates and states that have not changed";
-        registry.register("kas_events", help, metrics.events.clone());
-        let help = "Events of kas that were dropped, because too many wait for Redis";
-        registry.register("kas_events_dropped", help, metrics.dropped.clone());
-        registry.register("kas_events_queued", "Events of kas that wait for Redis", metrics.queued.clone());
-        registry.register("kas_event_watchers", "Readers that follow the events", metrics.watchers.clone());
-        let help = "Events that agents have sent, by result";
-        registry.register("kas_agent_events", help, metrics.agent_events.clone());
-        metrics
     }
 
     pub(super) fn count(&self, kind: EventKind) {
-        self.events.get_or_create(&KindLabel { kind: kind.as_str() }).inc();
+        self.events.get(kind.as_str()).inc();
     }
 
     /// Counts events of an agent.
     pub(crate) fn count_of_agent(&self, result: AgentEventResult, by: u64) {
-        self.agent_events.get_or_create(&ResultLabel { result: result.as_str() }).inc_by(by);
+        self.agent_events.get(result.as_str()).inc_by(by);
     }
 }

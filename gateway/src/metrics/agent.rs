@@ -7,9 +7,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use prometheus_client::{
-    collector::Collector, encoding::DescriptorEncoder, metrics::MetricType, registry::Registry,
-};
+use prometheus_client::{encoding::DescriptorEncoder, registry::Registry};
+use telemetry::{RegistryExt as _, encode_gauges};
 
 /// The most versions with a series of their own.
 const MAX_VERSIONS: usize = 10;
@@ -86,6 +85,19 @@ impl AgentCounts {
         }
         Self { states, versions: count_versions(versions), up }
     }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Agents by their connection to any replica";
+        let states = AgentConnection::ALL.into_iter().zip(self.states);
+        let states = states.map(|(connection, count)| ([("state", connection.as_str())], count));
+        encode_gauges(encoder, "kas_agents", help, states)?;
+        let help = "agentk processes that are connected to any replica, by version";
+        let versions = self.versions.iter().map(|(version, count)| ([("version", &**version)], *count));
+        encode_gauges(encoder, "kas_agent_instances", help, versions)?;
+        let help = "1 if the agent is connected to any replica, else 0";
+        let up = self.up.iter().map(|(label, up)| ([("agent", &**label)], u64::from(*up)));
+        encode_gauges(encoder, "kas_agent_up", help, up)
+    }
 }
 
 /// Counts versions: the most frequent ones, and all others together. The versions are not trusted.
@@ -121,7 +133,8 @@ impl AgentGauges {
     /// Registers the metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
-        registry.register_collector(Box::new(gauges.clone()));
+        let counts = gauges.clone();
+        registry.collect(move |encoder| counts.0.lock().encode(encoder));
         gauges
     }
 
@@ -129,36 +142,6 @@ impl AgentGauges {
     pub(crate) fn set(&self, counts: AgentCounts) {
         *self.0.lock() = counts;
     }
-}
-
-impl Collector for AgentGauges {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let AgentCounts { states, versions, up } = &*self.0.lock();
-        let help = "Agents by their connection to any replica";
-        let states = AgentConnection::ALL.into_iter().zip(states);
-        let states = states.map(|(connection, count)| (connection.as_str(), *count));
-        encode_gauges(&mut encoder, ("kas_agents", help), "state", states)?;
-        let help = "agentk processes that are connected to any replica, by version";
-        let versions = versions.iter().map(|(version, count)| (&**version, *count));
-        encode_gauges(&mut encoder, ("kas_agent_instances", help), "version", versions)?;
-        let help = "1 if the agent is connected to any replica, else 0";
-        let up = up.iter().map(|(label, up)| (&**label, u64::from(*up)));
-        encode_gauges(&mut encoder, ("kas_agent_up", help), "agent", up)
-    }
-}
-
-/// Encodes a family of gauges with one label.
-fn encode_gauges<'a>(
-    encoder: &mut DescriptorEncoder<'_>,
-    (name, help): (&str, &str),
-    label: &str,
-    series: impl Iterator<Item = (&'a str, u64)>,
-) -> fmt::Result {
-    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (value, number) in series {
-        family.encode_family(&[(label, value)])?.encode_gauge(&number)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

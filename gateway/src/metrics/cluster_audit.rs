@@ -1,40 +1,37 @@
 //! Metrics of the audit logs of clusters, with the callers of requests.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
-};
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use proto::audit::Through;
+use telemetry::{CounterByLabel, RegistryExt as _};
 
 /// The metrics. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct ClusterAuditMetrics {
-    events: Family<ThroughLabel, Counter>,
+    events: CounterByLabel,
     /// Events with the id of a request that is another one.
     mismatches: Counter,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ThroughLabel {
-    through: &'static str,
-}
-
 impl ClusterAuditMetrics {
     /// Registers the metrics.
-    pub(super) fn register(&self, registry: &mut Registry) {
-        for through in [Through::Kas, Through::Agentk, Through::Direct, Through::Unknown] {
-            drop(self.events.get_or_create(&ThroughLabel { through: label(through) }));
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            events: registry.counters(
+                "kas_cluster_audit_events",
+                "Events of audit logs of clusters that readers were shown, by the way of the request",
+                "through",
+                [Through::Kas, Through::Agentk, Through::Direct, Through::Unknown].map(label),
+            ),
+            mismatches: registry.create(
+                "kas_cluster_audit_mismatches",
+                "Events with the audit id of a request of kas that was another request",
+            ),
         }
-        let help = "Events of audit logs of clusters that readers were shown, by the way of the request";
-        registry.register("kas_cluster_audit_events", help, self.events.clone());
-        let help = "Events with the audit id of a request of kas that was another request";
-        registry.register("kas_cluster_audit_mismatches", help, self.mismatches.clone());
     }
 
     /// Counts an event that a reader was shown.
     pub(crate) fn count(&self, through: Through) {
-        self.events.get_or_create(&ThroughLabel { through: label(through) }).inc();
+        self.events.get(label(through)).inc();
     }
 
     /// Counts an event with the id of a request that is another one.

@@ -2,11 +2,8 @@
 
 use std::{error::Error, io};
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
-};
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use telemetry::RegistryExt as _;
 
 use crate::io::is_stall;
 
@@ -57,11 +54,6 @@ pub enum Limit {
     Form,
     /// Frames of HTTP/2 without effect.
     Overhead,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Label {
-    limit: &'static str,
 }
 
 impl Limit {
@@ -133,7 +125,7 @@ impl Limit {
 
 /// Registers one counter for each limit. All exist from the start: an alert on a missing counter never fires.
 pub(super) fn register(registry: &mut Registry) -> [Counter; Limit::ALL.len()] {
-    let family = Family::<Label, Counter>::default();
-    registry.register("kas_limits", "Times that a limit was reached", family.clone());
-    Limit::ALL.map(|limit| family.get_or_create(&Label { limit: limit.as_str() }).clone())
+    let labels = Limit::ALL.map(Limit::as_str);
+    let counters = registry.counters("kas_limits", "Times that a limit was reached", "limit", labels);
+    labels.map(|limit| counters.get(limit))
 }

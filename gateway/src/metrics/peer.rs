@@ -1,10 +1,10 @@
 //! Metrics of requests between replicas.
 
 use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
+use telemetry::RegistryExt as _;
 
 /// The handles of the metrics. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -83,16 +83,6 @@ pub enum ServedResult {
     Replayed,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RouteLabel {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
 impl RouteKind {
     const LABELS: [&str; 2] = ["local", "peer"];
 }
@@ -127,49 +117,39 @@ impl ServedResult {
 impl PeerMetrics {
     /// Registers the metrics. Each counter is 0 from the start.
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let routes = Family::<RouteLabel, Counter>::default();
-        registry.register("kas_routes", "Requests that were sent, by their next hop", routes.clone());
-        let metrics = Self {
-            routes: RouteKind::LABELS.map(|kind| routes.get_or_create(&RouteLabel { kind }).clone()),
-            forwards: results(
+        Self {
+            routes: counters(
+                registry,
+                "kas_routes",
+                "Requests that were sent, by their next hop",
+                ("kind", RouteKind::LABELS),
+            ),
+            forwards: counters(
                 registry,
                 "kas_peer_requests",
                 "Requests that were forwarded to other replicas",
-                ForwardResult::LABELS,
+                ("result", ForwardResult::LABELS),
             ),
-            probes: results(
+            probes: counters(
                 registry,
                 "kas_peer_probes",
                 "Probes that were sent to other replicas",
-                ProbeResult::LABELS,
+                ("result", ProbeResult::LABELS),
             ),
-            served: results(
+            served: counters(
                 registry,
                 "kas_peer_served",
                 "Requests that other replicas sent",
-                ServedResult::LABELS,
+                ("result", ServedResult::LABELS),
             ),
-            connections: Gauge::default(),
+            connections: registry.create("kas_peer_connections", "Open connections to other replicas"),
+            hedges: registry.create(
+                "kas_peer_hedges",
+                "Probes that were sent because the owner before had not responded yet",
+            ),
             reachable: Gauge::default(),
-            hedges: Counter::default(),
-            outliers: Counter::default(),
-        };
-        registry.register(
-            "kas_peer_connections",
-            "Open connections to other replicas",
-            metrics.connections.clone(),
-        );
-        registry.register(
-            "kas_peer_hedges",
-            "Probes that were sent because the owner before had not responded yet",
-            metrics.hedges.clone(),
-        );
-        registry.register(
-            "kas_peer_outliers",
-            "Ejections of a replica that failed",
-            metrics.outliers.clone(),
-        );
-        metrics
+            outliers: registry.create("kas_peer_outliers", "Ejections of a replica that failed"),
+        }
     }
 
     /// Counts a request by its next hop.
@@ -193,13 +173,12 @@ impl PeerMetrics {
     }
 }
 
-fn results<const N: usize>(
+fn counters<const N: usize>(
     registry: &mut Registry,
     name: &'static str,
     help: &'static str,
-    labels: [&'static str; N],
+    (label, values): (&'static str, [&'static str; N]),
 ) -> [Counter; N] {
-    let family = Family::<ResultLabel, Counter>::default();
-    registry.register(name, help, family.clone());
-    labels.map(|result| family.get_or_create(&ResultLabel { result }).clone())
+    let counters = registry.counters(name, help, label, values);
+    values.map(|value| counters.get(value))
 }

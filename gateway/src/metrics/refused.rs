@@ -5,6 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
+use telemetry::RegistryExt as _;
 
 /// The reason for which a connection was closed before TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub enum RefusedConnection {
 }
 
 /// The counters of all listeners.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct RefusedConnections(Family<Label, Counter>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -47,10 +48,10 @@ impl RefusedConnection {
 
 impl RefusedConnections {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let refused = Self::default();
-        let help = "Connections that were closed because of their address or their PROXY header";
-        registry.register("kas_connections_refused", help, refused.0.clone());
-        refused
+        Self(registry.create(
+            "kas_connections_refused",
+            "Connections that were closed because of their address or their PROXY header",
+        ))
     }
 
     /// Creates the series of a listener. All exist from the start: an alert on a missing counter never fires.

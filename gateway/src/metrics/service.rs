@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use proto::{Reason, ServiceName};
-use telemetry::DurationHistogram;
+use telemetry::{DurationHistogram, HistogramFamily, Label, RegistryExt as _};
 
 use crate::{request_types::RequestTypes, timing::RequestTiming};
 
@@ -51,11 +51,6 @@ struct RequestLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ServiceLabel {
-    service: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StageLabels {
     service: &'static str,
     stage: &'static str,
@@ -63,48 +58,27 @@ struct StageLabels {
 
 impl Services {
     pub(super) fn register(registry: &mut Registry, types: &RequestTypes) -> Self {
-        let histogram: fn() -> DurationHistogram = || DurationHistogram::new(&BUCKETS);
-        let requests = Family::<RequestLabels, Counter>::default();
-        let stages = Family::<StageLabels, DurationHistogram>::new_with_constructor(histogram);
-        let durations = Family::<ServiceLabel, DurationHistogram>::new_with_constructor(histogram);
-        let in_flight = Family::<ServiceLabel, Gauge>::default();
-        let request_bytes = Family::<ServiceLabel, Counter>::default();
-        let response_bytes = Family::<ServiceLabel, Counter>::default();
-        registry.register(
+        let requests: Family<RequestLabels, Counter> = registry.create(
             "kas_requests",
             "Requests of callers by service and result: a status class of the cluster, or the reason of an error of kas",
-            requests.clone(),
         );
-        registry.register_with_unit(
+        let stages: HistogramFamily<StageLabels> = registry.histograms(
             "kas_request_stage",
             "Time of answered requests by stage: queue (until it was sent), tunnel (to the agent and back), upstream (until the \
              head of the cluster's response, as reported by the agent)",
-            Unit::Seconds,
-            stages.clone(),
+            &BUCKETS,
         );
-        registry.register_with_unit(
+        let durations: HistogramFamily<Label> = registry.histograms(
             "kas_request_duration",
             "Time from the head of a request to the last byte of its response",
-            Unit::Seconds,
-            durations.clone(),
+            &BUCKETS,
         );
-        registry.register(
-            "kas_requests_in_flight",
-            "Requests whose response has not ended",
-            in_flight.clone(),
-        );
-        registry.register_with_unit(
-            "kas_request",
-            "Bytes of request bodies",
-            Unit::Bytes,
-            request_bytes.clone(),
-        );
-        registry.register_with_unit(
-            "kas_response",
-            "Bytes of response bodies",
-            Unit::Bytes,
-            response_bytes.clone(),
-        );
+        let in_flight: Family<Label, Gauge> =
+            registry.create("kas_requests_in_flight", "Requests whose response has not ended");
+        let request_bytes: Family<Label, Counter> =
+            registry.create_with_unit("kas_request", "Bytes of request bodies", Unit::Bytes);
+        let response_bytes: Family<Label, Counter> =
+            registry.create_with_unit("kas_response", "Bytes of response bodies", Unit::Bytes);
 
         // Errors exist from the start: the rate of a series misses the event with which it begins.
         for reason in Reason::ALL {
@@ -112,7 +86,7 @@ impl Services {
             drop(requests.get_or_create(&labels));
         }
         let of_type = |service| {
-            let label = ServiceLabel { service };
+            let label = [("service", service)];
             let stage = |stage| stages.get_or_create(&StageLabels { service, stage }).clone();
             let class = |result| requests.get_or_create(&RequestLabels { service, result }).clone();
             let metrics = Arc::new(ServiceMetrics {

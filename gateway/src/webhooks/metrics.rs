@@ -5,13 +5,14 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
+use telemetry::{Label, RegistryExt as _};
 
 /// The counters of webhooks. Clones share them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct WebhookMetrics {
     deliveries: Family<DeliveryLabels, Counter>,
-    active: Family<WebhookLabel, Gauge>,
-    lag: Family<WebhookLabel, Gauge>,
+    active: Family<Label<String>, Gauge>,
+    lag: Family<Label<String>, Gauge>,
 }
 
 /// The result of an attempt to deliver an event.
@@ -37,11 +38,6 @@ struct DeliveryLabels {
     result: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WebhookLabel {
-    webhook: String,
-}
-
 impl DeliveryResult {
     const ALL: [Self; 6] =
         [Self::Delivered, Self::Failed, Self::Expired, Self::Gone, Self::Refused, Self::Missed];
@@ -61,7 +57,16 @@ impl DeliveryResult {
 impl WebhookMetrics {
     /// Registers the metrics of the webhooks with these names.
     pub(crate) fn register<'a>(registry: &mut Registry, names: impl Iterator<Item = &'a str>) -> Self {
-        let metrics = Self::default();
+        let metrics = Self {
+            deliveries: registry
+                .create("kas_webhook_deliveries", "Attempts to deliver an event to a webhook, by result"),
+            active: registry
+                .create("kas_webhook_active", "1 if this replica delivers to the webhook, else 0"),
+            lag: registry.create(
+                "kas_webhook_lag_seconds",
+                "Age in seconds of the event that waits for the webhook at this replica; 0 if none waits",
+            ),
+        };
         for name in names {
             for result in DeliveryResult::ALL {
                 metrics.count_by(name, result, 0);
@@ -69,12 +74,6 @@ impl WebhookMetrics {
             metrics.set_active(name, false);
             metrics.set_lag(name, 0);
         }
-        let help = "Attempts to deliver an event to a webhook, by result";
-        registry.register("kas_webhook_deliveries", help, metrics.deliveries.clone());
-        let help = "1 if this replica delivers to the webhook, else 0";
-        registry.register("kas_webhook_active", help, metrics.active.clone());
-        let help = "Age in seconds of the event that waits for the webhook at this replica; 0 if none waits";
-        registry.register("kas_webhook_lag_seconds", help, metrics.lag.clone());
         metrics
     }
 
@@ -88,11 +87,11 @@ impl WebhookMetrics {
     }
 
     pub(super) fn set_active(&self, webhook: &str, active: bool) {
-        self.active.get_or_create(&WebhookLabel { webhook: webhook.to_owned() }).set(active.into());
+        self.active.get_or_create(&[("webhook", webhook.to_owned())]).set(active.into());
     }
 
     pub(super) fn set_lag(&self, webhook: &str, seconds: u64) {
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-        self.lag.get_or_create(&WebhookLabel { webhook: webhook.to_owned() }).set(seconds);
+        self.lag.get_or_create(&[("webhook", webhook.to_owned())]).set(seconds);
     }
 }

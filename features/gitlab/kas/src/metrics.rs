@@ -8,23 +8,13 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::{Registry, Unit},
 };
-use telemetry::{CallbackMetric, DurationHistogram};
+use telemetry::{CallbackMetric, DurationHistogram, Label};
 use tokio::sync::watch;
 
 use super::{BudgetShare, Endpoint};
 
 /// Upper bounds in seconds, up to the time limit of an attempt.
 static DURATIONS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 20.0];
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EndpointLabel {
-    endpoint: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ShareLabel {
-    share: &'static str,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -45,16 +35,16 @@ pub(super) enum AttemptResult {
 #[derive(Clone, Debug)]
 pub(super) struct GitLabMetrics {
     requests: Family<RequestLabels, Counter>,
-    durations: Family<EndpointLabel, DurationHistogram, fn() -> DurationHistogram>,
-    limited: Family<ShareLabel, Counter>,
+    durations: Family<Label, DurationHistogram, fn() -> DurationHistogram>,
+    limited: Family<Label, Counter>,
 }
 
 impl Default for GitLabMetrics {
     fn default() -> Self {
         let durations: fn() -> DurationHistogram = || DurationHistogram::new(&DURATIONS);
-        let limited = Family::<ShareLabel, Counter>::default();
+        let limited = Family::<Label, Counter>::default();
         for share in BudgetShare::ALL {
-            drop(limited.get_or_create(&ShareLabel { share: share.label() }));
+            drop(limited.get_or_create(&[("share", share.label())]));
         }
         Self { requests: Family::default(), durations: Family::new_with_constructor(durations), limited }
     }
@@ -63,7 +53,7 @@ impl Default for GitLabMetrics {
 impl GitLabMetrics {
     /// Counts a request that was not sent because too many were waiting.
     pub(super) fn count_limited(&self, share: BudgetShare) {
-        self.limited.get_or_create(&ShareLabel { share: share.label() }).inc();
+        self.limited.get_or_create(&[("share", share.label())]).inc();
     }
 
     pub(super) fn observe(&self, endpoint: Endpoint, result: AttemptResult, duration: Duration) {
@@ -79,7 +69,7 @@ impl GitLabMetrics {
             AttemptResult::Failed => "failed",
         };
         self.requests.get_or_create(&RequestLabels { endpoint, result }).inc();
-        self.durations.get_or_create(&EndpointLabel { endpoint }).observe(duration);
+        self.durations.get_or_create(&[("endpoint", endpoint)]).observe(duration);
     }
 }
 

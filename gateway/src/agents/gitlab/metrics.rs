@@ -4,10 +4,11 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
+use telemetry::RegistryExt as _;
 use tonic::Code;
 
 /// Counts the calls of GitLab's agentk.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RpcMetrics {
     calls: Family<[(&'static str, String); 2], Counter>,
     violations: Counter,
@@ -16,12 +17,16 @@ pub struct RpcMetrics {
 impl RpcMetrics {
     /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let calls = "Calls of GitLab's agentk by their method and the code of gRPC with which they ended, or began for streams";
-        registry.register("kas_gitlab_agentk_calls", calls, metrics.calls.clone());
-        let violations = "Requests for which GitLab's agentk broke the protocol";
-        registry.register("kas_gitlab_agentk_violations", violations, metrics.violations.clone());
-        metrics
+        Self {
+            calls: registry.create(
+                "kas_gitlab_agentk_calls",
+                "Calls of GitLab's agentk by their method and the code of gRPC with which they ended, or began for streams",
+            ),
+            violations: registry.create(
+                "kas_gitlab_agentk_violations",
+                "Requests for which GitLab's agentk broke the protocol",
+            ),
+        }
     }
 
     /// Counts a call. The name of a method that kas does not have is not a label.

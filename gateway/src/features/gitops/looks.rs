@@ -290,7 +290,7 @@ mod tests {
                 kind: "branch",
                 pace: None,
                 shared: Some(SharedLooks::new(redis, source)),
-                metrics: GitopsMetrics::default(),
+                metrics: GitopsMetrics::register(&mut prometheus_client::registry::Registry::default()),
                 last: Default::default(),
             };
             Self { followed, _sync: sync }

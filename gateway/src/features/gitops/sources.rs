@@ -248,7 +248,7 @@ mod tests {
     fn context() -> LookContext {
         LookContext {
             redis: None,
-            metrics: GitopsMetrics::default(),
+            metrics: GitopsMetrics::register(&mut prometheus_client::registry::Registry::default()),
             polls_per_second: 1,
             addresses: AddressPolicy::new("agent.gitops.allowed_networks", &[]),
             paces: Mutex::default(),
