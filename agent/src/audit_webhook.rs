@@ -103,7 +103,8 @@ impl AuditWebhook {
             let user = rustix::process::geteuid().as_raw();
             format!("--audit-directory: {} cannot be used by the user {user}", directory.display())
         })?;
-        let metrics = AuditMetrics::register(registry, &ring, health);
+        AuditMetrics::register_state(registry, &ring, health);
+        let metrics = AuditMetrics::register(registry);
         let (writer, queue) = RingWriter::start(ring, metrics.clone(), Arc::clone(health));
         let receiver = Arc::new(Receiver::new(queue, metrics));
         Ok(Some(Self { address, tls, receiver, writer }))

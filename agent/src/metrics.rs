@@ -6,10 +6,10 @@ use http::StatusCode;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
-    registry::{Registry, Unit},
+    registry::Registry,
 };
 use proto::{ServiceName, header};
-use telemetry::{CallbackMetric, DurationHistogram};
+use telemetry::{CallbackMetric, DurationHistogram, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
 /// The metrics. Cheap to clone; those of `default` are not registered.
@@ -19,37 +19,27 @@ pub struct AgentMetrics {
     pub(crate) tunnels: Gauge,
     /// 1 while agentk accepts connections of kas, which choose a pod: no tunnel in this one is no fault then.
     pub(crate) listening: Gauge,
-    dials: Family<ResultLabel, Counter>,
-    tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
+    dials: Family<Label, Counter>,
+    tunnel_lifetimes: HistogramFamily<Label>,
     /// Waits of response bodies for kas, in all tunnels.
     pub(crate) stalls: StallCounter,
-    upstream: Family<ServiceLabel, DurationHistogram>,
+    upstream: HistogramFamily<Label<String>>,
     requests: Family<RequestLabels, Counter>,
-    in_flight: Family<ServiceLabel, Gauge>,
+    in_flight: Family<Label<String>, Gauge>,
     /// 1 if the Kubernetes API answered the last check.
     cluster_up: Gauge,
-    cluster_checks: Family<ResultLabel, Counter>,
-    policy_decisions: Family<PolicyLabels, Counter>,
-    policy_reloads: Family<ResultLabel, Counter>,
+    cluster_checks: Family<Label, Counter>,
+    policy: PolicyMetrics,
     out_of_scope: Counter,
-    configuration_updates: Family<ResultLabel, Counter>,
+    configuration_updates: Family<Label, Counter>,
     /// 1 if kas reports an error in the configuration of this agent.
     configuration_error: Gauge,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ServiceLabel {
-    service: String,
+#[derive(Clone, Debug)]
+struct PolicyMetrics {
+    decisions: Family<PolicyLabels, Counter>,
+    reloads: Family<Label, Counter>,
 }
 
 /// The number of label values is bounded by that of rules in a policy file.
@@ -69,67 +59,52 @@ struct RequestLabels {
 impl AgentMetrics {
     /// Returns registered metrics.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+        let policy = PolicyMetrics::register(registry);
+        let metrics = Self {
+            policy,
+            tunnels: registry.create("agentk_tunnels", "Open tunnels to kas"),
+            listening: registry.create("agentk_listening", "1 while agentk accepts connections of kas"),
+            dials: registry.create("agentk_dials", "Attempts to open a tunnel, by result"),
+            tunnel_lifetimes: registry.histograms(
+                "agentk_tunnel_lifetime",
+                "Lifetimes of ended tunnels, by the reason of their end",
+                &LIFETIMES,
+            ),
+            stalls: StallCounter::default(),
+            upstream: registry.histograms(
+                "agentk_upstream_duration",
+                "Time to the head of the upstream's response",
+                &UPSTREAM_TIMES,
+            ),
+            requests: registry.create(
+                "agentk_requests",
+                "Answered requests by service and status class; failed are errors of agentk",
+            ),
+            in_flight: registry.create("agentk_requests_in_flight", "Requests whose response has not ended"),
+            cluster_up: registry
+                .create("agentk_cluster_up", "1 if the Kubernetes API answered the last check"),
+            cluster_checks: registry
+                .create("agentk_cluster_checks", "Checks of the Kubernetes API by result"),
+            out_of_scope: registry.create(
+                "agentk_requests_out_of_scope",
+                "Requests that the scope of the configuration refused",
+            ),
+            configuration_updates: registry
+                .create("agentk_configuration_updates", "Configurations that kas sent, by result"),
+            configuration_error: registry.create(
+                "agentk_configuration_error",
+                "1 if kas cannot use the newest configuration of this agent",
+            ),
+        };
         // All exist from the start: the rate of a series misses the event with which it begins.
         for reason in CloseReason::LABELS {
-            drop(metrics.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }));
+            drop(metrics.tunnel_lifetimes.get_or_create(&[("reason", reason)]));
         }
-        metrics.register_own_policy(registry);
-        registry.register("agentk_tunnels", "Open tunnels to kas", metrics.tunnels.clone());
-        let help = "1 while agentk accepts connections of kas";
-        registry.register("agentk_listening", help, metrics.listening.clone());
-        registry.register("agentk_dials", "Attempts to open a tunnel, by result", metrics.dials.clone());
-        registry.register_with_unit(
-            "agentk_tunnel_lifetime",
-            "Lifetimes of ended tunnels, by the reason of their end",
-            Unit::Seconds,
-            metrics.tunnel_lifetimes.clone(),
-        );
-        let (stalls, help) = (metrics.stalls.clone(), "Waits of response bodies until kas takes more bytes");
+        let stalls = metrics.stalls.clone();
+        let help = "Waits of response bodies until kas takes more bytes";
         registry.register_collector(CallbackMetric::counter("agentk_tunnel_stalls", help, move || {
             stalls.count()
         }));
-        registry.register_with_unit(
-            "agentk_upstream_duration",
-            "Time to the head of the upstream's response",
-            Unit::Seconds,
-            metrics.upstream.clone(),
-        );
-        registry.register(
-            "agentk_requests",
-            "Answered requests by service and status class; failed are errors of agentk",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "agentk_requests_in_flight",
-            "Requests whose response has not ended",
-            metrics.in_flight.clone(),
-        );
-        registry.register(
-            "agentk_cluster_up",
-            "1 if the Kubernetes API answered the last check",
-            metrics.cluster_up.clone(),
-        );
-        registry.register(
-            "agentk_cluster_checks",
-            "Checks of the Kubernetes API by result",
-            metrics.cluster_checks.clone(),
-        );
-        registry.register(
-            "agentk_requests_out_of_scope",
-            "Requests that the scope of the configuration refused",
-            metrics.out_of_scope.clone(),
-        );
-        registry.register(
-            "agentk_configuration_updates",
-            "Configurations that kas sent, by result",
-            metrics.configuration_updates.clone(),
-        );
-        registry.register(
-            "agentk_configuration_error",
-            "1 if kas cannot use the newest configuration of this agent",
-            metrics.configuration_error.clone(),
-        );
         metrics
     }
 
@@ -140,57 +115,40 @@ impl AgentMetrics {
 
     /// Returns the counter of attempts with this result.
     pub(crate) fn dials(&self, result: &'static str) -> Counter {
-        self.dials.get_or_create_owned(&ResultLabel { result })
+        self.dials.get_or_create_owned(&[("result", result)])
     }
 
     /// Records the end of a tunnel.
     pub(crate) fn record_tunnel_end(&self, reason: &'static str, lifetime: Duration) {
-        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
+        self.tunnel_lifetimes.get_or_create(&[("reason", reason)]).observe(lifetime);
     }
 
     /// Counts a check of the cluster.
     pub(crate) fn record_cluster_check(&self, up: bool) {
         self.cluster_up.set(up.into());
         let result = if up { "ok" } else { "failed" };
-        self.cluster_checks.get_or_create(&ResultLabel { result }).inc();
+        self.cluster_checks.get_or_create(&[("result", result)]).inc();
     }
 
     /// Returns metrics of which those of a policy are registered: those of a process that only decides by it.
     pub(crate) fn register_policy(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        metrics.register_own_policy(registry);
-        metrics
-    }
-
-    fn register_own_policy(&self, registry: &mut Registry) {
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("agentk_build", "The running version", build);
-        registry.register(
-            "agentk_policy_decisions",
-            "Requests by the policy rule that matched them, and by decision",
-            self.policy_decisions.clone(),
-        );
-        registry.register(
-            "agentk_policy_reloads",
-            "Reloads of the policy file, by result",
-            self.policy_reloads.clone(),
-        );
+        Self { policy: PolicyMetrics::register(registry), ..Self::default() }
     }
 
     /// Returns the counter of a policy rule.
     pub(crate) fn policy_decisions(&self, rule: &str, decision: &'static str) -> Counter {
-        self.policy_decisions.get_or_create(&PolicyLabels { rule: rule.to_owned(), decision }).clone()
+        self.policy.decisions.get_or_create(&PolicyLabels { rule: rule.to_owned(), decision }).clone()
     }
 
     /// Removes the counter of a policy rule, so that the names of former rules do not accumulate.
     pub(crate) fn remove_policy_decisions(&self, rule: &str, decision: &'static str) {
-        self.policy_decisions.remove(&PolicyLabels { rule: rule.to_owned(), decision });
+        self.policy.decisions.remove(&PolicyLabels { rule: rule.to_owned(), decision });
     }
 
     /// Counts a reload of the policy file.
     pub(crate) fn record_policy_reload(&self, accepted: bool) {
         let result = if accepted { "ok" } else { "failed" };
-        self.policy_reloads.get_or_create(&ResultLabel { result }).inc();
+        self.policy.reloads.get_or_create(&[("result", result)]).inc();
     }
 
     /// Counts a request that the scope refused.
@@ -201,12 +159,12 @@ impl AgentMetrics {
     /// Returns the number of configurations with a result.
     #[cfg(test)]
     pub(crate) fn configuration_updates(&self, result: &'static str) -> u64 {
-        self.configuration_updates.get_or_create(&ResultLabel { result }).get()
+        self.configuration_updates.get_or_create(&[("result", result)]).get()
     }
 
     /// Counts a configuration that kas sent: `ok`, `ignored` or `failed`.
     pub(crate) fn record_configuration_update(&self, result: &'static str) {
-        self.configuration_updates.get_or_create(&ResultLabel { result }).inc();
+        self.configuration_updates.get_or_create(&[("result", result)]).inc();
     }
 
     /// Records whether kas reports an error in the configuration.
@@ -221,10 +179,24 @@ impl AgentMetrics {
             let label = RequestLabels { service: service.clone(), class: class.as_str() };
             self.requests.get_or_create(&label).clone()
         });
-        let label = ServiceLabel { service };
+        let label = [("service", service)];
         let in_flight = self.in_flight.get_or_create(&label).clone();
         let upstream = self.upstream.get_or_create(&label).clone();
         ServiceMetrics { requests, in_flight, upstream }
+    }
+}
+
+impl PolicyMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("agentk_build", "The running version", build);
+        Self {
+            decisions: registry.create(
+                "agentk_policy_decisions",
+                "Requests by the policy rule that matched them, and by decision",
+            ),
+            reloads: registry.create("agentk_policy_reloads", "Reloads of the policy file, by result"),
+        }
     }
 }
 
@@ -271,23 +243,7 @@ pub(crate) fn render(registry: &Registry) -> String {
 
 impl Default for AgentMetrics {
     fn default() -> Self {
-        Self {
-            tunnels: Gauge::default(),
-            listening: Gauge::default(),
-            dials: Family::default(),
-            tunnel_lifetimes: Family::new_with_constructor(|| DurationHistogram::new(&LIFETIMES)),
-            stalls: StallCounter::default(),
-            upstream: Family::new_with_constructor(|| DurationHistogram::new(&UPSTREAM_TIMES)),
-            requests: Family::default(),
-            in_flight: Family::default(),
-            cluster_up: Gauge::default(),
-            cluster_checks: Family::default(),
-            policy_decisions: Family::default(),
-            policy_reloads: Family::default(),
-            out_of_scope: Counter::default(),
-            configuration_updates: Family::default(),
-            configuration_error: Gauge::default(),
-        }
+        Self::register(&mut Registry::default())
     }
 }
 

@@ -274,7 +274,7 @@ async fn batch_that_the_api_server_repeats_is_kept_once() {
 #[tokio::test]
 async fn events_of_a_request_that_is_cancelled_are_counted_and_kept_when_they_are_repeated() {
     let (queue, mut batches) = mpsc::channel(1);
-    let receiver = Receiver::new(queue, AuditMetrics::default());
+    let receiver = Receiver::new(queue, AuditMetrics::register(&mut Registry::default()));
     let whole = list(&[event(0, "ResponseComplete")]);
     let beginning = Bytes::copy_from_slice(&whole.as_bytes()[..whole.len() - 1]);
     let frames = stream::iter([Ok::<_, Infallible>(Frame::data(beginning))]).chain(stream::pending());
@@ -290,7 +290,7 @@ async fn events_of_a_request_that_is_cancelled_are_counted_and_kept_when_they_ar
 #[tokio::test(start_paused = true)]
 async fn events_of_a_request_that_takes_too_long_are_kept() {
     let (queue, mut batches) = mpsc::channel(1);
-    let receiver = Receiver::new(queue, AuditMetrics::default());
+    let receiver = Receiver::new(queue, AuditMetrics::register(&mut Registry::default()));
     let whole = list(&[event(0, "ResponseComplete")]);
     let beginning = Bytes::copy_from_slice(&whole.as_bytes()[..whole.len() - 1]);
     let frames = stream::iter([Ok::<_, Infallible>(Frame::data(beginning))]).chain(stream::pending());
@@ -302,7 +302,7 @@ async fn events_of_a_request_that_takes_too_long_are_kept() {
 #[tokio::test(start_paused = true)]
 async fn slow_requests_of_one_api_server_do_not_delay_another() {
     let (queue, mut batches) = mpsc::channel(1);
-    let receiver = Arc::new(Receiver::new(queue, AuditMetrics::default()));
+    let receiver = Arc::new(Receiver::new(queue, AuditMetrics::register(&mut Registry::default())));
     for _ in 0..16 {
         let receiver = Arc::clone(&receiver);
         let pending = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
@@ -335,7 +335,7 @@ async fn silent_strangers_do_not_shut_the_api_server_out() {
 #[tokio::test(start_paused = true)]
 async fn connection_stays_open_between_requests_and_not_without_one() {
     let (queue, _batches) = mpsc::channel(4);
-    let receiver = Arc::new(Receiver::new(queue, AuditMetrics::default()));
+    let receiver = Arc::new(Receiver::new(queue, AuditMetrics::register(&mut Registry::default())));
     let connect = || {
         let (ours, theirs) = duplex(64 << 10);
         let receiver = Arc::clone(&receiver);
@@ -360,7 +360,7 @@ async fn connection_stays_open_between_requests_and_not_without_one() {
 #[tokio::test(start_paused = true)]
 async fn events_are_dropped_and_counted_while_the_disk_is_too_slow() {
     let (queue, mut batches) = mpsc::channel(1);
-    let receiver = Receiver::new(queue, AuditMetrics::default());
+    let receiver = Receiver::new(queue, AuditMetrics::register(&mut Registry::default()));
     let body = |number| Full::new(Bytes::from(list(&[event(number, "ResponseComplete")])));
     for number in 0..3 {
         receiver.receive(API_SERVER, body(number)).await.unwrap();

@@ -71,7 +71,10 @@ impl World {
             HubbleRelay::new(url, Arc::new(ClientTls::system()))
         });
         let sources = AlertSources { hubble, policy_engines: relay.is_none() };
-        let (events, metrics) = (EventLog::new(InstanceId::random()), AlertsMetrics::default());
+        let (events, metrics) = (
+            EventLog::new(InstanceId::random()),
+            AlertsMetrics::register(&mut prometheus_client::registry::Registry::default()),
+        );
         let alerts = Alerts::new(
             sources,
             server.service(),

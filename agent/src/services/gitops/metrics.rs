@@ -1,21 +1,16 @@
 //! The metrics of GitOps. Only the pod that leads has series of projects.
 
-use std::{
-    fmt,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use gitops_engine::Outcome;
 use http::Request;
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
-    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
-    registry::{Registry, Unit},
+    encoding::{DescriptorEncoder, EncodeLabelSet},
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
 };
 use request_info::{DecodedPath, RequestInfo};
-use telemetry::DurationHistogram;
+use telemetry::{HistogramFamily, Label, RegistryExt as _, encode_gauge, encode_gauges};
 
 use super::Gitops;
 
@@ -26,20 +21,14 @@ const ACTIONS: [&str; 4] = ["applied", "pruned", "kept", "failed"];
 /// The results of a sync.
 const RESULTS: [&str; 3] = ["ok", "failed", "stopped"];
 
-/// The counters of syncs. Cheap to clone.
+/// The counters of syncs. Cheap to clone. The number of label values is bounded by that of projects, which is 100.
 #[derive(Clone, Debug)]
 pub(crate) struct GitopsMetrics {
     syncs: Family<SyncLabels, Counter>,
-    durations: Family<ProjectLabel, DurationHistogram>,
+    durations: HistogramFamily<Label<String>>,
     objects: Family<ObjectLabels, Counter>,
-    reverts: Family<ProjectLabel, Counter>,
+    reverts: Family<Label<String>, Counter>,
     requests: Family<ClusterRequestLabels, Counter>,
-}
-
-/// The number of label values is bounded by that of projects, which is 100.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ProjectLabel {
-    project: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -60,41 +49,31 @@ struct ClusterRequestLabels {
     dry_run: &'static str,
 }
 
-/// Reads the states of the projects at each scrape.
-struct States(Weak<Gitops>);
-
 impl GitopsMetrics {
     /// Returns registered metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register("agentk_gitops_syncs", "Syncs by project and result", metrics.syncs.clone());
-        registry.register_with_unit(
-            "agentk_gitops_sync",
-            "Durations of syncs",
-            Unit::Seconds,
-            metrics.durations.clone(),
-        );
-        registry.register(
-            "agentk_gitops_objects",
-            "Objects that syncs have changed, kept although they left Git, or failed to change",
-            metrics.objects.clone(),
-        );
-        registry.register(
-            "agentk_gitops_reverts",
-            "Syncs that reverted changes by others",
-            metrics.reverts.clone(),
-        );
-        registry.register(
-            "agentk_gitops_requests",
-            "Requests of GitOps to the API of the cluster, each attempt and each page of a list",
-            metrics.requests.clone(),
-        );
-        metrics
+        Self {
+            syncs: registry.create("agentk_gitops_syncs", "Syncs by project and result"),
+            durations: registry.histograms("agentk_gitops_sync", "Durations of syncs", &SYNC_TIMES),
+            objects: registry.create(
+                "agentk_gitops_objects",
+                "Objects that syncs have changed, kept although they left Git, or failed to change",
+            ),
+            reverts: registry.create("agentk_gitops_reverts", "Syncs that reverted changes by others"),
+            requests: registry.create(
+                "agentk_gitops_requests",
+                "Requests of GitOps to the API of the cluster, each attempt and each page of a list",
+            ),
+        }
     }
 
     /// Registers the states of the projects.
     pub(crate) fn register_states(registry: &mut Registry, gitops: &Arc<Gitops>) {
-        registry.register_collector(Box::new(States(Arc::downgrade(gitops))));
+        let gitops = Arc::downgrade(gitops);
+        registry.collect(move |encoder| match gitops.upgrade() {
+            Some(gitops) => encode_states(encoder, &gitops),
+            None => Ok(()),
+        });
     }
 
     /// Counts a request to the API of the cluster.
@@ -123,7 +102,7 @@ impl GitopsMetrics {
             // All exist from the start: the rate of a series misses the event with which it begins.
             self.syncs.get_or_create(&label).inc_by(u64::from(each == result));
         }
-        let label = ProjectLabel { project: project.to_owned() };
+        let label = [("project", project.to_owned())];
         self.durations.get_or_create(&label).observe(took);
         self.reverts.get_or_create(&label).inc_by(u64::from(outcome.reverted > 0));
         let objects = outcome.objects;
@@ -136,7 +115,7 @@ impl GitopsMetrics {
 
     /// Removes the series of a project, so that the names of former projects do not accumulate.
     pub(super) fn forget(&self, project: &str) {
-        let label = ProjectLabel { project: project.to_owned() };
+        let label = [("project", project.to_owned())];
         self.durations.remove(&label);
         self.reverts.remove(&label);
         for result in RESULTS {
@@ -150,48 +129,28 @@ impl GitopsMetrics {
 
 impl Default for GitopsMetrics {
     fn default() -> Self {
-        Self {
-            syncs: Family::default(),
-            durations: Family::new_with_constructor(|| DurationHistogram::new(&SYNC_TIMES)),
-            objects: Family::default(),
-            reverts: Family::default(),
-            requests: Family::default(),
-        }
+        Self::register(&mut Registry::default())
     }
 }
 
-impl Collector for States {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(gitops) = self.0.upgrade() else { return Ok(()) };
-        let leads = gitops.leader.is_leading();
-        let help = "1 if this pod leads GitOps, else 0";
-        let gauge = ConstGauge::new(i64::from(leads));
-        gauge.encode(encoder.encode_descriptor("agentk_gitops_leader", help, None, MetricType::Gauge)?)?;
-        let help = "1 if no pod leads GitOps, as far as this pod knows, else 0";
-        let gauge = ConstGauge::new(i64::from(gitops.leader.unattended().is_some()));
-        gauge.encode(encoder.encode_descriptor(
-            "agentk_gitops_unattended",
-            help,
-            None,
-            MetricType::Gauge,
-        )?)?;
-        let help = "1 for the state of each project, in the pod that leads";
-        let mut states =
-            encoder.encode_descriptor("agentk_gitops_project_state", help, None, MetricType::Gauge)?;
-        let projects: Vec<_> =
-            if leads { gitops.projects.lock().values().cloned().collect() } else { Vec::new() };
-        for project in projects.iter().filter(|project| !project.is_gone()) {
-            let labels = [("project", &*project.id), ("state", project.status().state.as_str())];
-            ConstGauge::new(1_i64).encode(states.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for States {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("States")
-    }
+fn encode_states(encoder: &mut DescriptorEncoder<'_>, gitops: &Gitops) -> fmt::Result {
+    let leads = gitops.leader.is_leading();
+    let help = "1 if this pod leads GitOps, else 0";
+    encode_gauge(encoder, "agentk_gitops_leader", help, leads.into())?;
+    let help = "1 if no pod leads GitOps, as far as this pod knows, else 0";
+    let is_unattended = gitops.leader.unattended().is_some();
+    encode_gauge(encoder, "agentk_gitops_unattended", help, is_unattended.into())?;
+    let projects: Vec<_> =
+        if leads { gitops.projects.lock().values().cloned().collect() } else { Vec::new() };
+    let states = projects.iter().filter(|project| !project.is_gone());
+    let states =
+        states.map(|project| ([("project", &*project.id), ("state", project.status().state.as_str())], 1));
+    encode_gauges(
+        encoder,
+        "agentk_gitops_project_state",
+        "1 for the state of each project, in the pod that leads",
+        states,
+    )
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
-    registry::{Registry, Unit},
+    registry::Registry,
 };
-use telemetry::DurationHistogram;
+use telemetry::{DurationHistogram, RegistryExt as _};
 
 /// The upper bounds of the buckets of the time from the arrival of an event to its effect, in seconds.
 const BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 600.0];
@@ -30,9 +30,17 @@ impl NotifyMetrics {
     /// Returns registered metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
-            events: Family::default(),
-            times: DurationHistogram::new(BOUNDS),
-            pending: Gauge::default(),
+            events: registry.create(
+                "agentk_project_events",
+                "Attempts at effects of events in the cluster, by target and result",
+            ),
+            times: registry.histogram(
+                "agentk_project_event_effect",
+                "Time from the arrival of an event to its effect in the cluster",
+                BOUNDS,
+            ),
+            pending: registry
+                .create("agentk_project_events_pending", "Effects of events that are not done yet"),
         };
         // All exist from the start: the rate of a series misses the event with which it begins.
         for target in TARGETS {
@@ -40,17 +48,6 @@ impl NotifyMetrics {
                 drop(metrics.events.get_or_create(&EventLabels { target, result }));
             }
         }
-        let help = "Attempts at effects of events in the cluster, by target and result";
-        registry.register("agentk_project_events", help, metrics.events.clone());
-        let help = "Time from the arrival of an event to its effect in the cluster";
-        registry.register_with_unit(
-            "agentk_project_event_effect",
-            help,
-            Unit::Seconds,
-            metrics.times.clone(),
-        );
-        let help = "Effects of events that are not done yet";
-        registry.register("agentk_project_events_pending", help, metrics.pending.clone());
         metrics
     }
 

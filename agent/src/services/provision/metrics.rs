@@ -9,17 +9,16 @@ use proto::{
     Reason,
     provision::{Deletion, ObjectChange, ProvisionedObject},
 };
+use telemetry::{CounterByLabel, RegistryExt as _};
 
 /// The results of a request.
 const RESULTS: [&str; 3] = ["ok", "refused", "unavailable"];
-/// What may be done with an object.
-const CHANGES: [&str; 5] = ["created", "updated", "unchanged", "deleted", "kept"];
 
 /// The counters of managed resources. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct ProvisionMetrics {
     requests: Family<RequestLabels, Counter>,
-    objects: Family<ObjectLabels, Counter>,
+    objects: CounterByLabel,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -28,15 +27,21 @@ struct RequestLabels {
     result: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ObjectLabels {
-    change: &'static str,
-}
-
 impl ProvisionMetrics {
     /// Returns registered metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+        let metrics = Self {
+            requests: registry.create(
+                "agentk_provision_requests",
+                "Environments whose objects were made or deleted, by operation and result",
+            ),
+            objects: registry.counters(
+                "agentk_provision_objects",
+                "Objects of environments, by what was done with them",
+                "change",
+                ["created", "updated", "unchanged", "deleted", "kept"],
+            ),
+        };
         // All exist from the start: the rate of a series misses the event with which it begins.
         for (operation, result) in
             ["ensure", "delete"].into_iter().flat_map(|operation| RESULTS.map(|result| (operation, result)))
@@ -45,13 +50,6 @@ impl ProvisionMetrics {
         }
         let unmanaged = RequestLabels { operation: "ensure", result: "unmanaged" };
         drop(metrics.requests.get_or_create(&unmanaged));
-        for change in CHANGES {
-            drop(metrics.objects.get_or_create(&ObjectLabels { change }));
-        }
-        let help = "Environments whose objects were made or deleted, by operation and result";
-        registry.register("agentk_provision_requests", help, metrics.requests.clone());
-        let help = "Objects of environments, by what was done with them";
-        registry.register("agentk_provision_objects", help, metrics.objects.clone());
         metrics
     }
 
@@ -74,14 +72,14 @@ impl ProvisionMetrics {
                 ObjectChange::Updated => "updated",
                 ObjectChange::Unchanged => "unchanged",
             };
-            self.objects.get_or_create(&ObjectLabels { change }).inc();
+            self.objects.get(change).inc();
         }
     }
 
     /// Counts the objects of an environment that has stopped.
     pub(super) fn count_deletion(&self, deletion: &Deletion) {
         for (change, number) in [("deleted", deletion.deleted.len()), ("kept", deletion.kept.len())] {
-            self.objects.get_or_create(&ObjectLabels { change }).inc_by(number as u64);
+            self.objects.get(change).inc_by(number as u64);
         }
     }
 }

@@ -33,7 +33,11 @@ fn enforcer(text: &str) -> Arc<PolicyEnforcer> {
 fn service(policy: Option<&str>) -> ProvisionService {
     let cluster = KubeCluster::new(|| panic!("the cluster is not reached"));
     let restrictions = Restrictions { policy: policy.map(enforcer), scope: None };
-    ProvisionService::new(cluster, restrictions, ProvisionMetrics::default())
+    ProvisionService::new(
+        cluster,
+        restrictions,
+        ProvisionMetrics::register(&mut prometheus_client::registry::Registry::default()),
+    )
 }
 
 fn settings(template: Option<Result<&str, &str>>) -> ProvisionSettings {
@@ -169,7 +173,11 @@ fn service_of(server: &ApiServer, policy: &str, scope: Option<ScopeEnforcer>) ->
     let restrictions = Restrictions { policy: Some(enforcer(policy)), scope: scope.map(Arc::new) };
     let client = kube_service(ServiceName::PROVISION, server.service(), &restrictions);
     let cluster = KubeCluster::new(move || kube::Client::new(client, "default"));
-    let service = ProvisionService::new(cluster, restrictions, ProvisionMetrics::default());
+    let service = ProvisionService::new(
+        cluster,
+        restrictions,
+        ProvisionMetrics::register(&mut prometheus_client::registry::Registry::default()),
+    );
     service.set(settings(None));
     service
 }
