@@ -9,6 +9,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use proto::{ServiceName, header};
+use strum::{EnumCount, VariantNames};
 use telemetry::{CallbackMetric, DurationHistogram, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
@@ -175,9 +176,9 @@ impl AgentMetrics {
     /// Returns the metrics of a service.
     pub(crate) fn service(&self, service: &ServiceName) -> ServiceMetrics {
         let service = service.as_str().to_owned();
-        let requests = StatusClass::ALL.map(|class| {
-            let label = RequestLabels { service: service.clone(), class: class.as_str() };
-            self.requests.get_or_create(&label).clone()
+        let requests = std::array::from_fn(|class| {
+            let label = RequestLabels { service: service.clone(), class: StatusClass::VARIANTS[class] };
+            self.requests.get_or_create_owned(&label)
         });
         let label = [("service", service)];
         let in_flight = self.in_flight.get_or_create(&label).clone();
@@ -203,7 +204,7 @@ impl PolicyMetrics {
 /// The metrics of one service.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceMetrics {
-    requests: [Counter; StatusClass::ALL.len()],
+    requests: [Counter; StatusClass::COUNT],
     in_flight: Gauge,
     upstream: DurationHistogram,
 }
@@ -253,20 +254,23 @@ static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14
 static UPSTREAM_TIMES: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, EnumCount, VariantNames)]
 enum StatusClass {
+    #[strum(serialize = "1xx")]
     Informational,
+    #[strum(serialize = "2xx")]
     Success,
+    #[strum(serialize = "3xx")]
     Redirect,
+    #[strum(serialize = "4xx")]
     Client,
+    #[strum(serialize = "5xx")]
     Server,
+    #[strum(serialize = "failed")]
     Failed,
 }
 
 impl StatusClass {
-    const ALL: [Self; 6] =
-        [Self::Informational, Self::Success, Self::Redirect, Self::Client, Self::Server, Self::Failed];
-
     fn of(status: StatusCode) -> Self {
         match status.as_u16() / 100 {
             1 => Self::Informational,
@@ -274,17 +278,6 @@ impl StatusClass {
             3 => Self::Redirect,
             4 => Self::Client,
             _ => Self::Server,
-        }
-    }
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Informational => "1xx",
-            Self::Success => "2xx",
-            Self::Redirect => "3xx",
-            Self::Client => "4xx",
-            Self::Server => "5xx",
-            Self::Failed => "failed",
         }
     }
 }

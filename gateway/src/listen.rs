@@ -181,7 +181,7 @@ fn report(
 ) {
     if let Some(refusal) = error.refusal() {
         metrics.count_refused_connection(listener, refusal);
-        let reason = refusal.as_str();
+        let reason: &str = refusal.into();
         if let Some(suppressed) = log_limit.admit(reason, Instant::now()) {
             tracing::warn!(listener, %peer, reason, suppressed, %error, "connection refused");
         }

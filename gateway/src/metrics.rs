@@ -17,6 +17,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
+use strum::EnumCount as _;
 use telemetry::{CallbackMetric, CounterByLabel, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
@@ -34,7 +35,7 @@ use crate::{audit::AuditMetrics, request_types::RequestTypes};
 #[derive(Clone, Debug)]
 pub struct Metrics {
     services: Services,
-    limits: [Counter; Limit::ALL.len()],
+    limits: [Counter; Limit::COUNT],
     refused_connections: RefusedConnections,
     /// Metrics of the traffic between replicas.
     pub peers: PeerMetrics,
@@ -195,6 +196,17 @@ impl Metrics {
         debug_assert!(CloseReason::LABELS.contains(&reason), "{reason} has no series from the start");
         self.tunnel_lifetimes.get_or_create(&[("reason", reason)]).observe(lifetime);
     }
+}
+
+/// Registers the counters of all variants of an enum, in their order.
+fn counters<const N: usize>(
+    registry: &mut Registry,
+    name: &'static str,
+    help: &'static str,
+    (label, values): (&'static str, &'static [&'static str]),
+) -> [Counter; N] {
+    let counters = registry.counters(name, help, label, values.iter().copied());
+    std::array::from_fn(|variant| counters.get(values[variant]))
 }
 
 /// Returns the metrics as OpenMetrics text.

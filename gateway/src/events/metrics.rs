@@ -5,6 +5,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use proto::events::EventKind;
+use strum::{IntoStaticStr, VariantNames};
 use telemetry::{CounterByLabel, RegistryExt as _};
 
 /// The counters of events. Clones share them.
@@ -21,7 +22,8 @@ pub(crate) struct EventMetrics {
 }
 
 /// The result for an event that an agent has sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum AgentEventResult {
     /// It was passed on to the log.
     Accepted,
@@ -31,19 +33,6 @@ pub(crate) enum AgentEventResult {
     Invalid,
     /// agentk has forgotten it before kas has read it.
     Missed,
-}
-
-impl AgentEventResult {
-    const ALL: [Self; 4] = [Self::Accepted, Self::Delayed, Self::Invalid, Self::Missed];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Delayed => "delayed",
-            Self::Invalid => "invalid",
-            Self::Missed => "missed",
-        }
-    }
 }
 
 impl EventMetrics {
@@ -65,7 +54,7 @@ impl EventMetrics {
                 "kas_agent_events",
                 "Events that agents have sent, by result",
                 "result",
-                AgentEventResult::ALL.map(AgentEventResult::as_str),
+                AgentEventResult::VARIANTS.iter().copied(),
             ),
         }
     }
@@ -76,6 +65,6 @@ impl EventMetrics {
 
     /// Counts events of an agent.
     pub(crate) fn count_of_agent(&self, result: AgentEventResult, by: u64) {
-        self.agent_events.get(result.as_str()).inc_by(by);
+        self.agent_events.get(result.into()).inc_by(by);
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use prometheus_client::{encoding::DescriptorEncoder, registry::Registry};
+use strum::{EnumCount, VariantNames};
 use telemetry::{RegistryExt as _, encode_gauges};
 
 /// The most versions with a series of their own.
@@ -20,7 +21,8 @@ const MAX_VERSION: usize = 32;
 const OTHER: &str = "other";
 
 /// The connection of an agent to any replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumCount, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum AgentConnection {
     /// It has a tunnel.
     Connected,
@@ -43,7 +45,7 @@ pub(crate) struct AgentSample {
 /// The numbers of one scrape.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct AgentCounts {
-    states: [u64; AgentConnection::ALL.len()],
+    states: [u64; AgentConnection::COUNT],
     versions: Vec<(String, u64)>,
     up: BTreeMap<String, bool>,
 }
@@ -51,19 +53,6 @@ pub(crate) struct AgentCounts {
 /// Encodes the newest [`AgentCounts`]. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AgentGauges(Arc<Mutex<AgentCounts>>);
-
-impl AgentConnection {
-    const ALL: [Self; 4] = [Self::Connected, Self::Away, Self::Never, Self::Unknown];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Connected => "connected",
-            Self::Away => "away",
-            Self::Never => "never",
-            Self::Unknown => "unknown",
-        }
-    }
-}
 
 impl AgentCounts {
     /// Counts agents, and their agentk processes by version. At most `max_agents` agents get a series of their own: those that
@@ -73,7 +62,7 @@ impl AgentCounts {
         versions: impl IntoIterator<Item = &'a str>,
         max_agents: usize,
     ) -> Self {
-        let mut states = [0; AgentConnection::ALL.len()];
+        let mut states = [0; AgentConnection::COUNT];
         for agent in &agents {
             states[agent.connection as usize] += 1;
         }
@@ -88,8 +77,8 @@ impl AgentCounts {
 
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Agents by their connection to any replica";
-        let states = AgentConnection::ALL.into_iter().zip(self.states);
-        let states = states.map(|(connection, count)| ([("state", connection.as_str())], count));
+        let states = AgentConnection::VARIANTS.iter().zip(self.states);
+        let states = states.map(|(state, count)| ([("state", *state)], count));
         encode_gauges(encoder, "kas_agents", help, states)?;
         let help = "agentk processes that are connected to any replica, by version";
         let versions = self.versions.iter().map(|(version, count)| ([("version", &**version)], *count));

@@ -3,20 +3,24 @@
 use std::{error::Error, io};
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use telemetry::RegistryExt as _;
+use strum::{EnumCount, VariantNames};
 
+use super::counters;
 use crate::io::is_stall;
 
 /// A limit of the configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Limit {
     /// `max_connections` of a listener: a connection waits.
     Connections,
     /// `max_connections` of a listener: a connection replaces one whose client has shown no valid credential.
+    #[strum(serialize = "unauthenticated-connections")]
     Strangers,
     /// The limit of open files: a connection could not be accepted.
     OpenFiles,
     /// `handshake_timeout` of a listener.
+    #[strum(serialize = "handshake-timeout")]
     Handshake,
     /// `max_tunnels_per_agent`.
     TunnelsPerAgent,
@@ -39,14 +43,17 @@ pub enum Limit {
     /// `head_timeout`.
     HeadTimeout,
     /// `idle_timeout`.
+    #[strum(serialize = "idle-timeout")]
     Idle,
     /// 80 % of `max_connections` of callers: an idle connection was closed before `idle_timeout`.
     IdleConnections,
     /// `write_stall_timeout` of callers.
+    #[strum(serialize = "write-stall-timeout")]
     WriteStall,
     /// `min_body_rate`.
     BodyRate,
     /// `write_stall_timeout` of tunnels.
+    #[strum(serialize = "tunnel-write-stall-timeout")]
     TunnelWriteStall,
     /// `max_bytes_in_flight`.
     BytesInFlight,
@@ -57,32 +64,6 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// All limits, in the order of their counters.
-    pub const ALL: [Self; 22] = [
-        Self::Connections,
-        Self::Strangers,
-        Self::OpenFiles,
-        Self::Handshake,
-        Self::TunnelsPerAgent,
-        Self::ConnectionsPerToken,
-        Self::ConnectionsPerAddress,
-        Self::UnknownTokensPerAddress,
-        Self::ConnectionRate,
-        Self::UnknownCredentialsPerAddress,
-        Self::RequestsPerCaller,
-        Self::RequestsPerAgent,
-        Self::Head,
-        Self::HeadTimeout,
-        Self::Idle,
-        Self::IdleConnections,
-        Self::WriteStall,
-        Self::BodyRate,
-        Self::TunnelWriteStall,
-        Self::BytesInFlight,
-        Self::Form,
-        Self::Overhead,
-    ];
-
     /// Returns the limit that ended a connection of a caller, if the error is of a limit.
     pub fn from_error(error: &(dyn Error + 'static)) -> Option<Self> {
         if error.downcast_ref().is_some_and(hyper::Error::is_parse_too_large) {
@@ -93,39 +74,9 @@ impl Limit {
             _ => error.source().and_then(Self::from_error),
         }
     }
-
-    /// Returns the value of the label.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Connections => "connections",
-            Self::Strangers => "unauthenticated-connections",
-            Self::OpenFiles => "open-files",
-            Self::Handshake => "handshake-timeout",
-            Self::TunnelsPerAgent => "tunnels-per-agent",
-            Self::ConnectionsPerToken => "connections-per-token",
-            Self::ConnectionsPerAddress => "connections-per-address",
-            Self::UnknownTokensPerAddress => "unknown-tokens-per-address",
-            Self::ConnectionRate => "connection-rate",
-            Self::UnknownCredentialsPerAddress => "unknown-credentials-per-address",
-            Self::RequestsPerCaller => "requests-per-caller",
-            Self::RequestsPerAgent => "requests-per-agent",
-            Self::Head => "head",
-            Self::HeadTimeout => "head-timeout",
-            Self::Idle => "idle-timeout",
-            Self::IdleConnections => "idle-connections",
-            Self::WriteStall => "write-stall-timeout",
-            Self::BodyRate => "body-rate",
-            Self::TunnelWriteStall => "tunnel-write-stall-timeout",
-            Self::BytesInFlight => "bytes-in-flight",
-            Self::Form => "form",
-            Self::Overhead => "overhead",
-        }
-    }
 }
 
 /// Registers one counter for each limit. All exist from the start: an alert on a missing counter never fires.
-pub(super) fn register(registry: &mut Registry) -> [Counter; Limit::ALL.len()] {
-    let labels = Limit::ALL.map(Limit::as_str);
-    let counters = registry.counters("kas_limits", "Times that a limit was reached", "limit", labels);
-    labels.map(|limit| counters.get(limit))
+pub(super) fn register(registry: &mut Registry) -> [Counter; Limit::COUNT] {
+    counters(registry, "kas_limits", "Times that a limit was reached", ("limit", Limit::VARIANTS))
 }

@@ -4,15 +4,18 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
+use strum::{EnumCount, IntoStaticStr, VariantNames};
 use telemetry::RegistryExt as _;
+
+use super::counters;
 
 /// The handles of the metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct PeerMetrics {
-    routes: [Counter; RouteKind::LABELS.len()],
-    forwards: [Counter; ForwardResult::LABELS.len()],
-    probes: [Counter; ProbeResult::LABELS.len()],
-    served: [Counter; ServedResult::LABELS.len()],
+    routes: [Counter; RouteKind::COUNT],
+    forwards: [Counter; ForwardResult::COUNT],
+    probes: [Counter; ProbeResult::COUNT],
+    served: [Counter; ServedResult::COUNT],
     /// Open connections to other replicas.
     pub connections: Gauge,
     /// Owners that got a probe because the one before had not responded yet.
@@ -24,7 +27,8 @@ pub struct PeerMetrics {
 }
 
 /// The next hop of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum RouteKind {
     /// A tunnel that ends on this replica.
     Local,
@@ -33,7 +37,8 @@ pub enum RouteKind {
 }
 
 /// The result of a request that was forwarded to another replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ForwardResult {
     /// The head of the response arrived.
     Answered,
@@ -44,7 +49,8 @@ pub enum ForwardResult {
 }
 
 /// The result of a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ProbeResult {
     /// The replica accepts the request.
     Accepted,
@@ -65,7 +71,8 @@ pub enum ProbeResult {
 }
 
 /// The result of a request that another replica sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ServedResult {
     /// A probe or a ping got a response.
     Answered,
@@ -83,37 +90,6 @@ pub enum ServedResult {
     Replayed,
 }
 
-impl RouteKind {
-    const LABELS: [&str; 2] = ["local", "peer"];
-}
-
-impl ForwardResult {
-    const LABELS: [&str; 3] = ["answered", "refused", "lost"];
-}
-
-impl ProbeResult {
-    const LABELS: [&str; 8] = [
-        "accepted",
-        "not-connected",
-        "declined",
-        "unreachable",
-        "timeout",
-        "invalid-response",
-        "untrusted",
-        "clock-skew",
-    ];
-}
-
-impl ServedResult {
-    const LABELS: [&str; 7] =
-        ["answered", "forwarded", "no-tunnel", "malformed", "invalid-mac", "expired", "replayed"];
-
-    /// Returns the label, which the log has too.
-    pub const fn as_str(self) -> &'static str {
-        Self::LABELS[self as usize]
-    }
-}
-
 impl PeerMetrics {
     /// Registers the metrics. Each counter is 0 from the start.
     pub(super) fn register(registry: &mut Registry) -> Self {
@@ -122,25 +98,25 @@ impl PeerMetrics {
                 registry,
                 "kas_routes",
                 "Requests that were sent, by their next hop",
-                ("kind", RouteKind::LABELS),
+                ("kind", RouteKind::VARIANTS),
             ),
             forwards: counters(
                 registry,
                 "kas_peer_requests",
                 "Requests that were forwarded to other replicas",
-                ("result", ForwardResult::LABELS),
+                ("result", ForwardResult::VARIANTS),
             ),
             probes: counters(
                 registry,
                 "kas_peer_probes",
                 "Probes that were sent to other replicas",
-                ("result", ProbeResult::LABELS),
+                ("result", ProbeResult::VARIANTS),
             ),
             served: counters(
                 registry,
                 "kas_peer_served",
                 "Requests that other replicas sent",
-                ("result", ServedResult::LABELS),
+                ("result", ServedResult::VARIANTS),
             ),
             connections: registry.create("kas_peer_connections", "Open connections to other replicas"),
             hedges: registry.create(
@@ -171,14 +147,4 @@ impl PeerMetrics {
     pub fn record_served(&self, result: ServedResult) {
         self.served[result as usize].inc();
     }
-}
-
-fn counters<const N: usize>(
-    registry: &mut Registry,
-    name: &'static str,
-    help: &'static str,
-    (label, values): (&'static str, [&'static str; N]),
-) -> [Counter; N] {
-    let counters = registry.counters(name, help, label, values);
-    values.map(|value| counters.get(value))
 }

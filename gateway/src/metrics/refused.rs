@@ -5,10 +5,12 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
+use strum::{IntoStaticStr, VariantArray};
 use telemetry::RegistryExt as _;
 
 /// The reason for which a connection was closed before TLS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum RefusedConnection {
     /// The client is in none of the `allowed_networks`.
     AddressNotAllowed,
@@ -30,22 +32,6 @@ struct Label {
     reason: &'static str,
 }
 
-impl RefusedConnection {
-    /// All reasons.
-    pub const ALL: [Self; 4] =
-        [Self::AddressNotAllowed, Self::UntrustedProxy, Self::ProxyHeader, Self::ProxyHeaderTimeout];
-
-    /// Returns the value of the label.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::AddressNotAllowed => "address-not-allowed",
-            Self::UntrustedProxy => "untrusted-proxy",
-            Self::ProxyHeader => "proxy-header",
-            Self::ProxyHeaderTimeout => "proxy-header-timeout",
-        }
-    }
-}
-
 impl RefusedConnections {
     pub(super) fn register(registry: &mut Registry) -> Self {
         Self(registry.create(
@@ -56,8 +42,8 @@ impl RefusedConnections {
 
     /// Creates the series of a listener. All exist from the start: an alert on a missing counter never fires.
     pub(super) fn create(&self, listener: &'static str) {
-        for reason in RefusedConnection::ALL {
-            self.counter(listener, reason);
+        for reason in RefusedConnection::VARIANTS {
+            self.counter(listener, *reason);
         }
     }
 
@@ -66,6 +52,6 @@ impl RefusedConnections {
     }
 
     fn counter(&self, listener: &'static str, reason: RefusedConnection) -> Counter {
-        self.0.get_or_create(&Label { listener, reason: reason.as_str() }).clone()
+        self.0.get_or_create(&Label { listener, reason: reason.into() }).clone()
     }
 }

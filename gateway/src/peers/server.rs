@@ -172,7 +172,7 @@ impl PeerServer {
     /// Refuses a request of a stranger, or of a replica with another secret or clock.
     async fn refuse(&self, incoming: IncomingRequest, error: VerifyError) {
         self.metrics.peers.record_served(error.result());
-        let result = error.result().as_str();
+        let result: &str = error.result().into();
         if let Some(suppressed) = self.refusals.admit(result, std::time::Instant::now()) {
             match &error {
                 VerifyError::Expired { header, now_ms } => tracing::warn!(

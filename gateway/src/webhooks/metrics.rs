@@ -5,6 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
+use strum::{IntoStaticStr, VariantArray};
 use telemetry::{Label, RegistryExt as _};
 
 /// The counters of webhooks. Clones share them.
@@ -16,7 +17,8 @@ pub(crate) struct WebhookMetrics {
 }
 
 /// The result of an attempt to deliver an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(super) enum DeliveryResult {
     /// The receiver has accepted it.
     Delivered,
@@ -38,22 +40,6 @@ struct DeliveryLabels {
     result: &'static str,
 }
 
-impl DeliveryResult {
-    const ALL: [Self; 6] =
-        [Self::Delivered, Self::Failed, Self::Expired, Self::Gone, Self::Refused, Self::Missed];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Failed => "failed",
-            Self::Expired => "expired",
-            Self::Gone => "gone",
-            Self::Refused => "refused",
-            Self::Missed => "missed",
-        }
-    }
-}
-
 impl WebhookMetrics {
     /// Registers the metrics of the webhooks with these names.
     pub(crate) fn register<'a>(registry: &mut Registry, names: impl Iterator<Item = &'a str>) -> Self {
@@ -68,8 +54,8 @@ impl WebhookMetrics {
             ),
         };
         for name in names {
-            for result in DeliveryResult::ALL {
-                metrics.count_by(name, result, 0);
+            for result in DeliveryResult::VARIANTS {
+                metrics.count_by(name, *result, 0);
             }
             metrics.set_active(name, false);
             metrics.set_lag(name, 0);
@@ -82,7 +68,7 @@ impl WebhookMetrics {
     }
 
     fn count_by(&self, webhook: &str, result: DeliveryResult, by: u64) {
-        let labels = DeliveryLabels { webhook: webhook.to_owned(), result: result.as_str() };
+        let labels = DeliveryLabels { webhook: webhook.to_owned(), result: result.into() };
         self.deliveries.get_or_create(&labels).inc_by(by);
     }
 
