@@ -53,6 +53,7 @@ use self::answer::AdmissionAnswer;
 use crate::{
     AgentMetrics, ListenTls,
     cli::AdmissionOptions,
+    features::feature_writes,
     file_followers::FileFollowers,
     listen::LimitedListener,
     metrics,
@@ -154,7 +155,7 @@ impl AdmissionApp {
         Ok(Self {
             webhook: Arc::new(Webhook {
                 policy,
-                users: options.judge.users(),
+                users: options.judge.users(feature_writes()),
                 reviews,
                 bytes: ByteLimit::new(MAX_IN_FLIGHT),
             }),

@@ -24,7 +24,8 @@ use crate::{
     events::EventLog,
     file_followers::FileFollowers,
     health::AgentHealth,
-    leader::{Leader, LeaderTask, LedFeature, Process},
+    leader::{Leader, LeaderTask, LeaseDefinition, Process},
+    policy::FeatureWrites,
     services::{
         BoxService, KubernetesService, PrometheusService, RequestHandler, Services, box_handler,
         configuration::{Section, SectionUpdate},
@@ -51,6 +52,8 @@ pub(crate) const FEATURES: [FeatureDefinition; 6] = [
 pub(crate) struct FeatureDefinition {
     /// The services that the policy of the cluster's owner may name.
     pub(crate) services: &'static [&'static str],
+    /// The Lease of the pod that does its work; `None` if each pod does it.
+    pub(crate) lease: Option<LeaseDefinition>,
     /// Returns whether the flags turn the feature on.
     pub(crate) is_enabled: fn(&RunOptions) -> bool,
     /// Builds the feature. It reads the files that flags name, which blocks. The error names the flag.
@@ -121,6 +124,13 @@ pub(crate) fn policy_services(
     constants.map(name).chain(prometheus.keys().cloned()).collect()
 }
 
+/// Returns the writes of features that a policy must know, also of those that flags turn off: another process may serve them.
+pub fn feature_writes() -> FeatureWrites {
+    FeatureWrites {
+        lease_suffixes: FEATURES.iter().filter_map(|feature| Some(feature.lease?.suffix)).collect(),
+    }
+}
+
 /// Adds the request types of features that have this guard.
 pub(crate) fn add_handlers(services: Services, features: &[Feature], guard: Guard) -> Services {
     let handlers = features.iter().flat_map(|feature| &feature.handlers);
@@ -176,15 +186,15 @@ impl FeatureContext<'_> {
         self.cluster(service, &self.restrictions)
     }
 
-    /// Makes this pod a candidate for the Lease of a feature. `own` is the cluster as agentk uses it itself.
-    pub(crate) fn lead(&mut self, feature: LedFeature, own: KubeCluster) -> Arc<Leader> {
+    /// Makes this pod a candidate for the Lease of a feature, which its definition has, too. `own` is the cluster as agentk uses it itself.
+    pub(crate) fn lead(&mut self, lease: LeaseDefinition, own: KubeCluster) -> Arc<Leader> {
         let process = Process {
             own,
             namespace: self.namespace.clone(),
             identity: self.identity.clone(),
             agent: self.agent.clone(),
         };
-        let (leader, task) = Leader::new(feature, process);
+        let (leader, task) = Leader::new(lease, process);
         self.leaders.push(task);
         leader
     }
@@ -211,5 +221,16 @@ impl SectionError {
             tracing::warn!(error, "{consequence}");
         }
         *known = error.cloned();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without them, the admission webhook would refuse the Leases, and no pod would lead.
+    #[test]
+    fn policy_knows_the_lease_of_each_feature() {
+        assert_eq!(feature_writes().lease_suffixes, ["-gitops", "-notify", "-alerts"]);
     }
 }

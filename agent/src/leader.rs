@@ -19,35 +19,23 @@ const AGENT_WAIT: Duration = Duration::from_secs(30);
 /// The beginning of the names of Leases.
 pub(crate) const LEASE_PREFIX: &str = "agentk-";
 
-/// A feature of which one pod of an agent does the work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LedFeature {
-    Gitops,
-    ProjectEvents,
-    Alerts,
+/// The Lease of a feature of which one pod of an agent does the work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseDefinition {
+    /// The end of the name of the Lease, which begins with `agentk-` and the id of the agent.
+    pub suffix: &'static str,
+    /// The name of the feature in logs.
+    pub feature: &'static str,
+    pub candidacy: Candidacy,
 }
 
-impl LedFeature {
-    /// All features.
-    pub(crate) const ALL: [Self; 3] = [Self::Gitops, Self::ProjectEvents, Self::Alerts];
-
-    /// Returns the end of the name of the Lease, which begins with `agentk-` and the id of the agent.
-    pub(crate) const fn lease_suffix(self) -> &'static str {
-        match self {
-            Self::Gitops => "-gitops",
-            Self::ProjectEvents => "-notify",
-            Self::Alerts => "-alerts",
-        }
-    }
-
-    /// Returns the name for logs.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Gitops => "GitOps",
-            Self::ProjectEvents => "project events",
-            Self::Alerts => "alerts",
-        }
-    }
+/// The time from which a pod is a candidate for a Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Candidacy {
+    /// A kas has named the agent to this feature, which it does with the first work.
+    WithWork,
+    /// A kas has named the agent to any feature: no request of kas is about this one.
+    WithAgent,
 }
 
 /// A process of agentk, as it takes part in the choice of leaders.
@@ -65,9 +53,9 @@ pub(crate) struct Process {
 
 /// The leadership of this pod in a feature, as its workers see it.
 pub(crate) struct Leader {
-    feature: LedFeature,
+    lease: LeaseDefinition,
     process: Process,
-    /// The agent, once the feature has work.
+    /// The agent, once this pod is a candidate.
     agent: watch::Sender<Option<AgentId>>,
     leadership: watch::Sender<Leadership>,
     started: Instant,
@@ -83,15 +71,14 @@ pub(crate) struct LeaderTask {
 }
 
 impl Leader {
-    /// Returns the leadership in a feature and its task.
-    pub(crate) fn new(feature: LedFeature, process: Process) -> (Arc<Self>, LeaderTask) {
-        let agent = match feature {
-            LedFeature::Gitops | LedFeature::ProjectEvents => watch::Sender::default(),
-            // No request of kas is about alerts.
-            LedFeature::Alerts => process.agent.clone(),
+    /// Returns the leadership of the pod that holds this Lease, and its task.
+    pub(crate) fn new(lease: LeaseDefinition, process: Process) -> (Arc<Self>, LeaderTask) {
+        let agent = match lease.candidacy {
+            Candidacy::WithWork => watch::Sender::default(),
+            Candidacy::WithAgent => process.agent.clone(),
         };
         let leader = Arc::new(Self {
-            feature,
+            lease,
             process,
             agent,
             leadership: watch::Sender::default(),
@@ -133,7 +120,7 @@ impl Leader {
         self.leadership.borrow().unattended().map(str::to_owned)
     }
 
-    /// Returns whether this pod leads, or no pod can: without GitOps and events of projects, no kas names the agent, and there is no Lease.
+    /// Returns whether this pod leads, or no pod can: without a feature with work of kas, no kas names the agent, and there is no Lease.
     pub(crate) fn is_leading_or_unnamed(&self) -> bool {
         self.is_leading() || (self.agent().is_none() && Instant::now() >= self.agent_deadline())
     }
@@ -196,9 +183,9 @@ impl LeaderTask {
             return;
         };
         let Process { own, namespace, identity, .. } = &leader.process;
-        let lease = format!("{LEASE_PREFIX}{agent}{}", leader.feature.lease_suffix());
-        let mut candidate =
-            LeaderElector::new(own.clone(), leader.feature.name(), namespace, &lease, identity);
+        let LeaseDefinition { suffix, feature, .. } = leader.lease;
+        let lease = format!("{LEASE_PREFIX}{agent}{suffix}");
+        let mut candidate = LeaderElector::new(own.clone(), feature, namespace, &lease, identity);
         shutdown.run_until_cancelled(candidate.run(&leader.leadership)).await;
         leader.leadership.send_replace(Leadership::default());
         // The next leader must not meet a write of this one.
@@ -211,7 +198,7 @@ impl LeaderTask {
 
 impl std::fmt::Debug for Leader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Leader").field("feature", &self.feature).finish_non_exhaustive()
+        f.debug_struct("Leader").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 
@@ -231,7 +218,9 @@ mod tests {
                 identity: "pod".to_owned(),
                 agent: watch::Sender::default(),
             };
-            Leader::new(LedFeature::Alerts, process).0
+            let candidacy = Candidacy::WithAgent;
+            let lease = LeaseDefinition { suffix: "-alerts", feature: "alerts", candidacy };
+            Leader::new(lease, process).0
         };
         let (named, unnamed) = (new(), new());
         assert!(!named.is_leading_or_unnamed() && !unnamed.is_leading_or_unnamed());

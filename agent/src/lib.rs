@@ -55,6 +55,7 @@ pub use self::{
     connect::{AgentToken, Dial, DialError, KasAddress, ProtocolChoice, TcpDialer},
     disabled::DisabledRules,
     events::EventLog,
+    features::feature_writes,
     health::{AgentHealth, ClusterStatus, Observability},
     log_filter::log_filter,
     metrics::AgentMetrics,

@@ -9,7 +9,7 @@ use agent::{
     AdmissionApp, App, CheckCommand, TaskPanicError,
     cli::{AdmissionOptions, Cli, Command, RunOptions, TOKEN_VARIABLE, token_from_env},
     cluster::kill_plugins,
-    log_filter,
+    feature_writes, log_filter,
 };
 use clap::error::ErrorKind;
 use cores::Cores;
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         (Some(Command::Check(options)), _) => check(*options),
         (Some(Command::Serve(options)), _) => run(*options),
         (Some(Command::Admission(options)), _) => admission(*options),
-        (Some(Command::Policy(command)), _) => match command.run(&mut stdout()) {
+        (Some(Command::Policy(command)), _) => match command.run(feature_writes(), &mut stdout()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => refuse(&ErrorChain(&*error).to_string()),
         },

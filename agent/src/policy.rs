@@ -39,7 +39,7 @@ pub(crate) use self::layer::{PermittedRequest, PolicyLayer, Restriction};
 pub use self::{
     enforcer::{PolicyEnforcer, Verdict},
     request_info::UnclearRequestError,
-    review::JudgedUsers,
+    review::{FeatureWrites, JudgedUsers},
     rule::{Action, Rule},
     scope::{MissingScope, ScopeEnforcer},
     webhooks::AllowedWebhook,

@@ -11,6 +11,7 @@ use tokio::{task::JoinHandle, time::Instant};
 use tower::ServiceExt as _;
 
 use super::*;
+use crate::policy::FeatureWrites;
 
 const AGENTK: &str = "system:serviceaccount:agentk:agentk";
 
@@ -24,7 +25,12 @@ fn webhook(mode: &str) -> Arc<Webhook> {
     let (namespace, service_account) = ("agentk".to_owned(), "agentk".to_owned());
     Arc::new(Webhook {
         policy: Arc::new(policy),
-        users: JudgedUsers { namespace, service_account, prefixes: Vec::new() },
+        users: JudgedUsers {
+            namespace,
+            service_account,
+            prefixes: Vec::new(),
+            features: FeatureWrites::default(),
+        },
         reviews: Family::default(),
         bytes: ByteLimit::new(MAX_IN_FLIGHT),
     })

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use process::logs::LogFormat;
 
 use super::{listen_address, log_format};
-use crate::policy::{JudgedUsers, Policy};
+use crate::policy::{FeatureWrites, JudgedUsers, Policy};
 
 /// The commands about policy files.
 #[derive(Debug, Subcommand)]
@@ -113,23 +113,23 @@ fn prefix(text: &str) -> Result<String, String> {
 }
 
 impl JudgeOptions {
-    /// Returns the users to whom the policy applies.
-    pub fn users(&self) -> JudgedUsers {
+    /// Returns the users to whom the policy applies, if the features of agentk write this.
+    pub fn users(&self, features: FeatureWrites) -> JudgedUsers {
         let (namespace, service_account) = self.service_account.clone();
-        JudgedUsers { namespace, service_account, prefixes: self.impersonated_prefix.clone() }
+        JudgedUsers { namespace, service_account, prefixes: self.impersonated_prefix.clone(), features }
     }
 }
 
 impl PolicyCommand {
-    /// Writes the output. It reads the policy, which blocks.
+    /// Writes the output for an agentk whose features write this. It reads the policy, which blocks.
     ///
     /// # Errors
     ///
     /// The policy is invalid, or has no such form.
-    pub fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    pub fn run(&self, features: FeatureWrites, out: &mut impl Write) -> anyhow::Result<()> {
         match self {
             Self::Render { form: PolicyForm::AdmissionPolicy, name, judge } => {
-                for object in Policy::load(&judge.policy_file)?.render(&judge.users(), name)? {
+                for object in Policy::load(&judge.policy_file)?.render(&judge.users(features), name)? {
                     writeln!(out, "---\n{}", serde_saphyr::to_string(&object)?.trim_end())?;
                 }
             }

@@ -9,13 +9,13 @@ use rustls::pki_types::ServerName;
 use super::{Feature, FeatureContext, FeatureDefinition, Guard, SectionError};
 use crate::{
     cli::RunOptions,
-    leader::LedFeature,
-    services::alerts::{AlertSources, Alerts, AlertsHandler, AlertsMetrics, HubbleRelay},
+    services::alerts::{AlertSources, Alerts, AlertsHandler, AlertsMetrics, HubbleRelay, LEASE},
     upstream::{ClientTls, ClientTlsConfig, Pem, Scheme},
 };
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::ALERTS],
+    lease: Some(LEASE),
     is_enabled: |options| options.hubble_address.is_some() || options.policy_engine_alerts,
     build,
 };
@@ -24,7 +24,7 @@ fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Resu
     let Some(sources) = alert_sources(options)? else { return Ok(Feature::default()) };
     let metrics = AlertsMetrics::register(context.registry);
     let own = context.own_cluster(ServiceName::ALERTS);
-    let leader = context.lead(LedFeature::Alerts, own);
+    let leader = context.lead(LEASE, own);
     // Without a Lease, each pod reports, and kas leaves out what another pod has reported.
     let leads = move || leader.is_leading_or_unnamed();
     let (kubernetes, restrictions) = (context.kubernetes.clone(), context.restrictions.clone());

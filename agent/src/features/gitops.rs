@@ -7,15 +7,18 @@ use proto::ServiceName;
 use super::{Feature, FeatureContext, FeatureDefinition, Guard};
 use crate::{
     cli::RunOptions,
-    leader::LedFeature,
     services::{
-        gitops::{Gitops, GitopsHandler, GitopsMetrics, ManifestsHandler, cluster_client},
+        gitops::{Gitops, GitopsHandler, GitopsMetrics, LEASE, ManifestsHandler, cluster_client},
         kube_client::Restrictions,
     },
 };
 
-pub(crate) const DEFINITION: FeatureDefinition =
-    FeatureDefinition { services: &[ServiceName::GITOPS], is_enabled: |options| !options.no_gitops, build };
+pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+    services: &[ServiceName::GITOPS],
+    lease: Some(LEASE),
+    is_enabled: |options| !options.no_gitops,
+    build,
+};
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let metrics = GitopsMetrics::register(context.registry);
@@ -24,7 +27,7 @@ fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Fea
     };
     let own = cluster(context, &Restrictions::default());
     let restricted = cluster(context, &context.restrictions);
-    let leader = context.lead(LedFeature::Gitops, own);
+    let leader = context.lead(LEASE, own);
     let (gitops, tasks) = Gitops::new(restricted, leader, metrics, context.events.clone());
     GitopsMetrics::register_states(context.registry, &gitops);
     let health_rules = gitops.health_rules().clone();

@@ -10,8 +10,12 @@ use crate::{
     services::graph::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments},
 };
 
-pub(crate) const DEFINITION: FeatureDefinition =
-    FeatureDefinition { services: &[ServiceName::GRAPH], is_enabled: |options| !options.no_graph, build };
+pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+    services: &[ServiceName::GRAPH],
+    lease: None,
+    is_enabled: |options| !options.no_graph,
+    build,
+};
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let (kubernetes, restrictions) = (context.kubernetes.clone(), context.restrictions.clone());

@@ -7,17 +7,20 @@ use proto::ServiceName;
 use super::{Feature, FeatureContext, FeatureDefinition, Guard};
 use crate::{
     cli::RunOptions,
-    leader::LedFeature,
-    services::notify::{EventSections, Notify, NotifyHandler, NotifyMetrics},
+    services::notify::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics},
 };
 
-pub(crate) const DEFINITION: FeatureDefinition =
-    FeatureDefinition { services: &[ServiceName::NOTIFY], is_enabled: |options| !options.no_notify, build };
+pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+    services: &[ServiceName::NOTIFY],
+    lease: Some(LEASE),
+    is_enabled: |options| !options.no_notify,
+    build,
+};
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let metrics = NotifyMetrics::register(context.registry);
     let own = context.own_cluster(ServiceName::NOTIFY);
-    let leader = context.lead(LedFeature::ProjectEvents, own);
+    let leader = context.lead(LEASE, own);
     let cluster = context.restricted_cluster(ServiceName::NOTIFY);
     let policy = context.restrictions.policy.clone();
     let (notify, tasks) = Notify::new(cluster, leader, policy, metrics);

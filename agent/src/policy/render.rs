@@ -12,7 +12,7 @@ use super::{
     review::{ADDED_GROUPS, INVENTORY_PREFIX, JudgedUsers, OWN_QUESTIONS, WRITING_SERVICES},
     rule::{Action, ResourceScope, Rule, UserPatterns},
 };
-use crate::leader::{LEASE_PREFIX, LedFeature};
+use crate::leader::LEASE_PREFIX;
 
 /// The most rules. Their expression is nested once for each, and the API server limits the depth.
 const MAX_RULES: usize = 100;
@@ -187,8 +187,9 @@ impl JudgedUsers {
             format!("(variables.group == '{group}' && variables.resource == '{resource}')")
         };
         let here = format!("variables.inNamespace == {}", literal(&self.namespace));
-        let suffixes =
-            LedFeature::ALL.map(|feature| format!("variables.name.endsWith('{}')", feature.lease_suffix()));
+        let suffixes = self.features.lease_suffixes.iter();
+        let suffixes: Vec<_> =
+            suffixes.map(|suffix| format!("variables.name.endsWith('{suffix}')")).collect();
         let lease = format!(
             "{} && {here} && variables.name.startsWith('{LEASE_PREFIX}') && ({})",
             is("coordination.k8s.io", "leases"),

@@ -12,7 +12,7 @@ use super::{
     request_info::{RequestInfo, RequestTarget, ResourceTarget},
     user::EffectiveUser,
 };
-use crate::leader::{LEASE_PREFIX, LedFeature};
+use crate::leader::LEASE_PREFIX;
 
 /// The services whose requests may be writes to the cluster.
 pub(super) const WRITING_SERVICES: [&str; 4] =
@@ -39,6 +39,15 @@ pub struct JudgedUsers {
     pub service_account: String,
     /// The beginnings of the names of users that agentk impersonates.
     pub prefixes: Vec<String>,
+    /// The writes of the features of agentk.
+    pub features: FeatureWrites,
+}
+
+/// The writes of features that a policy must know.
+#[derive(Clone, Debug, Default)]
+pub struct FeatureWrites {
+    /// The ends of the names of their Leases.
+    pub lease_suffixes: Vec<&'static str>,
 }
 
 /// The user of a reviewed write.
@@ -87,8 +96,10 @@ impl JudgedUsers {
         let (name, is_here) = (&request.name, request.namespace == self.namespace);
         match (&*resource.group, &*resource.resource) {
             ("coordination.k8s.io", "leases") => {
-                let has_suffix = |feature: LedFeature| name.ends_with(feature.lease_suffix());
-                is_here && name.starts_with(LEASE_PREFIX) && LedFeature::ALL.into_iter().any(has_suffix)
+                let has_suffix = |suffix: &&str| name.ends_with(*suffix);
+                is_here
+                    && name.starts_with(LEASE_PREFIX)
+                    && self.features.lease_suffixes.iter().any(has_suffix)
             }
             ("", "configmaps") => is_here && name.starts_with(INVENTORY_PREFIX),
             ("" | "events.k8s.io", "events") => request.operation != Operation::Delete,

@@ -6,7 +6,7 @@ use http::Request;
 use serde_json::{Value, json};
 
 use super::{
-    JudgedUsers, Policy,
+    FeatureWrites, JudgedUsers, Policy,
     admission_review::AdmissionReview,
     review::{Review, WRITING_SERVICES},
 };
@@ -35,6 +35,7 @@ fn users() -> JudgedUsers {
         namespace: "agentk".to_owned(),
         service_account: "agentk".to_owned(),
         prefixes: vec!["gitlab:".to_owned()],
+        features: FeatureWrites { lease_suffixes: vec!["-gitops", "-notify", "-alerts"] },
     }
 }
 

@@ -34,7 +34,14 @@ use tokio::{
 use self::observation::Observation;
 pub(crate) use self::{handler::AlertsHandler, hubble::HubbleRelay, metrics::AlertsMetrics};
 use super::{KubernetesService, kube_client::Restrictions};
-use crate::events::EventLog;
+use crate::{
+    events::EventLog,
+    leader::{Candidacy, LeaseDefinition},
+};
+
+/// The Lease of the pod that reports.
+pub(crate) const LEASE: LeaseDefinition =
+    LeaseDefinition { suffix: "-alerts", feature: "alerts", candidacy: Candidacy::WithAgent };
 
 /// The time between two looks at what is due.
 const LOOK: Duration = Duration::from_secs(1);

@@ -53,9 +53,13 @@ pub(crate) use self::{
 use self::{preview::Previews, project::Project, sources::Sources};
 use crate::{
     events::EventLog,
-    leader::Leader,
+    leader::{Candidacy, Leader, LeaseDefinition},
     services::{ServiceError, caller_permits::CallerPermits},
 };
+
+/// The Lease of the pod that applies manifests.
+pub(crate) const LEASE: LeaseDefinition =
+    LeaseDefinition { suffix: "-gitops", feature: "GitOps", candidacy: Candidacy::WithWork };
 
 /// The most diffs at the same time. Others wait.
 const MAX_DIFFS: usize = 2;

@@ -52,7 +52,14 @@ use self::{
     record::Records,
     webhook::WebhookClient,
 };
-use crate::{leader::Leader, policy::PolicyEnforcer};
+use crate::{
+    leader::{Candidacy, Leader, LeaseDefinition},
+    policy::PolicyEnforcer,
+};
+
+/// The Lease of the pod that acts on events.
+pub(crate) const LEASE: LeaseDefinition =
+    LeaseDefinition { suffix: "-notify", feature: "project events", candidacy: Candidacy::WithWork };
 
 /// The most webhooks, and the most effects on objects, at the same time. Others wait.
 const MAX_EFFECTS: usize = 32;

@@ -19,7 +19,7 @@ use tunnel::Body;
 
 use super::*;
 use crate::{
-    leader::{LeaderTask, LedFeature, Process},
+    leader::{LeaderTask, Process},
     services::RequestHandler as _,
 };
 
@@ -122,7 +122,7 @@ struct Pod {
 
 impl Pod {
     fn start(cluster: &TestCluster) -> Self {
-        let (leader, task) = Leader::new(LedFeature::Gitops, process(cluster, "pod"));
+        let (leader, task) = Leader::new(LEASE, process(cluster, "pod"));
         let metrics = GitopsMetrics::register(&mut Registry::default());
         let log = EventLog::new(InstanceId::random());
         let (gitops, tasks) = Gitops::new(cluster.client(), leader, metrics, log);
@@ -270,7 +270,7 @@ async fn caller_waits_for_the_first_subscription() {
 #[tokio::test(start_paused = true)]
 async fn pod_without_gitops_does_not_keep_another_one_from_it() {
     let cluster = TestCluster::default();
-    let (events, task) = Leader::new(LedFeature::ProjectEvents, process(&cluster, "audit"));
+    let (events, task) = Leader::new(crate::services::notify::LEASE, process(&cluster, "audit"));
     events.set_agent(AgentId(7));
     let lead = LeaderTask::run(task, CancellationToken::new());
     let _lead = AbortOnDropHandle::new(tokio::spawn(lead));

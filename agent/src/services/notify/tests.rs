@@ -26,10 +26,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower::service_fn;
 
 use super::*;
-use crate::{
-    AgentMetrics,
-    leader::{LedFeature, Process},
-};
+use crate::{AgentMetrics, leader::Process};
 
 /// An API server that keeps what is written.
 #[derive(Clone, Default)]
@@ -144,7 +141,7 @@ impl Pod {
             identity: "pod".to_owned(),
             agent: watch::Sender::default(),
         };
-        let (leader, leader_task) = Leader::new(LedFeature::ProjectEvents, process);
+        let (leader, leader_task) = Leader::new(LEASE, process);
         let metrics = NotifyMetrics::register(&mut prometheus_client::registry::Registry::default());
         let (notify, tasks) =
             Notify::new(cluster.client(), Arc::clone(&leader), Some(Arc::clone(&policy)), metrics);
