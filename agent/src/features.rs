@@ -52,6 +52,8 @@ pub(crate) const FEATURES: [FeatureDefinition; 6] = [
 pub(crate) struct FeatureDefinition {
     /// The services that the policy of the cluster's owner may name.
     pub(crate) services: &'static [&'static str],
+    /// True if requests of these services may be writes to the cluster.
+    pub(crate) writes: bool,
     /// The Lease of the pod that does its work; `None` if each pod does it.
     pub(crate) lease: Option<LeaseDefinition>,
     /// Returns whether the flags turn the feature on.
@@ -126,7 +128,9 @@ pub(crate) fn policy_services(
 
 /// Returns the writes of features that a policy must know, also of those that flags turn off: another process may serve them.
 pub fn feature_writes() -> FeatureWrites {
+    let writing = FEATURES.iter().filter(|feature| feature.writes);
     FeatureWrites {
+        services: writing.flat_map(|feature| feature.services.iter().copied()).collect(),
         lease_suffixes: FEATURES.iter().filter_map(|feature| Some(feature.lease?.suffix)).collect(),
     }
 }
@@ -232,5 +236,11 @@ mod tests {
     #[test]
     fn policy_knows_the_lease_of_each_feature() {
         assert_eq!(feature_writes().lease_suffixes, ["-gitops", "-notify", "-alerts"]);
+    }
+
+    #[test]
+    fn policy_knows_the_services_that_write() {
+        let expected = [ServiceName::GITOPS, ServiceName::NOTIFY, ServiceName::PROVISION];
+        assert_eq!(feature_writes().services, expected);
     }
 }

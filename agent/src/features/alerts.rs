@@ -15,6 +15,7 @@ use crate::{
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::ALERTS],
+    writes: false,
     lease: Some(LEASE),
     is_enabled: |options| options.hubble_address.is_some() || options.policy_engine_alerts,
     build,

@@ -7,6 +7,7 @@ use crate::{audit_webhook::AuditWebhook, cli::RunOptions, services::audit::Audit
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::AUDIT],
+    writes: false,
     lease: None,
     is_enabled: |options| options.audit.audit_listen.is_some(),
     build,

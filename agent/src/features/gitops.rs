@@ -15,6 +15,7 @@ use crate::{
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GITOPS],
+    writes: true,
     lease: Some(LEASE),
     is_enabled: |options| !options.no_gitops,
     build,

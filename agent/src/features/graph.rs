@@ -12,6 +12,7 @@ use crate::{
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GRAPH],
+    writes: false,
     lease: None,
     is_enabled: |options| !options.no_graph,
     build,

@@ -12,6 +12,7 @@ use crate::{
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::NOTIFY],
+    writes: true,
     lease: Some(LEASE),
     is_enabled: |options| !options.no_notify,
     build,

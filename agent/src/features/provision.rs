@@ -10,6 +10,7 @@ use crate::{
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::PROVISION],
+    writes: true,
     lease: None,
     // Without a configuration there is no template.
     is_enabled: |options| !options.no_remote_configuration,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Policy, PolicyMode,
     object_rule::ObjectRule,
-    review::{ADDED_GROUPS, INVENTORY_PREFIX, JudgedUsers, OWN_QUESTIONS, WRITING_SERVICES},
+    review::{ADDED_GROUPS, INVENTORY_PREFIX, JudgedUsers, OWN_QUESTIONS},
     rule::{Action, ResourceScope, Rule, UserPatterns},
 };
 use crate::leader::LEASE_PREFIX;
@@ -45,8 +45,10 @@ impl Policy {
             PolicyMode::DryRun => ["Warn", "Audit"].as_slice(),
         };
         let variable = |name: &str, expression: String| json!({"name": name, "expression": expression});
-        let allowed =
-            WRITING_SERVICES.map(|service| format!("variables.verbs.exists(verb, {})", self.chain(service)));
+        let allowed = users
+            .writing_services()
+            .map(|service| format!("variables.verbs.exists(verb, {})", self.chain(service)));
+        let allowed: Vec<_> = allowed.collect();
         let mut validations = vec![json!({
             "expression": format!("variables.isUnjudged || {}", allowed.join(" || ")),
             "message": "the policy of this cluster does not allow this",

@@ -2,7 +2,7 @@
 //!
 //! The API server reviews every write with the credential of agentk, also one that does not pass agentk. It does not review reads.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, iter};
 
 use proto::ServiceName;
 
@@ -14,9 +14,6 @@ use super::{
 };
 use crate::leader::LEASE_PREFIX;
 
-/// The services whose requests may be writes to the cluster.
-pub(super) const WRITING_SERVICES: [&str; 4] =
-    [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::NOTIFY, ServiceName::PROVISION];
 /// The groups that the API server adds to a user by itself, and that no request names.
 pub(super) const ADDED_GROUPS: [&str; 3] =
     ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:"];
@@ -46,6 +43,8 @@ pub struct JudgedUsers {
 /// The writes of features that a policy must know.
 #[derive(Clone, Debug, Default)]
 pub struct FeatureWrites {
+    /// The services whose requests may be writes to the cluster.
+    pub services: Vec<&'static str>,
     /// The ends of the names of their Leases.
     pub lease_suffixes: Vec<&'static str>,
 }
@@ -76,6 +75,11 @@ impl JudgedUsers {
     /// Returns the name of agentk's user.
     pub fn username(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.namespace, self.service_account)
+    }
+
+    /// Returns the services whose requests may be writes to the cluster.
+    pub(super) fn writing_services(&self) -> impl Iterator<Item = &'static str> {
+        iter::once(ServiceName::KUBERNETES).chain(self.features.services.iter().copied())
     }
 
     fn writer(&self, username: &str) -> Writer {
@@ -126,8 +130,8 @@ impl Policy {
                 groups: named_groups(&request.user_info.groups),
             },
         };
-        let decisions = WRITING_SERVICES
-            .into_iter()
+        let decisions = users
+            .writing_services()
             .flat_map(|service| verbs(request).iter().map(move |verb| (service, info(request, verb))));
         let mut decisions = decisions.map(|(service, info)| {
             self.decide(|rule| rule.has_service(service) && rule.matches(&info, &user))

@@ -3,13 +3,10 @@
 use std::path::Path;
 
 use http::Request;
+use proto::ServiceName;
 use serde_json::{Value, json};
 
-use super::{
-    FeatureWrites, JudgedUsers, Policy,
-    admission_review::AdmissionReview,
-    review::{Review, WRITING_SERVICES},
-};
+use super::{FeatureWrites, JudgedUsers, Policy, admission_review::AdmissionReview, review::Review};
 
 const POLICY: &str = "rules:
 - {name: no-secrets, action: deny, services: [kubernetes, gitops], resources: [secrets, serviceaccounts/token]}
@@ -35,7 +32,10 @@ fn users() -> JudgedUsers {
         namespace: "agentk".to_owned(),
         service_account: "agentk".to_owned(),
         prefixes: vec!["gitlab:".to_owned()],
-        features: FeatureWrites { lease_suffixes: vec!["-gitops", "-notify", "-alerts"] },
+        features: FeatureWrites {
+            services: vec![ServiceName::GITOPS, ServiceName::NOTIFY, ServiceName::PROVISION],
+            lease_suffixes: vec!["-gitops", "-notify", "-alerts"],
+        },
     }
 }
 
@@ -118,7 +118,7 @@ fn policy(text: &str) -> Policy {
 
 #[test]
 fn writes_are_judged_as_agentk_judges_the_same_requests() {
-    let policy = policy(POLICY);
+    let (policy, users) = (policy(POLICY), users());
     let (mut compared, mut allowed) = (0, 0);
     for write in writes() {
         let is_sent = |(method, path): &(&str, String)| {
@@ -127,7 +127,7 @@ fn writes_are_judged_as_agentk_judges_the_same_requests() {
                 request = request.header(*name, value);
             }
             let request = request.body(()).unwrap();
-            WRITING_SERVICES.iter().any(|service| policy.evaluate(service, &request).allowed)
+            users.writing_services().any(|service| policy.evaluate(service, &request).allowed)
         };
         let expected = write.requests.iter().any(is_sent);
         let Review::Decided(decision) = review(&policy, &write.review) else {
