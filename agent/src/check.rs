@@ -1,44 +1,32 @@
-//! `agentk check`: tries the connections to kas, to the cluster, to Prometheus and to Hubble step by step, and prints a remedy for the step
-//! that fails.
+//! `agentk check`: tries the connections to kas, to the cluster, to Prometheus and those of features step by step, and prints a remedy for
+//! the step that fails.
 
-mod alerts;
 mod gitlab;
-mod gitops;
 mod listen;
 
 use std::{
     collections::BTreeMap,
-    fmt::Display,
     io::{self, Write},
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use gitops_engine::KubeCluster;
 use http::Request;
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, SUBPROTOCOL, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use tunnel::{Body, CloseReason, TunnelConfig};
 
-use self::alerts::check_hubble;
 use crate::{
-    AgentMetrics, AgentToken, DialError, KasAddress, ListenTls, ServiceError,
+    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
     app::{KasConnection, agent_token, check_scope, prometheus_services, tracer_config},
-    audit_webhook::audit_listener,
+    check_report::{CheckReport, REVIEW_HINT, StepError, failed},
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
-    features::{alert_sources, policy_services},
+    features::{CheckContext, FeatureCheck, feature_checks, policy_services},
     policy::{PolicyEnforcer, PolicyMode},
-    services::{
-        KubernetesService, PrometheusService,
-        alerts::AlertSources,
-        gitops::{GitopsMetrics, cluster_client},
-        kube_client::Restrictions,
-        prometheus::discovery::Discovery,
-    },
+    services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };
 
 /// The time limit of steps that take one round trip: to drain the tunnel, and a query.
@@ -76,21 +64,10 @@ pub struct CheckCommand {
     kubernetes: KubernetesService,
     prometheus: BTreeMap<ServiceName, PrometheusService>,
     discovery: Option<Discovery>,
-    /// The cluster for GitOps and the namespace of agentk, unless agentk applies no manifests.
-    gitops: Option<(KubeCluster, String)>,
-    /// The address and the certificates for the audit events of the API server.
-    audit: Option<(SocketAddr, ListenTls)>,
-    alerts: Option<AlertSources>,
+    features: Vec<Box<dyn FeatureCheck>>,
     policy: Option<PolicyEnforcer>,
     scope: ScopeSummary,
     require_scope: bool,
-}
-
-/// The error of one step, and a remedy.
-struct StepError {
-    step: &'static str,
-    error: String,
-    hint: &'static str,
 }
 
 impl CheckCommand {
@@ -102,23 +79,21 @@ impl CheckCommand {
         let kas = KasConnection::new(&options)?;
         let prometheus = prometheus_services(&options)?;
         tracer_config(&options, &|name| std::env::var_os(name))?;
-        let alerts = alert_sources(&options)?;
-        let audit = audit_listener(&options.audit)?;
         let kubeconfig =
             KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
         let cluster = Cluster::load(&kubeconfig)?;
         let served = policy_services(&options, &prometheus);
+        let kubernetes = KubernetesService::new(Arc::new(cluster));
+        let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
+        let context = CheckContext {
+            kubernetes: kubernetes.clone(),
+            namespace: namespace.unwrap_or_else(|| "default".to_owned()),
+            is_scoped: options.namespaces.is_some(),
+        };
+        let features = feature_checks(&options, &context)?;
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
-
-        let kubernetes = KubernetesService::new(Arc::new(cluster));
         let namespaces = options.prometheus_discovery;
-        let namespace = options.pod_namespace.filter(|name| !name.is_empty());
-        let gitops = (!options.no_gitops).then(|| {
-            let metrics = GitopsMetrics::default();
-            let cluster = cluster_client(kubernetes.clone(), &Restrictions::default(), metrics);
-            (cluster, namespace.unwrap_or_else(|| "default".to_owned()))
-        });
         Ok(Self {
             kas,
             protocol: options.protocol,
@@ -126,10 +101,8 @@ impl CheckCommand {
             headers: options.kas_headers,
             discovery: namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces)),
             kubernetes,
-            gitops,
+            features,
             prometheus,
-            audit,
-            alerts,
             policy: policy.transpose()?,
             scope: ScopeSummary::new(options.namespaces.as_ref()),
             require_scope: options.require_scope,
@@ -138,54 +111,30 @@ impl CheckCommand {
 
     /// Writes a line for each step. Returns true if none failed.
     pub async fn run(&self, out: &mut impl Write) -> io::Result<bool> {
-        let mut report = CheckReport {
-            out,
-            subject: "kas".to_owned(),
-            ok: true,
-            missing_roles: String::new(),
-            written: Ok(()),
-        };
+        let mut report = CheckReport::new(out);
+        report.set_subject("kas");
         let result = self.check_kas(&mut report).await;
         report.end(result);
-        report.subject = "cluster".to_owned();
+        report.set_subject("cluster");
         let result = self.check_cluster(&mut report).await;
         let answers = result.is_ok();
         report.end(result);
-        if let Some((cluster, namespace)) = self.gitops.as_ref().filter(|_| answers) {
-            report.subject = "gitops".to_owned();
-            let result = check_gitops(cluster, namespace, &mut report).await;
-            report.end(result);
-        }
         for (service, prometheus) in &self.prometheus {
-            report.subject = service.to_string();
+            report.set_subject(service.as_str());
             let result = query(prometheus, CONFIGURED_HINT, &mut report).await;
             report.end(result);
         }
         if let Some(discovery) = &self.discovery {
-            report.subject = ServiceName::PROMETHEUS.to_owned();
+            report.set_subject(ServiceName::PROMETHEUS);
             let result = discover(discovery, &mut report).await;
             report.end(result);
         }
-        if let Some((address, tls)) = &self.audit {
-            report.subject = "audit".to_owned();
-            let files: Vec<_> = tls.files().iter().map(|file| file.display().to_string()).collect();
-            let what = format!(
-                "the API server posts events to {address}, path /audit, with a client certificate of the authority; the certificate \
-                 matches its key; read {}",
-                files.join(", ")
-            );
-            report.ok("--audit-listen", what);
-        }
-        if let Some(sources) = &self.alerts {
-            report.subject = ServiceName::ALERTS.to_owned();
-            let result = self.check_events(sources, answers, &mut report).await;
-            report.end(result);
-            let result = check_hubble(sources, &mut report).await;
-            report.end(result);
+        for feature in &self.features {
+            feature.run(answers, &mut report).await;
         }
 
         if let Some(policy) = &self.policy {
-            report.subject = "policy".to_owned();
+            report.set_subject("policy");
             let (file, (mode, rules)) = (policy.file().display(), policy.summary());
             let effect = match mode {
                 PolicyMode::Enforce => "enforced",
@@ -193,21 +142,20 @@ impl CheckCommand {
             };
             report.ok("file", format!("{file} is valid; {effect}; {rules} rules"));
             for warning in policy.warnings() {
-                report.line("rules", "warning", warning);
+                report.warning("rules", warning);
             }
         }
 
         if self.require_scope {
-            report.subject = "scope".to_owned();
+            report.set_subject("scope");
             let effect = "agentk refuses requests until kas has sent a scope; this check receives none, /readiness shows it";
             report.ok("--require-scope", effect);
         }
 
-        report.roles();
-        report.written.map(|()| report.ok)
+        report.finish()
     }
 
-    async fn check_kas(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
+    async fn check_kas(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
         let (kas, tcp_dialer) = match &self.kas {
             KasConnection::Dials(kas, dialer) => (kas, dialer),
             KasConnection::Listens(config) => return self.check_listener(config, report).await,
@@ -304,7 +252,7 @@ impl CheckCommand {
         KasTarget { kas, protocol: self.protocol, token: &self.token, headers: &self.headers }
     }
 
-    async fn check_cluster(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
+    async fn check_cluster(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
         let hint = "check --kubeconfig and --context, or this pod's service account, and that agentk can reach the API \
                     server";
         let version = self.kubernetes.version().await.map_err(failed("API server", hint))?;
@@ -334,49 +282,12 @@ impl CheckCommand {
     }
 }
 
-const REVIEW_HINT: &str = "agentk's user needs the role system:basic-user, which all users have by default";
-
-async fn discover(discovery: &Discovery, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
+async fn discover(discovery: &Discovery, report: &mut CheckReport<'_>) -> Result<(), StepError> {
     let hint = "docs/prometheus.md describes the rights that --prometheus-discovery needs, and the Service that it selects";
     let found = discovery.check().await.map_err(failed("discovery", hint))?;
     report.ok("discovery", found);
     query(&discovery.service(), DISCOVERED_HINT, report).await
 }
-
-/// Looks at the rights for the projects that were synced before. Others are not known without kas.
-async fn check_gitops(
-    cluster: &KubeCluster,
-    namespace: &str,
-    report: &mut CheckReport<impl Write>,
-) -> Result<(), StepError> {
-    let own = gitops::own_rights(cluster, namespace).await.map_err(failed("rights", REVIEW_HINT))?;
-    if !own.is_empty() {
-        let what = format!(
-            "agentk may not {}, so that it applies no manifests from Git: set gitops.enabled of the chart, or start agentk with --no-gitops",
-            own.describe()
-        );
-        report.line("rights", "warning", what);
-        return Ok(());
-    }
-    report.ok("rights", format!("agentk may write its inventories and its Lease in {namespace}"));
-    let hint = "the inventories of projects are ConfigMaps in the namespace of agentk";
-    let projects = gitops::stored_projects(cluster, namespace).await.map_err(failed("projects", hint))?;
-    for project in projects {
-        let missing = project.rights(cluster).await.map_err(failed("projects", RUN_AS_HINT))?;
-        if missing.is_empty() {
-            report.ok(&project.id, project.describe());
-            continue;
-        }
-        report.ok = false;
-        let what = format!("{} may not {}", project.user(), missing.describe());
-        report.line(&project.id, "FAILED", what);
-        report.missing_roles += &missing.roles();
-    }
-    Ok(())
-}
-
-const RUN_AS_HINT: &str =
-    "agentk needs the right to impersonate the service accounts of run_as: see docs/gitops.md";
 
 const CONFIGURED_HINT: &str =
     "check --prometheus-url, its path included, and that agentk can reach Prometheus";
@@ -386,7 +297,7 @@ const DISCOVERED_HINT: &str = "agentk must run in the cluster, and network polic
 async fn query(
     prometheus: &PrometheusService,
     hint: &'static str,
-    report: &mut CheckReport<impl Write>,
+    report: &mut CheckReport<'_>,
 ) -> Result<(), StepError> {
     let request = Request::get("/api/v1/query?query=1").body(Body::empty()).expect("constants");
     let answered = tokio::time::timeout(ROUND_TRIP_TIMEOUT, prometheus.send(request)).await;
@@ -399,56 +310,5 @@ async fn query(
             Ok(())
         }
         status => Err(failed("query", hint)(format!("Prometheus answered {status}"))),
-    }
-}
-
-/// Returns a function that turns an error into that of a step.
-fn failed<E: Display>(step: &'static str, hint: &'static str) -> impl FnOnce(E) -> StepError {
-    move |error| StepError { step, error: error.to_string(), hint }
-}
-
-/// The lines that are written.
-struct CheckReport<W> {
-    out: W,
-    /// The subject of the next steps: kas, the cluster, a service, or the policy.
-    subject: String,
-    /// True until a step fails.
-    ok: bool,
-    /// Roles that are printed at the end.
-    missing_roles: String,
-    written: io::Result<()>,
-}
-
-impl<W: Write> CheckReport<W> {
-    fn ok(&mut self, step: &str, what: impl Display) {
-        self.line(step, "ok", what);
-    }
-
-    /// Ends the steps of a subject, whose first error is its last step.
-    fn end(&mut self, result: Result<(), StepError>) {
-        if let Err(StepError { step, error, hint }) = result {
-            self.ok = false;
-            self.line(step, "FAILED", format_args!("{error}: {hint}"));
-        }
-    }
-
-    /// Writes the Roles that are missing.
-    fn roles(&mut self) {
-        if self.missing_roles.is_empty() {
-            return;
-        }
-        let head = "\nThese roles are missing. Bind them to the service account that is named above:";
-        let written = writeln!(self.out, "{head}\n{}", self.missing_roles);
-        if self.written.is_ok() {
-            self.written = written;
-        }
-    }
-
-    fn line(&mut self, step: &str, result: &str, what: impl Display) {
-        let name = format!("{}: {step}", self.subject);
-        let written = writeln!(self.out, "{name:<24} {result:<7} {what}").and_then(|()| self.out.flush());
-        if self.written.is_ok() {
-            self.written = written;
-        }
     }
 }

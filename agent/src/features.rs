@@ -11,6 +11,7 @@ mod provision;
 
 use std::{collections::BTreeMap, iter, pin::Pin, sync::Arc};
 
+use futures_util::future::LocalBoxFuture;
 use gitops_engine::KubeCluster;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
@@ -18,8 +19,8 @@ use proto::{AgentId, InstanceId, ServiceName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::alerts::alert_sources;
 use crate::{
+    check_report::CheckReport,
     cli::RunOptions,
     events::EventLog,
     file_followers::FileFollowers,
@@ -38,14 +39,14 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Binds what a feature listens on, and returns its work. The error names the flag.
 pub(crate) type Start = Box<dyn FnOnce() -> anyhow::Result<Work> + Send>;
 
-/// All features, in the order in which they are built.
+/// All features, in the order in which they are built and checked.
 pub(crate) const FEATURES: [FeatureDefinition; 6] = [
-    audit::DEFINITION,
     gitops::DEFINITION,
     notify::DEFINITION,
+    graph::DEFINITION,
+    audit::DEFINITION,
     alerts::DEFINITION,
     provision::DEFINITION,
-    graph::DEFINITION,
 ];
 
 /// How agentk makes a feature.
@@ -60,6 +61,27 @@ pub(crate) struct FeatureDefinition {
     pub(crate) is_enabled: fn(&RunOptions) -> bool,
     /// Builds the feature. It reads the files that flags name, which blocks. The error names the flag.
     pub(crate) build: fn(&RunOptions, &mut FeatureContext<'_>) -> anyhow::Result<Feature>,
+    /// Builds the steps of `agentk check`, or `None` if there is nothing to check. It reads the files that flags name, which blocks. The error
+    /// names the flag.
+    pub(crate) check: Option<BuildCheck>,
+}
+
+/// Builds the steps of `agentk check` for a feature.
+pub(crate) type BuildCheck = fn(&RunOptions, &CheckContext) -> anyhow::Result<Option<Box<dyn FeatureCheck>>>;
+
+/// The parts of agentk with which features check themselves.
+pub(crate) struct CheckContext {
+    pub(crate) kubernetes: KubernetesService,
+    /// The namespace of agentk.
+    pub(crate) namespace: String,
+    /// True if flags restrict agentk to namespaces.
+    pub(crate) is_scoped: bool,
+}
+
+/// The steps of `agentk check` for a feature that is turned on.
+pub(crate) trait FeatureCheck {
+    /// Writes the steps. Those that need the cluster are left out unless it answers.
+    fn run<'a>(&'a self, cluster_answers: bool, report: &'a mut CheckReport<'_>) -> LocalBoxFuture<'a, ()>;
 }
 
 /// A feature that is turned on.
@@ -133,6 +155,16 @@ pub fn feature_writes() -> FeatureWrites {
         services: writing.flat_map(|feature| feature.services.iter().copied()).collect(),
         lease_suffixes: FEATURES.iter().filter_map(|feature| Some(feature.lease?.suffix)).collect(),
     }
+}
+
+/// Builds the steps of `agentk check` of the features that the flags turn on. It reads the files that flags name, which blocks.
+pub(crate) fn feature_checks(
+    options: &RunOptions,
+    context: &CheckContext,
+) -> anyhow::Result<Vec<Box<dyn FeatureCheck>>> {
+    let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(options));
+    let builds = enabled.filter_map(|feature| feature.check);
+    builds.filter_map(|build| build(options, context).transpose()).collect()
 }
 
 /// Adds the request types of features that have this guard.

@@ -26,6 +26,7 @@ mod app;
 mod audit_health;
 mod audit_webhook;
 mod check;
+mod check_report;
 pub mod cli;
 pub mod cluster;
 pub mod connect;

@@ -1,9 +1,12 @@
 //! The steps of a check at GitLab's kas.
 
-use std::io::Write;
-
-use super::{CheckCommand, CheckReport, StepError, failed};
-use crate::{DialError, KasAddress, connect::GitLabStream, gitlab};
+use super::CheckCommand;
+use crate::{
+    DialError, KasAddress,
+    check_report::{CheckReport, StepError, failed},
+    connect::GitLabStream,
+    gitlab,
+};
 
 const REGISTRATION_HINT: &str =
     "check that the address is that of GitLab's kas for agents, and read the log of kas";
@@ -15,7 +18,7 @@ impl CheckCommand {
         &self,
         kas: &KasAddress,
         stream: GitLabStream,
-        report: &mut CheckReport<impl Write>,
+        report: &mut CheckReport<'_>,
     ) -> Result<(), StepError> {
         let server = match &stream.server {
             Some(server) => format!("GitLab's kas ({server})"),

@@ -1,16 +1,17 @@
 //! The steps for an agentk to which kas connects.
 
-use std::io::Write;
-
-use super::{CheckCommand, CheckReport, StepError, failed};
-use crate::ListenConfig;
+use super::CheckCommand;
+use crate::{
+    ListenConfig,
+    check_report::{CheckReport, StepError, failed},
+};
 
 impl CheckCommand {
     /// Checks the certificates, the key and the address. kas itself is not checked: it connects to a running agentk.
     pub(super) async fn check_listener(
         &self,
         config: &ListenConfig,
-        report: &mut CheckReport<impl Write>,
+        report: &mut CheckReport<'_>,
     ) -> Result<(), StepError> {
         let ListenConfig { address, tls, key } = config;
         report.ok(

@@ -1,5 +1,7 @@
 //! The feature: the service `alerts`, the section `alerts`, and the sources that flags name.
 
+mod check;
+
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -19,6 +21,7 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     lease: Some(LEASE),
     is_enabled: |options| options.hubble_address.is_some() || options.policy_engine_alerts,
     build,
+    check: Some(check::check),
 };
 
 fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {

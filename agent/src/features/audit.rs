@@ -1,5 +1,7 @@
 //! The feature: the service `audit`, and the webhook that fills its ring.
 
+mod check;
+
 use proto::ServiceName;
 
 use super::{Feature, FeatureContext, FeatureDefinition, Guard, Work};
@@ -11,6 +13,7 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     lease: None,
     is_enabled: |options| options.audit.audit_listen.is_some(),
     build,
+    check: Some(check::check),
 };
 
 fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {

@@ -1,5 +1,7 @@
 //! The feature: the services `gitops` and `manifests`, the rules for health, and the workers of projects.
 
+mod check;
+
 use std::sync::Arc;
 
 use proto::ServiceName;
@@ -19,6 +21,7 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     lease: Some(LEASE),
     is_enabled: |options| !options.no_gitops,
     build,
+    check: Some(check::check),
 };
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {

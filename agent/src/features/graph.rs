@@ -16,6 +16,7 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     lease: None,
     is_enabled: |options| !options.no_graph,
     build,
+    check: None,
 };
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {

@@ -16,6 +16,7 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     lease: Some(LEASE),
     is_enabled: |options| !options.no_notify,
     build,
+    check: None,
 };
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {

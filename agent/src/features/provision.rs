@@ -15,6 +15,7 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     // Without a configuration there is no template.
     is_enabled: |options| !options.no_remote_configuration,
     build,
+    check: None,
 };
 
 fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
