@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::listen::AnyAgent;
 pub(crate) use self::{
-    flags::{agent_token, check_scope, tracer_config},
+    flags::{agent_token, check_scope, policy_services, tracer_config},
     listen::KasConnection,
     prometheus::prometheus_services,
 };
@@ -33,7 +33,7 @@ use crate::{
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     events::EventLog,
-    features::{FEATURES, FeatureContext, Guard, Start, add_handlers, policy_services},
+    features::{FeatureContext, Guard, Start, add_handlers, enabled_features},
     file_followers::FileFollowers,
     leader::LeaderTask,
     log_filter::log_filter,
@@ -153,8 +153,9 @@ impl App {
             agent: watch::Sender::default(),
             leaders: Vec::new(),
         };
-        let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(&options));
-        let features = enabled.map(|feature| (feature.build)(&options, &mut context));
+        let feature_options = options.feature_options();
+        let enabled = enabled_features(&feature_options);
+        let features = enabled.map(|feature| (feature.build)(&feature_options, &mut context));
         let mut features = features.collect::<anyhow::Result<Vec<_>>>()?;
         let leaders = context.leaders;
 

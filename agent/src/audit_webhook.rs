@@ -8,6 +8,7 @@
 //! while this listener is away, and drops the others: its metric `apiserver_audit_error_total` counts those.
 
 mod metrics;
+mod options;
 mod receiver;
 mod repeated;
 mod writer;
@@ -40,15 +41,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::options::AuditOptions;
 use self::{
     metrics::AuditMetrics,
     receiver::{ReceiveError, Receiver},
     writer::RingWriter,
 };
-use crate::{
-    ListenTls, audit_health::AuditHealth, cli::AuditOptions, file_followers::FileFollowers,
-    listen::LimitedListener,
-};
+use crate::{ListenTls, audit_health::AuditHealth, file_followers::FileFollowers, listen::LimitedListener};
 
 /// The path of the webhook.
 const PATH: &str = "/audit";

@@ -19,12 +19,12 @@ use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
-    app::{KasConnection, agent_token, check_scope, prometheus_services, tracer_config},
+    app::{KasConnection, agent_token, check_scope, policy_services, prometheus_services, tracer_config},
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
-    features::{CheckContext, FeatureCheck, feature_checks, policy_services},
+    features::{CheckContext, FeatureCheck, feature_checks},
     policy::{PolicyEnforcer, PolicyMode},
     services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };
@@ -90,7 +90,7 @@ impl CheckCommand {
             namespace: namespace.unwrap_or_else(|| "default".to_owned()),
             is_scoped: options.namespaces.is_some(),
         };
-        let features = feature_checks(&options, &context)?;
+        let features = feature_checks(&options.feature_options(), &context)?;
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
         let namespaces = options.prometheus_discovery;

@@ -5,7 +5,6 @@
 )]
 
 mod admission;
-mod audit;
 mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
@@ -20,12 +19,15 @@ use proto::agent_configuration::{InvalidScope, Scope};
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
-pub use self::admission::{AdmissionOptions, JudgeOptions, PolicyCommand, PolicyForm};
-pub use self::audit::AuditOptions;
-pub use self::named_value::NamedValue;
+pub use self::{
+    admission::{AdmissionOptions, JudgeOptions, PolicyCommand, PolicyForm},
+    named_value::NamedValue,
+};
 use crate::{
     KasAddress,
     connect::{KasHeader, ProtocolChoice},
+    features::{FeatureFlags, FeatureOptions},
+    listen::listen_address,
     services::prometheus::discovery::Namespaces,
     upstream::ServerUrl,
 };
@@ -241,56 +243,9 @@ pub struct RunOptions {
     #[arg(long, env = "AGENTK_NO_REMOTE_CONFIGURATION", help_heading = "Cluster")]
     pub no_remote_configuration: bool,
 
-    /// Do not apply manifests from Git
-    ///
-    /// kas sends them if the configuration of this agent has gitops.manifest_projects. The policy file limits what they may change
-    /// (service gitops). See docs/gitops.md.
-    #[arg(long, env = "AGENTK_NO_GITOPS", help_heading = "Cluster")]
-    pub no_gitops: bool,
-
-    /// Do nothing in the cluster when a Git project changes
-    ///
-    /// kas sends events if the configuration of this agent has notify or flux. The policy file limits what they may change (service
-    /// notify), and lists the URLs of webhooks. See docs/project-events.md.
-    #[arg(long, env = "AGENTK_NO_NOTIFY", help_heading = "Cluster")]
-    pub no_notify: bool,
-
-    /// Do not show the graph of the cluster's objects
-    ///
-    /// With the service graph, callers see the objects that they may list, their relations and their health. Nothing is loaded while
-    /// nobody looks. The policy file limits it (service graph). See docs/graph.md.
-    #[arg(long, env = "AGENTK_NO_GRAPH", help_heading = "Cluster")]
-    pub no_graph: bool,
-
+    /// The flags of the features.
     #[command(flatten)]
-    pub audit: AuditOptions,
-    /// Hubble Relay to follow for traffic that network policies drop: http(s)://host[:port]
-    ///
-    /// What policies with the annotation app.gitlab.com/alert drop is reported to kas, and callers see it with the service alerts. The
-    /// policy file limits it (service alerts). See docs/alerts.md.
-    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_HUBBLE_ADDRESS", help_heading = "Alerts")]
-    pub hubble_address: Option<ServerUrl>,
-    /// Certificates (PEM) to trust for Hubble Relay instead of the system's; read again for each connection
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "hubble_address",
-        env = "AGENTK_HUBBLE_CA_CERT_FILE", help_heading = "Alerts")]
-    pub hubble_ca_cert_file: Option<PathBuf>,
-    /// Certificate chain (PEM) of agentk for Hubble Relay; read again for each connection
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires_all = ["hubble_address", "hubble_client_key_file"],
-        env = "AGENTK_HUBBLE_CLIENT_CERT_FILE", help_heading = "Alerts")]
-    pub hubble_client_cert_file: Option<PathBuf>,
-    /// Private key (PEM) of that certificate
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "hubble_client_cert_file",
-        env = "AGENTK_HUBBLE_CLIENT_KEY_FILE", help_heading = "Alerts")]
-    pub hubble_client_key_file: Option<PathBuf>,
-    /// Name in the certificate of Hubble Relay, if it is not the host of the address
-    #[arg(long, value_name = "NAME", requires = "hubble_address", env = "AGENTK_HUBBLE_TLS_SERVER_NAME", help_heading = "Alerts",
-        value_parser = NonEmptyStringValueParser::new())]
-    pub hubble_tls_server_name: Option<String>,
-    /// Report violations that policy engines write as Events: Kyverno, Gatekeeper
-    ///
-    /// alerts.event_reasons of this agent's configuration has the reasons of these Events. See docs/alerts.md.
-    #[arg(long, env = "AGENTK_POLICY_ENGINE_ALERTS", help_heading = "Alerts")]
-    pub policy_engine_alerts: bool,
+    pub features: FeatureFlags,
 
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///
@@ -339,6 +294,13 @@ pub struct RunOptions {
     pub pod_namespace: Option<String>,
 }
 
+impl RunOptions {
+    /// Returns the options from which features are built.
+    pub(crate) fn feature_options(&self) -> FeatureOptions<'_> {
+        FeatureOptions { flags: &self.features, is_configurable: !self.no_remote_configuration }
+    }
+}
+
 /// The environment variable that may contain the token. There is no flag for it, since every user of a machine can read command
 /// lines.
 pub const TOKEN_VARIABLE: &str = "AGENTK_TOKEN";
@@ -385,13 +347,6 @@ fn log_format() -> impl TypedValueParser<Value = LogFormat> {
         "json" => LogFormat::Json,
         _ => LogFormat::Text,
     })
-}
-
-/// Parses an address. `:8080` is `[::]:8080`, which accepts IPv4, too.
-fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    let whole = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
-    let whole = whole.replacen("localhost:", "127.0.0.1:", 1);
-    whole.parse().map_err(|_| "write it like :8080, 127.0.0.1:8080 or [::1]:8080".to_owned())
 }
 
 #[cfg(test)]

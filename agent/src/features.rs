@@ -9,26 +9,26 @@ mod graph;
 mod notify;
 mod provision;
 
-use std::{collections::BTreeMap, iter, pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc};
 
+use clap::{ArgMatches, Args, FromArgMatches};
 use futures_util::future::LocalBoxFuture;
 use gitops_engine::KubeCluster;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use proto::{AgentId, InstanceId, ServiceName};
+use proto::{AgentId, InstanceId};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     check_report::CheckReport,
-    cli::RunOptions,
     events::EventLog,
     file_followers::FileFollowers,
     health::AgentHealth,
     leader::{Leader, LeaderTask, LeaseDefinition, Process},
     policy::FeatureWrites,
     services::{
-        BoxService, KubernetesService, PrometheusService, RequestHandler, Services, box_handler,
+        BoxService, KubernetesService, RequestHandler, Services, box_handler,
         configuration::{Section, SectionUpdate},
         kube_client::{Restrictions, kube_service},
     },
@@ -40,7 +40,7 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(crate) type Start = Box<dyn FnOnce() -> anyhow::Result<Work> + Send>;
 
 /// All features, in the order in which they are built and checked.
-pub(crate) const FEATURES: [FeatureDefinition; 6] = [
+pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     gitops::DEFINITION,
     notify::DEFINITION,
     graph::DEFINITION,
@@ -57,17 +57,20 @@ pub(crate) struct FeatureDefinition {
     pub(crate) writes: bool,
     /// The Lease of the pod that does its work; `None` if each pod does it.
     pub(crate) lease: Option<LeaseDefinition>,
+    /// Adds the flags of the feature to a command.
+    pub(crate) flags: fn(clap::Command) -> clap::Command,
     /// Returns whether the flags turn the feature on.
-    pub(crate) is_enabled: fn(&RunOptions) -> bool,
+    pub(crate) is_enabled: fn(&FeatureOptions<'_>) -> bool,
     /// Builds the feature. It reads the files that flags name, which blocks. The error names the flag.
-    pub(crate) build: fn(&RunOptions, &mut FeatureContext<'_>) -> anyhow::Result<Feature>,
+    pub(crate) build: fn(&FeatureOptions<'_>, &mut FeatureContext<'_>) -> anyhow::Result<Feature>,
     /// Builds the steps of `agentk check`, or `None` if there is nothing to check. It reads the files that flags name, which blocks. The error
     /// names the flag.
     pub(crate) check: Option<BuildCheck>,
 }
 
 /// Builds the steps of `agentk check` for a feature.
-pub(crate) type BuildCheck = fn(&RunOptions, &CheckContext) -> anyhow::Result<Option<Box<dyn FeatureCheck>>>;
+pub(crate) type BuildCheck =
+    fn(&FeatureOptions<'_>, &CheckContext) -> anyhow::Result<Option<Box<dyn FeatureCheck>>>;
 
 /// The parts of agentk with which features check themselves.
 pub(crate) struct CheckContext {
@@ -82,6 +85,18 @@ pub(crate) struct CheckContext {
 pub(crate) trait FeatureCheck {
     /// Writes the steps. Those that need the cluster are left out unless it answers.
     fn run<'a>(&'a self, cluster_answers: bool, report: &'a mut CheckReport<'_>) -> LocalBoxFuture<'a, ()>;
+}
+
+/// The flags of all features, as they were parsed. Each feature reads its own.
+#[derive(Clone, Debug)]
+pub struct FeatureFlags(ArgMatches);
+
+/// The options from which features are built.
+#[derive(Clone, Copy)]
+pub(crate) struct FeatureOptions<'a> {
+    pub(crate) flags: &'a FeatureFlags,
+    /// True if kas may configure this agent.
+    pub(crate) is_configurable: bool,
 }
 
 /// A feature that is turned on.
@@ -134,18 +149,11 @@ pub(crate) struct FeatureContext<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct SectionError(Mutex<Option<String>>);
 
-/// Returns the services that the policy of the cluster's owner may name.
-pub(crate) fn policy_services(
-    options: &RunOptions,
-    prometheus: &BTreeMap<ServiceName, PrometheusService>,
-) -> Vec<ServiceName> {
-    let name = |name: &str| name.parse().expect("a constant that is a service name");
-    let discovered = options.prometheus_discovery.as_ref().map(|_| ServiceName::PROMETHEUS);
-    let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(options));
-    let constants = iter::once(ServiceName::KUBERNETES)
-        .chain(discovered)
-        .chain(enabled.flat_map(|feature| feature.services.iter().copied()));
-    constants.map(name).chain(prometheus.keys().cloned()).collect()
+/// Returns the features that the flags turn on.
+pub(crate) fn enabled_features(
+    options: &FeatureOptions<'_>,
+) -> impl Iterator<Item = &'static FeatureDefinition> {
+    FEATURES.iter().filter(move |feature| (feature.is_enabled)(options))
 }
 
 /// Returns the writes of features that a policy must know, also of those that flags turn off: another process may serve them.
@@ -159,11 +167,10 @@ pub fn feature_writes() -> FeatureWrites {
 
 /// Builds the steps of `agentk check` of the features that the flags turn on. It reads the files that flags name, which blocks.
 pub(crate) fn feature_checks(
-    options: &RunOptions,
+    options: &FeatureOptions<'_>,
     context: &CheckContext,
 ) -> anyhow::Result<Vec<Box<dyn FeatureCheck>>> {
-    let enabled = FEATURES.iter().filter(|feature| (feature.is_enabled)(options));
-    let builds = enabled.filter_map(|feature| feature.check);
+    let builds = enabled_features(options).filter_map(|feature| feature.check);
     builds.filter_map(|build| build(options, context).transpose()).collect()
 }
 
@@ -174,6 +181,41 @@ pub(crate) fn add_handlers(services: Services, features: &[Feature], guard: Guar
     handlers.fold(services, |services, FeatureHandler { name, service, .. }| {
         services.with_boxed(name, service.clone())
     })
+}
+
+impl FeatureFlags {
+    /// Returns the flags of a feature.
+    pub(crate) fn get<T: FromArgMatches>(&self) -> T {
+        T::from_arg_matches(&self.0).expect("clap has parsed the flags of all features")
+    }
+}
+
+impl FeatureOptions<'_> {
+    /// Returns the flags of a feature.
+    pub(crate) fn flags<T: FromArgMatches>(&self) -> T {
+        self.flags.get()
+    }
+}
+
+impl Args for FeatureFlags {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        FEATURES.iter().fold(command, |command, feature| (feature.flags)(command))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for FeatureFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(matches.clone()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.clone_from(matches);
+        Ok(())
+    }
 }
 
 impl Feature {
@@ -262,6 +304,8 @@ impl SectionError {
 
 #[cfg(test)]
 mod tests {
+    use proto::ServiceName;
+
     use super::*;
 
     /// Without them, the admission webhook would refuse the Leases, and no pod would lead.

@@ -111,3 +111,10 @@ impl LimitedListener {
         }
     }
 }
+
+/// Parses an address. `:8080` is `[::]:8080`, which accepts IPv4, too.
+pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let whole = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
+    let whole = whole.replacen("localhost:", "127.0.0.1:", 1);
+    whole.parse().map_err(|_| "write it like :8080, 127.0.0.1:8080 or [::1]:8080".to_owned())
+}

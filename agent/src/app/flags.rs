@@ -1,8 +1,9 @@
 //! The parts that the flags and the environment describe: the token, the way to kas, traces, and the files to follow.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, iter, path::PathBuf};
 
 use anyhow::Context as _;
+use proto::ServiceName;
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
 use telemetry::{Collector, TracerConfig, environment::OtlpEnvironment};
@@ -12,7 +13,9 @@ use crate::{
     cli::{NamedValue, RunOptions, TOKEN_VARIABLE},
     cluster::{CredentialFile, CredentialKind},
     connect::{HttpProxy, ProtocolChoice},
+    features::enabled_features,
     file_followers::FileFollowers,
+    services::PrometheusService,
     upstream::{ClientTlsConfig, Pem},
 };
 
@@ -44,6 +47,21 @@ pub(crate) fn check_scope(options: &RunOptions) -> anyhow::Result<()> {
         "--require-scope needs the configuration from kas, which --no-remote-configuration refuses: remove one of them"
     );
     Ok(())
+}
+
+/// Returns the services that the policy of the cluster's owner may name.
+pub(crate) fn policy_services(
+    options: &RunOptions,
+    prometheus: &BTreeMap<ServiceName, PrometheusService>,
+) -> Vec<ServiceName> {
+    let name = |name: &str| name.parse().expect("a constant that is a service name");
+    let discovered = options.prometheus_discovery.as_ref().map(|_| ServiceName::PROMETHEUS);
+    let features = options.feature_options();
+    let enabled = enabled_features(&features);
+    let constants = iter::once(ServiceName::KUBERNETES)
+        .chain(discovered)
+        .chain(enabled.flat_map(|feature| feature.services.iter().copied()));
+    constants.map(name).chain(prometheus.keys().cloned()).collect()
 }
 
 /// Checks that the protocol is possible at the address of kas.
@@ -112,10 +130,6 @@ pub(super) fn follow_files(options: &RunOptions, token: &AgentToken, followers: 
     if let Some(path) = &options.kas_ca_cert_file {
         let pem = Pem::File(path.clone());
         followers.check("--kas-ca-cert-file", vec![path.clone()], move || pem.check_authorities());
-    }
-    if let Some(path) = &options.hubble_ca_cert_file {
-        let pem = Pem::File(path.clone());
-        followers.check("--hubble-ca-cert-file", vec![path.clone()], move || pem.check_authorities());
     }
     let key = |flag: &str, file: &NamedValue<PathBuf>| match &file.name {
         Some(name) => format!("{flag} {name}"),

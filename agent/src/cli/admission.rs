@@ -9,8 +9,11 @@ use std::{io::Write, net::SocketAddr, path::PathBuf};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use process::logs::LogFormat;
 
-use super::{listen_address, log_format};
-use crate::policy::{FeatureWrites, JudgedUsers, Policy};
+use super::log_format;
+use crate::{
+    listen::listen_address,
+    policy::{FeatureWrites, JudgedUsers, Policy},
+};
 
 /// The commands about policy files.
 #[derive(Debug, Subcommand)]

@@ -1,16 +1,18 @@
 //! The feature: the service `alerts`, the section `alerts`, and the sources that flags name.
 
 mod check;
+mod options;
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use clap::Args as _;
 use proto::ServiceName;
 use rustls::pki_types::ServerName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, Guard, SectionError};
+use self::options::AlertsOptions;
+use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
 use crate::{
-    cli::RunOptions,
     services::alerts::{AlertSources, Alerts, AlertsHandler, AlertsMetrics, HubbleRelay, LEASE},
     upstream::{ClientTls, ClientTlsConfig, Pem, Scheme},
 };
@@ -19,13 +21,23 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::ALERTS],
     writes: false,
     lease: Some(LEASE),
-    is_enabled: |options| options.hubble_address.is_some() || options.policy_engine_alerts,
+    flags: AlertsOptions::augment_args,
+    is_enabled: |options| {
+        let options: AlertsOptions = options.flags();
+        options.hubble_address.is_some() || options.policy_engine_alerts
+    },
     build,
     check: Some(check::check),
 };
 
-fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+fn build(options: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+    let options: AlertsOptions = options.flags();
+    let ca = options.hubble_ca_cert_file.clone();
     let Some(sources) = alert_sources(options)? else { return Ok(Feature::default()) };
+    if let Some(path) = ca {
+        let pem = Pem::File(path.clone());
+        context.followers.check("--hubble-ca-cert-file", vec![path], move || pem.check_authorities());
+    }
     let metrics = AlertsMetrics::register(context.registry);
     let own = context.own_cluster(ServiceName::ALERTS);
     let leader = context.lead(LEASE, own);
@@ -49,17 +61,17 @@ fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Resu
 }
 
 /// Returns the sources, or `None` if no flag names one. It reads every file that is named, which blocks.
-pub(crate) fn alert_sources(options: &RunOptions) -> anyhow::Result<Option<AlertSources>> {
-    let hubble = options.hubble_address.clone().map(|url| {
+fn alert_sources(options: AlertsOptions) -> anyhow::Result<Option<AlertSources>> {
+    let hubble = options.hubble_address.map(|url| {
         anyhow::ensure!(
             url.base_path().is_empty(),
             "--hubble-address {url} has a path, which gRPC does not support"
         );
-        let name = options.hubble_tls_server_name.clone().map(ServerName::try_from).transpose();
+        let name = options.hubble_tls_server_name.map(ServerName::try_from).transpose();
         let server_name = name.context("--hubble-tls-server-name is neither a DNS name nor an IP address")?;
-        let certificate = options.hubble_client_cert_file.clone().zip(options.hubble_client_key_file.clone());
+        let certificate = options.hubble_client_cert_file.zip(options.hubble_client_key_file);
         let config = ClientTlsConfig {
-            ca: options.hubble_ca_cert_file.clone().map(Pem::File),
+            ca: options.hubble_ca_cert_file.map(Pem::File),
             identity: certificate.map(|(chain, key)| (Pem::File(chain), Pem::File(key))),
             server_name,
             http2: true,
@@ -91,7 +103,7 @@ mod tests {
     fn sources(flags: &str) -> Result<Option<AlertSources>, String> {
         let line = format!("agentk --kas-address ws://kas {flags}");
         let options = Cli::from_arguments(line.split_whitespace()).unwrap().run.unwrap();
-        alert_sources(&options).map_err(|error| format!("{error:#}"))
+        alert_sources(options.features.get()).map_err(|error| format!("{error:#}"))
     }
 
     #[test]

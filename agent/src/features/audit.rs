@@ -2,24 +2,28 @@
 
 mod check;
 
+use clap::Args as _;
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, Guard, Work};
-use crate::{audit_webhook::AuditWebhook, cli::RunOptions, services::audit::AuditHandler};
+use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
+use crate::{
+    audit_webhook::{AuditOptions, AuditWebhook},
+    services::audit::AuditHandler,
+};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::AUDIT],
     writes: false,
     lease: None,
-    is_enabled: |options| options.audit.audit_listen.is_some(),
+    flags: AuditOptions::augment_args,
+    is_enabled: |options| options.flags::<AuditOptions>().audit_listen.is_some(),
     build,
     check: Some(check::check),
 };
 
-fn build(options: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+fn build(options: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let FeatureContext { kubernetes, restrictions, health, registry, followers, stopping, .. } = context;
-    let Some(webhook) = AuditWebhook::build(options.audit.clone(), &health.audit, registry, followers)?
-    else {
+    let Some(webhook) = AuditWebhook::build(options.flags(), &health.audit, registry, followers)? else {
         return Ok(Feature::default());
     };
     let scope = restrictions.scope.clone();

@@ -4,27 +4,37 @@ mod check;
 
 use std::sync::Arc;
 
+use clap::Args;
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, Guard};
-use crate::{
-    cli::RunOptions,
-    services::{
-        gitops::{Gitops, GitopsHandler, GitopsMetrics, LEASE, ManifestsHandler, cluster_client},
-        kube_client::Restrictions,
-    },
+use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
+use crate::services::{
+    gitops::{Gitops, GitopsHandler, GitopsMetrics, LEASE, ManifestsHandler, cluster_client},
+    kube_client::Restrictions,
 };
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GITOPS],
     writes: true,
     lease: Some(LEASE),
-    is_enabled: |options| !options.no_gitops,
+    flags: GitopsOptions::augment_args,
+    is_enabled: |options| !options.flags::<GitopsOptions>().no_gitops,
     build,
     check: Some(check::check),
 };
 
-fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+/// The flags of GitOps.
+#[derive(Debug, Args)]
+struct GitopsOptions {
+    /// Do not apply manifests from Git
+    ///
+    /// kas sends them if the configuration of this agent has gitops.manifest_projects. The policy file limits what they may change
+    /// (service gitops). See docs/gitops.md.
+    #[arg(long, env = "AGENTK_NO_GITOPS", help_heading = "Cluster")]
+    pub no_gitops: bool,
+}
+
+fn build(_: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let metrics = GitopsMetrics::register(context.registry);
     let cluster = |context: &FeatureContext<'_>, restrictions: &Restrictions| {
         cluster_client(context.kubernetes.clone(), restrictions, metrics.clone())

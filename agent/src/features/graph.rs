@@ -2,24 +2,34 @@
 
 use std::sync::Arc;
 
+use clap::Args;
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, Guard, SectionError};
-use crate::{
-    cli::RunOptions,
-    services::graph::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments},
-};
+use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
+use crate::services::graph::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GRAPH],
     writes: false,
     lease: None,
-    is_enabled: |options| !options.no_graph,
+    flags: GraphOptions::augment_args,
+    is_enabled: |options| !options.flags::<GraphOptions>().no_graph,
     build,
     check: None,
 };
 
-fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+/// The flags of the graph.
+#[derive(Debug, Args)]
+struct GraphOptions {
+    /// Do not show the graph of the cluster's objects
+    ///
+    /// With the service graph, callers see the objects that they may list, their relations and their health. Nothing is loaded while
+    /// nobody looks. The policy file limits it (service graph). See docs/graph.md.
+    #[arg(long, env = "AGENTK_NO_GRAPH", help_heading = "Cluster")]
+    pub no_graph: bool,
+}
+
+fn build(_: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let (kubernetes, restrictions) = (context.kubernetes.clone(), context.restrictions.clone());
     let graph = GraphService::new(kubernetes, restrictions, context.instance);
     GraphMetrics::register(context.registry, &graph);

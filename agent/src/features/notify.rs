@@ -2,24 +2,34 @@
 
 use std::sync::Arc;
 
+use clap::Args;
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, Guard};
-use crate::{
-    cli::RunOptions,
-    services::notify::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics},
-};
+use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
+use crate::services::notify::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::NOTIFY],
     writes: true,
     lease: Some(LEASE),
-    is_enabled: |options| !options.no_notify,
+    flags: NotifyOptions::augment_args,
+    is_enabled: |options| !options.flags::<NotifyOptions>().no_notify,
     build,
     check: None,
 };
 
-fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+/// The flags of project events.
+#[derive(Debug, Args)]
+struct NotifyOptions {
+    /// Do nothing in the cluster when a Git project changes
+    ///
+    /// kas sends events if the configuration of this agent has notify or flux. The policy file limits what they may change (service
+    /// notify), and lists the URLs of webhooks. See docs/project-events.md.
+    #[arg(long, env = "AGENTK_NO_NOTIFY", help_heading = "Cluster")]
+    pub no_notify: bool,
+}
+
+fn build(_: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let metrics = NotifyMetrics::register(context.registry);
     let own = context.own_cluster(ServiceName::NOTIFY);
     let leader = context.lead(LEASE, own);

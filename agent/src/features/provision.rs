@@ -2,23 +2,21 @@
 
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, Guard};
-use crate::{
-    cli::RunOptions,
-    services::provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService},
-};
+use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
+use crate::services::provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::PROVISION],
     writes: true,
     lease: None,
     // Without a configuration there is no template.
-    is_enabled: |options| !options.no_remote_configuration,
+    flags: |command| command,
+    is_enabled: |options| options.is_configurable,
     build,
     check: None,
 };
 
-fn build(_: &RunOptions, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
+fn build(_: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let cluster = context.restricted_cluster(ServiceName::PROVISION);
     let metrics = ProvisionMetrics::register(context.registry);
     let provision = ProvisionService::new(cluster, context.restrictions.clone(), metrics);

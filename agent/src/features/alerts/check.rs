@@ -6,8 +6,7 @@ use proto::ServiceName;
 use super::alert_sources;
 use crate::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
-    cli::RunOptions,
-    features::{CheckContext, FeatureCheck},
+    features::{CheckContext, FeatureCheck, FeatureOptions},
     services::{KubernetesService, alerts::AlertSources},
 };
 
@@ -24,10 +23,10 @@ struct AlertsCheck {
 
 /// Returns the steps, or `None` if no flag names a source. It reads every file that is named, which blocks.
 pub(super) fn check(
-    options: &RunOptions,
+    options: &FeatureOptions<'_>,
     context: &CheckContext,
 ) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
-    let Some(sources) = alert_sources(options)? else { return Ok(None) };
+    let Some(sources) = alert_sources(options.flags())? else { return Ok(None) };
     let CheckContext { kubernetes, is_scoped, .. } = context;
     Ok(Some(Box::new(AlertsCheck { sources, kubernetes: kubernetes.clone(), is_scoped: *is_scoped })))
 }

@@ -8,8 +8,7 @@ use crate::{
     ListenTls,
     audit_webhook::audit_listener,
     check_report::CheckReport,
-    cli::RunOptions,
-    features::{CheckContext, FeatureCheck},
+    features::{CheckContext, FeatureCheck, FeatureOptions},
 };
 
 /// The address and the certificates for the audit events of the API server, which can be used.
@@ -19,8 +18,11 @@ struct AuditCheck {
 }
 
 /// Returns the step, or `None` without an address. It reads the certificates, which blocks.
-pub(super) fn check(options: &RunOptions, _: &CheckContext) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
-    let listener = audit_listener(&options.audit)?;
+pub(super) fn check(
+    options: &FeatureOptions<'_>,
+    _: &CheckContext,
+) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
+    let listener = audit_listener(&options.flags())?;
     Ok(listener.map(|(address, tls)| Box::new(AuditCheck { address, tls }) as Box<dyn FeatureCheck>))
 }
 

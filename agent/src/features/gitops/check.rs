@@ -7,8 +7,7 @@ use gitops_engine::KubeCluster;
 
 use crate::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
-    cli::RunOptions,
-    features::{CheckContext, FeatureCheck},
+    features::{CheckContext, FeatureCheck, FeatureOptions},
     services::{
         gitops::{GitopsMetrics, cluster_client},
         kube_client::Restrictions,
@@ -25,7 +24,10 @@ struct GitopsCheck {
 }
 
 /// Returns the steps.
-pub(super) fn check(_: &RunOptions, context: &CheckContext) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
+pub(super) fn check(
+    _: &FeatureOptions<'_>,
+    context: &CheckContext,
+) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
     let CheckContext { kubernetes, namespace, .. } = context;
     let cluster = cluster_client(kubernetes.clone(), &Restrictions::default(), GitopsMetrics::default());
     Ok(Some(Box::new(GitopsCheck { cluster, namespace: namespace.clone() })))

@@ -8,12 +8,12 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, ValueHint};
 
-use super::listen_address;
+use crate::listen::listen_address;
 
 /// The options of the webhook that receives the audit events of the API server.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Audit log of the cluster")]
-pub struct AuditOptions {
+pub(crate) struct AuditOptions {
     /// Address at which the API server sends its audit events: [host]:port
     ///
     /// The path is /audit. agentk keeps the events without bodies, queries and messages, and callers with the right cluster_audit read
