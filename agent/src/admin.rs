@@ -115,7 +115,7 @@ async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
     }
     let (mut degraded, disabled) = (admin.health.files.problems(), admin.health.disabled.lines());
     degraded.extend(admin.health.scope.problems());
-    degraded.extend(admin.health.audit.problem());
+    degraded.extend(admin.health.features.lines());
     let state = match (&*degraded, &*disabled) {
         ([], []) => return "ready\n".into_response(),
         ([], _) => "disabled",
@@ -183,6 +183,10 @@ mod tests {
         let degraded = "ready, degraded\n--token-file since 1970-01-01T00:00:00Z: the newest version is refused: it is a \
                         named pipe\n";
         assert_eq!(get(&routes, "/readiness").await, (200, degraded.to_owned()));
+        observability.health.features.add(|| None);
+        observability.health.features.add(|| Some("audit: the disk is full".to_owned()));
+        let degraded = format!("{degraded}audit: the disk is full\n");
+        assert_eq!(get(&routes, "/readiness").await, (200, degraded));
         let (_, metrics) = get(&routes, "/metrics").await;
         assert!(metrics.contains("agentk_tunnels 1\n"), "{metrics}");
         assert!(metrics.contains("agentk_cluster_up 1\n"), "{metrics}");

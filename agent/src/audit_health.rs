@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 
 /// The problem of the disk with the audit events, if it has one.
 #[derive(Debug, Default)]
-pub struct AuditHealth(Mutex<Option<AuditProblem>>);
+pub(crate) struct AuditHealth(Mutex<Option<AuditProblem>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AuditProblem {

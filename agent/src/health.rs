@@ -1,6 +1,7 @@
 //! The health of agentk: its tunnels, its cluster, and the files that it reads again.
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -14,8 +15,7 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
-    audit_health::AuditHealth, disabled::DisabledRules, metrics::AgentMetrics, scope_health::ScopeHealth,
-    services::KubernetesService,
+    disabled::DisabledRules, metrics::AgentMetrics, scope_health::ScopeHealth, services::KubernetesService,
 };
 
 /// The time between two probes of the cluster that succeed, less up to a fifth.
@@ -41,8 +41,8 @@ pub struct AgentHealth {
     cluster_uid: Mutex<Option<String>>,
     /// The namespaces of the scope that agentk cannot serve.
     pub scope: Arc<ScopeHealth>,
-    /// The disk with the audit events.
-    pub audit: Arc<AuditHealth>,
+    /// The problems of features.
+    pub(crate) features: FeatureProblems,
     /// The files that are read again.
     pub files: ReloadHealth,
     /// The rules by which the operator of kas has disabled this agent.
@@ -51,6 +51,13 @@ pub struct AgentHealth {
     listening: AtomicBool,
     stopping: AtomicBool,
 }
+
+/// The problems of features, with which agentk is ready, but degraded.
+#[derive(Default)]
+pub(crate) struct FeatureProblems(Mutex<Vec<Problem>>);
+
+/// Returns a line for the problem of a feature, if it has one.
+type Problem = Box<dyn Fn() -> Option<String> + Send>;
 
 /// The result of the last probe of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -199,6 +206,24 @@ impl AgentHealth {
             problems.extend(self.scope.problems());
         }
         problems
+    }
+}
+
+impl FeatureProblems {
+    /// Adds a feature that may have a problem.
+    pub(crate) fn add(&self, problem: impl Fn() -> Option<String> + Send + 'static) {
+        self.0.lock().push(Box::new(problem));
+    }
+
+    /// Returns a line for each problem.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.0.lock().iter().filter_map(|problem| problem()).collect()
+    }
+}
+
+impl fmt::Debug for FeatureProblems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.lines()).finish()
     }
 }
 

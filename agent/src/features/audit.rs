@@ -2,11 +2,14 @@
 
 mod check;
 
+use std::sync::Arc;
+
 use clap::Args as _;
 use proto::ServiceName;
 
 use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
 use crate::{
+    audit_health::AuditHealth,
     audit_webhook::{AuditOptions, AuditWebhook},
     services::audit::AuditHandler,
 };
@@ -23,9 +26,11 @@ pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
 
 fn build(options: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let FeatureContext { kubernetes, restrictions, health, registry, followers, stopping, .. } = context;
-    let Some(webhook) = AuditWebhook::build(options.flags(), &health.audit, registry, followers)? else {
+    let audit_health = Arc::<AuditHealth>::default();
+    let Some(webhook) = AuditWebhook::build(options.flags(), &audit_health, registry, followers)? else {
         return Ok(Feature::default());
     };
+    health.features.add(move || audit_health.problem());
     let scope = restrictions.scope.clone();
     let handler = AuditHandler::new(webhook.view(), scope, kubernetes.clone(), stopping.clone());
     let stopping = stopping.clone();
