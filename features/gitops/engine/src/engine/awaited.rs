@@ -67,14 +67,14 @@ impl Awaited {
 }
 
 impl Condition {
-    /// Returns the reason why an object does not do its work yet.
-    pub(super) fn check(&self, found: Option<Assessment>) -> Result<(), String> {
+    /// Returns the reason why an object does not meet the condition yet, or `None` if it does.
+    pub(super) fn unmet_reason(&self, found: Option<Assessment>) -> Option<String> {
         match found {
-            Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => Ok(()),
-            Some(found) if *self == Self::Ended && found.health == HealthState::Degraded => Ok(()),
-            Some(found) => Err(found.reason),
-            None if matches!(self, Self::Finished | Self::Ended) => Ok(()),
-            None => Err("it does not exist any more".to_owned()),
+            Some(found) if matches!(found.health, HealthState::Healthy | HealthState::Suspended) => None,
+            Some(found) if *self == Self::Ended && found.health == HealthState::Degraded => None,
+            Some(found) => Some(found.reason),
+            None if matches!(self, Self::Finished | Self::Ended) => None,
+            None => Some("it does not exist any more".to_owned()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::SyncEventKind};
 
 use super::{
-    Engine, SyncError, SyncContext, SyncState,
+    Engine, SyncContext, SyncError, SyncState,
     awaited::Condition,
     examine::{Seen, Step},
     report::Report,

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
-use super::{Engine, SyncError, SyncContext, SyncState, members::Members, stage::run_all};
+use super::{Engine, SyncContext, SyncError, SyncState, members::Members, stage::run_all};
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
     applyset::PART_OF,

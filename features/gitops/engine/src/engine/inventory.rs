@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use proto::gitops::{ObjectError, ObjectId, RecoveryPlan};
 use serde_json::{Value, json};
 
-use super::{ATTEMPTS, CONCURRENCY, Engine, SyncError, SyncContext, SyncInput, cannot_write};
+use super::{ATTEMPTS, CONCURRENCY, Engine, SyncContext, SyncError, SyncInput, cannot_write};
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, Manifest,
     applyset::{ApplySet, PART_OF},

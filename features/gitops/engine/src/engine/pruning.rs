@@ -12,7 +12,7 @@ use proto::{
 use tokio::time::sleep;
 
 use super::{
-    Engine, SyncError, SyncContext, SyncState, awaited::Awaited, inspection::Inspection, members::Members,
+    Engine, SyncContext, SyncError, SyncState, awaited::Awaited, inspection::Inspection, members::Members,
     report::Report, stage::run_all,
 };
 use crate::{

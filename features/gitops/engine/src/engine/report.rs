@@ -6,7 +6,7 @@ use proto::gitops::{
     AwaitedObject, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent, SyncEventKind,
 };
 
-use super::{SyncError, Outcome, SyncContext, SyncInput, awaited::Awaited};
+use super::{Outcome, SyncContext, SyncError, SyncInput, awaited::Awaited};
 use crate::{Manifest, Stopped, hook};
 
 /// The longest message of an error, in characters.

@@ -11,7 +11,7 @@ use proto::{
 use serde_json::Value;
 
 use super::{
-    CONCURRENCY, Engine, SyncError, SyncContext,
+    CONCURRENCY, Engine, SyncContext, SyncError,
     awaited::{Awaited, Condition},
     examine::{Change, ExamineError, Known, Seen, Step, hash},
     jobs::is_job,
