@@ -108,7 +108,6 @@ pub enum PrintCommand {
 }
 
 /// The options of a running agentk.
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 #[derive(Debug, Args)]
 pub struct RunOptions {
     /// Address of kas: ws(s)://host[:port][/prefix], or grpc(s)://host[:port] for GitLab's kas

@@ -101,10 +101,12 @@ use crate::{
 
 pub use self::check::{RedisCheck, RedisReport};
 pub use self::disabled::{DisabledEditor, DisabledRecord};
-pub use self::error::{RedisCheckError, RedisSettingsError, RedisStoreError, ReplaceError};
+pub use self::error::{RedisCheckError, RedisStoreError, ReplaceError};
 pub use self::keys::SCHEMA;
 pub use self::looks::SharedLook;
-pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
+pub use self::settings::{
+    RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisSettingsError, RedisTlsFiles,
+};
 pub use self::sync::SyncTask;
 pub use self::wire::MAX_DISABLED;
 pub use self::{

@@ -14,7 +14,6 @@ use std::{collections::HashSet, time::Duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use settings::AnyDuration;
 
-use self::render::MAX_RELEASE_NAME;
 pub use self::{
     field_path::{FieldPath, InvalidFieldPath, PathSegment},
     invalid::InvalidManifestProject,
@@ -38,6 +37,8 @@ const DEFAULT_NAMESPACE: &str = "default";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The longest id of a project, in bytes.
 const MAX_ID: usize = 255;
+/// The longest name of a release of helm.
+const MAX_RELEASE_NAME: usize = 53;
 
 /// Section `gitops`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

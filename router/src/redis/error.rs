@@ -1,10 +1,13 @@
 //! The reasons why a replica cannot use Redis, each in one line without secrets.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
 
-use super::{MAX_DISABLED, settings::RedisAddress};
+use super::{
+    MAX_DISABLED,
+    settings::{RedisAddress, RedisSettingsError},
+};
 
 /// The reason why a replica cannot use Redis.
 #[derive(Debug, thiserror::Error)]
@@ -69,28 +72,6 @@ pub enum RedisStoreError {
     /// The sync task has panicked.
     #[error("kas stopped using Redis because of a bug: restart it")]
     Defect,
-}
-
-/// Settings that cannot be used. The operator mends them.
-#[derive(Debug, thiserror::Error)]
-pub enum RedisSettingsError {
-    /// A file cannot be read.
-    #[error("{}: {error}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-    /// A password is not UTF-8.
-    #[error("{}: it is not UTF-8", .0.display())]
-    NotUtf8(PathBuf),
-    /// A file has no password.
-    #[error("{}: it is empty", .0.display())]
-    Empty(PathBuf),
-    /// TLS goes to hosts only.
-    #[error("{0}: TLS needs a host and a port")]
-    TlsToSocket(RedisAddress),
 }
 
 /// The reason why a check of a Redis failed.

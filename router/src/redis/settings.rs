@@ -2,7 +2,7 @@
 //! no restart.
 
 use std::{
-    fmt,
+    fmt, io,
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -11,7 +11,7 @@ use std::{
 
 use redis::{ClientTlsConfig, ConnectionAddr, RedisConnectionInfo, TlsCertificates};
 
-use super::{RecordAuthenticator, RedisSettingsError, UrlAuthenticator};
+use super::{RecordAuthenticator, UrlAuthenticator};
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone, Debug)]
@@ -83,6 +83,28 @@ pub enum RedisAddress {
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not the address of a Redis: write it like redis.example.com:6379 or unix:/run/redis.sock")]
 pub struct RedisAddressError(String);
+
+/// Settings that cannot be used. The operator mends them.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisSettingsError {
+    /// A file cannot be read.
+    #[error("{}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// A password is not UTF-8.
+    #[error("{}: it is not UTF-8", .0.display())]
+    NotUtf8(PathBuf),
+    /// A file has no password.
+    #[error("{}: it is empty", .0.display())]
+    Empty(PathBuf),
+    /// TLS goes to hosts only.
+    #[error("{0}: TLS needs a host and a port")]
+    TlsToSocket(RedisAddress),
+}
 
 impl FromStr for RedisAddress {
     type Err = RedisAddressError;

@@ -1,6 +1,6 @@
 //! The invalid settings of projects. The author of the configuration mends them.
 
-use super::{MAX_ID, MAX_PATHS, render::MAX_RELEASE_NAME};
+use super::{MAX_ID, MAX_PATHS, MAX_RELEASE_NAME};
 
 /// A setting of a project that cannot be used. The text names the key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,10 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{InvalidManifestProject, MAX_PATHS, is_namespace};
-
-/// The longest name of a release of helm.
-pub(super) const MAX_RELEASE_NAME: usize = 53;
+use super::{InvalidManifestProject, MAX_PATHS, MAX_RELEASE_NAME, is_namespace};
 
 /// The way in which files become manifests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
