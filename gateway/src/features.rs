@@ -2,7 +2,7 @@
 //!
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
-mod audit;
+pub(crate) mod cluster_audit;
 pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitops;
@@ -25,7 +25,7 @@ use tokio::sync::broadcast;
 
 pub(crate) use self::lines::Lines;
 use self::{
-    audit::Audit,
+    cluster_audit::Audit,
     environments::AgentEnvironments,
     events::{AgentEvents, ConfigurationReports},
     gitops::{GitopsConfig, GitopsService},

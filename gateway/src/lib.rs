@@ -42,7 +42,6 @@ pub mod app;
 mod attachments;
 pub mod audit;
 pub mod cli;
-mod cluster_audit;
 pub mod config;
 mod configuration;
 mod cors;

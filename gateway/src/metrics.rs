@@ -2,7 +2,6 @@
 
 pub(crate) mod agent;
 pub mod certificate;
-mod cluster_audit;
 mod limit;
 mod peer;
 pub mod redis;
@@ -21,7 +20,6 @@ use strum::EnumCount as _;
 use telemetry::{CallbackMetric, CounterByLabel, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
-pub(crate) use self::cluster_audit::ClusterAuditMetrics;
 pub use self::{
     limit::Limit,
     peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},
@@ -60,8 +58,6 @@ pub struct Metrics {
     pub bytes_in_flight: Gauge,
     /// The metrics of the audit log.
     pub audit: AuditMetrics,
-    /// The metrics of the audit logs of clusters.
-    pub(crate) cluster_audit: ClusterAuditMetrics,
     /// Waits of request bodies for an agent, over all tunnels.
     pub stalls: StallCounter,
 }
@@ -123,7 +119,6 @@ impl Metrics {
                     "Refusals of strangers without a line in the audit log, which counts them",
                 ),
             },
-            cluster_audit: ClusterAuditMetrics::register(registry),
             bytes_in_flight: registry.create_with_unit(
                 "kas_in_flight",
                 "Bytes of responses that callers have not read yet",

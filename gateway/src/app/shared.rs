@@ -26,7 +26,7 @@ use crate::{
     agent_metrics::AgentMonitor,
     agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RepeatedTokens, RpcMetrics, TunnelPermits},
     audit::AuditLog,
-    cluster_audit::ClusterAudit,
+    features::cluster_audit::{ClusterAudit, ClusterAuditMetrics},
     config::Config,
     configuration::ConfigurationService,
     cors::Cors,
@@ -241,7 +241,7 @@ impl SharedState {
                 accesses: Arc::clone(&self.accesses),
                 peers: forwarder.peers.clone(),
                 store: Arc::clone(&self.store),
-                metrics: self.metrics.cluster_audit.clone(),
+                metrics: ClusterAuditMetrics::register(registry),
             }),
         ]
     }

@@ -14,7 +14,7 @@ pub(crate) struct ClusterAuditMetrics {
 
 impl ClusterAuditMetrics {
     /// Registers the metrics.
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
         Self {
             events: registry.counters(
                 "kas_cluster_audit_events",

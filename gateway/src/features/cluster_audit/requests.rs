@@ -10,9 +10,8 @@ use router::RouteStore;
 use tunnel::Body;
 use url::form_urlencoded;
 
-use super::{AuditJoiner, EndedRequests, body::join_body};
+use super::{AuditJoiner, ClusterAuditMetrics, EndedRequests, body::join_body};
 use crate::{
-    metrics::ClusterAuditMetrics,
     peers::PeerClient,
     recent::{AccessRecord, AccessRing, new_audit_id},
     request_hooks::{AuthorizedRequest, RequestHooks},

@@ -1,4 +1,4 @@
-//! The audit log of an agent's cluster, to which `cluster_audit` adds the callers of requests.
+//! The type of the requests for the audit log of an agent's cluster.
 
 use http::{Method, Uri};
 use proto::ServiceName;
@@ -7,7 +7,7 @@ use crate::request_types::{Operation, RequestType};
 
 /// The type of the service `audit`.
 #[derive(Debug)]
-pub(super) struct Audit;
+pub(in crate::features) struct Audit;
 
 impl RequestType for Audit {
     fn name(&self) -> &'static str {

@@ -13,6 +13,8 @@
 
 mod body;
 mod matching;
+mod metrics;
+mod request_type;
 mod requests;
 
 use std::{
@@ -27,9 +29,9 @@ use proto::{
 use router::RouteStore;
 
 use self::matching::Relation;
-pub(crate) use self::requests::ClusterAudit;
+pub(super) use self::request_type::Audit;
+pub(crate) use self::{metrics::ClusterAuditMetrics, requests::ClusterAudit};
 use crate::{
-    metrics::ClusterAuditMetrics,
     peers::PeerClient,
     recent::{AccessAnswer, AccessQuery, AccessRing, AccessView, MAX_IDS, PeerQuestion},
 };
