@@ -61,7 +61,6 @@ pub mod kill_switch;
 mod listen;
 pub mod metrics;
 pub mod peers;
-mod provisioner;
 mod proxy;
 mod recent;
 mod request_count;

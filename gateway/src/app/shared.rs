@@ -39,7 +39,7 @@ use crate::{
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
-    provisioner::Provisioner,
+    features::environments::Provisioner,
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
     recent::{AccessRing, Recent},
     request_hooks::RequestHooks,

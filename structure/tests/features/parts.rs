@@ -62,7 +62,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features::shared", CORE),
     ("gateway", "features::views", "graph"),
     ("gateway", "peers::recent", "web"),
-    ("gateway", "provisioner", "environments"),
     ("gateway", "recent", "web"),
     ("gateway", "recent::accesses", "cluster-audit"),
     ("gateway", "test_support", PROGRAM),
