@@ -51,7 +51,7 @@ use crate::{
     agents::AgentServer,
     configuration::ConfigurationService,
     events::Events,
-    features::{Features, notify::NotifyService, views::ViewsService},
+    features::{Features, graph::views::ViewsService, notify::NotifyService},
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,

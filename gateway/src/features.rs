@@ -6,12 +6,11 @@ pub(crate) mod cluster_audit;
 pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitops;
-mod graph;
+pub(crate) mod graph;
 mod lines;
 pub(crate) mod notify;
 mod pace;
 mod shared;
-pub(crate) mod views;
 
 use std::sync::Arc;
 
@@ -29,9 +28,8 @@ use self::{
     environments::AgentEnvironments,
     events::{AgentEvents, ConfigurationReports},
     gitops::{GitopsConfig, GitopsService},
-    graph::Graph,
+    graph::{Graph, views::ViewsService},
     notify::NotifyService,
-    views::ViewsService,
 };
 
 use crate::{

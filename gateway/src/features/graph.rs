@@ -1,19 +1,6 @@
-//! The part of kas in the service `graph`, which agentk serves.
+//! The view of the objects in the cluster of an agent, which agentk serves, and the views that configurations define.
 
-use proto::{ServiceName, graph::WATCH_PATH};
+mod request_type;
+pub(crate) mod views;
 
-use crate::request_types::RequestType;
-
-/// The type of the service `graph`.
-#[derive(Debug)]
-pub(super) struct Graph;
-
-impl RequestType for Graph {
-    fn name(&self) -> &'static str {
-        ServiceName::GRAPH
-    }
-
-    fn is_streaming(&self, path: &str, _query: &str) -> bool {
-        path == WATCH_PATH
-    }
-}
+pub(super) use self::request_type::Graph;

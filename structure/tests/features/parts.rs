@@ -60,7 +60,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features::notify", "notify"),
     ("gateway", "features::pace", CORE),
     ("gateway", "features::shared", CORE),
-    ("gateway", "features::views", "graph"),
     ("gateway", "peers::recent", "web"),
     ("gateway", "recent", "web"),
     ("gateway", "recent::accesses", "cluster-audit"),

@@ -68,7 +68,7 @@ struct EnvironmentsFeed {
 
 impl AgentEnvironments {
     /// Keeps the environments in Redis, or in memory without it.
-    pub(super) fn new(redis: Option<RedisStore>) -> Self {
+    pub(in crate::features) fn new(redis: Option<RedisStore>) -> Self {
         Self(Arc::new(redis.map_or_else(|| Store::Memory(Mutex::default()), Store::Redis)))
     }
 

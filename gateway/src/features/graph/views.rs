@@ -35,7 +35,7 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use super::{FeatureContext, lines::Lines, shared::shared};
+use crate::features::{FeatureContext, lines::Lines, shared::shared};
 use crate::{
     agent_memory::AgentMemory,
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
@@ -78,7 +78,7 @@ struct ViewsFeed {
 
 impl ViewsService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &FeatureContext<'_>) -> Self {
+    pub(in crate::features) fn of_replica(context: &FeatureContext<'_>) -> Self {
         Self(Arc::new(Shared {
             replica: context.replica,
             store: ViewStore::new(context.redis.cloned()),
