@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
-    events::{EventAnswer, EventRequest, EventRequestError, Events, stream_response},
+    features::events::{EventAnswer, EventRequest, EventRequestError, Events, stream_response},
     http_server::HttpServer,
     kill_switch::KillSwitch,
     metrics,

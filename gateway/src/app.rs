@@ -43,9 +43,15 @@ use crate::{
     api::{ApiParts, ApiServer, HealthInquiry},
     config::Config,
     configuration::ConfigurationService,
-    event_sources::EventSources,
-    events::Events,
-    features::{FeatureContext, Features, request_types},
+    features::{
+        FeatureContext, Features,
+        events::{
+            Events,
+            sources::EventSources,
+            webhooks::{Webhook, WebhookContext, WebhookMetrics},
+        },
+        request_types,
+    },
     kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -55,7 +61,6 @@ use crate::{
     tls::Certificate,
     traces::Traces,
     web::WebServer,
-    webhooks::{Webhook, WebhookContext, WebhookMetrics},
 };
 use access::{Identities, Identity};
 use gitlab::{

@@ -26,7 +26,10 @@ pub(crate) use self::lines::Lines;
 use self::{
     cluster_audit::Audit,
     environments::AgentEnvironments,
-    events::{AgentEvents, ConfigurationReports},
+    events::{
+        Events,
+        agents::{AgentEvents, ConfigurationReports},
+    },
     gitops::{GitopsConfig, GitopsService},
     graph::{Graph, views::ViewsService},
     notify::NotifyService,
@@ -35,7 +38,6 @@ use self::{
 use crate::{
     attachments::TunnelFeature,
     configuration::AgentConfigurationConfig,
-    events::Events,
     kill_switch::KillSwitch,
     request_types::{Named, RequestTypes},
 };

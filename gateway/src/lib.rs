@@ -16,15 +16,13 @@
 //! * [`kill_switch`] has the rules by which the operator disables requests.
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
-//! * `provisioner` makes the objects of an environment exist before the first request of a CI job.
 //! * `agents` serves agents and registers their tunnels.
 //! * `addresses` decides which address a client has, and whether it may connect.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
-//! * `services` has the request types, among them the configurations of agents, which it reads from files and from a [`git`]
-//!   repository and sends to agentk.
+//! * `configuration` reads the configurations of agents from files and from a [`git`] repository, and sends them to agentk.
+//! * `features` has the features, each in a folder: what they do with requests (`request_types`, `request_hooks`) and in tunnels
+//!   (`attachments`).
 //! * [`gitlab`] sends requests to GitLab's internal API, and is the source of GitLab's agents, jobs and users for [`access`].
-//! * [`events`] is what has happened to agents and in their clusters, [`event_sources`] notices what kas itself sees of that, and
-//!   [`webhooks`] posts it to receivers outside.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [identity file](access::Identities), runs it and stops it.
@@ -46,8 +44,6 @@ pub mod config;
 mod configuration;
 mod cors;
 mod destination;
-pub mod event_sources;
-pub mod events;
 mod features;
 mod forward;
 mod gitlab_key;
@@ -72,7 +68,6 @@ mod tls;
 mod traces;
 mod tunnel_entry;
 mod web;
-pub mod webhooks;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {
@@ -82,7 +77,7 @@ pub mod test_support {
         api::{ApiParts, ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,
-        features::request_types,
+        features::{events::webhooks::Webhook, request_types},
         headers::{
             ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
         },

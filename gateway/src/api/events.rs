@@ -13,7 +13,7 @@ use super::{
     ApiServer,
     response::{ApiError, ok},
 };
-use crate::events::{EventAnswer, EventRequest, EventRequestError, stream_response};
+use crate::features::events::{EventAnswer, EventRequest, EventRequestError, stream_response};
 
 pub(super) async fn get_events(
     State(api): State<Arc<ApiServer>>,

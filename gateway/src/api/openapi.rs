@@ -8,7 +8,7 @@ use super::{
     query::{Query, QueryError},
     response::ApiError,
 };
-use crate::events::{EventQuery, EventQueryError};
+use crate::features::events::{EventQuery, EventQueryError};
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../../docs/api.openapi.json")).unwrap()

@@ -28,12 +28,12 @@ use super::{
 use crate::{
     audit::{self, AuditLog},
     config::{Config, IdentityConfig},
+    features::events::webhooks::Webhook,
     kill_switch::{self, DisableRule},
     listen::BindError,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},
     traces::{self, Traces},
-    webhooks::Webhook,
 };
 
 /// Connections of probes and Prometheus.

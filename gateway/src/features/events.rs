@@ -1,244 +1,226 @@
-//! Follows the events of agentk, and reports errors of the configurations of agents.
+//! Events: what has happened to agents and in their clusters, for people and programs.
 //!
-//! Each agentk process is followed through one tunnel of each replica that has some. The log recognizes the events that it has by the
-//! process and the number, so that they are in it once. An agent that sends too many is read more slowly: its own memory is the buffer.
+//! ```text
+//!   `sources`: agents come and go, kill switch ─┐                                  ┌─► GET /api/v1/events (`api`)
+//!   `agents`: agentk, configurations ───────────┴─► Events ─► log of the store ─┬──┼─► /agents/<agent>/events/… (`requests`)
+//!                                 other replicas, the same order ───────────────┘  └─► `webhooks`
+//! ```
+//!
+//! A reader is a position in the log. It holds no events, so that one that is slow costs nothing.
 
-mod checked;
-mod configuration;
-mod open_alerts;
+pub(crate) mod agents;
+mod answer;
+mod filter;
+mod list;
+mod metrics;
+mod query;
+mod requests;
+pub(crate) mod sources;
+mod stream;
+mod watchers;
+pub(crate) mod webhooks;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use access::AgentIdentity;
-use futures_util::future::BoxFuture;
-use http::Request;
+use access::Identities;
 use parking_lot::Mutex;
-use proto::{
-    AgentId, InstanceId, ServiceName,
-    events::{
-        AgentEvent, AgentEventId, AgentEventLine, EVENT_LINES, EVENTS_PATH, EventAgent, MAX_EVENT_LINE,
-        OPEN_ALERTS, OpenAlerts,
-    },
-    header,
-};
-use router::NewEvent;
+use prometheus_client::registry::Registry;
+use proto::events::Event;
+use router::{EventPage, EventPosition, NewEvent, RouteStore, StoreError, StoreHealth};
 use tokio::{
-    sync::{Semaphore, watch},
-    time::{sleep, timeout},
-};
-use tunnel::{Body, Tunnel};
-
-use self::checked::EventChecker;
-pub(super) use self::configuration::ConfigurationReports;
-use super::{lines::Lines, pace::ServerPace, shared::shared};
-use crate::{
-    agent_memory::AgentMemory,
-    attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    configuration::ConfigurationState,
-    events::{AgentEventResult, Events, agent_attributes},
-    kill_switch::{KillSwitch, RequestAttributes},
+    sync::{Notify, watch},
+    time::sleep,
 };
 
-/// The time that agentk may take for the head of the response.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause before the next attempt.
-const PAUSE: Duration = Duration::from_secs(5);
-/// The time in which an agent may send one event, and the events that it may send at once.
-const RATE: (Duration, u32) = (Duration::from_secs(1), 100);
+use self::watchers::Watchers;
+pub(crate) use self::{
+    answer::{EventAnswer, EventRequest, EventRequestError},
+    filter::{EventFilter, agent_attributes},
+    list::{EventList, ListedEvent},
+    metrics::{AgentEventResult, EventMetrics},
+    query::{EventQuery, EventQueryError},
+    requests::EventRequests,
+    stream::{EVENT_STREAM, EventStream, stream_response},
+    watchers::TooManyWatchers,
+};
 
-/// The most alerts that are ended in one write to the log.
-const MAX_ENDS: usize = 50;
-/// The most events that one line counts as missed, so that the counter does not overflow.
-const MAX_MISSED: u64 = 1_000_000;
+/// The most events of kas itself that wait for the store.
+const MAX_QUEUED: usize = 10_000;
+/// The most events that are appended at once.
+const BATCH: usize = 50;
+/// The first and the longest wait after a failure of the store.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Follows the events of the agents with tunnels to this replica. Clones are cheap, and share their state.
+/// The events of all replicas. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
-pub struct AgentEvents(Arc<Shared>);
+pub struct Events(Arc<Shared>);
 
-struct Shared {
-    events: Events,
-    kill_switch: Arc<KillSwitch>,
-    /// Lets one tunnel of each process follow. The process chooses its id, so that the one of another agent may have the same.
-    followers: Mutex<HashMap<(AgentId, InstanceId), Weak<Semaphore>>>,
-    /// Lets one tunnel of each agent report its configuration.
-    reporters: Mutex<HashMap<AgentId, Weak<Semaphore>>>,
-    /// Limits how fast the events of an agent are read.
-    paces: Mutex<HashMap<AgentId, Weak<ServerPace>>>,
-}
-
-/// Follows the events of one agentk process through one of its tunnels.
 #[derive(Debug)]
-struct EventsFeed {
-    service: AgentEvents,
-    agent: EventAgent,
-    instance: InstanceId,
-    pace: Arc<ServerPace>,
-    configuration: watch::Receiver<ConfigurationState>,
-    memory: AgentMemory,
+struct Shared {
+    store: Arc<dyn RouteStore>,
+    /// The agents that filters name.
+    identities: Identities,
+    queue: Mutex<VecDeque<NewEvent>>,
+    queued: Notify,
+    watchers: Watchers,
+    metrics: EventMetrics,
 }
 
-impl AgentEvents {
-    /// Builds the service of a replica.
-    pub(super) fn new(events: Events, kill_switch: Arc<KillSwitch>) -> Self {
+impl Events {
+    /// Returns the events in this store. Filters name agents of `identities`.
+    pub fn new(store: Arc<dyn RouteStore>, identities: Identities, registry: &mut Registry) -> Self {
         Self(Arc::new(Shared {
-            events,
-            kill_switch,
-            followers: Mutex::default(),
-            reporters: Mutex::default(),
-            paces: Mutex::default(),
+            store,
+            identities,
+            queue: Mutex::default(),
+            queued: Notify::new(),
+            watchers: Watchers::default(),
+            metrics: EventMetrics::register(registry),
         }))
     }
 
-    /// Returns the events of all agents.
-    pub(crate) fn log(&self) -> &Events {
-        &self.0.events
-    }
-}
-
-impl TunnelFeature for AgentEvents {
-    fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
-        let OpeningTunnel { agent, hello, configuration, memory, .. } = opening;
-        let feed = || EventsFeed {
-            service: self.clone(),
-            agent: event_agent(agent),
-            instance: hello.instance,
-            pace: shared(&self.0.paces, agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
-            configuration: configuration.clone(),
-            memory: (*memory).clone(),
-        };
-        hello.serves(ServiceName::AGENT_EVENTS).then(|| Box::new(feed()) as _)
-    }
-}
-
-impl Attachment for EventsFeed {
-    fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
-        Box::pin(self.follow(tunnel))
-    }
-}
-
-pub(crate) fn event_agent(AgentIdentity { id, name, project, project_path }: &AgentIdentity) -> EventAgent {
-    let project_path = project_path.as_deref().map(str::to_owned);
-    EventAgent { id: *id, name: name.clone(), project_id: *project, project_path }
-}
-
-impl EventsFeed {
-    /// Follows the events of the process, unless another tunnel of it does. The future never completes.
-    async fn follow(&self, tunnel: &Tunnel) {
-        let follower =
-            shared(&self.service.0.followers, (self.agent.id, self.instance), || Semaphore::new(1));
-        loop {
-            let permit = follower.acquire().await;
-            if let Err(error) = Box::pin(self.follow_stream(tunnel)).await {
-                tracing::debug!(agent.name = %self.agent.name, error, "the events of an agent are not followed");
-            }
-            drop(permit);
-            sleep(PAUSE).await;
-        }
-    }
-
-    async fn follow_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
-        let service: ServiceName = ServiceName::EVENTS.parse().expect("a constant that is a service name");
-        let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
-            address: None,
-            service: &service,
-            agent: Some(agent_attributes(&self.agent)),
-            caller: None,
-            user: None,
-        });
-        tokio::select! {
-            biased;
-            error = disabled => Err(error.message),
-            ended = self.read_stream(tunnel) => ended,
-        }
-    }
-
-    async fn read_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
-        let events = &self.service.0.events;
-        let last = events.store().last_event_of(self.agent.id, self.instance).await;
-        let mut checker = EventChecker::new(self.agent.clone(), self.instance, last.unwrap_or_default());
-        let path = match checker.last() {
-            0 => EVENTS_PATH.to_owned(),
-            sequence => format!("{EVENTS_PATH}?after={}", AgentEventId { instance: self.instance, sequence }),
-        };
-        let request = Request::get(path)
-            .header(header::SERVICE, ServiceName::AGENT_EVENTS)
-            .header(EVENT_LINES, OPEN_ALERTS)
-            .body(Body::empty());
-        let response = timeout(HEAD_TIMEOUT, tunnel.call(request.expect("a valid request"))).await;
-        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
-        if !response.status().is_success() {
-            return Err(format!("agentk responds {}", response.status()));
-        }
-        let mut lines = Lines::new(response.into_body(), MAX_EVENT_LINE).counted(&self.memory);
-        while let Some(line) = lines.next::<AgentEventLine>().await? {
-            match line {
-                AgentEventLine::Missed(count) => {
-                    self.pace.wait().await;
-                    events.metrics().count_of_agent(AgentEventResult::Missed, count.min(MAX_MISSED));
-                }
-                AgentEventLine::Event(event) => self.accept(&mut checker, *event).await?,
-                AgentEventLine::OpenAlerts(open) => self.end_alerts(&open).await,
-            }
-        }
-        Ok(())
-    }
-
-    async fn accept(&self, checker: &mut EventChecker, event: AgentEvent) -> Result<(), String> {
-        let metrics = self.service.0.events.metrics();
-        let project = environment_project(&self.configuration.borrow(), &event);
-        let event = checker.check(event, project).inspect_err(|_| {
-            metrics.count_of_agent(AgentEventResult::Invalid, 1);
-        })?;
-        if self.pace.wait().await {
-            metrics.count_of_agent(AgentEventResult::Delayed, 1);
-        }
-        self.append(&[event]).await;
-        metrics.count_of_agent(AgentEventResult::Accepted, 1);
-        Ok(())
-    }
-
-    /// Ends the alerts of the agent that are open in the log, and are not among those that agentk lists.
-    async fn end_alerts(&self, open: &OpenAlerts) {
-        self.pace.wait().await;
-        let events = &self.service.0.events;
-        if let Some(missing) = events.missing() {
-            // Ends of alerts may be among the missing events. The next list comes in a quarter of an hour.
-            tracing::debug!(agent.name = %self.agent.name, missing, "no alert is ended");
+    /// Reports an event of kas itself. It waits in memory while Redis is down; if too many wait, it is dropped.
+    pub fn emit(&self, event: NewEvent) {
+        let Shared { queue, queued, metrics, .. } = &*self.0;
+        let mut queue = queue.lock();
+        if queue.len() >= MAX_QUEUED {
+            metrics.dropped.inc();
             return;
         }
-        // kas makes them itself, so that their number is no rate of the agent.
-        for batch in open_alerts::ended(events, &self.agent, open).chunks(MAX_ENDS) {
-            self.append(batch).await;
+        queue.push_back(bounded(event));
+        metrics.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
+        queued.notify_one();
+    }
+
+    /// Appends the events that wait. The future never completes.
+    pub async fn run(&self) {
+        let Shared { queue, queued, metrics, .. } = &*self.0;
+        let mut backoff = BACKOFF.0;
+        loop {
+            let batch: Vec<NewEvent> = queue.lock().iter().take(BATCH).cloned().collect();
+            if batch.is_empty() {
+                queued.notified().await;
+                continue;
+            }
+            let count = batch.len();
+            // An event that was appended although the store has reported an error is not appended again: its key is known.
+            match self.append(batch).await {
+                Ok(()) => {
+                    backoff = BACKOFF.0;
+                    let mut queue = queue.lock();
+                    queue.drain(..count);
+                    metrics.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "events wait until the store responds");
+                    sleep(backoff).await;
+                    backoff = (backoff * 2).min(BACKOFF.1);
+                }
+            }
         }
     }
 
-    /// Appends events, as soon as the store responds. Meanwhile, no other event of the agent is read.
-    async fn append(&self, new: &[NewEvent]) {
-        while let Err(error) = self.service.0.events.append(new.to_vec()).await {
-            tracing::debug!(agent.name = %self.agent.name, %error, "an event of an agent waits");
-            sleep(PAUSE).await;
+    /// Appends events now.
+    ///
+    /// # Errors
+    ///
+    /// The store does not respond.
+    pub async fn append(&self, events: Vec<NewEvent>) -> Result<(), StoreError> {
+        let events: Vec<NewEvent> = events.into_iter().map(bounded).collect();
+        let kinds: Vec<_> = events.iter().map(|new| new.event.content.kind).collect();
+        self.0.store.append_events(events).await?;
+        kinds.into_iter().for_each(|kind| self.0.metrics.count(kind));
+        Ok(())
+    }
+
+    /// Returns at most `limit` events after a position.
+    pub fn read(&self, after: EventPosition, limit: usize) -> EventPage {
+        self.0.store.events(after, limit)
+    }
+
+    /// Returns whether a filter selects an event, with the identity file as it is now.
+    pub(crate) fn selects(&self, filter: &EventFilter, event: &Event) -> bool {
+        filter.matches(event, &self.0.identities.load())
+    }
+
+    /// Returns a receiver of the position of the newest event.
+    pub fn changes(&self) -> watch::Receiver<EventPosition> {
+        self.0.store.event_changes()
+    }
+
+    /// Returns the position of the newest event.
+    pub fn newest(&self) -> EventPosition {
+        *self.changes().borrow()
+    }
+
+    /// Returns the reason why newer events may be missing, or `None` if there is none.
+    pub fn missing(&self) -> Option<String> {
+        match self.0.store.health() {
+            StoreHealth::Healthy => None,
+            StoreHealth::Degraded { reason, .. } => Some(format!("newer events may be missing: {reason}")),
         }
+    }
+
+    /// Returns the store.
+    pub(crate) fn store(&self) -> &Arc<dyn RouteStore> {
+        &self.0.store
+    }
+
+    pub(crate) fn metrics(&self) -> &EventMetrics {
+        &self.0.metrics
     }
 }
 
-/// Returns the project of the environment that an event is about, as the configuration of the agent names it.
-fn environment_project(state: &ConfigurationState, event: &AgentEvent) -> Option<String> {
-    let subject = &event.event.content.subject;
-    let environments = state.configuration()?.get("environments")?.as_array()?;
-    let is_subject = |environment: &&serde_json::Value| {
-        environment["slug"] == *subject.environment && environment["namespace"] == *subject.namespace
-    };
-    let named = environments.iter().find(is_subject)?.get("project").and_then(|project| project.as_str());
-    named.or_else(|| state.project()).map(str::to_owned)
+/// Returns a key that no other event has.
+pub(crate) fn unique_key(prefix: &str) -> String {
+    format!("{prefix}:{:032x}", rand::random::<u128>())
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("events", &self.events).finish_non_exhaustive()
+fn bounded(mut new: NewEvent) -> NewEvent {
+    new.event.content = new.event.content.bounded();
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use access::Identity;
+    use std::time::SystemTime;
+
+    use futures_util::FutureExt as _;
+    use proto::events::{Event, EventContent, EventKind, Severity};
+    use router::MemoryStore;
+
+    use super::*;
+
+    fn event(message: &str) -> NewEvent {
+        let content = EventContent::new(EventKind::KillSwitch, Severity::Info, message);
+        NewEvent::new(unique_key("test"), Event { time: SystemTime::now(), agent: None, content })
+    }
+
+    #[tokio::test]
+    async fn events_are_appended_in_order() {
+        let events = Events::new(
+            Arc::new(MemoryStore::default()),
+            Identities::new(Identity::default()),
+            &mut Registry::default(),
+        );
+        (0..120).for_each(|number| events.emit(event(&number.to_string())));
+        assert!(events.run().now_or_never().is_none());
+        let page = events.read(EventPosition::START, 500);
+        let messages: Vec<&str> = page.events.iter().map(|event| &*event.event.content.message).collect();
+        assert_eq!(messages, (0..120).map(|number| number.to_string()).collect::<Vec<_>>());
+        assert_eq!((events.0.metrics.queued.get(), events.0.metrics.dropped.get()), (0, 0));
+    }
+
+    #[test]
+    fn queue_is_bounded_and_drops_are_counted() {
+        let events = Events::new(
+            Arc::new(MemoryStore::default()),
+            Identities::new(Identity::default()),
+            &mut Registry::default(),
+        );
+        (0..MAX_QUEUED + 3).for_each(|_| events.emit(event("x")));
+        assert_eq!(events.0.metrics.dropped.get(), 3);
+        assert_eq!(events.0.queue.lock().len(), MAX_QUEUED);
     }
 }

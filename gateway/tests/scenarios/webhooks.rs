@@ -12,7 +12,7 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use gateway::{config::EventsConfig, webhooks::Webhook};
+use gateway::{config::EventsConfig, test_support::Webhook};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};

@@ -37,7 +37,7 @@ use outbound::AddressPolicy;
 
 use crate::{
     config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
-    events::{EventFilter, Events},
+    features::events::{EventFilter, Events},
 };
 
 /// The key of the networks of a webhook, for errors.

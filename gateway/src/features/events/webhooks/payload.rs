@@ -4,7 +4,7 @@ use proto::events::{Event, EventAgent, EventContent, Severity};
 use router::LoggedEvent;
 use serde_json::json;
 
-use crate::{config::WebhookFormat, events::ListedEvent};
+use crate::{config::WebhookFormat, features::events::ListedEvent};
 
 /// Returns the body with an event.
 pub(super) fn body(format: WebhookFormat, logged: &LoggedEvent) -> Vec<u8> {

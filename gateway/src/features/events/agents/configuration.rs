@@ -13,7 +13,7 @@ use super::{AgentEvents, event_agent};
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::ConfigurationState,
-    events::unique_key,
+    features::events::unique_key,
     features::shared::shared,
 };
 

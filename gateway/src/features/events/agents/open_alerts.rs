@@ -6,7 +6,7 @@ use proto::events::{CLOSED, Event, EventAgent, EventContent, EventKind, OpenAler
 use router::{EventPosition, LoggedEvent, NewEvent};
 
 use super::checked::digest;
-use crate::events::Events;
+use crate::features::events::Events;
 
 /// The events that are looked at, at once.
 const PAGE: usize = 500;

@@ -13,8 +13,8 @@ use proto::{
 use router::{LocalTunnels, NewEvent, SubjectState, redis::RedisStore};
 
 use crate::{
-    events::{Events, unique_key},
-    features::events::event_agent,
+    features::events::agents::event_agent,
+    features::events::{Events, unique_key},
     kill_switch::KillSwitch,
     tunnel_entry::TunnelEntry,
 };
