@@ -182,7 +182,11 @@ fn environment_is_as_healthy_as_its_worst_place() {
     let live = health("live", &["--wait", "60s"]);
     assert_eq!(live.status.code(), Some(0), "{}", text(&live));
     assert!(text(&live).starts_with("Environment: healthy\n"), "{}", text(&live));
-    eventually("the broken place is seen", || text(&health("review", &[])).contains("ErrImageNeverPull"));
+    // The reason is in an Event of the cluster before it is in the status of the Pod.
+    eventually("the broken place is degraded", || {
+        text(&health("review", &[])).starts_with("Environment: degraded\n")
+    });
+    assert!(text(&health("review", &[])).contains("ErrImageNeverPull"));
     let review = health("review", &["--output", "json"]);
     assert_eq!(review.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&review.stdout).unwrap();
