@@ -77,7 +77,7 @@ pub(crate) use self::{
 };
 use crate::{
     addresses::AddressRules,
-    attachments::{OpeningTunnel, TunnelFeature},
+    attachments::TunnelFeature,
     config::{AgentProtocol, ServicePath},
     configuration::ConfigurationService,
     io::{Rewind, StallGuard, is_stall},
@@ -157,7 +157,7 @@ pub struct AgentServer {
     pub log_limit: LogLimiter<&'static str>,
     /// Reads the configurations of agents, and sends them.
     pub configuration: ConfigurationService,
-    /// What features do in each tunnel.
+    /// The features that work in each tunnel.
     pub(crate) features: Vec<Box<dyn TunnelFeature>>,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
@@ -410,7 +410,7 @@ impl AgentServer {
         mut driving: BoxFuture<'static, CloseReason>,
     ) -> Result<OpenTunnel, &'static str> {
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let mut session = self.attach(agent);
+        let mut session = TunnelSession::new(agent, &self.configuration, &self.features);
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
             ready.map_err(|_| "agentk was not ready for requests in time")?;
@@ -422,21 +422,6 @@ impl AgentServer {
             _ = &mut driving => return Err("the tunnel ended before it was registered"),
         }
         Ok(OpenTunnel { tunnel, driving, session })
-    }
-
-    /// Prepares what kas does in a new tunnel by itself. Boxed, because a future has room for each variable that the session has passed
-    /// through.
-    fn attach(&self, agent: &AuthenticatedAgent) -> Box<TunnelSession> {
-        let configuration = self.configuration.subscribe(&agent.identity, &agent.hello);
-        let opening = OpeningTunnel {
-            agent: &agent.identity,
-            token: &agent.token,
-            hello: &agent.hello,
-            configuration: configuration.state(),
-            memory: agent.memory(),
-        };
-        let attachments = self.features.iter().filter_map(|feature| feature.attach(&opening)).collect();
-        Box::new(TunnelSession { configuration, attachments })
     }
 
     /// Makes a tunnel one that requests of callers may use, until the returned value is dropped.

@@ -82,7 +82,7 @@ pub struct ApiServer {
     log_limit: LogLimiter<&'static str>,
 }
 
-/// What the API has beside the agents and the features.
+/// The parts of the API beside the agents and the features.
 #[derive(Debug)]
 pub struct ApiParts {
     /// Clients are those whose token passes it.

@@ -1,4 +1,4 @@
-//! What features do in each tunnel of an agent by themselves, besides the requests of callers.
+//! The work of features in each tunnel of an agent, besides the requests of callers.
 
 use std::fmt::Debug;
 
@@ -18,7 +18,7 @@ pub(crate) struct OpeningTunnel<'a> {
     pub(crate) agent: &'a AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(crate) token: &'a SecretString,
-    /// The hello of the agent, which says what agentk accepts.
+    /// The hello of the agent, which lists the services that agentk accepts.
     pub(crate) hello: &'a Hello,
     /// The configuration of the agent.
     pub(crate) configuration: watch::Receiver<ConfigurationState>,
@@ -32,7 +32,7 @@ pub(crate) trait TunnelFeature: Debug + Send + Sync {
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>>;
 }
 
-/// What a feature does in one tunnel.
+/// The work of a feature in one tunnel.
 pub(crate) trait Attachment: Debug + Send {
     /// Serves the tunnel. The future never completes, and is dropped at any time.
     fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()>;

@@ -101,8 +101,8 @@ impl Features {
         }
     }
 
-    /// Returns what works in tunnels.
-    pub(crate) fn of_tunnels(&self) -> Vec<Box<dyn TunnelFeature>> {
+    /// Returns the features that work in tunnels.
+    pub(crate) fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
         vec![
             Box::new(self.gitops.clone()),
             Box::new(self.notify.clone()),
@@ -113,8 +113,8 @@ impl Features {
         ]
     }
 
-    /// Returns the work beside that. The futures never complete. `pushes` subscribes to the pushes that replicas announce.
-    pub(crate) fn work(
+    /// Returns the work that is of no single tunnel. The futures never complete. `pushes` subscribes to the pushes that replicas announce.
+    pub(crate) fn background_tasks(
         &self,
         pushes: impl Fn() -> broadcast::Receiver<GitPush>,
     ) -> [BoxFuture<'static, ()>; 3] {

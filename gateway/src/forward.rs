@@ -75,7 +75,7 @@ pub struct ForwardedResponse {
 
 impl ForwardedResponse {
     /// Returns a response that kas itself has made.
-    pub(crate) fn of_kas(response: Response<Body>) -> Self {
+    pub(crate) fn from_kas(response: Response<Body>) -> Self {
         Self { response, request_permit: None, owner: None, sent: Instant::now() }
     }
 }

@@ -89,7 +89,7 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
         let authorized = access.authorized(&context);
         for hooks in &context.server.hooks {
             if let Some(answer) = hooks.answer(authorized, head.headers()) {
-                return Ok((ForwardedResponse::of_kas(answer?), None));
+                return Ok((ForwardedResponse::from_kas(answer?), None));
             }
             if let Some(ready) = hooks.before(authorized) {
                 ready.await?;

@@ -1,4 +1,4 @@
-//! What features do with the requests of callers, besides what the agent does with them.
+//! The hooks by which features take part in the requests of callers.
 
 use std::{fmt::Debug, net::IpAddr, sync::Arc};
 
@@ -30,10 +30,10 @@ pub(crate) struct AuthorizedRequest<'a> {
     pub(crate) environment: Option<&'a ManagedEnvironment>,
 }
 
-/// The hooks of a feature in the way of each request, in their order. A hook decides by itself which requests concern it, and is called for
-/// all: it must return at once for the others.
+/// Lets a feature answer or change the requests of callers. kas calls the methods in the order in which they stand here. Each decides by
+/// itself which requests concern it, and returns at once for the others.
 ///
-/// A request is dropped at any time, with the future of [`Self::before`].
+/// A request may be dropped at any time, with the future of [`Self::before`].
 pub(crate) trait RequestHooks: Debug + Send + Sync {
     /// Answers the request, which is not sent to the agent then. `headers` are those of the caller.
     fn answer(
@@ -55,7 +55,7 @@ pub(crate) trait RequestHooks: Debug + Send + Sync {
     /// Changes the headers that the agent receives. They have the identity of the caller, and nothing of it that only kas may set.
     fn on_request(&self, _request: AuthorizedRequest<'_>, _headers: &mut HeaderMap) {}
 
-    /// Changes a response of the agent, which is not trusted, or refuses it.
+    /// Changes a response of the agent, which is not trusted, or refuses it. Answers of hooks pass here, too.
     fn on_response(
         &self,
         _request: AuthorizedRequest<'_>,

@@ -13,11 +13,11 @@ use crate::table::{Holder, Table, TableSlot};
 #[derive(Clone, Debug)]
 pub struct ByteLimit {
     limit: usize,
-    state: Arc<Mutex<ByteBudgetState>>,
+    state: Arc<Mutex<ByteLimitState>>,
 }
 
 #[derive(Debug, Default)]
-struct ByteBudgetState {
+struct ByteLimitState {
     /// The bytes of all requests.
     total: usize,
     strangers: Table,

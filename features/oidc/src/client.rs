@@ -112,9 +112,9 @@ pub enum AuthorityError {
         /// The file.
         file: PathBuf,
     },
-    /// The runtime ends before it is read.
+    /// The task that reads it was cancelled, or has panicked.
     #[error(transparent)]
-    Cancelled(#[from] JoinError),
+    ReadTask(#[from] JoinError),
 }
 
 impl IssuerClient {

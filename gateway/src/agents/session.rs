@@ -1,4 +1,4 @@
-//! What kas does in one tunnel by itself.
+//! The work of kas itself in one tunnel.
 
 use std::future::pending;
 
@@ -6,16 +6,38 @@ use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
-use crate::{attachments::Attachment, configuration::ConfigurationPusher};
+use super::admission::AuthenticatedAgent;
+use crate::{
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    configuration::{ConfigurationPusher, ConfigurationService},
+};
 
 /// The configuration of the agent, and what features do in the tunnel.
 #[derive(Debug)]
 pub(super) struct TunnelSession {
-    pub(super) configuration: ConfigurationPusher,
-    pub(super) attachments: Vec<Box<dyn Attachment>>,
+    configuration: ConfigurationPusher,
+    attachments: Vec<Box<dyn Attachment>>,
 }
 
 impl TunnelSession {
+    /// Prepares the work in a new tunnel. Boxed, because a future has room for each variable that the session has passed through.
+    pub(super) fn new(
+        agent: &AuthenticatedAgent,
+        configuration: &ConfigurationService,
+        features: &[Box<dyn TunnelFeature>],
+    ) -> Box<Self> {
+        let configuration = configuration.subscribe(&agent.identity, &agent.hello);
+        let opening = OpeningTunnel {
+            agent: &agent.identity,
+            token: &agent.token,
+            hello: &agent.hello,
+            configuration: configuration.state(),
+            memory: agent.memory(),
+        };
+        let attachments = features.iter().filter_map(|feature| feature.attach(&opening)).collect();
+        Box::new(Self { configuration, attachments })
+    }
+
     /// Does what must be done before the first request of a caller. This takes a second at most.
     pub(super) async fn prepare(&mut self, tunnel: &Tunnel) {
         self.configuration.send_current(tunnel).await;

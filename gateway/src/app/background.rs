@@ -48,7 +48,7 @@ impl App {
         spawn(async move { issuers.run().await }.boxed());
         let (configuration, pushes) = (self.agents.configuration.clone(), self.agents.store.pushes());
         spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
-        self.features.work(|| self.agents.store.pushes()).into_iter().for_each(spawn);
+        self.features.background_tasks(|| self.agents.store.pushes()).into_iter().for_each(spawn);
         if let Some(callers) = self.gitlab_callers.clone() {
             spawn(async move { callers.run().await }.boxed());
         }

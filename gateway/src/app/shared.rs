@@ -129,7 +129,7 @@ impl SharedState {
             kill_switch: Arc::clone(&self.kill_switch),
             usage: self.usage.clone(),
             configuration,
-            features: features.of_tunnels(),
+            features: features.tunnel_features(),
             identities: self.identities.clone(),
             sources: AgentSources::new([file].into_iter().chain(gitlab_agents)),
             has_gitlab: gitlab.is_some(),
@@ -218,7 +218,7 @@ impl SharedState {
         }
     }
 
-    /// Returns what features do with requests, in this order.
+    /// Returns the hooks of features, in the order in which they are called.
     fn request_hooks(
         &self,
         forwarder: &Forwarder,

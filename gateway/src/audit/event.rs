@@ -34,7 +34,7 @@ pub(crate) struct AuditedAccess {
     pub(crate) grant: Arc<Grant>,
     /// The agent and its service.
     pub(crate) destination: Destination,
-    /// What the request does in the cluster.
+    /// The operation in the cluster.
     pub(crate) operation: Operation,
     /// The caller asks for an upgrade to another protocol.
     pub(crate) upgrade: bool,

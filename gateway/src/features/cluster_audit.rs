@@ -1,9 +1,9 @@
 //! The audit log of a cluster, joined with the requests of callers.
 //!
 //! ```text
-//!   caller ──► proxy ─ Audit-ID ──► agentk ──► API server ──► webhook of agentk ──► ring
-//!                └─ AccessRing                                                       │
-//!   reader ◄── join ◄── lines of the service `audit` ◄───────────────────────────────┘
+//!   caller ──► `requests` ─ Audit-ID ──► agentk ──► API server ──► webhook of agentk ──► ring
+//!                └─ AccessRing                                                            │
+//!   reader ◄── `body`, `matching` ◄── lines of the service `audit` ◄──────────────────────┘
 //!                └─ AccessRing of this replica, and of all others
 //! ```
 //!

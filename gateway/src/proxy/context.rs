@@ -57,7 +57,7 @@ pub struct ProxyServer {
     pub forwarder: Forwarder,
     /// The types of requests.
     pub request_types: RequestTypes,
-    /// What features do with requests.
+    /// The hooks of features.
     pub(crate) hooks: Vec<Box<dyn RequestHooks>>,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
     pub connections: TaskGroup,

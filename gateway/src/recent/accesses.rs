@@ -119,8 +119,7 @@ pub(crate) fn new_audit_id() -> (u128, HeaderValue) {
 }
 
 impl AccessRecord {
-    /// Describes a request that kas sends to an agent with these headers. All texts are copied: headers share the
-    /// memory of a whole head.
+    /// Describes a request that kas sends to an agent with these headers. All texts are copied: headers share the memory of a whole head.
     pub(crate) fn new(audit_id: u128, request: AuthorizedRequest<'_>, headers: &HeaderMap) -> Self {
         let path = request.uri.path();
         debug_assert!(headers.contains_key(AUDIT_ID), "the cluster has another id");

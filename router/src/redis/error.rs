@@ -32,7 +32,7 @@ pub enum RedisStoreError {
     Command(RedisError),
     /// No Sentinel names a server.
     #[error("the Sentinels name no server: {0}")]
-    Sentinels(#[source] Box<Self>),
+    Sentinels(Box<Self>),
     /// The settings name no node of the Cluster.
     #[error("the Cluster has no nodes")]
     NoNodes,

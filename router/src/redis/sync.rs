@@ -66,14 +66,14 @@ impl SyncTask {
     async fn reconnect_forever(&mut self) {
         let mut backoff = MIN_BACKOFF;
         loop {
-            let reason = match self.join().await {
+            let error = match self.join().await {
                 Ok((connection, events)) => {
                     backoff = MIN_BACKOFF;
                     self.run_connection(&connection, events).await
                 }
-                Err(reason) => reason,
+                Err(error) => error,
             };
-            self.shared.set_degraded(&reason);
+            self.shared.set_degraded(&error);
             sleep(backoff.mul_f64(rand::random_range(0.5..1.0))).await;
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }

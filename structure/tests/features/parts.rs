@@ -1,8 +1,8 @@
 //! The parts of the crates that are not divided into features yet.
 
-/// What is of no feature. It may name only itself.
+/// The part that is of no feature. It may name only itself.
 pub(crate) const CORE: &str = "core";
-/// What puts a program together: the command line, the configuration file, the start. It may name everything.
+/// The part that puts a program together: the command line, the configuration file, the start. It may name everything.
 pub(crate) const PROGRAM: &str = "program";
 
 /// The parts of modules, with all modules below them. Other modules are core: among them are the configuration of agents, of which each

@@ -22,7 +22,7 @@
 //! | `transport` | connections: TCP, TLS, Unix sockets |
 //! | `setup` | reads the files of the section `gitlab` |
 //! | `usage` | [`Usage`]: counters and events for GitLab's statistics |
-//! | `switch_monitor` | whether GitLab has switched kas off |
+//! | `switch`, `switch_monitor` | whether GitLab has switched kas off |
 #![warn(missing_docs)]
 
 mod address;

@@ -33,6 +33,7 @@ impl RequestHooks for ClusterAudit {
             return;
         }
         let (id, header) = new_audit_id();
+        // In place of that of the caller, by which a caller could act under the id of another one.
         headers.insert(AUDIT_ID, header);
         let may_change =
             request.upgrade || !matches!(*request.method, Method::GET | Method::HEAD | Method::OPTIONS);

@@ -113,7 +113,7 @@ impl TunnelFeature for AgentEnvironments {
 
 impl Attachment for EnvironmentsFeed {
     fn run<'a>(&'a mut self, _: &'a Tunnel) -> BoxFuture<'a, ()> {
-        Box::pin(self.keep_all())
+        Box::pin(self.write_all())
     }
 }
 
@@ -137,7 +137,7 @@ impl EnvironmentSource for AgentEnvironments {
 
 impl EnvironmentsFeed {
     /// Writes each version of the environments. The future never completes.
-    async fn keep_all(&mut self) {
+    async fn write_all(&mut self) {
         while named(&self.configuration.borrow_and_update()).is_empty() {
             changed(&mut self.configuration).await;
         }

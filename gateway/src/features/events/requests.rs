@@ -27,7 +27,11 @@ pub(crate) struct EventRequests {
 }
 
 impl RequestHooks for EventRequests {
-    /// The path, the method or a parameter may be wrong, or too many others may follow.
+    /// Answers a request for the events of the agent.
+    ///
+    /// # Errors
+    ///
+    /// The path, the method or a parameter is wrong, or too many others follow.
     fn answer(
         &self,
         request: AuthorizedRequest<'_>,

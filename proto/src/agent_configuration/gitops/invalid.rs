@@ -4,7 +4,7 @@ use super::{MAX_ID, MAX_PATHS, MAX_RELEASE_NAME};
 
 /// A setting of a project that cannot be used. The text names the key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the texts say it")]
+#[allow(missing_docs, reason = "the texts of the errors document them")]
 pub enum InvalidManifestProject {
     #[error("id must be the path of a project, of at most {MAX_ID} bytes")]
     Id,

@@ -57,7 +57,7 @@ pub struct Expression {
 
 /// A text that is no expression, or one that agentk does not run. Its author mends it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the texts say it")]
+#[allow(missing_docs, reason = "the texts of the errors document them")]
 pub enum ExpressionError {
     #[error("an expression has at most {MAX_LENGTH} bytes")]
     TooLong,
