@@ -57,7 +57,7 @@ use crate::{
     file_followers::FileFollowers,
     listen::LimitedListener,
     metrics,
-    policy::{JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
+    policy::{FeatureWrites, JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
 };
 
 /// The longest question in bytes: an object has at most 1.5 MiB in etcd, and a question has two, as JSON.
@@ -139,9 +139,8 @@ impl AdmissionApp {
         registry.register("agentk_admission_reviews", help, Family::clone(&reviews));
         let files = ReloadHealth::default();
         files.register(&mut registry, "agentk");
-        let served = [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::PROVISION];
-        let served = served.map(|name| name.parse().expect("a name"));
-        let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served.to_vec(), agent_metrics)?;
+        let served = judged_services(&feature_writes());
+        let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served, agent_metrics)?;
         let policy = Arc::new(policy);
         let tls = ListenTls::with_optional_clients(
             options.certificate_file,
@@ -200,6 +199,12 @@ impl AdmissionApp {
         let _ = timeout(STOP_TIMEOUT, connections.join_all()).await;
         Ok(())
     }
+}
+
+/// Returns the services whose writes the webhook judges: a rule may name them without a warning.
+fn judged_services(features: &FeatureWrites) -> Vec<ServiceName> {
+    let names = [ServiceName::KUBERNETES].into_iter().chain(features.services.iter().copied());
+    names.map(|name| name.parse().expect("a name")).collect()
 }
 
 /// Accepts connections until `shutdown`. Returns those that are open then, which end after the question in flight.

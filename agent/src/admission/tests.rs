@@ -11,7 +11,6 @@ use tokio::{task::JoinHandle, time::Instant};
 use tower::ServiceExt as _;
 
 use super::*;
-use crate::policy::FeatureWrites;
 
 const AGENTK: &str = "system:serviceaccount:agentk:agentk";
 
@@ -198,4 +197,13 @@ async fn question_of_a_client_with_a_certificate_is_not_replaced() {
     }
     assert_eq!(count(&webhook, "limit"), 64 - 7);
     assert_eq!(slow.await.unwrap().0, StatusCode::REQUEST_TIMEOUT);
+}
+
+#[test]
+fn services_that_write_are_judged() {
+    let judged = judged_services(&feature_writes());
+    let names: Vec<&str> = judged.iter().map(ServiceName::as_str).collect();
+    for name in [ServiceName::KUBERNETES, ServiceName::GITOPS, ServiceName::NOTIFY, ServiceName::PROVISION] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
 }
