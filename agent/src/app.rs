@@ -151,11 +151,15 @@ impl App {
             namespace: namespace.unwrap_or_else(|| "default".to_owned()),
             identity: format!("{}-{instance}", options.pod_name.as_deref().unwrap_or("agentk")),
             agent: watch::Sender::default(),
+            lease: None,
             leaders: Vec::new(),
         };
         let feature_options = options.feature_options();
         let enabled = enabled_features(&feature_options);
-        let features = enabled.map(|feature| (feature.build)(&feature_options, &mut context));
+        let features = enabled.map(|feature| {
+            context.lease = feature.lease;
+            (feature.build)(&feature_options, &mut context)
+        });
         let mut features = features.collect::<anyhow::Result<Vec<_>>>()?;
         let leaders = context.leaders;
 

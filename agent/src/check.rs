@@ -90,9 +90,11 @@ impl CheckCommand {
             namespace: namespace.unwrap_or_else(|| "default".to_owned()),
             is_scoped: options.namespaces.is_some(),
         };
-        let features = feature_checks(&options.feature_options(), &context)?;
+        // In this order, so that the first error is that of running agentk.
+        let policy = options.policy_file.clone();
         let policy =
-            options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
+            policy.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default())).transpose()?;
+        let features = feature_checks(&options.feature_options(), &context)?;
         let namespaces = options.prometheus_discovery;
         Ok(Self {
             kas,
@@ -103,7 +105,7 @@ impl CheckCommand {
             kubernetes,
             features,
             prometheus,
-            policy: policy.transpose()?,
+            policy,
             scope: ScopeSummary::new(options.namespaces.as_ref()),
             require_scope: options.require_scope,
         })

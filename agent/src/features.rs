@@ -83,7 +83,7 @@ pub(crate) struct CheckContext {
 
 /// The steps of `agentk check` for a feature that is turned on.
 pub(crate) trait FeatureCheck {
-    /// Writes the steps. Those that need the cluster are left out unless it answers.
+    /// Writes the steps. Steps that need the cluster are left out unless it answers.
     fn run<'a>(&'a self, cluster_answers: bool, report: &'a mut CheckReport<'_>) -> LocalBoxFuture<'a, ()>;
 }
 
@@ -141,6 +141,8 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) identity: String,
     /// The agent, once a kas has said which one this is.
     pub(crate) agent: watch::Sender<Option<AgentId>>,
+    /// The Lease in the definition of the feature that is built now.
+    pub(crate) lease: Option<LeaseDefinition>,
     /// The candidacies of this pod.
     pub(crate) leaders: Vec<LeaderTask>,
 }
@@ -264,8 +266,13 @@ impl FeatureContext<'_> {
         self.cluster(service, &self.restrictions)
     }
 
-    /// Makes this pod a candidate for the Lease of a feature, which its definition has, too. `own` is the cluster as agentk uses it itself.
-    pub(crate) fn lead(&mut self, lease: LeaseDefinition, own: KubeCluster) -> Arc<Leader> {
+    /// Makes this pod a candidate for the Lease of the feature. `own` is the cluster as agentk uses it itself.
+    ///
+    /// # Panics
+    ///
+    /// The definition of the feature has no Lease, so that the policy would refuse it.
+    pub(crate) fn lead(&mut self, own: KubeCluster) -> Arc<Leader> {
+        let lease = self.lease.expect("a feature that leads defines its Lease");
         let process = Process {
             own,
             namespace: self.namespace.clone(),

@@ -116,7 +116,7 @@ fn prefix(text: &str) -> Result<String, String> {
 }
 
 impl JudgeOptions {
-    /// Returns the users to whom the policy applies, if the features of agentk write this.
+    /// Returns the users to whom the policy applies. `features` are the writes of the features of agentk.
     pub fn users(&self, features: FeatureWrites) -> JudgedUsers {
         let (namespace, service_account) = self.service_account.clone();
         JudgedUsers { namespace, service_account, prefixes: self.impersonated_prefix.clone(), features }
@@ -124,7 +124,7 @@ impl JudgeOptions {
 }
 
 impl PolicyCommand {
-    /// Writes the output for an agentk whose features write this. It reads the policy, which blocks.
+    /// Writes the output. `features` are the writes of the features of agentk. It reads the policy, which blocks.
     ///
     /// # Errors
     ///

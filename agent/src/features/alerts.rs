@@ -40,7 +40,7 @@ fn build(options: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyh
     }
     let metrics = AlertsMetrics::register(context.registry);
     let own = context.own_cluster(ServiceName::ALERTS);
-    let leader = context.lead(LEASE, own);
+    let leader = context.lead(own);
     // Without a Lease, each pod reports, and kas leaves out what another pod has reported.
     let leads = move || leader.is_leading_or_unnamed();
     let (kubernetes, restrictions) = (context.kubernetes.clone(), context.restrictions.clone());

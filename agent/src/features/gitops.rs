@@ -41,7 +41,7 @@ fn build(_: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Re
     };
     let own = cluster(context, &Restrictions::default());
     let restricted = cluster(context, &context.restrictions);
-    let leader = context.lead(LEASE, own);
+    let leader = context.lead(own);
     let (gitops, tasks) = Gitops::new(restricted, leader, metrics, context.events.clone());
     GitopsMetrics::register_states(context.registry, &gitops);
     let health_rules = gitops.health_rules().clone();

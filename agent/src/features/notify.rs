@@ -32,7 +32,7 @@ struct NotifyOptions {
 fn build(_: &FeatureOptions<'_>, context: &mut FeatureContext<'_>) -> anyhow::Result<Feature> {
     let metrics = NotifyMetrics::register(context.registry);
     let own = context.own_cluster(ServiceName::NOTIFY);
-    let leader = context.lead(LEASE, own);
+    let leader = context.lead(own);
     let cluster = context.restricted_cluster(ServiceName::NOTIFY);
     let policy = context.restrictions.policy.clone();
     let (notify, tasks) = Notify::new(cluster, leader, policy, metrics);
