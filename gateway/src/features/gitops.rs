@@ -166,16 +166,17 @@ impl GitopsService {
 
 impl TunnelFeature for GitopsService {
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
-        let OpeningTunnel { agent, token, hello, configuration, memory } = opening;
-        let feed = || GitopsFeed {
+        if !opening.hello.serves(ServiceName::MANIFESTS) {
+            return None;
+        }
+        Some(Box::new(GitopsFeed {
             service: self.clone(),
-            agent: (*agent).clone(),
-            token: (*token).clone(),
-            configuration: configuration.clone(),
-            memory: (*memory).clone(),
-            kubernetes: hello.kubernetes_version.clone(),
-        };
-        hello.serves(ServiceName::MANIFESTS).then(|| Box::new(feed()) as _)
+            agent: opening.agent.clone(),
+            token: opening.token.clone(),
+            configuration: opening.configuration.clone(),
+            memory: opening.memory.clone(),
+            kubernetes: opening.hello.kubernetes_version.clone(),
+        }))
     }
 }
 

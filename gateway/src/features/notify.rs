@@ -170,15 +170,16 @@ impl NotifyService {
 
 impl TunnelFeature for NotifyService {
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
-        let OpeningTunnel { agent, token, hello, configuration, memory } = opening;
-        let feed = || NotifyFeed {
+        if !opening.hello.serves(ServiceName::NOTIFY) {
+            return None;
+        }
+        Some(Box::new(NotifyFeed {
             service: self.clone(),
-            agent: (*agent).clone(),
-            token: (*token).clone(),
-            configuration: configuration.clone(),
-            memory: (*memory).clone(),
-        };
-        hello.serves(ServiceName::NOTIFY).then(|| Box::new(feed()) as _)
+            agent: opening.agent.clone(),
+            token: opening.token.clone(),
+            configuration: opening.configuration.clone(),
+            memory: opening.memory.clone(),
+        }))
     }
 }
 

@@ -106,16 +106,17 @@ impl AgentEvents {
 
 impl TunnelFeature for AgentEvents {
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
-        let OpeningTunnel { agent, hello, configuration, memory, .. } = opening;
-        let feed = || EventsFeed {
+        if !opening.hello.serves(ServiceName::AGENT_EVENTS) {
+            return None;
+        }
+        Some(Box::new(EventsFeed {
             service: self.clone(),
-            agent: event_agent(agent),
-            instance: hello.instance,
-            pace: shared(&self.0.paces, agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
-            configuration: configuration.clone(),
-            memory: (*memory).clone(),
-        };
-        hello.serves(ServiceName::AGENT_EVENTS).then(|| Box::new(feed()) as _)
+            agent: event_agent(opening.agent),
+            instance: opening.hello.instance,
+            pace: shared(&self.0.paces, opening.agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
+            configuration: opening.configuration.clone(),
+            memory: opening.memory.clone(),
+        }))
     }
 }
 

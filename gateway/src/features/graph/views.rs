@@ -99,16 +99,18 @@ impl ViewsService {
 
 impl TunnelFeature for ViewsService {
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
-        let OpeningTunnel { agent, hello, configuration, memory, .. } = opening;
         // An agent that does not receive its configuration computes no view of it.
-        let has_views = hello.serves(ServiceName::GRAPH) && hello.serves(ServiceName::CONFIGURATION);
-        let feed = || ViewsFeed {
+        let has_views =
+            opening.hello.serves(ServiceName::GRAPH) && opening.hello.serves(ServiceName::CONFIGURATION);
+        if !has_views {
+            return None;
+        }
+        Some(Box::new(ViewsFeed {
             service: self.clone(),
-            agent: (*agent).clone(),
-            configuration: configuration.clone(),
-            memory: (*memory).clone(),
-        };
-        has_views.then(|| Box::new(feed()) as _)
+            agent: opening.agent.clone(),
+            configuration: opening.configuration.clone(),
+            memory: opening.memory.clone(),
+        }))
     }
 }
 
