@@ -15,8 +15,8 @@ use crate::upstream::ServerUrl;
 pub(crate) struct AlertsOptions {
     /// Hubble Relay to follow for traffic that network policies drop: http(s)://host[:port]
     ///
-    /// What policies with the annotation app.gitlab.com/alert drop is reported to kas, and callers see it with the service alerts. The
-    /// policy file limits it (service alerts). See docs/alerts.md.
+    /// Flows that policies with the annotation app.gitlab.com/alert drop are reported to kas, and callers see them with the service alerts.
+    /// The policy file limits them (service alerts). See docs/alerts.md.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_HUBBLE_ADDRESS", help_heading = "Alerts")]
     pub hubble_address: Option<ServerUrl>,
     /// Certificates (PEM) to trust for Hubble Relay instead of the system's; read again for each connection
