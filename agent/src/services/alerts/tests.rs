@@ -125,6 +125,18 @@ async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
+/// An alert that goes on: a flow each 20 ms.
+async fn endless_relay() -> Relay {
+    Relay::start(|_| {
+        let flows = stream::unfold((), async |()| {
+            sleep(Duration::from_millis(20)).await;
+            Some((Ok(flow(egress_drop("web", 443))), ()))
+        });
+        flows.boxed()
+    })
+    .await
+}
+
 fn all() -> AlertsSection {
     AlertsSection { policies: AlertPolicies::All, ..AlertsSection::default() }
 }
@@ -439,14 +451,7 @@ async fn policy_of_the_owner_limits_what_is_watched_and_read() {
 #[tokio::test]
 async fn configuration_of_kas_applies_while_agentk_runs() {
     let server = ApiServer::start(Contents::default()).await;
-    let relay = Relay::start(|_| {
-        let flows = stream::unfold((), async |()| {
-            sleep(Duration::from_millis(20)).await;
-            Some((Ok(flow(egress_drop("web", 443))), ()))
-        });
-        flows.boxed()
-    })
-    .await;
+    let relay = endless_relay().await;
     let world = World::start(Some(&relay), &server, AlertsSection::default());
     eventually("flows are read", || world.metrics.dropped("not-asked") > 0).await;
     let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));

@@ -2,18 +2,6 @@
 
 use super::*;
 
-/// An alert that goes on: a flow each 20 ms.
-async fn endless_relay() -> Relay {
-    Relay::start(|_| {
-        let flows = stream::unfold((), async |()| {
-            sleep(Duration::from_millis(20)).await;
-            Some((Ok(flow(egress_drop("web", 443))), ()))
-        });
-        flows.boxed()
-    })
-    .await
-}
-
 #[tokio::test]
 async fn pod_that_has_observed_a_quiet_period_lists_what_is_open() {
     let server = ApiServer::start(Contents::default()).await;
