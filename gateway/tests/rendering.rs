@@ -19,7 +19,7 @@ use render::{
     plan::{Job, Tool},
 };
 use tempfile::TempDir;
-use testing::skip::{go_program, skipped};
+use testing::skip::{program_path, skipped};
 
 /// The most bytes of manifests in these tests.
 const MAX_BYTES: usize = 1 << 20;
@@ -50,7 +50,7 @@ fn write_script(file: &Path, script: &str) {
 
 /// Returns the settings with the real programs, or skips the test.
 fn settings_or_skip(tool: Tool) -> Option<RenderSettings> {
-    let Some(program) = go_program(tool.name()) else {
+    let Some(program) = program_path(tool.name()) else {
         skipped(&format!("there is no {}", tool.name()));
         return None;
     };

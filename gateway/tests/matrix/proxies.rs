@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use testing::skip::{go_program, installed, skipped};
+use testing::skip::{installed, program_path, skipped};
 
 use super::{
     support::{Certificates, Process, eventually},
@@ -70,7 +70,7 @@ impl ReverseProxy {
             Self::Apache => "apache2",
             Self::Caddy => "caddy",
         };
-        let program = go_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name));
+        let program = program_path(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name));
         if !program.is_file() && !installed(name) {
             skipped(&format!("there is no {name}: .ci/install-tools installs it"));
             return None;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use testing::{
     gitlab::{Agent as GitLabAgent, AgentAccess, Job, User},
-    skip::{go_program, skipped},
+    skip::{program_path, skipped},
 };
 
 use super::{
@@ -339,7 +339,7 @@ impl Start<'_> {
         let token = self.tokens.agent.expose_secret().to_owned();
         let token = if case.is_of_gitlab() { self.gitlab_token.clone() } else { token };
         if case.agent == AgentKind::Independent {
-            let Some(program) = go_program("matrix-agentk") else {
+            let Some(program) = program_path("matrix-agentk") else {
                 skipped("there is no matrix-agentk: .ci/install-tools builds it");
                 return None;
             };

@@ -54,14 +54,15 @@ fn append(file: OsString, name: &str, why: &str) -> io::Result<()> {
 
 /// Returns the path of helm, if it is installed or built in `target`.
 pub fn helm() -> Option<PathBuf> {
-    go_program("helm")
+    program_path("helm")
 }
 
-/// Returns the path of a program that `.ci/install-tools` builds with Go, if it is installed or built in `target`.
-pub fn go_program(name: &str) -> Option<PathBuf> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/go/bin").join(name);
+/// Returns the path of a program, if it is on the `PATH` or `.ci/install-tools` has put it into `target`.
+pub fn program_path(name: &str) -> Option<PathBuf> {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+    let ours = ["go/bin", "clients/bin"].map(|directory| target.join(directory));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = std::env::split_paths(&path).map(|directory| directory.join(name)).chain([built]);
+    let mut candidates = std::env::split_paths(&path).chain(ours).map(|directory| directory.join(name));
     candidates.find(|file| file.is_file())
 }
 

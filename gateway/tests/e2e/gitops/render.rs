@@ -6,7 +6,7 @@ use super::*;
 fn kustomization_and_chart_become_objects() {
     let Some(world) = World::or_skip("gitops-render") else { return };
     for tool in ["kustomize", "helm"] {
-        if testing::skip::go_program(tool).is_none() {
+        if testing::skip::program_path(tool).is_none() {
             testing::skip::skipped(&format!("there is no {tool}: .ci/install-tools builds it"));
             return;
         }

@@ -281,7 +281,7 @@ impl KasOptions {
         // Tests do not wait long for a look at a repository.
         config["agent"]["gitops"] = json!({"min_interval": "200ms", "render": {}});
         for tool in ["kustomize", "helm"] {
-            if let Some(program) = testing::skip::go_program(tool) {
+            if let Some(program) = testing::skip::program_path(tool) {
                 config["agent"]["gitops"]["render"][tool] = json!(program);
             }
         }
