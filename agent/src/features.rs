@@ -3,11 +3,11 @@
 //! [`FEATURES`] is the only place outside of a feature that names it.
 
 mod alerts;
-mod audit;
+mod cluster_audit;
+mod environments;
 mod gitops;
 mod graph;
 mod notify;
-mod provision;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -44,9 +44,9 @@ pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     gitops::DEFINITION,
     notify::DEFINITION,
     graph::DEFINITION,
-    audit::DEFINITION,
+    cluster_audit::DEFINITION,
     alerts::DEFINITION,
-    provision::DEFINITION,
+    environments::DEFINITION,
 ];
 
 /// How agentk makes a feature.

@@ -9,10 +9,10 @@
 //!
 //! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
 //! * `gitlab` is the connection to GitLab's kas, which takes the place of tunnels.
-//! * [`services`] are the request types. A new one is a handler there.
+//! * [`services`] are the request types that are no feature, and what the handlers of features share.
+//! * `features` has a folder for each feature: its flags, its request types, and its work.
 //! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner. [`admission`] is a webhook that
 //!   decides by the same file about what the API server receives.
-//! * `audit_webhook` receives the audit events of the API server, which the service `audit` shows.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
 //! * [`App`] builds and runs all of it from the command line ([`cli`]).
 //!
@@ -23,8 +23,6 @@
 mod admin;
 pub mod admission;
 mod app;
-mod audit_health;
-mod audit_webhook;
 mod check;
 mod check_report;
 pub mod cli;

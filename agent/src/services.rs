@@ -1,24 +1,18 @@
 //! The request types that agentk serves: each is a name and a tower service.
 //!
-//! A new request type is a [`RequestHandler`] in this folder. Its feature is a file in `features`.
+//! A new request type is a [`RequestHandler`] of a feature, in a folder of `features`.
 
-pub(crate) mod alerts;
-pub(crate) mod audit;
-mod caller_permits;
+pub(crate) mod caller_permits;
 pub mod configuration;
 pub(crate) mod control;
 pub(crate) mod events;
-pub(crate) mod gitops;
-pub(crate) mod graph;
 pub mod headers;
 pub(crate) mod kube_client;
 pub mod kubernetes;
-pub(crate) mod notify;
 pub mod prometheus;
-pub(crate) mod provision;
-mod response;
+pub(crate) mod response;
 #[cfg(test)]
-mod test_cluster;
+pub(crate) mod test_cluster;
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc};
 

@@ -16,12 +16,12 @@ use structure::{
 
 /// Imports that close a circle: the crate, the module, and the module whose item it names. The list may only get shorter.
 const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
-    ("agent", "services::gitops::events", "services::gitops::worker"),
-    ("agent", "services::notify::argocd", "services::notify::lane"),
-    ("agent", "services::notify::flux", "services::notify::lane"),
-    ("agent", "services::notify::objects", "services::notify::lane"),
-    ("agent", "services::notify::record", "services::notify::lane"),
-    ("agent", "services::notify::repository", "services::notify::lane"),
+    ("agent", "features::gitops::events", "features::gitops::worker"),
+    ("agent", "features::notify::argocd", "features::notify::lane"),
+    ("agent", "features::notify::flux", "features::notify::lane"),
+    ("agent", "features::notify::objects", "features::notify::lane"),
+    ("agent", "features::notify::record", "features::notify::lane"),
+    ("agent", "features::notify::repository", "features::notify::lane"),
     ("gateway", "agents::receptive::slot", "agents::admission"),
     ("gateway", "proxy::context", "proxy::request_body"),
     ("gateway", "features::gitops::config", "features::gitops::sources"),

@@ -7,7 +7,7 @@ use resource_graph::Identity;
 
 /// A number of permits. Clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct CallerPermits {
+pub(crate) struct CallerPermits {
     limit: usize,
     share: ShareRule,
     used: Arc<Mutex<HashMap<Identity, usize>>>,
@@ -15,7 +15,7 @@ pub(super) struct CallerPermits {
 
 /// The permits of a caller, which are free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct CallerPermit {
+pub(crate) struct CallerPermit {
     permits: CallerPermits,
     caller: Identity,
     count: usize,
@@ -33,7 +33,7 @@ enum ShareRule {
 
 /// The reason why there is no permit for a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoPermit {
+pub(crate) enum NoPermit {
     /// All permits are used.
     All,
     /// The caller has its share, which is this.
@@ -42,36 +42,36 @@ pub(super) enum NoPermit {
 
 impl CallerPermits {
     /// Returns permits that may be held for long.
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { limit, share: ShareRule::HalfOfRest, used: Arc::default() }
     }
 
     /// Returns permits for moments, of which one caller may need half.
-    pub(super) fn in_halves(limit: usize) -> Self {
+    pub(crate) fn in_halves(limit: usize) -> Self {
         Self { share: ShareRule::Half, ..Self::new(limit) }
     }
 
     /// Takes a permit for a caller. Callers without an identity of their own in the cluster are one caller.
-    pub(super) fn try_acquire(&self, caller: Identity) -> Result<CallerPermit, NoPermit> {
+    pub(crate) fn try_acquire(&self, caller: Identity) -> Result<CallerPermit, NoPermit> {
         let mut permit = self.none(caller);
         permit.try_grow(1)?;
         Ok(permit)
     }
 
     /// Returns no permits of a caller, to which others can be added.
-    pub(super) fn none(&self, caller: Identity) -> CallerPermit {
+    pub(crate) fn none(&self, caller: Identity) -> CallerPermit {
         CallerPermit { permits: self.clone(), caller, count: 0 }
     }
 
     /// Returns the number of permits in use.
-    pub(super) fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used.lock().values().sum()
     }
 }
 
 impl CallerPermit {
     /// Takes further permits.
-    pub(super) fn try_grow(&mut self, more: usize) -> Result<(), NoPermit> {
+    pub(crate) fn try_grow(&mut self, more: usize) -> Result<(), NoPermit> {
         let CallerPermits { limit, share, used } = &self.permits;
         let mut used = used.lock();
         let (all, own) = (used.values().sum::<usize>(), used.get(&self.caller).copied().unwrap_or_default());

@@ -3,11 +3,11 @@
 use futures_util::{FutureExt as _, future::LocalBoxFuture};
 use proto::ServiceName;
 
-use super::alert_sources;
+use super::{AlertSources, options::AlertsOptions};
 use crate::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
     features::{CheckContext, FeatureCheck, FeatureOptions},
-    services::{KubernetesService, alerts::AlertSources},
+    services::KubernetesService,
 };
 
 /// The permissions for the alerts of policy engines.
@@ -26,7 +26,7 @@ pub(super) fn check(
     options: &FeatureOptions<'_>,
     context: &CheckContext,
 ) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
-    let Some(sources) = alert_sources(options.flags())? else { return Ok(None) };
+    let Some(sources) = AlertsOptions::sources(options.flags())? else { return Ok(None) };
     let CheckContext { kubernetes, is_scoped, .. } = context;
     Ok(Some(Box::new(AlertsCheck { sources, kubernetes: kubernetes.clone(), is_scoped: *is_scoped })))
 }

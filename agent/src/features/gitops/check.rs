@@ -5,13 +5,11 @@ mod rights;
 use futures_util::{FutureExt as _, future::LocalBoxFuture};
 use gitops_engine::KubeCluster;
 
+use super::{GitopsMetrics, cluster_client};
 use crate::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
     features::{CheckContext, FeatureCheck, FeatureOptions},
-    services::{
-        gitops::{GitopsMetrics, cluster_client},
-        kube_client::Restrictions,
-    },
+    services::kube_client::Restrictions,
 };
 
 const RUN_AS_HINT: &str =

@@ -1,7 +1,7 @@
 //! Receives the audit events of the API server, which sends them to the webhook of `--audit-webhook-config-file`.
 //!
 //! ```text
-//!   API server ── POST /audit, an EventList ──► receiver: event by event ──► queue ──► thread ──► ring of files ──► services::audit
+//!   API server ── POST /audit, an EventList ──► receiver: event by event ──► queue ──► thread ──► ring of files ──► AuditHandler
 //! ```
 //!
 //! Clients need a certificate of the authority that the owner of the cluster names. The API server sends batches, buffers some of them
@@ -47,7 +47,8 @@ use self::{
     receiver::{ReceiveError, Receiver},
     writer::RingWriter,
 };
-use crate::{ListenTls, audit_health::AuditHealth, file_followers::FileFollowers, listen::LimitedListener};
+use super::health::AuditHealth;
+use crate::{ListenTls, file_followers::FileFollowers, listen::LimitedListener};
 
 /// The path of the webhook.
 const PATH: &str = "/audit";

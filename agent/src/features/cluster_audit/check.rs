@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use futures_util::{FutureExt as _, future::LocalBoxFuture};
 
+use super::webhook::audit_listener;
 use crate::{
     ListenTls,
-    audit_webhook::audit_listener,
     check_report::CheckReport,
     features::{CheckContext, FeatureCheck, FeatureOptions},
 };

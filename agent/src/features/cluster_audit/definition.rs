@@ -1,18 +1,16 @@
 //! The feature: the service `audit`, and the webhook that fills its ring.
 
-mod check;
-
 use std::sync::Arc;
 
 use clap::Args as _;
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
-use crate::{
-    audit_health::AuditHealth,
-    audit_webhook::{AuditOptions, AuditWebhook},
-    services::audit::AuditHandler,
+use super::{
+    AuditHandler, check,
+    health::AuditHealth,
+    webhook::{AuditOptions, AuditWebhook},
 };
+use crate::features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::AUDIT],

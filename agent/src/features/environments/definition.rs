@@ -2,8 +2,8 @@
 
 use proto::ServiceName;
 
-use super::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
-use crate::services::provision::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
+use super::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
+use crate::features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::PROVISION],

@@ -3,8 +3,12 @@
 //! kas adds the callers of requests through kas, and decides who may read. The scope of the agent limits the events to its namespaces,
 //! and the policy of the cluster's owner may refuse the service.
 
+mod check;
+mod definition;
+mod health;
 mod parameters;
 mod stream;
+mod webhook;
 
 use std::sync::Arc;
 
@@ -16,13 +20,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
+pub(crate) use self::definition::DEFINITION;
 use self::{parameters::Parameters, stream::EventStream};
-use super::{
-    KubernetesService, RequestHandler, ServiceError,
-    caller_permits::{CallerPermits, NoPermit},
-    response::{JSON_LINES, bad_request, stream_response, wrong_method},
+use crate::{
+    policy::ScopeEnforcer,
+    services::{
+        KubernetesService, RequestHandler, ServiceError,
+        caller_permits::{CallerPermits, NoPermit},
+        response::{JSON_LINES, bad_request, stream_response, wrong_method},
+    },
 };
-use crate::policy::ScopeEnforcer;
 
 /// The most responses at the same time. One caller has half of them at most.
 const MAX_READERS: usize = 16;

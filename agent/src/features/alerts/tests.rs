@@ -29,7 +29,8 @@ use self::{
     api_server::{ApiServer, Contents},
     relay::{Relay, failing, message, open},
 };
-use super::{super::configuration::Section, *};
+use super::*;
+use crate::services::configuration::Section;
 use crate::{
     AgentMetrics,
     policy::{PolicyEnforcer, ScopeEnforcer},

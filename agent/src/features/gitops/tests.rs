@@ -270,7 +270,7 @@ async fn caller_waits_for_the_first_subscription() {
 #[tokio::test(start_paused = true)]
 async fn pod_without_gitops_does_not_keep_another_one_from_it() {
     let cluster = TestCluster::default();
-    let (events, task) = Leader::new(crate::services::notify::LEASE, process(&cluster, "audit"));
+    let (events, task) = Leader::new(crate::features::notify::LEASE, process(&cluster, "audit"));
     events.set_agent(AgentId(7));
     let lead = LeaderTask::run(task, CancellationToken::new());
     let _lead = AbortOnDropHandle::new(tokio::spawn(lead));

@@ -4,6 +4,7 @@
 //! The template comes with the configuration of the agent. What is sent to the cluster passes the scope and the policy of its owner,
 //! which has to list the kinds: without a policy there are none, and kas leaves environments as they are.
 
+mod definition;
 mod metrics;
 mod template;
 
@@ -37,14 +38,17 @@ use tokio::{
 };
 use tunnel::Body;
 
+pub(crate) use self::definition::DEFINITION;
 pub(crate) use self::metrics::ProvisionMetrics;
 use self::template::Template;
-use super::{
-    RequestHandler, ServiceError,
-    kube_client::Restrictions,
-    response::{bad_request, json_response, wrong_method},
+use crate::{
+    policy::MissingScope,
+    services::{
+        RequestHandler, ServiceError,
+        kube_client::Restrictions,
+        response::{bad_request, json_response, wrong_method},
+    },
 };
-use crate::policy::MissingScope;
 
 /// The environments whose objects are made at the same time. Further requests wait.
 const MAX_ENSURES: usize = 8;
