@@ -13,7 +13,7 @@ use std::{pin::Pin, sync::Arc};
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use futures_util::future::LocalBoxFuture;
-use gitops_engine::KubeCluster;
+use kube_cluster::KubeCluster;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::{AgentId, InstanceId};

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gitops_engine::{ApiError, Fence, KubeCluster, LeaderElector, Leadership, Stopped, while_open};
+use kube_cluster::{ApiError, Fence, KubeCluster, LeaderElector, Leadership, Stopped, while_open};
 use proto::AgentId;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{

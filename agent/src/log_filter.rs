@@ -3,12 +3,13 @@
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 12] = [
+const OURS: [&str; 13] = [
     "agent",
     "backoff",
     "cores",
     "files",
     "gitops_engine",
+    "kube_cluster",
     "process",
     "proto",
     "request_info",

@@ -30,8 +30,8 @@ mod user;
 mod validate;
 mod webhooks;
 
-use gitops_engine::environment::AllowedKinds;
 use http::{Method, Request};
+use kube_cluster::AllowedKinds;
 use proto::ServiceName;
 pub(crate) use request_info;
 

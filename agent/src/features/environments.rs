@@ -16,11 +16,12 @@ use std::{
 
 use environment_templates::{DeleteResources, Values, Variable};
 use gitops_engine::{
-    Kind, KubeCluster, Manifest, SourceLine,
-    environment::{AllowedKinds, EnvironmentError, EnvironmentOwner, Environments},
+    Manifest, SourceLine,
+    environment::{EnvironmentError, EnvironmentOwner, Environments},
 };
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Limited};
+use kube_cluster::{AllowedKinds, Kind, KubeCluster};
 use parking_lot::Mutex;
 use proto::{
     Reason, ServiceName,

@@ -38,7 +38,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use gitops_engine::{GroupKind, HealthRules, Kind, KubeCluster, applyset::ApplySet};
+use gitops_engine::{HealthRules, applyset::ApplySet};
+use kube_cluster::{GroupKind, Kind, KubeCluster};
 use parking_lot::Mutex;
 use proto::AgentId;
 use tokio::{

@@ -35,7 +35,7 @@ use std::{
     },
 };
 
-use gitops_engine::KubeCluster;
+use kube_cluster::KubeCluster;
 use parking_lot::Mutex;
 use proto::{
     agent_configuration::notify::{Flux, Notify as NotifySection},

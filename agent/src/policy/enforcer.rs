@@ -9,8 +9,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 use files::{WatchedFile, follow};
-use gitops_engine::environment::AllowedKinds;
 use http::Request;
+use kube_cluster::AllowedKinds;
 use process::LogLimiter;
 use prometheus_client::metrics::counter::Counter;
 use proto::{Reason, ServiceName, header};

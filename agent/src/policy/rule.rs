@@ -1,6 +1,6 @@
 //! One rule, and the requests that it matches.
 
-use gitops_engine::environment::AllowedResources;
+use kube_cluster::AllowedResources;
 use proto::ServiceName;
 
 use super::{

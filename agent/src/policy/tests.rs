@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gitops_engine::environment::AllowedResources;
+use kube_cluster::AllowedResources;
 
 use super::*;
 

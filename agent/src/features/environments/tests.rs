@@ -4,7 +4,7 @@ mod api_server;
 
 use std::fs;
 
-use gitops_engine::KubeCluster;
+use kube_cluster::KubeCluster;
 use proto::{
     AgentId,
     agent_configuration::{Scope, TemplateFile},

@@ -3,7 +3,7 @@
 mod rights;
 
 use futures_util::{FutureExt as _, future::LocalBoxFuture};
-use gitops_engine::KubeCluster;
+use kube_cluster::KubeCluster;
 
 use super::{GitopsMetrics, cluster_client};
 use crate::{

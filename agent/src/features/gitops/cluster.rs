@@ -1,8 +1,8 @@
 //! The cluster as GitOps uses it.
 
-use gitops_engine::KubeCluster;
 use http::Request;
 use kube::client::Body as KubeBody;
+use kube_cluster::KubeCluster;
 use proto::ServiceName;
 use tower::ServiceExt as _;
 

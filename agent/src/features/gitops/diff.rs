@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use gitops_engine::{Engine, Fence, SourceFile, Stopped, SyncInput};
+use gitops_engine::{Engine, SourceFile, SyncInput};
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt as _;
+use kube_cluster::{Fence, Stopped};
 use proto::{
     AgentId, Reason,
     gitops::{DiffLine, DiffRequest, DiffSummary, ObjectCounts, PreviewRequest},

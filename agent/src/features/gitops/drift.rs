@@ -6,8 +6,9 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use gitops_engine::{GroupKind, Kind, applyset::PROJECT, inventory::COMPONENT};
+use gitops_engine::{applyset::PROJECT, inventory::COMPONENT, watch_members};
 use kube::core::ObjectMeta;
+use kube_cluster::{GroupKind, Kind};
 use proto::AgentId;
 use tokio::time::sleep;
 
@@ -98,7 +99,7 @@ async fn watch(gitops: &Gitops, kind: Kind) {
                 project.note_change(change.id, change.fingerprint);
             }
         };
-        match gitops.cluster.watch_members(&kind, report).await {
+        match watch_members(&gitops.cluster, &kind, report).await {
             Ok(()) => sleep(PAUSE).await,
             Err(error) => {
                 tracing::debug!(kind = %kind.kind, %error, "objects are not watched for changes; they are looked at periodically");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use gitops_engine::{ApiError, ApplyOptions, Cluster, GroupKind, Kind, KindLookup};
+use kube_cluster::{ApiError, ApplyOptions, Cluster, GroupKind, Kind, KindLookup};
 use parking_lot::Mutex;
 use proto::{
     AgentId,

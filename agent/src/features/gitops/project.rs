@@ -434,7 +434,7 @@ impl Wanted {
 mod tests {
     use std::time::Duration;
 
-    use gitops_engine::Stopped;
+    use kube_cluster::Stopped;
 
     use super::*;
 

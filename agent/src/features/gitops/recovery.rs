@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gitops_engine::{Engine, KubeCluster, Recovery, SyncInput};
+use gitops_engine::{Engine, Recovery, SyncInput};
+use kube_cluster::KubeCluster;
 use proto::{AgentId, gitops::ProjectState};
 
 use super::{

@@ -178,7 +178,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use gitops_engine::Stopped;
+    use kube_cluster::Stopped;
 
     use super::*;
 

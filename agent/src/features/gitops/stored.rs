@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use gitops_engine::{
-    ApiError, ApplyOptions, Cluster as _, Kind,
     applyset::{ApplySet, PROJECT},
     inventory::{COMPONENT, Inventory},
 };
+use kube_cluster::{ApiError, ApplyOptions, Cluster as _, Kind};
 use proto::{
     AgentId,
     gitops::{ObjectId, ProjectState, ProjectStatus},

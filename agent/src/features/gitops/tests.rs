@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, convert::Infallible};
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use gitops_engine::Leadership;
 use http::{Method, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::client::Body as KubeBody;
+use kube_cluster::Leadership;
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, Reason};
 use serde_json::{Value, json};

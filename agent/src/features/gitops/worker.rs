@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
-use gitops_engine::{
-    Cluster as _, Engine, Fence, KubeCluster, Outcome, Stopped, SyncInput, applyset::ApplySet,
-};
+use gitops_engine::{Engine, Outcome, SyncInput, applyset::ApplySet};
+use kube_cluster::{Cluster as _, Fence, KubeCluster, Stopped};
 use parking_lot::Mutex;
 use proto::{
     AgentId,

@@ -1,6 +1,6 @@
 //! Argo CD: an annotation makes it compare the Applications of a repository at once.
 
-use gitops_engine::Cluster as _;
+use kube_cluster::Cluster as _;
 use proto::notify::ProjectEvent;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gitops_engine::{Cluster as _, Kind, KindLookup};
+use kube_cluster::{Cluster as _, Kind, KindLookup};
 use proto::{gitops::ObjectId, notify::ProjectEvent};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -92,7 +92,7 @@ async fn sources(notify: &Notify) -> Result<Vec<Source>, EffectError> {
     let mut found = Vec::new();
     let git = objects::kind(notify, SOURCES, "GitRepository", "Flux").await?;
     // Older versions of Flux have no artifacts.
-    let wanted = gitops_engine::GroupKind { group: SOURCES.to_owned(), kind: "OCIRepository".to_owned() };
+    let wanted = kube_cluster::GroupKind { group: SOURCES.to_owned(), kind: "OCIRepository".to_owned() };
     let artifacts = match notify.cluster.resolve(&wanted, None).await? {
         KindLookup::Found(kind) => Some(kind),
         KindLookup::Missing | KindLookup::Unavailable => None,
@@ -152,7 +152,7 @@ async fn keep_receiver(notify: &Notify, source: &Source) -> Result<(), EffectErr
         return check_owner(&existing, &agent.to_string(), &id);
     }
     let secret_kind = Kind {
-        kind: gitops_engine::GroupKind { group: String::new(), kind: "Secret".to_owned() },
+        kind: kube_cluster::GroupKind { group: String::new(), kind: "Secret".to_owned() },
         version: "v1".to_owned(),
         plural: "secrets".to_owned(),
         namespaced: true,

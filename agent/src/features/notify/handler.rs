@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::stream;
-use gitops_engine::Leadership;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
+use kube_cluster::Leadership;
 use proto::{
     AgentId, Reason,
     notify::{EVENTS_PATH, MAX_EVENT, ProjectEvent, SUBSCRIPTION_PATH, SUBSCRIPTION_PERIOD, Subscription},

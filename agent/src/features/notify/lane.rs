@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gitops_engine::ApiError;
+use kube_cluster::ApiError;
 use proto::notify::ProjectEvent;
 use tokio::{
     sync::Notify as Signal,

@@ -1,6 +1,6 @@
 //! Objects in the cluster that events change.
 
-use gitops_engine::{ApplyOptions, Cluster as _, GroupKind, Kind, KindLookup};
+use kube_cluster::{ApplyOptions, Cluster as _, GroupKind, Kind, KindLookup};
 use proto::gitops::ObjectId;
 use serde_json::{Value, json};
 

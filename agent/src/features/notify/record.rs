@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gitops_engine::{ApplyOptions, Cluster as _, GroupKind, Kind};
+use kube_cluster::{ApplyOptions, Cluster as _, GroupKind, Kind};
 use parking_lot::Mutex;
 use proto::{AgentId, gitops::ObjectId, notify::ProjectEvent};
 use serde::{Deserialize, Serialize};

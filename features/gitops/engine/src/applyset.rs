@@ -7,11 +7,10 @@
 use std::collections::BTreeSet;
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use kube_cluster::{GroupKind, Kind};
 use proto::{AgentId, gitops::ObjectId};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-
-use crate::{GroupKind, Kind};
 
 /// The label of members. Its value is the id of the ApplySet.
 pub const PART_OF: &str = "applyset.kubernetes.io/part-of";

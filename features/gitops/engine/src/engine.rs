@@ -20,6 +20,9 @@ use std::{
     sync::Arc,
 };
 
+use kube_cluster::{
+    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, KindLookup, Stopped,
+};
 use object_health::{Assessment, HealthRules};
 use parking_lot::Mutex;
 use proto::{
@@ -41,8 +44,7 @@ use self::{
     report::Report, reverts::Reverts, stage::AppliedObject,
 };
 use crate::{
-    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, KindLookup, Manifest, SourceFile,
-    Stopped,
+    Manifest, SourceFile,
     applyset::{ApplySet, PART_OF},
     hook,
     inventory::ParentState,

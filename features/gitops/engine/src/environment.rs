@@ -16,6 +16,7 @@ mod tests;
 
 use std::{borrow::Cow, collections::HashSet, fmt, time::Duration};
 
+use kube_cluster::{AllowedKinds, ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup};
 use proto::{
     gitops::ObjectId,
     provision::{ObjectChange, ProvisionedObject},
@@ -27,7 +28,7 @@ pub use self::{
     deletion::MaySweep,
     owner::{EnvironmentOwner, SlugTooLong},
 };
-use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup, Manifest};
+use crate::Manifest;
 
 /// The attempts to apply an object that somebody else creates or changes at the same time.
 const ATTEMPTS: u32 = 4;
@@ -43,19 +44,6 @@ pub enum EnvironmentError {
     /// Another attempt may succeed.
     #[error("{0}")]
     Unavailable(String),
-}
-
-/// The kinds that may be objects of environments.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllowedKinds(Vec<AllowedResources>);
-
-/// Resources of API groups.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllowedResources {
-    /// The API groups, or `None` for each group that has the resources.
-    pub groups: Option<Vec<String>>,
-    /// The resources, such as `rolebindings`.
-    pub resources: Vec<String>,
 }
 
 /// The objects of environments in a cluster.
@@ -80,32 +68,6 @@ struct LiveObject {
     version: String,
     /// A stop of the environment deletes it, or has tried that.
     ending: bool,
-}
-
-impl AllowedKinds {
-    /// Allows the resources of each entry.
-    pub fn new(entries: impl IntoIterator<Item = AllowedResources>) -> Self {
-        Self(entries.into_iter().collect())
-    }
-
-    /// Returns whether no kind is allowed.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn allows(&self, kind: &Kind) -> bool {
-        self.0.iter().any(|entry| entry.has_group(&kind.kind.group) && entry.resources.contains(&kind.plural))
-    }
-
-    fn has_group(&self, group: &str) -> bool {
-        self.0.iter().any(|entry| entry.has_group(group))
-    }
-}
-
-impl AllowedResources {
-    fn has_group(&self, group: &str) -> bool {
-        self.groups.as_ref().is_none_or(|groups| groups.iter().any(|each| each == "*" || each == group))
-    }
 }
 
 impl<C: Cluster> Environments<C> {

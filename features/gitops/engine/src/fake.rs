@@ -7,6 +7,9 @@ mod world;
 
 use std::{future::pending, ops::Range, sync::Arc};
 
+use kube_cluster::{
+    ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, MetadataPage,
+};
 use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
@@ -14,9 +17,6 @@ use tokio::sync::Notify;
 
 pub(crate) use self::world::Objects;
 use self::world::{LateWrite, World};
-use crate::{
-    ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, MetadataPage,
-};
 
 /// The objects of a page of metadata.
 const PAGE: usize = 100;

@@ -5,10 +5,11 @@
 //! applied in the form in which the API server keeps it.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kube_cluster::FIELD_MANAGER;
 use proto::gitops::ObjectId;
 use serde_json::{Map, Value};
 
-use crate::{FIELD_MANAGER, manifest::pod_spec};
+use crate::manifest::pod_spec;
 
 /// The two names of the service account of a pod. The API server keeps both, and the second one is stronger.
 const SERVICE_ACCOUNT: [&str; 2] = ["serviceAccount", "serviceAccountName"];

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
+use kube_cluster::GroupKind;
 use proto::gitops::{ObjectError, ObjectId};
 use serde_json::Value;
 
@@ -22,15 +23,6 @@ pub struct SourceLine {
     pub file: Arc<str>,
     /// The first line of the document, from 1.
     pub line: u64,
-}
-
-/// A kind of objects in any version.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GroupKind {
-    /// The API group; empty for the core group.
-    pub group: String,
-    /// The kind.
-    pub kind: String,
 }
 
 /// An object as Git has it.
@@ -78,35 +70,6 @@ impl Manifest {
     /// Sets a label, which the object gets in the cluster.
     pub fn set_label(&mut self, key: &str, value: &str) {
         self.object["metadata"]["labels"][key] = Value::from(value);
-    }
-}
-
-impl GroupKind {
-    /// Returns the kind of an object.
-    pub fn of(id: &ObjectId) -> Self {
-        Self { group: id.group.clone(), kind: id.kind.clone() }
-    }
-
-    /// Returns the id of an object of this kind. Items of lists have no kind themselves.
-    pub(crate) fn object_id(&self, object: &Value) -> ObjectId {
-        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
-        ObjectId {
-            group: self.group.clone(),
-            kind: self.kind.clone(),
-            namespace: text("namespace"),
-            name: text("name"),
-        }
-    }
-}
-
-/// `Deployment.apps`, `ConfigMap`: the form of `kubectl` and of ApplySets.
-impl fmt::Display for GroupKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.group.is_empty() {
-            f.write_str(&self.kind)
-        } else {
-            write!(f, "{}.{}", self.kind, self.group)
-        }
     }
 }
 

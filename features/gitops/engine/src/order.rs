@@ -13,10 +13,11 @@
 
 use std::collections::HashMap;
 
+use kube_cluster::GroupKind;
 use proto::gitops::{ObjectError, ObjectId};
 
 use crate::{
-    GroupKind, Manifest,
+    Manifest,
     hook::{self, HELM_WEIGHT, Phase, Role},
     validate::DEFINITIONS,
 };

@@ -3,9 +3,10 @@
 //! A label, a name or a kind proves nothing: anybody can copy them. The UID in the inventory does, and so does the field manager of
 //! agentk together with the label of the project, which an object has from its first moment.
 
+use kube_cluster::FIELD_MANAGER;
 use serde_json::Value;
 
-use crate::{FIELD_MANAGER, applyset::PART_OF};
+use crate::applyset::PART_OF;
 
 /// Marks of programs that apply manifests: where they are, their keys, and what sets them.
 const MARKS: [(&str, &str, &str); 5] = [

@@ -1,13 +1,9 @@
 //! Requests that fail for a moment.
 
-use std::{future::poll_fn, task::Poll, time::Duration};
+use std::time::Duration;
 
-use tokio::{
-    pin,
-    time::{Instant, sleep, sleep_until},
-};
-
-use crate::{ApiError, Fence, Stopped};
+use kube_cluster::{ApiError, Fence, Stopped, while_open};
+use tokio::time::sleep;
 
 /// The attempts of one request.
 const ATTEMPTS: u32 = 6;
@@ -72,38 +68,11 @@ async fn send<T>(
     Ok(while_open(fence, request).await??)
 }
 
-/// Runs a request for as long as a fence is open, and drops it then.
-///
-/// # Errors
-///
-/// The fence closed before the request ended. It may have been sent.
-pub async fn while_open<T>(fence: &dyn Fence, request: impl Future<Output = T> + Send) -> Result<T, Stopped> {
-    pin!(request);
-    loop {
-        let until = fence.check()?;
-        let polled = poll_fn(|context| {
-            if Instant::now() < until {
-                request.as_mut().poll(context).map(Some)
-            } else {
-                // The process was frozen after the check: the timer is as late as this task, and the request must not begin.
-                Poll::Ready(None)
-            }
-        });
-        tokio::select! {
-            biased;
-            // The Lease may have been renewed meanwhile.
-            () = sleep_until(until) => {}
-            ended = polled => if let Some(result) = ended { return Ok(result) },
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::pending,
-        sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
-    };
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -120,42 +89,6 @@ mod tests {
         fn check(&self) -> Result<Instant, Stopped> {
             self.0.get(self.1.fetch_add(1, SeqCst)).copied().ok_or(Stopped::LostLease)
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn request_in_flight_is_dropped_at_the_end_of_the_lease() {
-        let start = Instant::now();
-        let ends = [1, 3].map(|seconds| start + Duration::from_secs(seconds));
-        let stopped = while_open(&Ends::new(&ends), pending::<()>()).await;
-        assert_eq!(
-            (stopped, start.elapsed()),
-            (Err(Stopped::LostLease), Duration::from_secs(3)),
-            "renewed once"
-        );
-    }
-
-    /// A fence in a process that is frozen after the check, for longer than the Lease lasts.
-    struct FrozenAfter(AtomicBool);
-
-    impl Fence for FrozenAfter {
-        fn check(&self) -> Result<Instant, Stopped> {
-            if self.0.swap(true, SeqCst) {
-                return Err(Stopped::LostLease);
-            }
-            let until = Instant::now() + Duration::from_millis(5);
-            #[expect(clippy::disallowed_methods, reason = "the whole process is frozen")]
-            std::thread::sleep(Duration::from_millis(20));
-            Ok(until)
-        }
-    }
-
-    /// Test 55 of the attack list. The clock is real: one that is paused would fire the timer in time.
-    #[tokio::test]
-    async fn request_does_not_begin_after_the_end_of_the_lease() {
-        let begun = AtomicBool::new(false);
-        let request = async { begun.store(true, SeqCst) };
-        let stopped = while_open(&FrozenAfter(AtomicBool::new(false)), request).await;
-        assert_eq!((stopped, begun.into_inner()), (Err(Stopped::LostLease), false));
     }
 
     #[tokio::test(start_paused = true)]

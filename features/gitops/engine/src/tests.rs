@@ -19,13 +19,14 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
 };
 
+use kube_cluster::{Cause, Fence, Stopped};
 use parking_lot::Mutex;
 use proto::gitops::{ObjectCounts, ObjectId, ProjectState, SyncEvent, SyncEventKind};
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
-    Cause, Engine, Fence, Outcome, SourceFile, Stopped, SyncInput,
+    Engine, Outcome, SourceFile, SyncInput,
     fake::{FakeCluster, error},
 };
 

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
+use kube_cluster::GroupKind;
 use proto::{
     agent_configuration::gitops::ManifestProject,
     gitops::{ObjectError, ObjectId},
 };
 use serde_json::Value;
 
-use crate::{GroupKind, Manifest, hook};
+use crate::{Manifest, hook};
 
 /// The kind of definitions of further kinds.
 pub const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDefinition");

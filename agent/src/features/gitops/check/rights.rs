@@ -5,10 +5,8 @@ use std::{
     fmt::Write as _,
 };
 
-use gitops_engine::{
-    ApiError, Cluster as _, GroupKind, KubeCluster,
-    applyset::{ApplySet, PROJECT},
-};
+use gitops_engine::applyset::{ApplySet, PROJECT};
+use kube_cluster::{ApiError, Cluster as _, GroupKind, KubeCluster};
 use proto::{AgentId, gitops::ProjectStatus};
 use serde_json::Value;
 

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use kube_cluster::Kind;
 use object_health::Assessment;
 use proto::{agent_configuration::gitops::ManifestProject, gitops::ObjectId, graph::HealthState};
-
-use crate::Kind;
 
 /// The time until a definition is established.
 const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);

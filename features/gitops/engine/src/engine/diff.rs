@@ -3,6 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
+use kube_cluster::{Cluster, Fence};
 use proto::gitops::{DiffAction, DiffLine, DiffSummary, ObjectDiff, ObjectError};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -15,7 +16,7 @@ use super::{
     pruning::PlannedDeletions,
     without_server_fields,
 };
-use crate::{Cluster, Fence, Manifest, applyset::ApplySet, deletion_plan::NAMESPACE, diff, hook, order};
+use crate::{Manifest, applyset::ApplySet, deletion_plan::NAMESPACE, diff, hook, order};
 
 /// The time that a reader may take for a line.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);

@@ -6,6 +6,7 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
+use kube_cluster::{ApiError, Applied, Cluster, FIELD_MANAGER, Kind};
 use proto::{agent_configuration::gitops::InventoryPolicy, gitops::ObjectError};
 use serde_json::{Map, Value, json};
 
@@ -17,7 +18,7 @@ use super::{
     without_server_fields,
 };
 use crate::{
-    ApiError, Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
+    Manifest,
     applyset::{ApplySet, ID, PART_OF},
     deletion_plan::{Member, NAMESPACE, VOLUME, VOLUME_CLAIM},
     diff, folded, hook,
@@ -179,7 +180,7 @@ pub(super) struct Examined {
 /// The reason why an object has no step.
 pub(super) enum ExamineError {
     Object(ObjectError),
-    Stopped(crate::Stopped),
+    Stopped(kube_cluster::Stopped),
 }
 
 impl<C: Cluster> Engine<C> {

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use futures_util::{StreamExt as _, stream};
+use kube_cluster::{ApiError, Cluster, GroupKind, Kind, KindLookup};
 use proto::gitops::ObjectId;
 use serde_json::{Value, json};
 
@@ -16,7 +17,6 @@ use super::{
     report::Report,
 };
 use crate::{
-    ApiError, Cluster, GroupKind, Kind, KindLookup,
     applyset::PART_OF,
     deletion_plan::Member,
     ownership,

@@ -1,5 +1,6 @@
 //! The runs of hooks: a hook that runs is deleted and created again for each version of the manifests, and some are deleted at their end.
 
+use kube_cluster::{Cluster, Kind};
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::SyncEventKind};
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     stage::AppliedObject,
 };
 use crate::{
-    Cluster, Kind, Manifest,
+    Manifest,
     deletion_plan::Member,
     hook::RUN,
     order::SyncStage,

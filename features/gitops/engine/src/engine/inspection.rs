@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use kube_cluster::{Cluster, GroupKind, Kind};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
 use super::{Engine, SyncContext, SyncError, SyncState, members::Members, stage::run_all};
 use crate::{
-    Cluster, GroupKind, Kind, Manifest,
+    Manifest,
     applyset::PART_OF,
     deletion_plan::{
         Candidate, Consent, Member, NAMESPACE, STATEFUL_SET, VOLUME, VOLUME_CLAIM, may_take_others,

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use kube_cluster::{ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind};
 use proto::gitops::{ObjectError, ObjectId, RecoveryPlan};
 use serde_json::{Value, json};
 
 use super::{ATTEMPTS, CONCURRENCY, Engine, SyncContext, SyncError, SyncInput, cannot_write};
 use crate::{
-    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, Fence, GroupKind, Kind, Manifest,
+    Manifest,
     applyset::{ApplySet, PART_OF},
     deletion_plan::code,
     inventory::{GENERATION, HeldPlan, Inventory, InventoryState, MANAGER, ParentState},

@@ -2,6 +2,7 @@
 //!
 //! A job that was applied and is gone is no drift: a migration must not run again. It is created again when its manifest changes.
 
+use kube_cluster::{Cluster, Fence};
 use proto::gitops::{ObjectError, ObjectId};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -10,7 +11,7 @@ use super::{
     Engine, SyncContext, SyncError, examine::hash, ignored::with_live_values, inventory::StoredInventory,
     members::Members,
 };
-use crate::{Cluster, Fence, Manifest, hook, order::SyncStage};
+use crate::{Manifest, hook, order::SyncStage};
 
 /// The fields with which an object says that it is removed some time after its end: of Jobs and of the jobs of KubeRay and Volcano, of
 /// those of Kubeflow, and of Workflows of Argo.

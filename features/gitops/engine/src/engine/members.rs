@@ -6,12 +6,12 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
+use kube_cluster::{ApiError, Cluster, GroupKind, Kind, KindLookup};
 use proto::gitops::ObjectId;
 use serde_json::Value;
 
 use super::{CONCURRENCY, Engine, SyncContext, SyncError, inventory::StoredInventory};
 use crate::{
-    ApiError, Cluster, GroupKind, Kind, KindLookup,
     applyset::{ApplySet, PART_OF},
     deletion_plan::Member,
     inventory::Inventory,

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use kube_cluster::{Cluster, GroupKind, Kind};
 use proto::{
     agent_configuration::gitops::PropagationPolicy,
     gitops::{ObjectError, ObjectId, SyncEventKind},
@@ -16,7 +17,6 @@ use super::{
     report::Report, stage::run_all,
 };
 use crate::{
-    Cluster, GroupKind, Kind,
     deletion_plan::{Consent, DeletionPlan, LeftMembers, Member, PlanContext, may_take_others},
     order, ownership,
     retry::{ApiCallError, with_retry},

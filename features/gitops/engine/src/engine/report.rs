@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kube_cluster::Stopped;
 use proto::gitops::{
     AwaitedObject, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent, SyncEventKind,
 };
 
 use super::{Outcome, SyncContext, SyncError, SyncInput, awaited::Awaited};
-use crate::{Manifest, Stopped, hook};
+use crate::{Manifest, hook};
 
 /// The longest message of an error, in characters.
 const MAX_MESSAGE: usize = 1000;

@@ -1,10 +1,11 @@
 //! Objects that others change back. The first reverts of an object follow at once; three of them within five minutes make it contested,
 //! and then it waits longer and longer. Other objects of the project do not wait.
 
+use kube_cluster::Cluster;
 use proto::gitops::{ObjectError, ObjectId};
 
 use super::{Engine, examine::Change};
-use crate::{Cluster, Manifest};
+use crate::Manifest;
 
 /// The time in which reverts count together, and without a revert after which an object is not contested any more, in milliseconds.
 const PERIOD: u64 = 5 * 60 * 1000;

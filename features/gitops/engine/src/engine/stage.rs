@@ -3,6 +3,7 @@
 use std::{borrow::Cow, collections::HashMap};
 
 use futures_util::{StreamExt as _, stream::FuturesOrdered};
+use kube_cluster::{Cluster, GroupKind, Kind, Stopped};
 use object_health::Assessment;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
@@ -19,7 +20,7 @@ use super::{
     report::Report,
 };
 use crate::{
-    Cluster, GroupKind, Kind, Manifest, Stopped,
+    Manifest,
     deletion_plan::Member,
     hook,
     order::SyncStage,

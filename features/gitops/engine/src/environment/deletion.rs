@@ -2,6 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use kube_cluster::{ApiError, Cluster, Kind, MetadataPage};
 use proto::{
     agent_configuration::gitops::PropagationPolicy,
     gitops::ObjectId,
@@ -13,7 +14,7 @@ use super::{
     EnvironmentError, EnvironmentOwner, Environments, namespace_id, namespace_kind,
     owner::is_of_environments, version,
 };
-use crate::{ApiError, Cluster, Kind, MetadataPage, applyset::PART_OF};
+use crate::applyset::PART_OF;
 
 /// The most objects that a reason names.
 const MAX_NAMED: usize = 5;

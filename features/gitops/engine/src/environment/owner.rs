@@ -1,9 +1,8 @@
 //! Whose an object is. The labels and the annotation are those of GitLab.
 
+use kube_cluster::{ApiError, FIELD_MANAGER};
 use proto::{AgentId, provision::EnvironmentKey};
 use serde_json::{Map, Value, json};
-
-use crate::{ApiError, FIELD_MANAGER};
 
 /// The prefix of all keys of labels and annotations.
 const DOMAIN: &str = "agent.gitlab.com";

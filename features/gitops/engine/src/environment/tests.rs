@@ -1,5 +1,6 @@
 //! Environments in a cluster in memory.
 
+use kube_cluster::{AllowedKinds, AllowedResources};
 use proto::{
     AgentId,
     gitops::ObjectId,
@@ -7,11 +8,12 @@ use proto::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{AllowedKinds, AllowedResources, EnvironmentError, EnvironmentOwner, Environments};
+use super::{EnvironmentError, EnvironmentOwner, Environments};
 use crate::{
-    ApiError, Cause, Kind, Manifest, SourceLine,
+    Manifest, SourceLine,
     fake::{FakeCluster, error},
 };
+use kube_cluster::{ApiError, Cause, Kind};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 

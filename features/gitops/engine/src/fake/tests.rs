@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use kube_cluster::{ApiError, ApplyOptions, Cluster as _, GroupKind, Kind};
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{Death, FakeCluster, error};
-use crate::{ApiError, ApplyOptions, Cluster as _, GroupKind, Kind};
 
 fn id(group: &str, kind: &str, namespace: &str, name: &str) -> ObjectId {
     let text = str::to_owned;

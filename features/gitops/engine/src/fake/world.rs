@@ -6,6 +6,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kube_cluster::{ApiError, Applied, ApplyOptions, Cause, GroupKind, Kind};
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
 
@@ -13,7 +14,7 @@ use super::{
     Death, Failure, Fault, error,
     fields::{self, FieldSet},
 };
-use crate::{ApiError, Applied, ApplyOptions, Cause, GroupKind, Kind, validate::DEFINITIONS};
+use crate::validate::DEFINITIONS;
 
 pub(crate) type Objects = BTreeMap<ObjectId, Value>;
 
@@ -70,7 +71,7 @@ impl World {
             selector.split_once('=').map_or((selector, None), |(key, value)| (key, Some(value)));
         let matches = move |(id, object): &(&ObjectId, &Value)| {
             let label = &object["metadata"]["labels"][key];
-            GroupKind::is_of(&kind.kind, id)
+            is_of(&kind.kind, id)
                 && (namespace.is_empty() || id.namespace == namespace)
                 && (key.is_empty() || value.map_or_else(|| label.is_string(), |value| label == value))
         };
@@ -81,7 +82,7 @@ impl World {
     pub(super) fn put(&mut self, id: ObjectId, manager: &str, mut object: Value) {
         self.counter += 1;
         let counter = self.counter;
-        let version = self.kinds.iter().find(|kind| GroupKind::is_of(&kind.kind, &id));
+        let version = self.kinds.iter().find(|kind| is_of(&kind.kind, &id));
         let version = version.map_or("v1", |kind| &*kind.version);
         object["apiVersion"] = match &*id.group {
             "" => version.into(),
@@ -344,7 +345,7 @@ impl World {
             return Vec::new();
         }
         let is_inside = |inner: &&ObjectId| match &kind {
-            Some(kind) => GroupKind::is_of(kind, inner),
+            Some(kind) => is_of(kind, inner),
             None => inner.namespace == id.name,
         };
         self.objects.keys().filter(is_inside).cloned().collect()
@@ -416,11 +417,9 @@ impl World {
     }
 }
 
-impl GroupKind {
-    /// Returns whether an object is of this kind.
-    fn is_of(&self, id: &ObjectId) -> bool {
-        self.kind == id.kind && self.group == id.group
-    }
+/// Returns whether an object is of a kind.
+fn is_of(kind: &GroupKind, id: &ObjectId) -> bool {
+    kind.kind == id.kind && kind.group == id.group
 }
 
 pub(super) fn namespace_id(name: &str) -> ObjectId {

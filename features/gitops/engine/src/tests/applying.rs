@@ -192,7 +192,7 @@ async fn key_that_leaves_string_data_leaves_the_secret() {
 async fn value_of_a_secret_is_in_no_error() {
     let mut project = Project::new();
     project.cluster.set_fault(|request| {
-        request.starts_with("try Secret").then(|| crate::ApiError {
+        request.starts_with("try Secret").then(|| kube_cluster::ApiError {
             causes: vec![Cause { field: "data[token]".to_owned(), message: "hunter2".to_owned() }],
             ..error(422, "Invalid", "Secret is invalid: data[token]: Invalid value: \"hunter2\"")
         })
@@ -233,7 +233,9 @@ async fn sync_that_only_reports_writes_nothing() {
     project.sync(&config_maps(&["a", "b"])).await;
     let (kind, deleted) = (project.engine.objects()[0].1.clone(), id("ConfigMap", "default", "a"));
     let uid = project.cluster.object(&deleted).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    crate::Cluster::delete(&project.cluster, &kind, &deleted, &uid, None, Default::default()).await.unwrap();
+    kube_cluster::Cluster::delete(&project.cluster, &kind, &deleted, &uid, None, Default::default())
+        .await
+        .unwrap();
     project.cluster.take_requests();
     project.heal = false;
     let outcome = project.sync(&config_maps(&["a", "b"])).await;

@@ -584,7 +584,9 @@ async fn object_that_is_being_deleted_is_not_synced() {
         .edit(&dying, "kubectl", |object| object["metadata"]["finalizers"] = json!(["example.com/x"]));
     let uid = project.cluster.object(&dying).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let kind = project.engine.objects()[0].1.clone();
-    crate::Cluster::delete(&project.cluster, &kind, &dying, &uid, None, Default::default()).await.unwrap();
+    kube_cluster::Cluster::delete(&project.cluster, &kind, &dying, &uid, None, Default::default())
+        .await
+        .unwrap();
     let outcome = project.pass(&project.input(&text), &Open).await;
     assert_eq!(outcome.state, ProjectState::Syncing, "{outcome:?}");
     assert!(outcome.waiting[0].reason.contains("it is being deleted"), "{outcome:?}");

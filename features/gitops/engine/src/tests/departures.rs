@@ -48,7 +48,9 @@ async fn namespace_with_objects_of_others_is_kept() {
     // The inventory still has it, so that it is deleted once it is empty.
     let uid = project.cluster.object(&foreign).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let kind = project.engine.objects()[0].1.clone();
-    crate::Cluster::delete(&project.cluster, &kind, &foreign, &uid, None, Default::default()).await.unwrap();
+    kube_cluster::Cluster::delete(&project.cluster, &kind, &foreign, &uid, None, Default::default())
+        .await
+        .unwrap();
     assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 1);
 }
 
@@ -206,7 +208,7 @@ async fn object_that_could_not_be_created_is_not_deleted() {
         let cause = |message: &str| Cause { field: "spec".to_owned(), message: message.to_owned() };
         let causes = vec![cause("field is immutable"), cause("Invalid value: 2: must be odd")];
         let error = error(422, "Invalid", "ConfigMap is invalid: field is immutable, must be odd");
-        request.starts_with("try ").then_some(crate::ApiError { causes, ..error })
+        request.starts_with("try ").then_some(kube_cluster::ApiError { causes, ..error })
     });
     let outcome = project.sync(&object(2)).await;
     assert!(outcome.errors[0].message.contains("must be odd"), "{outcome:?}");

@@ -17,6 +17,7 @@ use std::{
     },
 };
 
+use kube_cluster::{Fence, Stopped};
 use parking_lot::Mutex;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use proto::{
@@ -40,7 +41,7 @@ use self::{
     universe::{LOCKS_GROUP, SHOP, TEAM, TOYS_GROUP, Thing},
 };
 use crate::{
-    Engine, Fence, SourceFile, Stopped,
+    Engine, SourceFile,
     applyset::{ApplySet, PART_OF},
     fake::{FakeCluster, error},
 };

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kube_cluster::Fence;
 use proto::{
     AgentId,
     agent_configuration::gitops::ManifestProject,
@@ -11,9 +12,7 @@ use proto::{
 use serde_json::Value;
 
 use super::rules::Rule;
-use crate::{
-    Engine, Fence, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset, fake::FakeCluster,
-};
+use crate::{Engine, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset, fake::FakeCluster};
 
 /// The rules that the engine is known to break.
 pub(super) const BROKEN: &[Rule] = &[];

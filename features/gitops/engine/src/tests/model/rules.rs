@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use kube_cluster::GroupKind;
 use proto::{
     agent_configuration::gitops::{InventoryPolicy, ManifestProject},
     gitops::{ObjectId, ProjectState},
@@ -16,7 +17,7 @@ use super::{
     adapter::PassResult,
     universe::{SHOP, TOYS_GROUP, Thing},
 };
-use crate::{GroupKind, applyset::PART_OF, fake::Objects};
+use crate::{applyset::PART_OF, fake::Objects};
 
 /// The time for which deletions count together, in milliseconds.
 pub(super) const HOUR: u64 = 3_600_000;

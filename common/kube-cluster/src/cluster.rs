@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::Value;
 
-use crate::GroupKind;
+use crate::{GroupKind, Kind};
 
 /// A cluster. Every call is one request or a list in pages; the engine repeats what may be repeated.
 pub trait Cluster: Clone + Send + Sync + 'static {
@@ -81,21 +81,6 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         resource_version: Option<&str>,
         propagation: PropagationPolicy,
     ) -> impl Future<Output = Result<bool, ApiError>> + Send;
-}
-
-/// A kind as the cluster serves it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kind {
-    /// The group and the kind.
-    pub kind: GroupKind,
-    /// The version.
-    pub version: String,
-    /// The name in paths, such as `deployments`.
-    pub plural: String,
-    /// Its objects are in namespaces.
-    pub namespaced: bool,
-    /// The API server keeps the status of its objects apart, so that a controller is to write one.
-    pub has_status: bool,
 }
 
 /// The result of the lookup of a kind in a cluster.
