@@ -41,6 +41,10 @@ pub struct Impersonation {
     pub extra: Vec<(String, Vec<String>)>,
 }
 
+/// The identity of a caller in the cluster: headers of impersonation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Identity(Vec<(HeaderName, Vec<u8>)>);
+
 /// A field that is no [`IdentityValue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} travels in a header: it {rule}", rule = InvalidIdentityValue)]
@@ -91,6 +95,24 @@ impl Impersonation {
         }
 
         Ok(headers)
+    }
+}
+
+impl Identity {
+    /// Returns the identity that a request acts as: its headers whose names begin with `prefix`.
+    pub fn of_request(headers: &HeaderMap, prefix: &str) -> Self {
+        let named = headers.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
+        Self(named.map(|(name, value)| (name.clone(), value.as_bytes().to_vec())).collect())
+    }
+
+    /// Returns whether the request impersonates nobody, so that it acts as agentk.
+    pub fn is_agent(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the names and the values of the headers.
+    pub fn headers(&self) -> impl Iterator<Item = (&HeaderName, &[u8])> {
+        self.0.iter().map(|(name, value)| (name, &**value))
     }
 }
 

@@ -14,8 +14,11 @@ use std::sync::Arc;
 
 use cluster_audit::RingView;
 use http::{Method, Request, Response};
-use proto::{Reason, audit::EVENTS_PATH, impersonation};
-use resource_graph::Identity;
+use proto::{
+    Reason,
+    audit::EVENTS_PATH,
+    impersonation::{self, Identity},
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;

@@ -31,9 +31,9 @@ use proto::{
         ViewList, WATCH_PATH,
     },
     header::accepts_gzip,
-    impersonation,
+    impersonation::{self, Identity},
 };
-use resource_graph::{Access, Cache, CacheConfig, Identity, Query, RateLimit, Reviews};
+use resource_graph::{Access, Cache, CacheConfig, Query, RateLimit, Reviews};
 use tokio::{
     sync::watch,
     task::AbortHandle,

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
-use resource_graph::Identity;
+use proto::impersonation::Identity;
 
 /// A number of permits. Clones share them.
 #[derive(Clone, Debug)]

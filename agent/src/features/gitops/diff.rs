@@ -10,9 +10,8 @@ use kube_cluster::{Fence, Stopped};
 use proto::{
     AgentId, Reason,
     gitops::{DiffLine, DiffRequest, DiffSummary, ObjectCounts, PreviewRequest},
-    impersonation,
+    impersonation::{self, Identity},
 };
-use resource_graph::Identity;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::{Instant, timeout},

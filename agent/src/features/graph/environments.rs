@@ -9,8 +9,9 @@ use proto::{
     agent_configuration::environments::NamedEnvironment,
     events::{EventContent, EventKind, EventSubject, NewAgentEvent, Severity},
     graph::{GroupHealth, HealthState},
+    impersonation::Identity,
 };
-use resource_graph::{Identity, Query};
+use resource_graph::Query;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{GraphService, LOAD_TIMEOUT, View, now};

@@ -9,8 +9,9 @@ use proto::{
     Reason,
     graph::{GraphEvent, Token},
     header::{LAST_EVENT_ID, accepts_gzip, prefers},
+    impersonation::Identity,
 };
-use resource_graph::{Cache, Graph, Identity, QueryError, Shown, Viewer, wait_until};
+use resource_graph::{Cache, Graph, QueryError, Shown, Viewer, wait_until};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},

@@ -47,7 +47,7 @@ pub use self::{
     loader::keep_loaded,
     query::{Query, QueryError},
     rate_limit::RateLimit,
-    reviews::{Identity, ReviewError, Reviews},
+    reviews::{ReviewError, Reviews},
     selector::{InvalidSelector, LabelSelector},
     time::wait_until,
     viewer::{Shown, Viewer},

@@ -8,9 +8,10 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use http::{HeaderMap, HeaderName, Request, header::CONTENT_TYPE};
+use http::{Request, header::CONTENT_TYPE};
 use kube::{Client, core::ApiResource};
 use parking_lot::Mutex;
+use proto::impersonation::Identity;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
@@ -49,10 +50,6 @@ pub struct Reviews {
 
 type Restriction = Arc<dyn Fn(&Request<()>) -> bool + Send + Sync>;
 
-/// The identity of a caller in the cluster: headers of impersonation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Identity(Vec<(HeaderName, Vec<u8>)>);
-
 /// The API server did not say what a caller may see.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the API server does not say what the caller may see: {0}")]
@@ -77,22 +74,6 @@ struct Review {
 struct ReviewStatus {
     #[serde(default)]
     allowed: bool,
-}
-
-impl Identity {
-    /// Returns the identity that a request acts as: its headers whose names begin with `prefix`.
-    pub fn of_request(headers: &HeaderMap, prefix: &str) -> Self {
-        let named = headers.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
-        Self(named.map(|(name, value)| (name.clone(), value.as_bytes().to_vec())).collect())
-    }
-
-    fn is_agent(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn headers(&self) -> impl Iterator<Item = (&HeaderName, &[u8])> {
-        self.0.iter().map(|(name, value)| (name, &**value))
-    }
 }
 
 impl Reviews {
