@@ -30,7 +30,10 @@ use parking_lot::{Mutex, RwLock};
 use prometheus_client::registry::Registry;
 use proto::{AgentId, Hello, ServiceName};
 use router::GitPush;
-use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::{
+    broadcast::{self, error::RecvError},
+    watch,
+};
 
 pub use self::config::AgentConfigurationConfig;
 use self::configured::ConfiguredSource;
@@ -123,6 +126,16 @@ impl ConfigurationService {
     pub fn status(&self, agent: AgentId) -> Option<ConfigurationStatus> {
         let poller = self.0.pollers.lock().get(&agent).and_then(Weak::upgrade)?;
         Some(poller.state().borrow().status())
+    }
+}
+
+/// Completes when the configuration of an agent fulfils a condition, at once if it does. Never completes after kas has stopped reading it.
+pub(crate) async fn wait_for_configuration(
+    configuration: &mut watch::Receiver<ConfigurationState>,
+    condition: impl FnMut(&ConfigurationState) -> bool,
+) {
+    if configuration.wait_for(condition).await.is_err() {
+        pending().await
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    future::pending,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -17,15 +16,12 @@ use router::{BoxFuture, StoreError, redis::RedisStore};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use sha2::{Digest as _, Sha256};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep, sleep_until},
-};
+use tokio::{sync::watch, time::sleep};
 use tunnel::Tunnel;
 
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    configuration::ConfigurationState,
+    configuration::{ConfigurationState, wait_for_configuration},
 };
 
 /// The age at which a record is forgotten: its agent has been away for so long.
@@ -138,9 +134,7 @@ impl EnvironmentSource for AgentEnvironments {
 impl EnvironmentsFeed {
     /// Writes each version of the environments. The future never completes.
     async fn write_all(&mut self) {
-        while named(&self.configuration.borrow_and_update()).is_empty() {
-            changed(&mut self.configuration).await;
-        }
+        wait_for_configuration(&mut self.configuration, |state| !named(state).is_empty()).await;
         // Boxed: most agents name none, and their tunnels should not reserve memory for them.
         Box::pin(self.keep()).await
     }
@@ -149,13 +143,9 @@ impl EnvironmentsFeed {
         loop {
             let named = named(&self.configuration.borrow_and_update());
             self.write(&named).await;
-            let written = Instant::now();
-            while self::named(&self.configuration.borrow_and_update()) == named && written.elapsed() < REFRESH
-            {
-                tokio::select! {
-                    () = changed(&mut self.configuration) => {}
-                    () = sleep_until(written + REFRESH) => {}
-                }
+            tokio::select! {
+                () = wait_for_configuration(&mut self.configuration, |state| self::named(state) != named) => {}
+                () = sleep(REFRESH) => {}
             }
         }
     }
@@ -171,13 +161,6 @@ impl EnvironmentsFeed {
             tracing::debug!(agent.name = %name, %error, "the environments of an agent are not kept");
             sleep(PAUSE).await;
         }
-    }
-}
-
-/// Waits for a change of the configuration.
-async fn changed(configuration: &mut watch::Receiver<ConfigurationState>) {
-    if configuration.changed().await.is_err() {
-        pending().await
     }
 }
 

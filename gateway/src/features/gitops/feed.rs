@@ -39,8 +39,11 @@ use super::{
     versions::ClusterReader,
 };
 use crate::{
-    agent_memory::AgentMemory, attachments::Attachment, configuration::ConfigurationState,
-    features::lines::Lines, kill_switch::RequestAttributes,
+    agent_memory::AgentMemory,
+    attachments::Attachment,
+    configuration::{ConfigurationState, wait_for_configuration},
+    features::lines::Lines,
+    kill_switch::RequestAttributes,
 };
 
 /// The time that agentk may take for the response to a small request.
@@ -112,7 +115,7 @@ impl GitopsFeed {
         let mut configuration = self.configuration.clone();
         tokio::select! {
             biased;
-            () = projects_appear(&mut configuration) => {}
+            () = wait_for_configuration(&mut configuration, has_projects) => {}
             () = self.serve_former_projects(tunnel) => {}
         }
         loop {
@@ -188,11 +191,9 @@ impl GitopsFeed {
     async fn feed(&self, tunnel: &Tunnel, wanted: broadcast::Sender<String>) -> Infallible {
         let mut configuration = self.configuration.clone();
         loop {
+            wait_for_configuration(&mut configuration, |state| projects(state).1.is_some()).await;
             let (own, projects) = projects(&configuration.borrow_and_update());
-            let Some(projects) = projects else {
-                changed(&mut configuration).await;
-                continue;
-            };
+            let Some(projects) = projects else { continue };
             let named = projects.iter().cloned().map(ManifestProject::into_named);
             let list = ProjectList { projects: named.collect() };
             let follow = async {
@@ -210,18 +211,11 @@ impl GitopsFeed {
                 .await;
                 pending::<()>().await;
             };
-            let differs = async {
-                loop {
-                    changed(&mut configuration).await;
-                    let now = self::projects(&configuration.borrow_and_update());
-                    if now.1.is_some_and(|now| now != projects) {
-                        return;
-                    }
-                }
-            };
+            let differs =
+                |state: &ConfigurationState| self::projects(state).1.is_some_and(|now| now != projects);
             tokio::select! {
                 () = follow => {}
-                () = differs => {}
+                () = wait_for_configuration(&mut configuration, differs) => {}
             }
         }
     }
@@ -470,17 +464,8 @@ pub(super) fn projects(state: &ConfigurationState) -> (String, Option<Vec<Manife
     (own, Some(projects))
 }
 
-/// Completes as soon as the configuration has projects.
-async fn projects_appear(configuration: &mut watch::Receiver<ConfigurationState>) {
-    while projects(&configuration.borrow_and_update()).1.is_none_or(|projects| projects.is_empty()) {
-        changed(configuration).await;
-    }
-}
-
-async fn changed(configuration: &mut watch::Receiver<ConfigurationState>) {
-    if configuration.changed().await.is_err() {
-        pending().await
-    }
+fn has_projects(state: &ConfigurationState) -> bool {
+    projects(state).1.is_some_and(|projects| !projects.is_empty())
 }
 
 pub(super) async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), String> {

@@ -39,7 +39,7 @@ use crate::features::{FeatureContext, lines::Lines, shared::shared};
 use crate::{
     agent_memory::AgentMemory,
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    configuration::ConfigurationState,
+    configuration::{ConfigurationState, wait_for_configuration},
     kill_switch::{KillSwitch, RequestAttributes},
 };
 use router::StoreError;
@@ -149,19 +149,7 @@ impl ViewsFeed {
             };
             tokio::select! {
                 () = Box::pin(follow) => {}
-                () = self.changed(&mut configuration, &names) => {}
-            }
-        }
-    }
-
-    /// Waits until the configuration has other views.
-    async fn changed(&self, configuration: &mut watch::Receiver<ConfigurationState>, names: &[String]) {
-        loop {
-            if configuration.changed().await.is_err() {
-                return pending().await;
-            }
-            if self::names(&configuration.borrow_and_update()) != names {
-                return;
+                () = wait_for_configuration(&mut configuration, |state| self::names(state) != names) => {}
             }
         }
     }

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     agent_memory::AgentMemory,
     attachments::Attachment,
-    configuration::ConfigurationState,
+    configuration::{ConfigurationState, wait_for_configuration},
     features::{gitops::call, lines::Lines},
     kill_switch::RequestAttributes,
 };
@@ -92,7 +92,9 @@ impl NotifyFeed {
                     }
                     sleep(pause).await;
                 }
-                () = changed(&mut configuration, &sections) => pause = PAUSE[0],
+                () = wait_for_configuration(&mut configuration, |state| EventSections::new(state) != sections) => {
+                    pause = PAUSE[0];
+                }
             }
         }
     }
@@ -296,17 +298,5 @@ fn parse_projects(line: Subscription) -> Result<BTreeSet<String>, String> {
     match line.projects.iter().find(|project| !is_project_path(project)) {
         Some(project) => Err(format!("agentk wants {project:?}, which is no project")),
         None => Ok(line.projects.into_iter().collect()),
-    }
-}
-
-/// Waits until the configuration has other sections about events.
-async fn changed(configuration: &mut watch::Receiver<ConfigurationState>, sections: &EventSections) {
-    loop {
-        if configuration.changed().await.is_err() {
-            return pending().await;
-        }
-        if EventSections::new(&configuration.borrow_and_update()) != *sections {
-            return;
-        }
     }
 }

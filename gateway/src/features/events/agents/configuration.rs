@@ -1,6 +1,6 @@
 //! Reports errors of the configuration of an agent.
 
-use std::{future::pending, time::SystemTime};
+use std::time::SystemTime;
 
 use futures_util::future::BoxFuture;
 use proto::events::{Event, EventAgent, EventContent, EventKind, Severity};
@@ -12,7 +12,7 @@ use tunnel::Tunnel;
 use super::{AgentEvents, event_agent};
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    configuration::ConfigurationState,
+    configuration::{ConfigurationState, wait_for_configuration},
     features::events::unique_key,
     features::shared::shared,
 };
@@ -56,23 +56,20 @@ impl ConfigurationReporter {
         let _permit = reporter.acquire().await;
         let mut reported = None;
         loop {
-            let described = describe(&self.configuration.borrow_and_update());
-            if let Some((content, state)) = described
-                && reported.as_ref() != Some(&state)
-            {
-                reported = Some(state.clone());
-                let (time, agent) = (SystemTime::now(), Some(self.agent.clone()));
-                let subject = "configuration".to_owned();
-                let (scope, quiet) = (StateScope::Agent, state == VALID);
-                let event = NewEvent::new(unique_key(&subject), Event { time, agent, content });
-                self.service
-                    .0
-                    .events
-                    .emit(NewEvent { state: Some(SubjectState { scope, subject, state, quiet }), ..event });
-            }
-            if self.configuration.changed().await.is_err() {
-                return pending().await;
-            }
+            let mut new = None;
+            wait_for_configuration(&mut self.configuration, |state| {
+                new = describe(state).filter(|(_, state)| reported.as_ref() != Some(state));
+                new.is_some()
+            })
+            .await;
+            let Some((content, state)) = new else { continue };
+            reported = Some(state.clone());
+            let (time, agent) = (SystemTime::now(), Some(self.agent.clone()));
+            let subject = "configuration".to_owned();
+            let (scope, quiet) = (StateScope::Agent, state == VALID);
+            let event = NewEvent::new(unique_key(&subject), Event { time, agent, content });
+            let state = Some(SubjectState { scope, subject, state, quiet });
+            self.service.0.events.emit(NewEvent { state, ..event });
         }
     }
 }
