@@ -34,6 +34,7 @@ mod agent_list;
 mod agent_locations;
 mod agent_memory;
 mod agent_metrics;
+mod agent_requests;
 mod agents;
 mod api;
 pub mod app;

@@ -10,8 +10,8 @@ use proto::{
 use tokio::time::sleep;
 use tunnel::Tunnel;
 
-use super::control::{self, ControlError};
-use crate::kill_switch::KillSwitch;
+use super::control;
+use crate::{agent_requests::AgentRequestError, kill_switch::KillSwitch};
 
 /// The time after which a notice that got no response is sent again.
 const RETRY_PERIOD: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ pub(super) async fn report(
         if let Err(error) = &sent {
             tracing::debug!(agent.name = %agent.name, tunnel = %tunnel_id, %error, "rules of the kill switch not reported");
         }
-        let retry = matches!(sent, Err(ControlError::Failed(_) | ControlError::TimedOut));
+        let retry = matches!(sent, Err(AgentRequestError::Failed(_) | AgentRequestError::TimedOut));
         if !retry {
             reported = notice;
         }

@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::Request;
+use http::Method;
 use http_body_util::{BodyExt as _, Limited};
 use proto::{
     ServiceName,
     agent_configuration::{CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate},
-    header, short_line,
+    short_line,
 };
 use tokio::{
     sync::watch,
@@ -17,6 +16,7 @@ use tokio::{
 use tunnel::{Body, Tunnel};
 
 use super::{ConfigurationMetrics, ConfigurationState, poller::Poller};
+use crate::agent_requests::{AgentRequestError, json, request, send};
 
 /// The time that an agent may take for the response.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ enum PushResult {
     /// The agent does not accept this configuration.
     Refused(String),
     /// The agent did not respond.
-    Failed(String),
+    Failed(AgentRequestError),
 }
 
 impl ConfigurationPusher {
@@ -103,7 +103,7 @@ impl ConfigurationPusher {
                 }
                 PushResult::Failed(error) => {
                     self.metrics.count_push("failed");
-                    tracing::debug!(agent.name = %name, error, "configuration not sent to agentk");
+                    tracing::debug!(agent.name = %name, %error, "configuration not sent to agentk");
                     self.state.mark_changed();
                     sleep(pause).await;
                     pause = (pause * 2).min(MAX_PAUSE);
@@ -124,26 +124,12 @@ async fn response_of(body: Body) -> ConfigurationResponse {
 }
 
 async fn push(tunnel: &Tunnel, update: &ConfigurationUpdate) -> PushResult {
-    let body = serde_json::to_vec(update).expect("serializable");
-    let request = Request::put(CONFIGURATION_PATH)
-        .header(header::SERVICE, ServiceName::CONFIGURATION)
-        .body(Body::from(Bytes::from(body)))
-        .expect("valid request");
-    match timeout(PUSH_TIMEOUT, tunnel.call(request)).await {
-        Ok(Ok(response)) if response.status().is_success() => {
-            PushResult::Accepted(response_of(response.into_body()).await)
+    let request = request(Method::PUT, ServiceName::CONFIGURATION, CONFIGURATION_PATH, json(update));
+    match send(tunnel, request, PUSH_TIMEOUT).await {
+        Ok(response) => PushResult::Accepted(response_of(response.into_body()).await),
+        Err(error @ AgentRequestError::Refused(status, _)) if status.is_client_error() => {
+            PushResult::Refused(error.to_string())
         }
-        Ok(Ok(response)) => {
-            let message = response.headers().get(header::ERROR_MESSAGE).and_then(|it| it.to_str().ok());
-            let message: String = message.unwrap_or_default().chars().take(300).collect();
-            let error = format!("{} {message}", response.status());
-            if response.status().is_client_error() {
-                PushResult::Refused(error)
-            } else {
-                PushResult::Failed(error)
-            }
-        }
-        Ok(Err(error)) => PushResult::Failed(error.to_string()),
-        Err(_) => PushResult::Failed("no response in time".to_owned()),
+        Err(error) => PushResult::Failed(error),
     }
 }

@@ -40,7 +40,7 @@ use self::{
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
-pub(super) use self::{feed::call, gitlab::NO_ANSWER};
+pub(super) use self::gitlab::NO_ANSWER;
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     kill_switch::KillSwitch,

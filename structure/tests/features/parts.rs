@@ -116,7 +116,7 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", "gitops", "gitlab", 3),
     ("gateway", "gitops", PROGRAM, 1),
     ("gateway", "graph", PROGRAM, 1),
-    ("gateway", "notify", "gitops", 3),
+    ("gateway", "notify", "gitops", 2),
     ("gateway", "notify", PROGRAM, 1),
     ("gateway", "web", "cluster-audit", 1),
     ("gateway", "web", "gitlab", 2),

@@ -16,7 +16,7 @@ use std::{
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
-use http::Request;
+use http::{HeaderValue, Method};
 use parking_lot::Mutex;
 use proto::{
     AgentId, InstanceId, ServiceName,
@@ -24,12 +24,11 @@ use proto::{
         AgentEvent, AgentEventId, AgentEventLine, EVENT_LINES, EVENTS_PATH, EventAgent, MAX_EVENT_LINE,
         OPEN_ALERTS, OpenAlerts,
     },
-    header,
 };
 use router::NewEvent;
 use tokio::{
     sync::{Semaphore, watch},
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tunnel::{Body, Tunnel};
 
@@ -37,6 +36,7 @@ use self::checked::EventChecker;
 pub(in crate::features) use self::configuration::ConfigurationReports;
 use crate::{
     agent_memory::AgentMemory,
+    agent_requests::{request, send},
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::ConfigurationState,
     features::{
@@ -170,15 +170,9 @@ impl EventsFeed {
             0 => EVENTS_PATH.to_owned(),
             sequence => format!("{EVENTS_PATH}?after={}", AgentEventId { instance: self.instance, sequence }),
         };
-        let request = Request::get(path)
-            .header(header::SERVICE, ServiceName::AGENT_EVENTS)
-            .header(EVENT_LINES, OPEN_ALERTS)
-            .body(Body::empty());
-        let response = timeout(HEAD_TIMEOUT, tunnel.call(request.expect("a valid request"))).await;
-        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
-        if !response.status().is_success() {
-            return Err(format!("agentk responds {}", response.status()));
-        }
+        let mut request = request(Method::GET, ServiceName::AGENT_EVENTS, &path, Body::empty());
+        request.headers_mut().insert(EVENT_LINES, HeaderValue::from_static(OPEN_ALERTS));
+        let response = send(tunnel, request, HEAD_TIMEOUT).await?;
         let mut lines = Lines::new(response.into_body(), MAX_EVENT_LINE).counted(&self.memory);
         while let Some(line) = lines.next::<AgentEventLine>().await? {
             match line {

@@ -3,14 +3,13 @@
 use std::{collections::HashSet, convert::Infallible, pin::Pin, time::Duration};
 
 use access::AgentIdentity;
-use bytes::Bytes;
 use futures_util::{
     StreamExt as _,
     future::{BoxFuture, join_all, pending},
     stream::{self, FuturesUnordered},
 };
 use git::{Commit, CommitId, RepositoryError, RepositoryFile};
-use http::{Request, Response, StatusCode};
+use http::{Method, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use proto::{
@@ -20,14 +19,13 @@ use proto::{
         CommitInfo, PROBLEM_PATH, PROJECTS_PATH, ProjectList, SOURCE_PATH, SYNC_PATH, SourceNotice,
         SourceProblem, SourceQuery, SyncEncoder, SyncEvent, SyncHead,
     },
-    header,
 };
 use render::Share;
 use secrecy::SecretString;
 use serde::Serialize;
 use tokio::{
     sync::{broadcast, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 use tunnel::{Body, Tunnel};
 
@@ -40,6 +38,7 @@ use super::{
 };
 use crate::{
     agent_memory::AgentMemory,
+    agent_requests::{AgentRequestError, json, request, send},
     attachments::Attachment,
     configuration::{ConfigurationState, wait_for_configuration},
     features::lines::Lines,
@@ -149,15 +148,18 @@ impl GitopsFeed {
     async fn subscribe(&self, tunnel: &Tunnel, has_projects: bool) -> Result<SubscriptionEnd, String> {
         let query = SourceQuery { agent: self.agent.id, has_projects };
         let path = format!("{SOURCE_PATH}?{query}");
-        let request = Request::get(path).header(header::SERVICE, ServiceName::MANIFESTS).body(Body::empty());
-        let response = timeout(REQUEST_TIMEOUT, tunnel.call(request.expect("a valid request"))).await;
-        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
-        let status = response.status();
-        // An agentk that does not know the parameter responds with an error of the client.
-        if !has_projects && (status == StatusCode::NO_CONTENT || status.is_client_error()) {
-            return Ok(SubscriptionEnd::NotNeeded);
-        }
-        let mut notices = Lines::new(check_status(response)?.into_body(), MAX_LINE).counted(&self.memory);
+        let request = request(Method::GET, ServiceName::MANIFESTS, &path, Body::empty());
+        let response = match send(tunnel, request, REQUEST_TIMEOUT).await {
+            Ok(response) if !has_projects && response.status() == StatusCode::NO_CONTENT => {
+                return Ok(SubscriptionEnd::NotNeeded);
+            }
+            // An agentk that does not know the parameter responds with an error of the client.
+            Err(AgentRequestError::Refused(status, _)) if !has_projects && status.is_client_error() => {
+                return Ok(SubscriptionEnd::NotNeeded);
+            }
+            response => response?,
+        };
+        let mut notices = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
         let wanted = broadcast::Sender::new(QUEUE);
         let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
         let mut previews = FuturesUnordered::new();
@@ -202,7 +204,7 @@ impl GitopsFeed {
                     sleep(PAUSE).await;
                 }
                 while let Err(error) = put(tunnel, PROJECTS_PATH, &list).await {
-                    tracing::debug!(agent.name = %self.agent.name, error, "the list of projects was not sent");
+                    tracing::debug!(agent.name = %self.agent.name, %error, "the list of projects was not sent");
                     sleep(PAUSE).await;
                 }
                 join_all(
@@ -307,13 +309,10 @@ impl GitopsFeed {
             }
             FeedError::Source(error)
         })?;
-        let request = Request::post(SYNC_PATH)
-            .header(header::SERVICE, ServiceName::MANIFESTS)
-            .body(sync_body(head, files));
-        let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-        let response = response.map_err(|_| FeedError::Tunnel("no response in time".to_owned()))?;
-        let events = Lines::new(response.map_err(FeedError::Tunnel)?.into_body(), MAX_LINE);
-        sent.events = Some(events.counted(&self.memory));
+        let request = request(Method::POST, ServiceName::MANIFESTS, SYNC_PATH, sync_body(head, files));
+        let response = send(tunnel, request, SYNC_TIMEOUT).await;
+        let response = response.map_err(|error| FeedError::Tunnel(error.into()))?;
+        sent.events = Some(Lines::new(response.into_body(), MAX_LINE).counted(&self.memory));
         sent.commit = Some(id);
         self.set_target(target, sent);
         Ok(())
@@ -420,7 +419,7 @@ impl GitopsFeed {
         let problem = SourceProblem { project: id.to_owned(), message: message.clone() };
         match put(tunnel, PROBLEM_PATH, &problem).await {
             Ok(()) => sent.problem = Some(message),
-            Err(error) => tracing::debug!(project = id, error, "the problem was not sent to agentk"),
+            Err(error) => tracing::debug!(project = id, %error, "the problem was not sent to agentk"),
         }
     }
 }
@@ -468,28 +467,11 @@ fn has_projects(state: &ConfigurationState) -> bool {
     projects(state).1.is_some_and(|projects| !projects.is_empty())
 }
 
-pub(super) async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), String> {
-    let body = serde_json::to_vec(value).expect("it has keys that are text");
-    let request = Request::put(path)
-        .header(header::SERVICE, ServiceName::MANIFESTS)
-        .body(Body::from(Bytes::from(body)));
-    let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-    response.map_err(|_| "no response in time".to_owned())?.map(drop)
-}
-
-/// Sends a request. A response without success is an error.
-pub(in crate::features) async fn call(
+pub(super) async fn put(
     tunnel: &Tunnel,
-    request: Request<Body>,
-) -> Result<Response<Body>, String> {
-    check_status(tunnel.call(request).await.map_err(|error| error.to_string())?)
-}
-
-pub(super) fn check_status(response: Response<Body>) -> Result<Response<Body>, String> {
-    if response.status().is_success() {
-        return Ok(response);
-    }
-    let message = response.headers().get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
-    let message: String = message.unwrap_or_default().chars().take(300).collect();
-    Err(format!("{} {message}", response.status()))
+    path: &str,
+    value: &impl Serialize,
+) -> Result<(), AgentRequestError> {
+    let request = request(Method::PUT, ServiceName::MANIFESTS, path, json(value));
+    send(tunnel, request, REQUEST_TIMEOUT).await.map(drop)
 }

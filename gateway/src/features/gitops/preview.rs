@@ -3,16 +3,15 @@
 use std::time::Duration;
 
 use git::Commit;
-use http::Request;
+use http::Method;
 use proto::{
     ServiceName,
     gitops::{CommitInfo, PREVIEW_PATH, PreviewRequest, SourceProblem, SyncHead},
-    header,
 };
-use tokio::time::timeout;
 use tunnel::{Body, Tunnel};
 
-use super::feed::{FeedError, GitopsFeed, SYNC_TIMEOUT, call, projects, put, sync_body};
+use super::feed::{FeedError, GitopsFeed, SYNC_TIMEOUT, projects, put, sync_body};
+use crate::agent_requests::{self, send};
 
 /// The age of a look at the repository that a diff accepts.
 const AGE: Duration = Duration::from_secs(1);
@@ -23,14 +22,13 @@ impl GitopsFeed {
         let path = format!("{PREVIEW_PATH}?number={}", request.number);
         let sent = match self.read_preview(tunnel, &request).await {
             Ok(body) => {
-                let request = Request::post(&path).header(header::SERVICE, ServiceName::MANIFESTS).body(body);
-                let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-                response.unwrap_or_else(|_| Err("no response in time".to_owned())).map(drop)
+                let request = agent_requests::request(Method::POST, ServiceName::MANIFESTS, &path, body);
+                send(tunnel, request, SYNC_TIMEOUT).await.map(drop)
             }
             Err(message) => put(tunnel, &path, &SourceProblem { project: request.project, message }).await,
         };
         if let Err(error) = sent {
-            tracing::debug!(agent.name = %self.agent.name, error, "the files for a diff were not sent to agentk");
+            tracing::debug!(agent.name = %self.agent.name, %error, "the files for a diff were not sent to agentk");
         }
     }
 

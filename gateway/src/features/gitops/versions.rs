@@ -1,17 +1,17 @@
 //! The version and the API of the cluster of an agent, for which charts are rendered.
 
-use http::{Request, StatusCode};
+use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use proto::{
     ServiceName,
     gitops::{CLUSTER_PATH, ClusterVersions, MAX_CLUSTER_VERSIONS},
-    header,
 };
 use render::TargetCluster;
 use tokio::time::timeout;
 use tunnel::{Body, Tunnel};
 
-use super::feed::{REQUEST_TIMEOUT, check_status};
+use super::feed::REQUEST_TIMEOUT;
+use crate::agent_requests::{AgentRequestError, request, send};
 
 /// Reads what the cluster behind a tunnel is.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ impl ClusterReader<'_> {
     /// agentk does not know it, or does not respond. The error is a sentence.
     pub(super) async fn read(&self) -> Result<TargetCluster, String> {
         let versions = timeout(REQUEST_TIMEOUT, self.request()).await;
-        let versions = versions.unwrap_or_else(|_| Err("no response in time".to_owned()));
+        let versions = versions.unwrap_or_else(|_| Err(AgentRequestError::TimedOut.into()));
         let ClusterVersions { kubernetes, api, unavailable, hooks } = versions.map_err(|error| {
             format!("agentk does not name the version and the API of its cluster, for which charts are rendered: {error}")
         })?;
@@ -39,14 +39,15 @@ impl ClusterReader<'_> {
     }
 
     async fn request(&self) -> Result<ClusterVersions, String> {
-        let request = Request::get(CLUSTER_PATH).header(header::SERVICE, ServiceName::MANIFESTS);
-        let request = request.body(Body::empty()).expect("a valid request");
-        let response = self.tunnel.call(request).await.map_err(|error| error.to_string())?;
-        // An older agentk does not know the path.
-        if response.status() == StatusCode::NOT_FOUND {
-            return Ok(ClusterVersions::default());
-        }
-        let body = Limited::new(check_status(response)?.into_body(), MAX_CLUSTER_VERSIONS).collect().await;
+        let request = request(Method::GET, ServiceName::MANIFESTS, CLUSTER_PATH, Body::empty());
+        let response = match send(self.tunnel, request, REQUEST_TIMEOUT).await {
+            // An older agentk does not know the path.
+            Err(AgentRequestError::Refused(StatusCode::NOT_FOUND, _)) => {
+                return Ok(ClusterVersions::default());
+            }
+            response => response?,
+        };
+        let body = Limited::new(response.into_body(), MAX_CLUSTER_VERSIONS).collect().await;
         let body = body.map_err(|error| error.to_string())?.to_bytes();
         serde_json::from_slice(&body).map_err(|error| format!("the response is not valid: {error}"))
     }

@@ -20,12 +20,11 @@ use std::{
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
-use http::Request;
+use http::Method;
 use parking_lot::Mutex;
 use proto::{
     AgentId, ReplicaId, ServiceName,
     graph::{GraphEvent, View, WATCH_PATH},
-    header,
 };
 use tokio::{
     sync::{Semaphore, watch},
@@ -38,6 +37,7 @@ use self::{record::bounded, store::ViewStore};
 use crate::features::{FeatureContext, lines::Lines, shared::shared};
 use crate::{
     agent_memory::AgentMemory,
+    agent_requests::{request, send},
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
     kill_switch::{KillSwitch, RequestAttributes},
@@ -191,15 +191,9 @@ impl ViewsFeed {
     }
 
     async fn read_stream(&self, tunnel: &Tunnel, names: &[String]) -> Result<(), String> {
-        let request = Request::get(format!("{WATCH_PATH}?views=all"))
-            .header(header::SERVICE, ServiceName::GRAPH)
-            .body(Body::empty())
-            .expect("a valid request");
-        let response = timeout(HEAD_TIMEOUT, tunnel.call(request)).await;
-        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
-        if !response.status().is_success() {
-            return Err(format!("agentk responds {}", response.status()));
-        }
+        let path = format!("{WATCH_PATH}?views=all");
+        let request = request(Method::GET, ServiceName::GRAPH, &path, Body::empty());
+        let response = send(tunnel, request, HEAD_TIMEOUT).await?;
         let mut lines = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
         let mut current = None;
         loop {

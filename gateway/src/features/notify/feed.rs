@@ -8,11 +8,10 @@ use std::{
 };
 
 use access::AgentIdentity;
-use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use http::Request;
+use http::Method;
 use proto::{
-    ServiceName, header,
+    ServiceName,
     notify::{
         EVENTS_PATH, MAX_PROJECTS, ProjectEvent, ProjectEventFields, SUBSCRIPTION_PATH, SUBSCRIPTION_PERIOD,
         Subscription, is_project_path,
@@ -30,9 +29,10 @@ use super::{
 };
 use crate::{
     agent_memory::AgentMemory,
+    agent_requests::{self, AgentRequestError, json, request},
     attachments::Attachment,
     configuration::{ConfigurationState, wait_for_configuration},
-    features::{gitops::call, lines::Lines},
+    features::lines::Lines,
     kill_switch::RequestAttributes,
 };
 
@@ -60,7 +60,7 @@ pub(super) struct NotifyFeed {
     pub(super) memory: AgentMemory,
 }
 
-type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), String>)> + Send + 'a>>;
+type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), AgentRequestError>)> + Send + 'a>>;
 
 impl Attachment for NotifyFeed {
     fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
@@ -104,10 +104,9 @@ impl NotifyFeed {
         // Before the latest events are read, so that none is missed in between.
         let mut live = self.service.0.live.subscribe();
         let path = format!("{SUBSCRIPTION_PATH}?agent={}", self.agent.id);
-        let request = Request::get(path).header(header::SERVICE, ServiceName::NOTIFY).body(Body::empty());
-        let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-        let lines = Lines::new(response.map_err(|_| "no response in time")??.into_body(), MAX_LINE);
-        let mut lines = lines.counted(&self.memory);
+        let request = request(Method::GET, ServiceName::NOTIFY, &path, Body::empty());
+        let response = agent_requests::send(tunnel, request, REQUEST_TIMEOUT).await?;
+        let mut lines = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
         let mut outbox = Outbox::default();
         let mut guard = None;
         let mut asked = (Subscription::default(), Instant::now());
@@ -171,7 +170,7 @@ impl NotifyFeed {
                     match sent {
                         Ok(()) => outbox.accept(&event),
                         Err(error) => {
-                            tracing::debug!(agent.name = %self.agent.name, id = event.id(), error, "an event was not sent to agentk");
+                            tracing::debug!(agent.name = %self.agent.name, id = event.id(), %error, "an event was not sent to agentk");
                             outbox.defer(&event);
                         }
                     }
@@ -182,18 +181,13 @@ impl NotifyFeed {
     }
 
     /// Sends an event, once the operator of kas has not disabled events for this agent.
-    async fn send(&self, tunnel: &Tunnel, event: &ProjectEvent) -> Result<(), String> {
+    async fn send(&self, tunnel: &Tunnel, event: &ProjectEvent) -> Result<(), AgentRequestError> {
         let service: ServiceName = ServiceName::NOTIFY.parse().expect("a constant that is a service name");
         let agent = Some(self.agent.attributes());
         let request = RequestAttributes { address: None, service: &service, agent, caller: None, user: None };
         self.service.0.kill_switch.enabled(&request).await;
-        let body = serde_json::to_vec(event).expect("it has keys that are text");
-        let request = Request::post(EVENTS_PATH)
-            .header(header::SERVICE, ServiceName::NOTIFY)
-            .body(Body::from(Bytes::from(body)))
-            .expect("a valid request");
-        let sent = timeout(REQUEST_TIMEOUT, call(tunnel, request)).await;
-        sent.map_err(|_| "no response in time".to_owned())?.map(drop)
+        let request = agent_requests::request(Method::POST, ServiceName::NOTIFY, EVENTS_PATH, json(event));
+        agent_requests::send(tunnel, request, REQUEST_TIMEOUT).await.map(drop)
     }
 
     /// Names projects, and adds their latest events.
