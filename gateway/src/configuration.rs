@@ -17,16 +17,10 @@ mod poller;
 mod pusher;
 mod state;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    future::pending,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{fmt, future::pending, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource, Identities};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use prometheus_client::registry::Registry;
 use proto::{AgentId, Hello, ServiceName};
 use router::GitPush;
@@ -43,6 +37,8 @@ pub(crate) use self::{
     pusher::ConfigurationPusher,
     state::{ConfigurationState, ConfigurationStatus},
 };
+use crate::weak_map::WeakMap;
+
 /// Reads the configurations of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct ConfigurationService(Arc<Shared>);
@@ -52,7 +48,7 @@ pub(crate) struct Shared {
     poll_period: Duration,
     sources: RwLock<Vec<Arc<dyn ConfigurationSource>>>,
     observers: RwLock<Vec<ConfigurationObserver>>,
-    pollers: Mutex<HashMap<AgentId, Weak<Poller>>>,
+    pollers: WeakMap<AgentId, Poller>,
     metrics: ConfigurationMetrics,
 }
 
@@ -69,7 +65,7 @@ impl ConfigurationService {
             poll_period: settings.poll_period,
             sources: RwLock::new(vec![Arc::new(configured)]),
             observers: RwLock::default(),
-            pollers: Mutex::default(),
+            pollers: WeakMap::default(),
             metrics: ConfigurationMetrics::register(registry),
         }))
     }
@@ -86,9 +82,7 @@ impl ConfigurationService {
 
     /// Reads the configurations from the repository of a project again, because it has received a push.
     pub fn wake(&self, project_path: &str) {
-        for poller in self.0.pollers.lock().values().filter_map(Weak::upgrade) {
-            poller.wake(project_path);
-        }
+        self.0.pollers.for_each(|poller| poller.wake(project_path));
     }
 
     /// Reads the configurations of projects again when they receive a push. The future never completes.
@@ -96,14 +90,7 @@ impl ConfigurationService {
         loop {
             match pushes.recv().await {
                 Ok(push) => self.wake(push.path()),
-                Err(RecvError::Lagged(_)) => {
-                    self.0
-                        .pollers
-                        .lock()
-                        .values()
-                        .filter_map(Weak::upgrade)
-                        .for_each(|poller| poller.wake_always());
-                }
+                Err(RecvError::Lagged(_)) => self.0.pollers.for_each(Poller::wake_always),
                 Err(RecvError::Closed) => pending().await,
             }
         }
@@ -112,20 +99,14 @@ impl ConfigurationService {
     /// Returns the pusher of the agent's configuration to one of its tunnels. The first one starts the poller.
     pub fn subscribe(&self, agent: &AgentIdentity, hello: &Hello) -> ConfigurationPusher {
         let accepted = hello.serves(ServiceName::CONFIGURATION);
-        let mut pollers = self.0.pollers.lock();
-        let poller = pollers.get(&agent.id).and_then(Weak::upgrade).unwrap_or_else(|| {
-            pollers.retain(|_, poller| poller.strong_count() > 0);
-            let poller = Arc::new(Poller::start(Arc::clone(&self.0), agent.clone()));
-            pollers.insert(agent.id, Arc::downgrade(&poller));
-            poller
-        });
+        let start = || Poller::start(Arc::clone(&self.0), agent.clone());
+        let poller = self.0.pollers.get_or_insert_with(agent.id, start);
         ConfigurationPusher::new(poller, accepted, self.0.metrics.clone())
     }
 
     /// Returns the configuration of an agent for operators, or `None` if it has no tunnel to this replica.
     pub fn status(&self, agent: AgentId) -> Option<ConfigurationStatus> {
-        let poller = self.0.pollers.lock().get(&agent).and_then(Weak::upgrade)?;
-        Some(poller.state().borrow().status())
+        Some(self.0.pollers.get(agent)?.state().borrow().status())
     }
 }
 

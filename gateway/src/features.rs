@@ -10,7 +10,6 @@ pub(crate) mod graph;
 mod lines;
 pub(crate) mod notify;
 mod pace;
-mod shared;
 
 use std::sync::Arc;
 

@@ -68,6 +68,7 @@ mod timing;
 mod tls;
 mod traces;
 mod tunnel_entry;
+mod weak_map;
 mod web;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.

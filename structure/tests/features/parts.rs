@@ -57,7 +57,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features::lines", CORE),
     ("gateway", "features::notify", "notify"),
     ("gateway", "features::pace", CORE),
-    ("gateway", "features::shared", CORE),
     ("gateway", "peers::recent", "web"),
     ("gateway", "recent", "web"),
     ("gateway", "recent::accesses", "cluster-audit"),

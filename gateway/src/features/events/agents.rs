@@ -7,17 +7,11 @@ mod checked;
 mod configuration;
 mod open_alerts;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method};
-use parking_lot::Mutex;
 use proto::{
     AgentId, InstanceId, ServiceName,
     events::{
@@ -43,9 +37,9 @@ use crate::{
         events::{AgentEventResult, Events, agent_attributes},
         lines::Lines,
         pace::ServerPace,
-        shared::shared,
     },
     kill_switch::{KillSwitch, RequestAttributes},
+    weak_map::WeakMap,
 };
 
 /// The time that agentk may take for the head of the response.
@@ -68,11 +62,11 @@ struct Shared {
     events: Events,
     kill_switch: Arc<KillSwitch>,
     /// Lets one tunnel of each process follow. The process chooses its id, so that the one of another agent may have the same.
-    followers: Mutex<HashMap<(AgentId, InstanceId), Weak<Semaphore>>>,
+    followers: WeakMap<(AgentId, InstanceId), Semaphore>,
     /// Lets one tunnel of each agent report its configuration.
-    reporters: Mutex<HashMap<AgentId, Weak<Semaphore>>>,
+    reporters: WeakMap<AgentId, Semaphore>,
     /// Limits how fast the events of an agent are read.
-    paces: Mutex<HashMap<AgentId, Weak<ServerPace>>>,
+    paces: WeakMap<AgentId, ServerPace>,
 }
 
 /// Follows the events of one agentk process through one of its tunnels.
@@ -92,9 +86,9 @@ impl AgentEvents {
         Self(Arc::new(Shared {
             events,
             kill_switch,
-            followers: Mutex::default(),
-            reporters: Mutex::default(),
-            paces: Mutex::default(),
+            followers: WeakMap::default(),
+            reporters: WeakMap::default(),
+            paces: WeakMap::default(),
         }))
     }
 
@@ -113,7 +107,10 @@ impl TunnelFeature for AgentEvents {
             service: self.clone(),
             agent: event_agent(opening.agent),
             instance: opening.hello.instance,
-            pace: shared(&self.0.paces, opening.agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
+            pace: self
+                .0
+                .paces
+                .get_or_insert_with(opening.agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
             configuration: opening.configuration.clone(),
             memory: opening.memory.clone(),
         }))
@@ -134,8 +131,8 @@ pub(crate) fn event_agent(AgentIdentity { id, name, project, project_path }: &Ag
 impl EventsFeed {
     /// Follows the events of the process, unless another tunnel of it does. The future never completes.
     async fn follow(&self, tunnel: &Tunnel) {
-        let follower =
-            shared(&self.service.0.followers, (self.agent.id, self.instance), || Semaphore::new(1));
+        let process = (self.agent.id, self.instance);
+        let follower = self.service.0.followers.get_or_insert_with(process, || Semaphore::new(1));
         loop {
             let permit = follower.acquire().await;
             if let Err(error) = Box::pin(self.follow_stream(tunnel)).await {

@@ -11,17 +11,15 @@ mod record;
 mod store;
 
 use std::{
-    collections::HashMap,
     fmt,
     future::pending,
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
 use http::Method;
-use parking_lot::Mutex;
 use proto::{
     AgentId, ReplicaId, ServiceName,
     graph::{GraphEvent, View, WATCH_PATH},
@@ -34,13 +32,14 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use crate::features::{FeatureContext, lines::Lines, shared::shared};
+use crate::features::{FeatureContext, lines::Lines};
 use crate::{
     agent_memory::AgentMemory,
     agent_requests::{request, send},
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
     kill_switch::{KillSwitch, RequestAttributes},
+    weak_map::WeakMap,
 };
 use router::StoreError;
 
@@ -64,7 +63,7 @@ struct Shared {
     store: ViewStore,
     kill_switch: Arc<KillSwitch>,
     /// Lets one tunnel of each agent follow.
-    followers: Mutex<HashMap<AgentId, Weak<Semaphore>>>,
+    followers: WeakMap<AgentId, Semaphore>,
 }
 
 /// Follows the views of one agent through one of its tunnels.
@@ -83,7 +82,7 @@ impl ViewsService {
             replica: context.replica,
             store: ViewStore::new(context.redis.cloned()),
             kill_switch: Arc::clone(context.kill_switch),
-            followers: Mutex::default(),
+            followers: WeakMap::default(),
         }))
     }
 
@@ -143,7 +142,8 @@ impl ViewsFeed {
                 if names.is_empty() {
                     return pending().await;
                 }
-                let follower = shared(&self.service.0.followers, self.agent.id, || Semaphore::new(1));
+                let follower =
+                    self.service.0.followers.get_or_insert_with(self.agent.id, || Semaphore::new(1));
                 let _permit = follower.acquire().await;
                 self.follow(tunnel, &names).await;
             };

@@ -14,7 +14,6 @@ use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
     features::events::unique_key,
-    features::shared::shared,
 };
 
 /// The state of a configuration that is valid.
@@ -52,7 +51,7 @@ impl ConfigurationReporter {
     /// Reports each error of the configuration, and that it is valid again, unless another tunnel of the agent does. The future never
     /// completes.
     async fn report(&mut self) {
-        let reporter = shared(&self.service.0.reporters, self.agent.id, || Semaphore::new(1));
+        let reporter = self.service.0.reporters.get_or_insert_with(self.agent.id, || Semaphore::new(1));
         let _permit = reporter.acquire().await;
         let mut reported = None;
         loop {
