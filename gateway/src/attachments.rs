@@ -1,5 +1,7 @@
 //! The work of features in each tunnel of an agent, besides the requests of callers.
 
+mod lines;
+
 use std::fmt::Debug;
 
 use access::AgentIdentity;
@@ -9,6 +11,7 @@ use secrecy::SecretString;
 use tokio::sync::watch;
 use tunnel::Tunnel;
 
+pub(crate) use self::lines::Lines;
 use crate::{agent_memory::AgentMemory, configuration::ConfigurationState};
 
 /// A tunnel that an agent opens.

@@ -7,7 +7,6 @@ pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitops;
 pub(crate) mod graph;
-mod lines;
 pub(crate) mod notify;
 mod pace;
 
@@ -21,7 +20,6 @@ use proto::{ReplicaId, ServiceName};
 use router::{GitPush, RouteStore, redis::RedisStore};
 use tokio::sync::broadcast;
 
-pub(crate) use self::lines::Lines;
 use self::{
     cluster_audit::Audit,
     environments::AgentEnvironments,

@@ -54,7 +54,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features::events::agents::open_alerts", "alerts"),
     ("gateway", "features::gitops", "gitops"),
     ("gateway", "features::graph", "graph"),
-    ("gateway", "features::lines", CORE),
     ("gateway", "features::notify", "notify"),
     ("gateway", "features::pace", CORE),
     ("gateway", "peers::recent", "web"),

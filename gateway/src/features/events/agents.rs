@@ -31,11 +31,10 @@ pub(in crate::features) use self::configuration::ConfigurationReports;
 use crate::{
     agent_memory::AgentMemory,
     agent_requests::{request, send},
-    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    attachments::{Attachment, Lines, OpeningTunnel, TunnelFeature},
     configuration::ConfigurationState,
     features::{
         events::{AgentEventResult, Events, agent_attributes},
-        lines::Lines,
         pace::ServerPace,
     },
     kill_switch::{KillSwitch, RequestAttributes},

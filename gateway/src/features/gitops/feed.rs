@@ -39,9 +39,8 @@ use super::{
 use crate::{
     agent_memory::AgentMemory,
     agent_requests::{AgentRequestError, json, request, send},
-    attachments::Attachment,
+    attachments::{Attachment, Lines},
     configuration::{ConfigurationState, wait_for_configuration},
-    features::lines::Lines,
     kill_switch::RequestAttributes,
 };
 

@@ -32,11 +32,11 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use crate::features::{FeatureContext, lines::Lines};
+use crate::features::FeatureContext;
 use crate::{
     agent_memory::AgentMemory,
     agent_requests::{request, send},
-    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    attachments::{Attachment, Lines, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
     kill_switch::{KillSwitch, RequestAttributes},
     weak_map::WeakMap,

@@ -30,9 +30,8 @@ use super::{
 use crate::{
     agent_memory::AgentMemory,
     agent_requests::{self, AgentRequestError, json, request},
-    attachments::Attachment,
+    attachments::{Attachment, Lines},
     configuration::{ConfigurationState, wait_for_configuration},
-    features::lines::Lines,
     kill_switch::RequestAttributes,
 };
 
