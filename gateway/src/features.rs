@@ -8,7 +8,6 @@ pub(crate) mod events;
 pub(crate) mod gitops;
 pub(crate) mod graph;
 pub(crate) mod notify;
-mod pace;
 
 use std::sync::Arc;
 

@@ -64,6 +64,7 @@ mod request_count;
 mod request_hooks;
 mod request_types;
 mod tasks;
+mod throttle;
 mod timing;
 mod tls;
 mod traces;

@@ -31,6 +31,7 @@ use secrecy::SecretString;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 pub use self::config::GitopsConfig;
+pub(super) use self::gitlab::NO_ANSWER;
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
@@ -40,7 +41,6 @@ use self::{
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
-pub(super) use self::gitlab::NO_ANSWER;
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     kill_switch::KillSwitch,
@@ -80,7 +80,7 @@ impl GitopsService {
             metrics: metrics.clone(),
             polls_per_second: gitops.polls_per_server_per_second,
             addresses: gitops.addresses(),
-            paces: Mutex::default(),
+            throttles: Mutex::default(),
         };
         let (identities, configured) = (context.identities.clone(), Arc::clone(&gitops.sources));
         Self(Arc::new(Shared {

@@ -55,7 +55,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features::gitops", "gitops"),
     ("gateway", "features::graph", "graph"),
     ("gateway", "features::notify", "notify"),
-    ("gateway", "features::pace", CORE),
     ("gateway", "peers::recent", "web"),
     ("gateway", "recent", "web"),
     ("gateway", "recent::accesses", "cluster-audit"),

@@ -33,11 +33,9 @@ use crate::{
     agent_requests::{request, send},
     attachments::{Attachment, Lines, OpeningTunnel, TunnelFeature},
     configuration::ConfigurationState,
-    features::{
-        events::{AgentEventResult, Events, agent_attributes},
-        pace::ServerPace,
-    },
+    features::events::{AgentEventResult, Events, agent_attributes},
     kill_switch::{KillSwitch, RequestAttributes},
+    throttle::Throttle,
     weak_map::WeakMap,
 };
 
@@ -65,7 +63,7 @@ struct Shared {
     /// Lets one tunnel of each agent report its configuration.
     reporters: WeakMap<AgentId, Semaphore>,
     /// Limits how fast the events of an agent are read.
-    paces: WeakMap<AgentId, ServerPace>,
+    throttles: WeakMap<AgentId, Throttle>,
 }
 
 /// Follows the events of one agentk process through one of its tunnels.
@@ -74,7 +72,7 @@ struct EventsFeed {
     service: AgentEvents,
     agent: EventAgent,
     instance: InstanceId,
-    pace: Arc<ServerPace>,
+    throttle: Arc<Throttle>,
     configuration: watch::Receiver<ConfigurationState>,
     memory: AgentMemory,
 }
@@ -87,7 +85,7 @@ impl AgentEvents {
             kill_switch,
             followers: WeakMap::default(),
             reporters: WeakMap::default(),
-            paces: WeakMap::default(),
+            throttles: WeakMap::default(),
         }))
     }
 
@@ -106,10 +104,10 @@ impl TunnelFeature for AgentEvents {
             service: self.clone(),
             agent: event_agent(opening.agent),
             instance: opening.hello.instance,
-            pace: self
+            throttle: self
                 .0
-                .paces
-                .get_or_insert_with(opening.agent.id, || ServerPace::with_burst(RATE.0, RATE.1)),
+                .throttles
+                .get_or_insert_with(opening.agent.id, || Throttle::with_burst(RATE.0, RATE.1)),
             configuration: opening.configuration.clone(),
             memory: opening.memory.clone(),
         }))
@@ -173,7 +171,7 @@ impl EventsFeed {
         while let Some(line) = lines.next::<AgentEventLine>().await? {
             match line {
                 AgentEventLine::Missed(count) => {
-                    self.pace.wait().await;
+                    self.throttle.wait().await;
                     events.metrics().count_of_agent(AgentEventResult::Missed, count.min(MAX_MISSED));
                 }
                 AgentEventLine::Event(event) => self.accept(&mut checker, *event).await?,
@@ -189,7 +187,7 @@ impl EventsFeed {
         let event = checker.check(event, project).inspect_err(|_| {
             metrics.count_of_agent(AgentEventResult::Invalid, 1);
         })?;
-        if self.pace.wait().await {
+        if self.throttle.wait().await {
             metrics.count_of_agent(AgentEventResult::Delayed, 1);
         }
         self.append(&[event]).await;
@@ -199,7 +197,7 @@ impl EventsFeed {
 
     /// Ends the alerts of the agent that are open in the log, and are not among those that agentk lists.
     async fn end_alerts(&self, open: &OpenAlerts) {
-        self.pace.wait().await;
+        self.throttle.wait().await;
         let events = &self.service.0.events;
         if let Some(missing) = events.missing() {
             // Ends of alerts may be among the missing events. The next list comes in a quarter of an hour.

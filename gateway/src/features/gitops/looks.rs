@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use super::metrics::GitopsMetrics;
-use crate::features::pace::ServerPace;
+use crate::throttle::Throttle;
 
 /// The longest time since this replica's own look for which it believes the looks of others. Whoever can write to Redis can
 /// delay commits by so much.
@@ -29,7 +29,7 @@ pub(super) struct FollowedReference {
     /// The kind of version that is followed without a configured one: `branch`, or `artifact`.
     pub(super) kind: &'static str,
     /// The limit of looks at the server; a repository of this machine has none.
-    pub(super) pace: Option<Arc<ServerPace>>,
+    pub(super) throttle: Option<Arc<Throttle>>,
     /// The looks of other replicas, if they are of use.
     pub(super) shared: Option<SharedLooks>,
     pub(super) metrics: GitopsMetrics,
@@ -107,8 +107,8 @@ impl FollowedReference {
                 return known.found.clone();
             }
         }
-        if let Some(pace) = &self.pace
-            && pace.wait().await
+        if let Some(throttle) = &self.throttle
+            && throttle.wait().await
         {
             self.metrics.delayed_looks.inc();
         }
@@ -288,7 +288,7 @@ mod tests {
                 repository: Arc::clone(repository) as _,
                 gitlab_project: None,
                 kind: "branch",
-                pace: None,
+                throttle: None,
                 shared: Some(SharedLooks::new(redis, source)),
                 metrics: GitopsMetrics::register(&mut prometheus_client::registry::Registry::default()),
                 last: Default::default(),

@@ -18,7 +18,7 @@ use super::{
     looks::{FollowedReference, SharedLooks},
     metrics::GitopsMetrics,
 };
-use crate::features::pace::ServerPace;
+use crate::throttle::Throttle;
 
 /// The time after which what nobody follows any more is forgotten, with its cache.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -59,13 +59,13 @@ pub(super) struct LookContext {
     pub(super) polls_per_second: u32,
     /// The rules for servers that a registry names.
     pub(super) addresses: AddressPolicy,
-    pub(super) paces: Mutex<HashMap<String, Arc<ServerPace>>>,
+    pub(super) throttles: Mutex<HashMap<String, Arc<Throttle>>>,
 }
 
 impl LookContext {
-    fn pace(&self, server: String) -> Arc<ServerPace> {
-        let new = || Arc::new(ServerPace::new(self.polls_per_second));
-        Arc::clone(self.paces.lock().entry(server).or_insert_with(new))
+    fn throttle(&self, server: String) -> Arc<Throttle> {
+        let new = || Arc::new(Throttle::new(self.polls_per_second));
+        Arc::clone(self.throttles.lock().entry(server).or_insert_with(new))
     }
 }
 
@@ -91,15 +91,15 @@ impl SourceSettings {
             }
         };
         let source = self.to_string();
-        let pace = self.server().map(|server| context.pace(server));
-        let redis = context.redis.clone().filter(|_| is_shared && pace.is_some());
+        let throttle = self.server().map(|server| context.throttle(server));
+        let redis = context.redis.clone().filter(|_| is_shared && throttle.is_some());
         Arc::new(FollowedReference {
             shared: redis.map(|redis| SharedLooks::new(redis, &source)),
             source,
             repository,
             gitlab_project,
             kind,
-            pace,
+            throttle,
             metrics: context.metrics.clone(),
             last: Default::default(),
         })
@@ -251,7 +251,7 @@ mod tests {
             metrics: GitopsMetrics::register(&mut prometheus_client::registry::Registry::default()),
             polls_per_second: 1,
             addresses: AddressPolicy::new("agent.gitops.allowed_networks", &[]),
-            paces: Mutex::default(),
+            throttles: Mutex::default(),
         }
     }
 
