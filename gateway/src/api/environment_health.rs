@@ -139,14 +139,7 @@ impl HealthInquiry {
     async fn ask(&self, place: &EnvironmentAgent, agent: &KnownAgent) -> Result<HealthReport, String> {
         let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
         let text = |error: RequestError| error.message;
-        let disabled = self.kill_switch.disabled(RequestAttributes {
-            // Rules about addresses are about callers.
-            address: None,
-            service: &service,
-            agent: Some(agent.attributes()),
-            caller: None,
-            user: None,
-        });
+        let disabled = self.kill_switch.disabled(RequestAttributes::of_kas(&service, agent.attributes()));
         let destination = Destination {
             agent: agent.id,
             name: Some(agent.name.clone()),

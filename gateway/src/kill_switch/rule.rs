@@ -59,6 +59,13 @@ pub struct RequestAttributes<'a> {
     pub user: Option<&'a str>,
 }
 
+impl<'a> RequestAttributes<'a> {
+    /// Returns the attributes of a request of kas itself. Rules for addresses, callers and users do not match it.
+    pub(crate) fn of_kas(service: &'a ServiceName, agent: AgentAttributes<'a>) -> Self {
+        Self { address: None, service, agent: Some(agent), caller: None, user: None }
+    }
+}
+
 impl DisableRule {
     /// Returns whether the rule has not ended.
     pub(super) fn is_active(&self, now: SystemTime) -> bool {

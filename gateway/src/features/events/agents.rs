@@ -142,13 +142,8 @@ impl EventsFeed {
 
     async fn follow_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
         let service: ServiceName = ServiceName::EVENTS.parse().expect("a constant that is a service name");
-        let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
-            address: None,
-            service: &service,
-            agent: Some(agent_attributes(&self.agent)),
-            caller: None,
-            user: None,
-        });
+        let attributes = RequestAttributes::of_kas(&service, agent_attributes(&self.agent));
+        let disabled = self.service.0.kill_switch.disabled(attributes);
         tokio::select! {
             biased;
             error = disabled => Err(error.message),

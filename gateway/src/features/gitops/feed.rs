@@ -403,10 +403,8 @@ impl GitopsFeed {
     /// Checks that the operator of kas has not disabled GitOps for this agent.
     pub(super) fn check_enabled(&self) -> Result<(), FeedError> {
         let service = ServiceName::GITOPS.parse().expect("a constant that is a service name");
-        let agent = Some(self.agent.attributes());
-        // Rules for addresses and callers are about requests of callers.
-        let request = RequestAttributes { address: None, service: &service, agent, caller: None, user: None };
-        self.service.0.kill_switch.check(&request).map_err(|error| FeedError::Source(error.to_string()))
+        let attributes = RequestAttributes::of_kas(&service, self.agent.attributes());
+        self.service.0.kill_switch.check(&attributes).map_err(|error| FeedError::Source(error.to_string()))
     }
 
     /// Tells agentk why there are no files, once for each reason.

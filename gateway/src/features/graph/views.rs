@@ -175,13 +175,8 @@ impl ViewsFeed {
     /// Keeps the values of one stream until it ends.
     async fn follow_stream(&self, tunnel: &Tunnel, names: &[String]) -> Result<(), String> {
         let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
-        let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
-            address: None,
-            service: &service,
-            agent: Some(self.agent.attributes()),
-            caller: None,
-            user: None,
-        });
+        let attributes = RequestAttributes::of_kas(&service, self.agent.attributes());
+        let disabled = self.service.0.kill_switch.disabled(attributes);
         tokio::select! {
             biased;
             error = disabled => Err(error.message),

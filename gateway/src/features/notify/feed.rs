@@ -182,9 +182,8 @@ impl NotifyFeed {
     /// Sends an event, once the operator of kas has not disabled events for this agent.
     async fn send(&self, tunnel: &Tunnel, event: &ProjectEvent) -> Result<(), AgentRequestError> {
         let service: ServiceName = ServiceName::NOTIFY.parse().expect("a constant that is a service name");
-        let agent = Some(self.agent.attributes());
-        let request = RequestAttributes { address: None, service: &service, agent, caller: None, user: None };
-        self.service.0.kill_switch.enabled(&request).await;
+        let attributes = RequestAttributes::of_kas(&service, self.agent.attributes());
+        self.service.0.kill_switch.enabled(&attributes).await;
         let request = agent_requests::request(Method::POST, ServiceName::NOTIFY, EVENTS_PATH, json(event));
         agent_requests::send(tunnel, request, REQUEST_TIMEOUT).await.map(drop)
     }
