@@ -410,7 +410,7 @@ impl AgentServer {
         mut driving: BoxFuture<'static, CloseReason>,
     ) -> Result<OpenTunnel, &'static str> {
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let mut session = TunnelSession::new(agent, &self.configuration, &self.features);
+        let mut session = TunnelSession::new(agent, &self.configuration, &self.features, &self.kill_switch);
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
             ready.map_err(|_| "agentk was not ready for requests in time")?;

@@ -185,7 +185,6 @@ impl App {
             gitaly: &gitaly,
             configuration: &config.agent.configuration,
             gitops: &config.agent.gitops,
-            kill_switch: &shared.kill_switch,
             store: &shared.store,
             events: &shared.events,
             redis: shared.redis.as_ref(),

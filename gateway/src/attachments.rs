@@ -1,8 +1,9 @@
 //! The work of features in each tunnel of an agent, besides the requests of callers.
 
 mod lines;
+mod subscription;
 
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
@@ -11,8 +12,11 @@ use secrecy::SecretString;
 use tokio::sync::watch;
 use tunnel::Tunnel;
 
-pub(crate) use self::lines::Lines;
-use crate::{agent_memory::AgentMemory, configuration::ConfigurationState};
+pub(crate) use self::{
+    lines::Lines,
+    subscription::{AgentSubscription, SubscriptionConfig},
+};
+use crate::{agent_memory::AgentMemory, configuration::ConfigurationState, kill_switch::KillSwitch};
 
 /// A tunnel that an agent opens.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub(crate) struct OpeningTunnel<'a> {
     pub(crate) configuration: watch::Receiver<ConfigurationState>,
     /// The memory that the agent may occupy.
     pub(crate) memory: &'a AgentMemory,
+    /// The rules by which the operator disables requests.
+    pub(crate) kill_switch: &'a Arc<KillSwitch>,
 }
 
 /// A feature that does something in tunnels by itself.

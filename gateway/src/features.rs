@@ -34,7 +34,6 @@ use self::{
 use crate::{
     attachments::TunnelFeature,
     configuration::AgentConfigurationConfig,
-    kill_switch::KillSwitch,
     request_types::{Named, RequestTypes},
 };
 
@@ -75,7 +74,6 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) gitaly: &'a GitalyClient,
     pub(crate) configuration: &'a AgentConfigurationConfig,
     pub(crate) gitops: &'a GitopsConfig,
-    pub(crate) kill_switch: &'a Arc<KillSwitch>,
     pub(crate) events: &'a Events,
     /// The records that replicas share.
     pub(crate) store: &'a Arc<dyn RouteStore>,
@@ -93,7 +91,7 @@ impl Features {
             gitops,
             views: ViewsService::of_replica(&context),
             environments: AgentEnvironments::new(context.redis.cloned()),
-            events: AgentEvents::new(context.events.clone(), Arc::clone(context.kill_switch)),
+            events: AgentEvents::new(context.events.clone()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The work of kas itself in one tunnel.
 
-use std::future::pending;
+use std::{future::pending, sync::Arc};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio_util::sync::CancellationToken;
@@ -10,6 +10,7 @@ use super::admission::AuthenticatedAgent;
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationPusher, ConfigurationService},
+    kill_switch::KillSwitch,
 };
 
 /// The configuration of the agent, and what features do in the tunnel.
@@ -25,6 +26,7 @@ impl TunnelSession {
         agent: &AuthenticatedAgent,
         configuration: &ConfigurationService,
         features: &[Box<dyn TunnelFeature>],
+        kill_switch: &Arc<KillSwitch>,
     ) -> Box<Self> {
         let configuration = configuration.subscribe(&agent.identity, &agent.hello);
         let opening = OpeningTunnel {
@@ -33,6 +35,7 @@ impl TunnelSession {
             hello: &agent.hello,
             configuration: configuration.state(),
             memory: agent.memory(),
+            kill_switch,
         };
         let attachments = features.iter().filter_map(|feature| feature.attach(&opening)).collect();
         Box::new(Self { configuration, attachments })

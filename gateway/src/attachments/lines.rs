@@ -1,10 +1,11 @@
 //! Lines of JSON that an agent sends. They are not trusted.
 
-use std::{fmt::Display, pin::pin};
+use std::{fmt::Display, pin::pin, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use crate::agent_memory::{AgentMemory, MemoryGuard};
 
@@ -16,6 +17,8 @@ pub(crate) struct Lines<B> {
     max: usize,
     /// Counts the bytes of lines that have not arrived whole.
     memory: Option<MemoryGuard>,
+    /// The longest time without a line.
+    timeout: Option<Duration>,
 }
 
 impl<B> Lines<B>
@@ -24,7 +27,7 @@ where
     B::Error: Display,
 {
     pub(crate) fn new(body: B, max: usize) -> Self {
-        Self { body, buffer: BytesMut::new(), max, memory: None }
+        Self { body, buffer: BytesMut::new(), max, memory: None, timeout: None }
     }
 
     /// Counts lines that have not arrived whole in the memory of the agent that sends them.
@@ -32,12 +35,24 @@ where
         Self { memory: Some(memory.guard()), ..self }
     }
 
+    /// Limits the time without a line.
+    pub(crate) fn with_timeout(self, timeout: Option<Duration>) -> Self {
+        Self { timeout, ..self }
+    }
+
     /// Returns the next line, or `None` at the end. Cancel-safe.
     ///
     /// # Errors
     ///
-    /// The line is too long or not of this type, kas keeps too much for the agent, or the body has ended early.
+    /// The line is too late, too long or not of this type, kas keeps too much for the agent, or the body has ended early.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
+        match self.timeout {
+            Some(limit) => timeout(limit, self.read()).await.map_err(|_| "agentk sends nothing")?,
+            None => self.read().await,
+        }
+    }
+
+    async fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
         // The bytes before have no end of a line.
         let mut searched = 0;
         loop {

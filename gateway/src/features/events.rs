@@ -35,7 +35,7 @@ use tokio::{
 use self::watchers::Watchers;
 pub(crate) use self::{
     answer::{EventAnswer, EventRequest, EventRequestError},
-    filter::{EventFilter, agent_attributes},
+    filter::EventFilter,
     list::{EventList, ListedEvent},
     metrics::{AgentEventResult, EventMetrics},
     query::{EventQuery, EventQueryError},

@@ -35,16 +35,13 @@ pub(super) use self::gitlab::NO_ANSWER;
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
-    feed::GitopsFeed,
+    feed::{GitopsFeed, SUBSCRIPTION},
     gitlab::GitLabProjects,
     metrics::GitopsMetrics,
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
-use crate::{
-    attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    kill_switch::KillSwitch,
-};
+use crate::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
 use super::FeatureContext;
 
@@ -58,7 +55,6 @@ struct Shared {
     poll_period: Duration,
     min_interval: Duration,
     commits: CommitReader,
-    kill_switch: Arc<KillSwitch>,
     pushes: broadcast::Sender<GitPush>,
     /// The statuses of commits in GitLab, if the operator wants them.
     statuses: Option<CommitStatuses>,
@@ -93,7 +89,6 @@ impl GitopsService {
                 refusals: Refusals::default(),
                 metrics,
             },
-            kill_switch: Arc::clone(context.kill_switch),
             pushes: broadcast::Sender::new(64),
             statuses,
         }))
@@ -171,10 +166,9 @@ impl TunnelFeature for GitopsService {
         }
         Some(Box::new(GitopsFeed {
             service: self.clone(),
-            agent: opening.agent.clone(),
             token: opening.token.clone(),
             configuration: opening.configuration.clone(),
-            memory: opening.memory.clone(),
+            subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
             kubernetes: opening.hello.kubernetes_version.clone(),
         }))
     }

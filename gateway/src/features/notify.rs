@@ -30,13 +30,10 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-use self::feed::NotifyFeed;
+use self::feed::{NotifyFeed, SUBSCRIPTION};
 use self::metrics::NotifyMetrics;
 use super::{FeatureContext, gitops::GitopsService};
-use crate::{
-    attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    kill_switch::KillSwitch,
-};
+use crate::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;
@@ -58,7 +55,6 @@ struct Shared {
     wanted: Mutex<BTreeMap<String, usize>>,
     /// The repositories of projects, and which agents may read them.
     gitops: GitopsService,
-    kill_switch: Arc<KillSwitch>,
     metrics: NotifyMetrics,
 }
 
@@ -87,7 +83,6 @@ impl NotifyService {
             live: broadcast::Sender::new(QUEUE),
             wanted: Mutex::default(),
             gitops,
-            kill_switch: Arc::clone(context.kill_switch),
             metrics: NotifyMetrics::register(context.registry),
         }))
     }
@@ -175,10 +170,9 @@ impl TunnelFeature for NotifyService {
         }
         Some(Box::new(NotifyFeed {
             service: self.clone(),
-            agent: opening.agent.clone(),
             token: opening.token.clone(),
             configuration: opening.configuration.clone(),
-            memory: opening.memory.clone(),
+            subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
         }))
     }
 }

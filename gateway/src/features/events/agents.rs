@@ -7,7 +7,7 @@ mod checked;
 mod configuration;
 mod open_alerts;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
@@ -29,18 +29,20 @@ use tunnel::{Body, Tunnel};
 use self::checked::EventChecker;
 pub(in crate::features) use self::configuration::ConfigurationReports;
 use crate::{
-    agent_memory::AgentMemory,
-    agent_requests::{request, send},
-    attachments::{Attachment, Lines, OpeningTunnel, TunnelFeature},
+    agent_requests::request,
+    attachments::{AgentSubscription, Attachment, OpeningTunnel, SubscriptionConfig, TunnelFeature},
     configuration::ConfigurationState,
-    features::events::{AgentEventResult, Events, agent_attributes},
-    kill_switch::{KillSwitch, RequestAttributes},
+    features::events::{AgentEventResult, Events},
     throttle::Throttle,
     weak_map::WeakMap,
 };
 
-/// The time that agentk may take for the head of the response.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
+    service: ServiceName::EVENTS,
+    head_timeout: Duration::from_secs(30),
+    line_timeout: None,
+    max_line: MAX_EVENT_LINE,
+};
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The time in which an agent may send one event, and the events that it may send at once.
@@ -57,7 +59,6 @@ pub struct AgentEvents(Arc<Shared>);
 
 struct Shared {
     events: Events,
-    kill_switch: Arc<KillSwitch>,
     /// Lets one tunnel of each process follow. The process chooses its id, so that the one of another agent may have the same.
     followers: WeakMap<(AgentId, InstanceId), Semaphore>,
     /// Lets one tunnel of each agent report its configuration.
@@ -74,15 +75,14 @@ struct EventsFeed {
     instance: InstanceId,
     throttle: Arc<Throttle>,
     configuration: watch::Receiver<ConfigurationState>,
-    memory: AgentMemory,
+    subscription: AgentSubscription,
 }
 
 impl AgentEvents {
     /// Builds the service of a replica.
-    pub(in crate::features) fn new(events: Events, kill_switch: Arc<KillSwitch>) -> Self {
+    pub(in crate::features) fn new(events: Events) -> Self {
         Self(Arc::new(Shared {
             events,
-            kill_switch,
             followers: WeakMap::default(),
             reporters: WeakMap::default(),
             throttles: WeakMap::default(),
@@ -109,14 +109,14 @@ impl TunnelFeature for AgentEvents {
                 .throttles
                 .get_or_insert_with(opening.agent.id, || Throttle::with_burst(RATE.0, RATE.1)),
             configuration: opening.configuration.clone(),
-            memory: opening.memory.clone(),
+            subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
         }))
     }
 }
 
 impl Attachment for EventsFeed {
     fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()> {
-        Box::pin(self.follow(tunnel))
+        Box::pin(async { match self.follow(tunnel).await {} })
     }
 }
 
@@ -126,29 +126,15 @@ pub(crate) fn event_agent(AgentIdentity { id, name, project, project_path }: &Ag
 }
 
 impl EventsFeed {
-    /// Follows the events of the process, unless another tunnel of it does. The future never completes.
-    async fn follow(&self, tunnel: &Tunnel) {
+    /// Follows the events of the process, unless another tunnel of it does.
+    async fn follow(&self, tunnel: &Tunnel) -> Infallible {
         let process = (self.agent.id, self.instance);
         let follower = self.service.0.followers.get_or_insert_with(process, || Semaphore::new(1));
-        loop {
-            let permit = follower.acquire().await;
-            if let Err(error) = Box::pin(self.follow_stream(tunnel)).await {
-                tracing::debug!(agent.name = %self.agent.name, error, "the events of an agent are not followed");
-            }
-            drop(permit);
-            sleep(PAUSE).await;
-        }
-    }
-
-    async fn follow_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
-        let service: ServiceName = ServiceName::EVENTS.parse().expect("a constant that is a service name");
-        let attributes = RequestAttributes::of_kas(&service, agent_attributes(&self.agent));
-        let disabled = self.service.0.kill_switch.disabled(attributes);
-        tokio::select! {
-            biased;
-            error = disabled => Err(error.message),
-            ended = self.read_stream(tunnel) => ended,
-        }
+        let follow = || async {
+            let _permit = follower.acquire().await;
+            Box::pin(self.subscription.until_disabled(self.read_stream(tunnel))).await
+        };
+        self.subscription.repeat([PAUSE, PAUSE], follow).await
     }
 
     async fn read_stream(&self, tunnel: &Tunnel) -> Result<(), String> {
@@ -161,8 +147,7 @@ impl EventsFeed {
         };
         let mut request = request(Method::GET, ServiceName::AGENT_EVENTS, &path, Body::empty());
         request.headers_mut().insert(EVENT_LINES, HeaderValue::from_static(OPEN_ALERTS));
-        let response = send(tunnel, request, HEAD_TIMEOUT).await?;
-        let mut lines = Lines::new(response.into_body(), MAX_EVENT_LINE).counted(&self.memory);
+        let mut lines = self.subscription.open(tunnel, request).await?;
         while let Some(line) = lines.next::<AgentEventLine>().await? {
             match line {
                 AgentEventLine::Missed(count) => {

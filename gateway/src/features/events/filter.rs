@@ -41,9 +41,7 @@ impl EventFilter {
 }
 
 /// Returns the attributes by which settings select the agent of an event.
-pub(crate) fn agent_attributes(
-    EventAgent { id, name, project_path, .. }: &EventAgent,
-) -> AgentAttributes<'_> {
+fn agent_attributes(EventAgent { id, name, project_path, .. }: &EventAgent) -> AgentAttributes<'_> {
     AgentAttributes { id: *id, name: Some(name), project_path: project_path.as_deref() }
 }
 

@@ -37,11 +37,9 @@ use super::{
     versions::ClusterReader,
 };
 use crate::{
-    agent_memory::AgentMemory,
     agent_requests::{AgentRequestError, json, request, send},
-    attachments::{Attachment, Lines},
+    attachments::{AgentSubscription, Attachment, Lines, SubscriptionConfig},
     configuration::{ConfigurationState, wait_for_configuration},
-    kill_switch::RequestAttributes,
 };
 
 /// The time that agentk may take for the response to a small request.
@@ -54,8 +52,12 @@ const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The shortest time between two answers to requests of agentk for the files of a project.
 const WANTED_PERIOD: Duration = Duration::from_secs(1);
-/// The longest line of agentk, in bytes.
-const MAX_LINE: usize = 64 << 10;
+pub(super) const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
+    service: ServiceName::GITOPS,
+    head_timeout: REQUEST_TIMEOUT,
+    line_timeout: None,
+    max_line: 64 << 10,
+};
 /// The most files for diffs that are read for one tunnel at the same time.
 const MAX_PREVIEWS: usize = 4;
 /// The requests of agentk for files that a project may not have seen.
@@ -65,11 +67,10 @@ const QUEUE: usize = 64;
 #[derive(Debug)]
 pub(super) struct GitopsFeed {
     pub(super) service: GitopsService,
-    pub(super) agent: AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
-    pub(super) memory: AgentMemory,
+    pub(super) subscription: AgentSubscription,
     /// The version of Kubernetes that agentk named when it opened the tunnel.
     pub(super) kubernetes: Option<String>,
 }
@@ -114,38 +115,32 @@ impl GitopsFeed {
         tokio::select! {
             biased;
             () = wait_for_configuration(&mut configuration, has_projects) => {}
-            () = self.serve_former_projects(tunnel) => {}
+            never = self.serve_former_projects(tunnel) => match never {},
         }
-        loop {
-            // Boxed: most agents have no projects, and their tunnels should not reserve memory for them.
-            if let Err(error) = Box::pin(self.subscribe(tunnel, true)).await {
-                tracing::debug!(agent.name = %self.agent.name, error, "agentk gives no subscription for manifests");
-            }
-            sleep(PAUSE).await;
-        }
+        let subscribe = || async { Box::pin(self.subscribe(tunnel, true)).await.map(drop) };
+        match self.subscription.repeat([PAUSE, PAUSE], subscribe).await {}
     }
 
-    /// Lets agentk show and prune the projects that it has from before, while kas has none for it. The future never completes.
-    async fn serve_former_projects(&self, tunnel: &Tunnel) {
-        let mut pause = PAUSE;
-        loop {
-            match Box::pin(self.subscribe(tunnel, false)).await {
+    pub(super) fn agent(&self) -> &AgentIdentity {
+        &self.subscription.agent
+    }
+
+    /// Lets agentk show and prune the projects that it has from before, while kas has none for it.
+    async fn serve_former_projects(&self, tunnel: &Tunnel) -> Infallible {
+        let subscribe = || async {
+            match Box::pin(self.subscribe(tunnel, false)).await? {
                 // Former projects appear only after the configuration has had projects.
-                Ok(SubscriptionEnd::NotNeeded) => return pending().await,
-                Ok(SubscriptionEnd::Closed) => pause = PAUSE,
-                Err(error) => {
-                    tracing::debug!(agent.name = %self.agent.name, error, "the subscription without projects failed");
-                }
+                SubscriptionEnd::NotNeeded => pending().await,
+                SubscriptionEnd::Closed => Ok(()),
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        };
+        self.subscription.repeat([PAUSE, LONGEST_PAUSE], subscribe).await
     }
 
     /// Follows the notices of agentk until the subscription ends. Without projects, agentk needs none unless it has projects from before:
     /// agents without GitOps have no leader, and no rights for one.
     async fn subscribe(&self, tunnel: &Tunnel, has_projects: bool) -> Result<SubscriptionEnd, String> {
-        let query = SourceQuery { agent: self.agent.id, has_projects };
+        let query = SourceQuery { agent: self.agent().id, has_projects };
         let path = format!("{SOURCE_PATH}?{query}");
         let request = request(Method::GET, ServiceName::MANIFESTS, &path, Body::empty());
         let response = match send(tunnel, request, REQUEST_TIMEOUT).await {
@@ -158,7 +153,7 @@ impl GitopsFeed {
             }
             response => response?,
         };
-        let mut notices = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
+        let mut notices = self.subscription.lines(response);
         let wanted = broadcast::Sender::new(QUEUE);
         let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
         let mut previews = FuturesUnordered::new();
@@ -172,7 +167,7 @@ impl GitopsFeed {
                 None => return Ok(SubscriptionEnd::Closed),
                 Some(SourceNotice::Standby) => feeding = None,
                 Some(SourceNotice::Active) => {
-                    tracing::debug!(agent.name = %self.agent.name, "this replica is the source of manifests");
+                    tracing::debug!(agent.name = %self.agent().name, "this replica is the source of manifests");
                     feeding = Some(Box::pin(self.feed(tunnel, wanted.clone())));
                 }
                 // agentk waits for a limited time, and asks for a few at the same time only.
@@ -180,7 +175,7 @@ impl GitopsFeed {
                     previews.push(self.preview(tunnel, request));
                 }
                 Some(SourceNotice::Preview(request)) => {
-                    tracing::debug!(agent.name = %self.agent.name, project = request.project, "too many diffs at the same time");
+                    tracing::debug!(agent.name = %self.agent().name, project = request.project, "too many diffs at the same time");
                 }
                 // Fails if nothing is fed.
                 Some(SourceNotice::Wanted(project)) => drop(wanted.send(project)),
@@ -203,7 +198,7 @@ impl GitopsFeed {
                     sleep(PAUSE).await;
                 }
                 while let Err(error) = put(tunnel, PROJECTS_PATH, &list).await {
-                    tracing::debug!(agent.name = %self.agent.name, %error, "the list of projects was not sent");
+                    tracing::debug!(agent.name = %self.agent().name, %error, "the list of projects was not sent");
                     sleep(PAUSE).await;
                 }
                 join_all(
@@ -243,7 +238,7 @@ impl GitopsFeed {
                     period.mul_f64(rand::random_range(0.9..1.1))
                 }
                 Err(FeedError::Tunnel(error)) => {
-                    tracing::debug!(agent.name = %self.agent.name, project = name, error, "a commit was not sent to agentk");
+                    tracing::debug!(agent.name = %self.agent().name, project = name, error, "a commit was not sent to agentk");
                     PAUSE
                 }
                 Err(FeedError::Source(message)) => {
@@ -289,7 +284,7 @@ impl GitopsFeed {
         }
         self.check_enabled()?;
         self.check_interval(project)?;
-        let agent = (&self.agent, &self.token);
+        let agent = (self.agent(), &self.token);
         let followed = self.service.0.sources.follow(agent, project, own).await;
         let followed = followed.map_err(FeedError::Source)?;
         let source = |error: RepositoryError| FeedError::Source(error.to_string());
@@ -311,7 +306,7 @@ impl GitopsFeed {
         let request = request(Method::POST, ServiceName::MANIFESTS, SYNC_PATH, sync_body(head, files));
         let response = send(tunnel, request, SYNC_TIMEOUT).await;
         let response = response.map_err(|error| FeedError::Tunnel(error.into()))?;
-        sent.events = Some(Lines::new(response.into_body(), MAX_LINE).counted(&self.memory));
+        sent.events = Some(self.subscription.lines(response));
         sent.commit = Some(id);
         self.set_target(target, sent);
         Ok(())
@@ -331,7 +326,7 @@ impl GitopsFeed {
     ) -> Option<StatusTarget> {
         let is_own = project.id.as_deref().is_none_or(|id| id == own);
         let id = followed.gitlab_project.filter(|_| is_own && self.statuses().is_some())?;
-        let (agent, name, commit) = (self.agent.name.clone(), project.name.clone(), commit.clone());
+        let (agent, name, commit) = (self.agent().name.clone(), project.name.clone(), commit.clone());
         Some(StatusTarget { agent, project: id, name, commit })
     }
 
@@ -368,7 +363,7 @@ impl GitopsFeed {
         branch: &str,
     ) -> Result<(SyncHead, Vec<RepositoryFile>), String> {
         let name = project.name().unwrap_or(own);
-        let share = Share { agent: self.agent.id, project: name.to_owned() };
+        let share = Share { agent: self.agent().id, project: name.to_owned() };
         let cluster = ClusterReader { tunnel, kubernetes: self.kubernetes.as_deref() };
         let source = CommitSource { followed, id };
         let CommitFiles { files, unstable } =
@@ -402,9 +397,7 @@ impl GitopsFeed {
 
     /// Checks that the operator of kas has not disabled GitOps for this agent.
     pub(super) fn check_enabled(&self) -> Result<(), FeedError> {
-        let service = ServiceName::GITOPS.parse().expect("a constant that is a service name");
-        let attributes = RequestAttributes::of_kas(&service, self.agent.attributes());
-        self.service.0.kill_switch.check(&attributes).map_err(|error| FeedError::Source(error.to_string()))
+        self.subscription.check_enabled().map_err(|error| FeedError::Source(error.to_string()))
     }
 
     /// Tells agentk why there are no files, once for each reason.
@@ -412,7 +405,7 @@ impl GitopsFeed {
         if sent.problem.as_ref() == Some(&message) {
             return;
         }
-        tracing::warn!(agent.name = %self.agent.name, project = id, error = message, "manifests of a project not read");
+        tracing::warn!(agent.name = %self.agent().name, project = id, error = message, "manifests of a project not read");
         let problem = SourceProblem { project: id.to_owned(), message: message.clone() };
         match put(tunnel, PROBLEM_PATH, &problem).await {
             Ok(()) => sent.problem = Some(message),

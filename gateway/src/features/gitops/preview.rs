@@ -28,7 +28,7 @@ impl GitopsFeed {
             Err(message) => put(tunnel, &path, &SourceProblem { project: request.project, message }).await,
         };
         if let Err(error) = sent {
-            tracing::debug!(agent.name = %self.agent.name, %error, "the files for a diff were not sent to agentk");
+            tracing::debug!(agent.name = %self.agent().name, %error, "the files for a diff were not sent to agentk");
         }
     }
 
@@ -50,7 +50,7 @@ impl GitopsFeed {
             let head = SyncHead { project, settings, gitlab_project: None, reference, commit };
             return Ok(sync_body(head, Vec::new()));
         }
-        let agent = (&self.agent, &self.token);
+        let agent = (self.agent(), &self.token);
         // Callers may name any number of versions, of which nothing is kept.
         let followed = match request.reference {
             Some(_) => self.service.0.sources.look_once(agent, &project, &own).await?,

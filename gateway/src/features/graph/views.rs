@@ -11,6 +11,7 @@ mod record;
 mod store;
 
 use std::{
+    convert::Infallible,
     fmt,
     future::pending,
     sync::Arc,
@@ -26,7 +27,7 @@ use proto::{
 };
 use tokio::{
     sync::{Semaphore, watch},
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tunnel::{Body, Tunnel};
 
@@ -34,25 +35,26 @@ pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
 use crate::features::FeatureContext;
 use crate::{
-    agent_memory::AgentMemory,
-    agent_requests::{request, send},
-    attachments::{Attachment, Lines, OpeningTunnel, TunnelFeature},
+    agent_requests::request,
+    attachments::{AgentSubscription, Attachment, OpeningTunnel, SubscriptionConfig, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
-    kill_switch::{KillSwitch, RequestAttributes},
     weak_map::WeakMap,
 };
 use router::StoreError;
 
-/// The time that agentk may take for the head of the response. It loads the graph meanwhile.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time without a line after which agentk is taken for dead: it sends one every 15 s.
-const LINE_TIMEOUT: Duration = Duration::from_secs(45);
+const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
+    service: ServiceName::GRAPH,
+    // agentk loads the graph meanwhile.
+    head_timeout: Duration::from_secs(30),
+    // agentk sends a line every 15 s.
+    line_timeout: Some(Duration::from_secs(45)),
+    // All views have at most 128 KiB.
+    max_line: 256 << 10,
+};
 /// The interval of looks at whether agentk drains the tunnel.
 const DRAIN_PERIOD: Duration = Duration::from_secs(1);
 /// The pause before the next attempt, and between two looks at whether another replica follows the agent.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The longest line of agentk, in bytes: all views have at most 128 KiB.
-const MAX_LINE: usize = 256 << 10;
 
 /// Follows the views of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
@@ -61,7 +63,6 @@ pub struct ViewsService(Arc<Shared>);
 struct Shared {
     replica: ReplicaId,
     store: ViewStore,
-    kill_switch: Arc<KillSwitch>,
     /// Lets one tunnel of each agent follow.
     followers: WeakMap<AgentId, Semaphore>,
 }
@@ -70,9 +71,8 @@ struct Shared {
 #[derive(Debug)]
 struct ViewsFeed {
     service: ViewsService,
-    agent: AgentIdentity,
     configuration: watch::Receiver<ConfigurationState>,
-    memory: AgentMemory,
+    subscription: AgentSubscription,
 }
 
 impl ViewsService {
@@ -81,7 +81,6 @@ impl ViewsService {
         Self(Arc::new(Shared {
             replica: context.replica,
             store: ViewStore::new(context.redis.cloned()),
-            kill_switch: Arc::clone(context.kill_switch),
             followers: WeakMap::default(),
         }))
     }
@@ -106,9 +105,8 @@ impl TunnelFeature for ViewsService {
         }
         Some(Box::new(ViewsFeed {
             service: self.clone(),
-            agent: opening.agent.clone(),
             configuration: opening.configuration.clone(),
-            memory: opening.memory.clone(),
+            subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
         }))
     }
 }
@@ -143,57 +141,57 @@ impl ViewsFeed {
                     return pending().await;
                 }
                 let follower =
-                    self.service.0.followers.get_or_insert_with(self.agent.id, || Semaphore::new(1));
+                    self.service.0.followers.get_or_insert_with(self.agent().id, || Semaphore::new(1));
                 let _permit = follower.acquire().await;
-                self.follow(tunnel, &names).await;
+                self.follow(tunnel, &names).await
             };
             tokio::select! {
-                () = Box::pin(follow) => {}
+                never = follow => match never {},
                 () = wait_for_configuration(&mut configuration, |state| self::names(state) != names) => {}
             }
         }
     }
 
-    /// Follows the views, unless another replica does. The future never completes.
-    async fn follow(&self, tunnel: &Tunnel, names: &[String]) {
-        loop {
-            if self.other_follower().await.is_none()
-                && let Err(error) = self.follow_stream(tunnel, names).await
-            {
-                tracing::debug!(agent.name = %self.agent.name, error, "the views of an agent are not followed");
+    fn agent(&self) -> &AgentIdentity {
+        &self.subscription.agent
+    }
+
+    /// Follows the views, unless another replica does.
+    async fn follow(&self, tunnel: &Tunnel, names: &[String]) -> Infallible {
+        let follow = || async {
+            match self.other_follower().await {
+                Some(_) => Ok(()),
+                None => Box::pin(self.follow_stream(tunnel, names)).await,
             }
-            sleep(PAUSE).await;
-        }
+        };
+        self.subscription.repeat([PAUSE, PAUSE], follow).await
     }
 
     /// Returns the other replica that follows the agent, if there is one.
     async fn other_follower(&self) -> Option<ReplicaId> {
-        let last = self.service.last(self.agent.id).await.ok()??;
+        let last = self.service.last(self.agent().id).await.ok()??;
         last.is_followed_by_another(self.service.0.replica, SystemTime::now()).then_some(last.replica)
     }
 
     /// Keeps the values of one stream until it ends.
     async fn follow_stream(&self, tunnel: &Tunnel, names: &[String]) -> Result<(), String> {
-        let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
-        let attributes = RequestAttributes::of_kas(&service, self.agent.attributes());
-        let disabled = self.service.0.kill_switch.disabled(attributes);
-        tokio::select! {
-            biased;
-            error = disabled => Err(error.message),
-            () = leaving(tunnel) => Err("agentk drains the tunnel".to_owned()),
-            ended = self.read_stream(tunnel, names) => ended,
-        }
+        let follow = async {
+            tokio::select! {
+                biased;
+                () = leaving(tunnel) => Err("agentk drains the tunnel".to_owned()),
+                ended = self.read_stream(tunnel, names) => ended,
+            }
+        };
+        self.subscription.until_disabled(follow).await
     }
 
     async fn read_stream(&self, tunnel: &Tunnel, names: &[String]) -> Result<(), String> {
         let path = format!("{WATCH_PATH}?views=all");
         let request = request(Method::GET, ServiceName::GRAPH, &path, Body::empty());
-        let response = send(tunnel, request, HEAD_TIMEOUT).await?;
-        let mut lines = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
+        let mut lines = self.subscription.open(tunnel, request).await?;
         let mut current = None;
         loop {
-            let line = timeout(LINE_TIMEOUT, lines.next::<GraphEvent>()).await;
-            match line.map_err(|_| "agentk sends nothing")?? {
+            match lines.next::<GraphEvent>().await? {
                 None => return Ok(()),
                 Some(GraphEvent::Views { views }) => current = Some(bounded(views, names)),
                 Some(GraphEvent::Alive {}) => {
@@ -215,8 +213,8 @@ impl ViewsFeed {
     async fn keep(&self, views: Vec<View>) {
         let Shared { replica, store, .. } = &*self.service.0;
         let record = ViewsRecord { time: SystemTime::now(), replica: *replica, views };
-        if let Err(error) = store.write(self.agent.id, record).await {
-            tracing::debug!(agent.name = %self.agent.name, %error, "views not kept");
+        if let Err(error) = store.write(self.agent().id, record).await {
+            tracing::debug!(agent.name = %self.agent().name, %error, "views not kept");
         }
     }
 }

@@ -48,14 +48,14 @@ impl NotifyFeed {
         known: &BTreeSet<String>,
     ) -> (BTreeSet<String>, bool) {
         let (mut allowed, mut complete) = (BTreeSet::new(), true);
-        let by_operator = self.service.0.gitops.is_configured_by_operator(&self.agent);
+        let by_operator = self.service.0.gitops.is_configured_by_operator(self.agent());
         for project in projects {
             let named = sections.projects.iter().any(|entry| entry.id == project);
             if named && by_operator {
                 allowed.insert(project);
                 continue;
             }
-            match self.service.0.gitops.check_access(&self.agent, &self.token, &project, &sections.own).await
+            match self.service.0.gitops.check_access(self.agent(), &self.token, &project, &sections.own).await
             {
                 Ok(()) => drop(allowed.insert(project)),
                 Err(error) if error.starts_with(NO_ANSWER) => {
@@ -65,7 +65,7 @@ impl NotifyFeed {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(agent.name = %self.agent.name, project, error, "events of a project are not sent");
+                    tracing::warn!(agent.name = %self.agent().name, project, error, "events of a project are not sent");
                 }
             }
         }

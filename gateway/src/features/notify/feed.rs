@@ -20,7 +20,7 @@ use proto::{
 use secrecy::SecretString;
 use tokio::{
     sync::{broadcast::error::RecvError, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 use tunnel::{Body, Tunnel};
 
@@ -28,35 +28,34 @@ use super::{
     EventOrigin, NotifyService, WantedGuard, access::EventSections, commit_event_id, outbox::Outbox,
 };
 use crate::{
-    agent_memory::AgentMemory,
     agent_requests::{self, AgentRequestError, json, request},
-    attachments::{Attachment, Lines},
+    attachments::{AgentSubscription, Attachment, SubscriptionConfig},
     configuration::{ConfigurationState, wait_for_configuration},
-    kill_switch::RequestAttributes,
 };
 
 /// The time that agentk may take for the response to an event, and for the head of a subscription.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time without a line after which agentk is taken for dead.
-const LINE_TIMEOUT: Duration = Duration::from_secs(3 * SUBSCRIPTION_PERIOD.as_secs());
 /// The pause before the next attempt after a request that failed. It doubles up to the second one.
 const PAUSE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 /// The time after which kas checks again which events the agent may receive.
 const ACCESS_TTL: Duration = Duration::from_secs(300);
 /// The same while GitLab does not say.
 const ACCESS_RETRY: Duration = Duration::from_secs(10);
-/// The longest line of agentk, in bytes.
-const MAX_LINE: usize = 4 << 20;
+pub(super) const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
+    service: ServiceName::NOTIFY,
+    head_timeout: REQUEST_TIMEOUT,
+    line_timeout: Some(Duration::from_secs(3 * SUBSCRIPTION_PERIOD.as_secs())),
+    max_line: 4 << 20,
+};
 
 /// Sends events through the tunnels of one agent.
 #[derive(Debug)]
 pub(super) struct NotifyFeed {
     pub(super) service: NotifyService,
-    pub(super) agent: AgentIdentity,
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
-    pub(super) memory: AgentMemory,
+    pub(super) subscription: AgentSubscription,
 }
 
 type Sending<'a> = Pin<Box<dyn Future<Output = (ProjectEvent, Result<(), AgentRequestError>)> + Send + 'a>>;
@@ -71,41 +70,32 @@ impl NotifyFeed {
     /// Serves the tunnel. The future never completes.
     async fn serve(&self, tunnel: &Tunnel) {
         let mut configuration = self.configuration.clone();
-        let mut pause = PAUSE[0];
         loop {
             let sections = EventSections::new(&configuration.borrow_and_update());
             let subscribe = async {
                 if sections.is_empty() {
                     return pending().await;
                 }
-                self.subscribe(tunnel, &sections).await
+                self.subscription.repeat(PAUSE, || Box::pin(self.subscribe(tunnel, &sections))).await
             };
             tokio::select! {
-                ended = Box::pin(subscribe) => {
-                    match ended {
-                        Ok(()) => pause = PAUSE[0],
-                        Err(error) => {
-                            tracing::debug!(agent.name = %self.agent.name, error, "agentk gives no subscription for events");
-                            pause = (pause * 2).min(PAUSE[1]);
-                        }
-                    }
-                    sleep(pause).await;
-                }
-                () = wait_for_configuration(&mut configuration, |state| EventSections::new(state) != sections) => {
-                    pause = PAUSE[0];
-                }
+                never = subscribe => match never {},
+                () = wait_for_configuration(&mut configuration, |state| EventSections::new(state) != sections) => {}
             }
         }
+    }
+
+    pub(super) fn agent(&self) -> &AgentIdentity {
+        &self.subscription.agent
     }
 
     /// Sends the events of the projects that agentk wants, until the subscription ends.
     async fn subscribe(&self, tunnel: &Tunnel, sections: &EventSections) -> Result<(), String> {
         // Before the latest events are read, so that none is missed in between.
         let mut live = self.service.0.live.subscribe();
-        let path = format!("{SUBSCRIPTION_PATH}?agent={}", self.agent.id);
+        let path = format!("{SUBSCRIPTION_PATH}?agent={}", self.agent().id);
         let request = request(Method::GET, ServiceName::NOTIFY, &path, Body::empty());
-        let response = agent_requests::send(tunnel, request, REQUEST_TIMEOUT).await?;
-        let mut lines = Lines::new(response.into_body(), MAX_LINE).counted(&self.memory);
+        let mut lines = self.subscription.open(tunnel, request).await?;
         let mut outbox = Outbox::default();
         let mut guard = None;
         let mut asked = (Subscription::default(), Instant::now());
@@ -130,8 +120,8 @@ impl NotifyFeed {
                 }
             };
             tokio::select! {
-                line = timeout(LINE_TIMEOUT, lines.next::<Subscription>()) => {
-                    let Some(line) = line.map_err(|_| "agentk sends nothing")?? else { return Ok(()) };
+                line = lines.next::<Subscription>() => {
+                    let Some(line) = line? else { return Ok(()) };
                     if line == asked.0 && asked.1.elapsed() < ACCESS_TTL {
                         continue;
                     }
@@ -169,7 +159,7 @@ impl NotifyFeed {
                     match sent {
                         Ok(()) => outbox.accept(&event),
                         Err(error) => {
-                            tracing::debug!(agent.name = %self.agent.name, id = event.id(), %error, "an event was not sent to agentk");
+                            tracing::debug!(agent.name = %self.agent().name, id = event.id(), %error, "an event was not sent to agentk");
                             outbox.defer(&event);
                         }
                     }
@@ -181,10 +171,8 @@ impl NotifyFeed {
 
     /// Sends an event, once the operator of kas has not disabled events for this agent.
     async fn send(&self, tunnel: &Tunnel, event: &ProjectEvent) -> Result<(), AgentRequestError> {
-        let service: ServiceName = ServiceName::NOTIFY.parse().expect("a constant that is a service name");
-        let attributes = RequestAttributes::of_kas(&service, self.agent.attributes());
-        self.service.0.kill_switch.enabled(&attributes).await;
-        let request = agent_requests::request(Method::POST, ServiceName::NOTIFY, EVENTS_PATH, json(event));
+        self.subscription.enabled().await;
+        let request = request(Method::POST, ServiceName::NOTIFY, EVENTS_PATH, json(event));
         agent_requests::send(tunnel, request, REQUEST_TIMEOUT).await.map(drop)
     }
 
@@ -219,7 +207,7 @@ impl NotifyFeed {
         let (mut before, mut failure): (Option<(String, String)>, Option<String>) = (None, None);
         let mut age = Duration::ZERO;
         loop {
-            match gitops.newest_commit((&self.agent, &self.token), project, own, age).await {
+            match gitops.newest_commit((self.agent(), &self.token), project, own, age).await {
                 Ok(Some(found)) => {
                     failure = None;
                     if before.as_ref() != Some(&found) && self.record(project, &found, before.as_ref()).await
@@ -230,7 +218,7 @@ impl NotifyFeed {
                 Ok(None) => {}
                 Err(error) => {
                     if failure.as_ref() != Some(&error) {
-                        tracing::warn!(agent.name = %self.agent.name, project, error, "the repository of a project with poll is not read");
+                        tracing::warn!(agent.name = %self.agent().name, project, error, "the repository of a project with poll is not read");
                         failure = Some(error);
                     }
                 }
