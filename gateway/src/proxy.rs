@@ -16,7 +16,6 @@ mod budget;
 mod caller_io;
 mod connection;
 mod context;
-mod idle;
 mod layers;
 mod request;
 mod request_body;
@@ -44,9 +43,8 @@ use tower::{BoxError, Service, ServiceBuilder};
 use tunnel::{CountedBody, OverheadStream};
 
 pub(crate) use self::budget::ResponseBudget;
-pub(crate) use self::connection::RequestGuard;
+pub(crate) use self::connection::{IdleConnections, RequestGuard};
 pub(crate) use self::context::ProxyServer;
-pub(crate) use self::idle::IdleConnections;
 pub(crate) use self::response_body::ConcurrencyPermit;
 use self::{
     caller_io::CallerIo,

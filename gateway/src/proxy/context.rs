@@ -18,7 +18,9 @@ use telemetry::TraceId;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    CallerBody, budget::ResponseBudget, connection::RequestGuard, idle::IdleConnections,
+    CallerBody,
+    budget::ResponseBudget,
+    connection::{IdleConnections, RequestGuard},
     request_body::RequestBody,
 };
 use crate::{
