@@ -1,14 +1,19 @@
-//! The limits of HTTP/1.1 and HTTP/2, for callers and for the clients of the internal listeners.
+//! The limits of HTTP/1.1 and HTTP/2, for callers and for the clients of the internal listeners, and the count of requests by which both
+//! find idle connections.
 //!
 //! Defaults of the libraries that prevent an attack, or that kas documents, are set here as well, so that an update of a library
 //! does not change them.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
     server::conn::auto,
 };
+use tokio::time::sleep;
 
 use crate::config::CallerLimits;
 
@@ -52,6 +57,13 @@ pub(crate) struct HttpLimits {
     connection_window: u32,
     /// Bytes of one response that wait for the window of the client.
     send_buffer: usize,
+}
+
+/// The requests of one connection that have started and ended.
+#[derive(Debug, Default)]
+pub(crate) struct RequestCount {
+    started: AtomicU64,
+    ended: AtomicU64,
 }
 
 impl HttpLimits {
@@ -114,5 +126,36 @@ impl HttpLimits {
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
         builder
+    }
+}
+
+impl RequestCount {
+    /// Counts a request as in flight.
+    pub(crate) fn start(&self) {
+        self.started.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a request as ended.
+    pub(crate) fn end(&self) {
+        self.ended.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the number of requests so far, or `None` if one is in flight.
+    pub(crate) fn before_next(&self) -> Option<u64> {
+        let started = self.started.load(Relaxed);
+        (started == self.ended.load(Relaxed)).then_some(started)
+    }
+
+    /// Completes when no request was in flight for `limit`, and at the latest after half of `limit` more.
+    ///
+    /// It samples the counters, so that a request neither wakes a task nor sets a timer.
+    pub(crate) async fn idle(&self, limit: Duration) {
+        let mut samples = 0;
+        while samples < 2 {
+            let started = self.started.load(Relaxed);
+            let idle = started == self.ended.load(Relaxed);
+            sleep(limit / 2).await;
+            samples = if idle && started == self.started.load(Relaxed) { samples + 1 } else { 0 };
+        }
     }
 }

@@ -15,7 +15,10 @@ use tokio::{
 use tower::{ServiceExt as _, service_fn};
 use tunnel::{CountedBody, OverheadStream};
 
-use crate::{hold_open::HoldOpen, http_limits::HttpLimits, request_count::RequestCount};
+use crate::{
+    hold_open::HoldOpen,
+    http_limits::{HttpLimits, RequestCount},
+};
 
 /// The routes of a listener, and the limits of its connections. Cheap to clone.
 #[derive(Clone, Debug)]

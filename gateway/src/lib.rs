@@ -60,7 +60,6 @@ pub mod metrics;
 pub mod peers;
 mod proxy;
 mod recent;
-mod request_count;
 mod request_hooks;
 mod request_types;
 mod tasks;

@@ -23,8 +23,8 @@ use tokio::{
 
 use crate::{
     config::CallerLimits,
+    http_limits::RequestCount,
     metrics::{Limit, Metrics},
-    request_count::RequestCount,
 };
 
 /// The idle time after which a connection may be closed while too many are open.
