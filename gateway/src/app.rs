@@ -311,7 +311,7 @@ impl App {
         stop.run_until_cancelled(panicked.cancelled()).await;
         self.notifier.stopping();
         shutdown.run().await;
-        if let Some(audit) = self.callers.audit.get().cloned() {
+        if let Some(audit) = self.callers.observers.audit.get().cloned() {
             // It blocks, and fails only if it panics.
             let _ = spawn_blocking(move || audit.finish(AUDIT_FLUSH_TIMEOUT)).await;
         }

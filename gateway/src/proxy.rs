@@ -9,7 +9,7 @@
 //!  caller ◄── Response<GuardedBody> ◄─────────────────────────────── respond ◄═══════╝
 //! ```
 //!
-//! The layers in front of [`handle`] are in `layers`. All facts about a request are in its `RequestContext`. Its tunnel, its
+//! The layers in front of [`handle`] are in `layers`. All facts about a request are in its `RequestLog`. Its tunnel, its
 //! connection and its metrics are held by a `ResponseGuard` until the response has ended.
 
 mod budget;
@@ -18,7 +18,9 @@ mod connection;
 mod context;
 mod layers;
 mod request;
+mod request_access;
 mod request_body;
+mod request_log;
 mod response;
 mod response_body;
 mod upgrade;
@@ -45,15 +47,16 @@ use tunnel::{CountedBody, OverheadStream};
 pub(crate) use self::budget::ResponseBudget;
 pub(crate) use self::connection::{IdleConnections, RequestGuard};
 pub(crate) use self::context::ProxyServer;
+pub(crate) use self::request_log::RequestObservers;
 pub(crate) use self::response_body::ConcurrencyPermit;
 use self::{
     caller_io::CallerIo,
     connection::ConnectionState,
-    context::{Access, ProxyRequest, RequestContext},
+    context::{ProxyRequest, RequestContext},
+    request_access::Access,
     response_body::GuardedBody,
 };
 use crate::{
-    audit::AuditedAccess,
     destination::Destination,
     forward::ForwardedResponse,
     headers::PeerAddress,
@@ -82,9 +85,9 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     take_websocket_token(head.headers_mut())?;
     let access = check_access(&context, &head).await?;
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
-    let mut ended = access.ended(&context);
+    let mut ended = access.ended(&context.server.kill_switch, context.log.client);
     let forwarding = async {
-        let authorized = access.authorized(&context);
+        let authorized = context.log.request();
         for hooks in &context.server.hooks {
             if let Some(answer) = hooks.answer(authorized, head.headers()) {
                 return Ok((ForwardedResponse::from_kas(answer?), None));
@@ -93,7 +96,7 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
                 ready.await?;
             }
         }
-        let (request, upgrade) = request::to_agent(&context, &access, head).await?;
+        let (request, upgrade) = request::to_agent(&context, head).await?;
         let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
         Ok::<_, RequestError>((forwarded, upgrade))
     };
@@ -104,13 +107,16 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
         error = &mut ended => Err(error.in_flight()),
     };
     let (forwarded, upgrade) = forwarded?;
-    response::respond(context, access, ended, permit, upgrade, forwarded).await
+    response::respond(context, ended, permit, upgrade, forwarded).await
 }
 
 /// Authenticates the caller, and authorizes its request to the agent that the path or the credential names.
-async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Access, RequestError> {
+async fn check_access<'a>(
+    context: &'a RequestContext,
+    head: &Request<()>,
+) -> Result<&'a Access, RequestError> {
     let path = head.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let client = context.forwarded.client;
+    let client = context.log.client;
     if !context.server.addresses.allows(client) {
         return Err(RequestError::address_not_allowed(
             client,
@@ -138,17 +144,11 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let types = &context.server.request_types;
     let class = types.class(&target, upgrade);
     let destination = Destination { agent, name, project_path, service: target.service, class };
-    context.trace.lock().set_destination(&destination, &context.method);
-    context.audit(|record| {
-        let (grant, destination) = (Arc::clone(&grant), destination.clone());
-        let operation = types.of(&destination.service).operation(&context.method, &uri);
-        record
-            .set_access(AuditedAccess { grant, destination, operation, upgrade, login }, context.trace_id());
-    });
-    context.record_access(&grant, &destination);
+    let access = Access { grant, destination, uri, prefix, upgrade, environment };
+    let access = context.log.authorized(types, access, login);
     // After the audit log has the caller.
     disabled?;
-    Ok(Access { grant, destination, uri, prefix, upgrade, environment })
+    Ok(access)
 }
 
 /// Returns the part of a path that kas has removed from it for the agent.
@@ -226,7 +226,7 @@ impl ProxyServer {
         Fut: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let (limits, metrics) = (&self.limits, &self.metrics);
+        let (limits, metrics) = (&self.limits, &self.observers.metrics);
         let state = Arc::new(ConnectionState::new(&metrics.connections, stranger));
         let _idle = self.idle_connections.insert(&state);
         let io = OverheadStream::of_client(io);

@@ -282,9 +282,9 @@ impl ValidatedConfig {
             kill_switch::fleet::accept(store, &app.callers.kill_switch, record, rules);
         }
         if let Some(AuditOutput(sink)) = self.audit {
-            let metrics = app.callers.metrics.audit.clone();
-            let recent = app.callers.recent.clone();
-            app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica, recent));
+            let metrics = app.callers.observers.metrics.audit.clone();
+            let recent = app.callers.observers.recent.clone();
+            app.callers.observers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica, recent));
         }
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate);
         app.credentials.certificates =

@@ -10,13 +10,11 @@ use futures_util::FutureExt as _;
 use http::Response;
 use proto::Reason;
 use tower::{Service, service_fn};
-use tracing::field::display;
 
 use super::{
     context::{ProxyRequest, RequestContext},
     response_body::GuardedBody,
 };
-use crate::traces::RequestTrace;
 
 /// Refuses requests from web pages of other origins, answers preflights, and lets allowed origins read the response.
 ///
@@ -57,10 +55,7 @@ where
 {
     service_fn(move |request: ProxyRequest| {
         let context = &request.context;
-        let traces = context.server.traces.as_ref();
-        if traces.is_some() {
-            *context.trace.lock() = RequestTrace::start(traces, &request.head, &context.id);
-        }
+        context.log.start_trace(&context.server.observers, &request.head);
         inner.clone().call(request)
     })
 }
@@ -108,18 +103,9 @@ where
 
 /// Builds the response to a request that kas or its agent refused or failed, and logs it.
 async fn refuse(context: &RequestContext, error: &RequestError) -> Response<GuardedBody> {
-    let (server, reason) = (&context.server, error.reason.as_str());
-    context.trace.lock().record_error(error);
-    let trace = context.trace_id();
-    server.metrics.count_error(reason);
-    context.audit(|record| record.refuse(error, trace));
-    context.complete_record(|record| record.refused(error.reason, error.caller.clone()));
-    if let Some(suppressed) = server.log_limit.admit(error.reason, std::time::Instant::now()) {
-        let (client, id) = (context.forwarded.client, context.id.to_str().ok());
-        let trace_id = trace.map(display);
-        tracing::info!(%client, request.id = id, trace_id, reason, suppressed, %error, "request failed");
-    }
-    let mut response = error.render(&context.error_format, &context.id, trace);
+    let log = &context.log;
+    log.refused(&context.server.observers, error);
+    let mut response = error.render(&context.error_format, &log.id, log.trace_id());
     context.body.finish(context.version, response.headers_mut()).await;
     response.map(GuardedBody::untracked)
 }

@@ -12,7 +12,7 @@ use promql::{Labels, QueryError};
 use proto::{Reason, header};
 use tunnel::Body;
 
-use super::context::{Access, ProxyServer, RequestContext};
+use super::context::{ProxyServer, RequestContext};
 use crate::{
     headers::{self, ProxyHeaders},
     metrics::Limit,
@@ -22,10 +22,10 @@ use crate::{
 /// caller asks for an upgrade.
 pub(super) async fn to_agent(
     context: &Arc<RequestContext>,
-    access: &Access,
     mut request: Request<()>,
 ) -> Result<(Request<Body>, Option<OnUpgrade>), RequestError> {
-    let server = &context.server;
+    let (server, log) = (&context.server, &context.log);
+    let access = log.access();
     if access.upgrade && context.version != Version::HTTP_11 {
         return Err(RequestError::bad_request("an upgrade needs HTTP/1.1"));
     }
@@ -33,21 +33,21 @@ pub(super) async fn to_agent(
     let proxy_headers = ProxyHeaders {
         service,
         access_as: &access.grant.caller.access_as,
-        request_id: &context.id,
+        request_id: &log.id,
         upgrade: access.upgrade,
         version: context.version,
         forwarded: &context.forwarded,
     };
     headers::to_agent(request.headers_mut(), proxy_headers)?;
     for hooks in &server.hooks {
-        hooks.on_request(access.authorized(context), request.headers_mut());
+        hooks.on_request(log.request(), request.headers_mut());
     }
-    context.audit(|record| record.set_identity(request.headers()));
-    context.trace.lock().inject(request.headers_mut());
+    log.sent(request.headers_mut());
     *request.uri_mut() = access.uri.clone();
     let upgrade = access.upgrade.then(|| hyper::upgrade::on(&mut request));
 
-    let body = context.body.take(server, server.metrics.service(service), context.audited_bytes());
+    let metrics = server.observers.metrics.service(service);
+    let body = context.body.take(server, metrics, log.audited_bytes());
     let request = request.map(|()| body);
     let request = match access.grant.caller.labels(service) {
         // Boxed: most requests are not restricted, and should not reserve memory for it.
@@ -65,7 +65,7 @@ async fn restrict(
 ) -> Result<Request<Body>, RequestError> {
     let restricted = promql::enforce(labels, request, context.server.limits.max_form_bytes).await;
     if let Err(QueryError { reason: Reason::BodyTooLarge, .. }) = &restricted {
-        context.server.metrics.count_limit(Limit::Form);
+        context.server.observers.metrics.count_limit(Limit::Form);
     }
     Ok(restricted?.map(Body::from))
 }
@@ -74,7 +74,7 @@ async fn restrict(
 pub(super) fn validate<B>(server: &ProxyServer, request: &Request<B>) -> Result<(), RequestError> {
     let headers = request.headers();
     if headers.len() > server.limits.max_headers {
-        server.metrics.count_limit(Limit::Head);
+        server.observers.metrics.count_limit(Limit::Head);
         return Err(RequestError::new(
             Reason::HeadTooLarge,
             "the request has more header fields than agent.kubernetes_api.limits.max_headers allows",

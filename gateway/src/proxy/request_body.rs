@@ -247,7 +247,7 @@ impl IdleTimeoutBody {
                 }
             };
             ready!(self.timer.poll_expired(cx));
-            self.server.metrics.count_limit(limit);
+            self.server.observers.metrics.count_limit(limit);
             let what = match limit {
                 Limit::BodyRate => {
                     "the caller sends the body too slowly (agent.kubernetes_api.limits.min_body_rate)"

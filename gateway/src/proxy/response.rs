@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tunnel::{Body, StreamMonitor, upgrade};
 
 use super::{
-    context::{Access, AccessEnded, RequestContext},
+    context::RequestContext,
+    request_access::AccessEnded,
     response_body::{ConcurrencyPermit, GuardedBody, ResponseGuard},
     upgrade::PendingUpgrade,
 };
@@ -32,14 +33,14 @@ const SMALL_RESPONSE: u64 = 64 << 10;
 /// The guards of the response, `permit` among them, move into its body, or into the task of the upgrade.
 pub(super) async fn respond(
     context: Arc<RequestContext>,
-    access: Access,
     ended: AccessEnded,
     permit: ConcurrencyPermit,
     upgrade: Option<OnUpgrade>,
     forwarded: ForwardedResponse,
 ) -> Result<Response<GuardedBody>, RequestError> {
     let ForwardedResponse { mut response, request_permit, owner, sent } = forwarded;
-    let server = &context.server;
+    let (server, log) = (&context.server, &context.log);
+    let access = log.access();
     if let Some(error) = agent_error(&response, access.destination.label()) {
         return Err(error);
     }
@@ -47,35 +48,30 @@ pub(super) async fn respond(
     // The memory of a response is that of its stream in the tunnel, whatever features make of it.
     let monitor = response.body().monitor();
     for hooks in &server.hooks {
-        response = hooks.on_response(access.authorized(&context), response)?;
+        response = hooks.on_response(log.request(), response)?;
     }
     context.body.set_answered();
-    let timing = RequestTiming::new(context.started, sent, Instant::now(), response.headers());
-    let metrics = server.metrics.service(&access.destination.service);
-    metrics.observe_head(response.status(), &timing);
+    let timing = RequestTiming::new(log.started, sent, Instant::now(), response.headers());
     let upgraded = upgrade::take(&mut response);
     let policy = ResponsePolicy {
         upgraded: upgraded.is_some(),
         application: server.request_types.of(&access.destination.service).is_application(access.uri.path()),
         extra: &server.extra_headers,
     };
-    headers::to_caller(response.headers_mut(), policy, &context.id);
+    headers::to_caller(response.headers_mut(), policy, &log.id);
     headers::rewrite_addresses(response.headers_mut(), &access.prefix);
     // HTTP/2 clients treat a length without content as a protocol error (RFC 9110 section 8.6).
     if response.status() == StatusCode::NO_CONTENT {
         response.headers_mut().remove(CONTENT_LENGTH);
     }
     timing.write(response.headers_mut());
-    context.audit(|record| record.set_response(response.status()));
-    log(&context, &access, response.status(), &timing);
-    context.complete_record(|record| {
+    let metrics = log.answered(&server.observers, response.status(), &timing, || {
         let local =
             |permit: &RequestPermit<TunnelEntry>| Hop::Tunnel(permit.tunnel(), permit.handle().hello());
-        let hop = request_permit.as_ref().map(local).or_else(|| owner.map(Hop::Replica));
-        record.answered(response.status().as_u16(), timing, hop)
+        request_permit.as_ref().map(local).or_else(|| owner.map(Hop::Replica))
     });
     let guard = |status| {
-        context.trace.lock().record_response(status, &timing);
+        log.trace_response(status, &timing);
         ResponseGuard::new(Arc::clone(&context), Arc::clone(metrics), request_permit)
     };
     match (upgraded, upgrade) {
@@ -98,25 +94,6 @@ pub(super) async fn respond(
             Ok(track(response, &context, monitor, (ended, is_stream), guard, permit))
         }
     }
-}
-
-fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &RequestTiming) {
-    tracing::debug!(
-        request.id = context.id.to_str().ok(),
-        trace_id = context.trace_id().map(tracing::field::display),
-        client = %context.forwarded.client,
-        caller = access.grant.caller.name(),
-        user = access.grant.caller.user,
-        agent.name = access.destination.name.as_ref().map(tracing::field::display),
-        service = %access.destination.service,
-        method = %context.method,
-        path = access.uri.path(),
-        status = status.as_u16(),
-        queue = ?timing.queue,
-        tunnel = ?timing.tunnel,
-        upstream = ?timing.upstream,
-        "request answered"
-    );
 }
 
 /// Moves the guards into the body of a response.

@@ -21,7 +21,8 @@ use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
     budget::{BudgetGuard, ResponseBudget},
-    context::{AccessEnded, ProxyServer, RequestContext},
+    context::{ProxyServer, RequestContext},
+    request_access::AccessEnded,
 };
 use telemetry::GaugeGuard;
 
@@ -81,7 +82,7 @@ impl ResponseGuard {
 
 impl Drop for ResponseGuard {
     fn drop(&mut self) {
-        self.metrics.observe_end(self.context.started.elapsed());
+        self.metrics.observe_end(self.context.log.started.elapsed());
     }
 }
 
@@ -96,7 +97,7 @@ impl ConcurrencyPermit {
         if grant.in_flight.fetch_add(1, Relaxed) < server.limits.max_requests_per_caller {
             return Ok(permit);
         }
-        server.metrics.count_limit(Limit::RequestsPerCaller);
+        server.observers.metrics.count_limit(Limit::RequestsPerCaller);
         let cause = format!(
             "caller {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_caller)",
             grant.caller.name()
@@ -115,7 +116,7 @@ impl GuardedBody {
     /// Wraps the body of a response that came through a tunnel.
     pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
         let metrics = Some(Arc::clone(&guard.metrics));
-        let audited = guard.context.audited_bytes();
+        let audited = guard.context.log.audited_bytes();
         Self {
             body,
             metrics,

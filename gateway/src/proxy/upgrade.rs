@@ -15,7 +15,8 @@ use tunnel::upgrade::{self, UpgradedStream};
 
 use super::{
     budget::BudgetGuard,
-    context::{AccessEnded, RequestContext},
+    context::RequestContext,
+    request_access::AccessEnded,
     response_body::{ConcurrencyPermit, ResponseGuard},
 };
 use crate::metrics::Limit;
@@ -44,7 +45,7 @@ impl PendingUpgrade {
     pub(super) fn spawn(self) {
         let context = Arc::clone(&self.context);
         context.guard.set_upgraded();
-        let span = tracing::debug_span!("upgraded", request.id = context.id.to_str().ok());
+        let span = tracing::debug_span!("upgraded", request.id = context.log.id.to_str().ok());
         let group_cut = context.server.connections.cut.child_token();
         let run = async move { group_cut.run_until_cancelled(self.run()).await };
         context.server.connections.tasks.spawn(run.instrument(span));
@@ -77,7 +78,7 @@ async fn splice(
     let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
         return;
     };
-    let (service, audited) = (&guard.metrics, context.audited_bytes());
+    let (service, audited) = (&guard.metrics, context.log.audited_bytes());
     let outside = InspectReader::new(TokioIo::new(outside), |bytes| {
         service.request_bytes.inc_by(bytes.len() as u64);
         if let Some(audited) = &audited {
@@ -92,7 +93,7 @@ async fn splice(
     });
     if let Err(error) = upgrade::splice(upgraded, outside).await {
         if let Some(limit) = Limit::from_error(&error) {
-            context.server.metrics.count_limit(limit);
+            context.server.observers.metrics.count_limit(limit);
         }
         tracing::debug!(%error, "upgraded connection aborted");
     }

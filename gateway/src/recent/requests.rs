@@ -171,24 +171,24 @@ fn push<T>(ring: &mut VecDeque<T>, entry: T, most: usize) {
 }
 
 impl RequestRecord {
-    /// Begins the record of a request whose head has arrived.
-    pub(crate) fn new(id: &HeaderValue, method: &Method) -> Self {
+    /// Begins the record of a request whose head arrived at `time`. `access` is the result of the authorization, if it got so far.
+    pub(crate) fn new(
+        time: SystemTime,
+        id: &HeaderValue,
+        method: &Method,
+        access: Option<(Arc<Grant>, Destination)>,
+    ) -> Self {
         Self {
-            time: SystemTime::now(),
+            time,
             id: id.clone(),
             method: method.clone(),
-            access: None,
+            access,
             refused: None,
             status: 0,
             reason: None,
             hop: None,
             timing: None,
         }
-    }
-
-    /// Adds the result of the authorization.
-    pub(crate) fn set_access(&mut self, grant: &Arc<Grant>, destination: &Destination) {
-        self.access = Some((Arc::clone(grant), destination.clone()));
     }
 
     /// Completes the record with the head of the response.
@@ -267,7 +267,8 @@ mod tests {
     use super::*;
 
     fn refused(id: &str, caller: Option<&str>) -> RequestRecord {
-        let record = RequestRecord::new(&HeaderValue::from_str(id).unwrap(), &Method::GET);
+        let id = HeaderValue::from_str(id).unwrap();
+        let record = RequestRecord::new(SystemTime::now(), &id, &Method::GET, None);
         let names = caller.map(|name| Box::new(CallerNames { name: name.to_owned(), user: None }));
         record.refused(Reason::UnknownAgent, names)
     }

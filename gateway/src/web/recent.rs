@@ -108,7 +108,14 @@ async fn audit(web: &WebServer, reader: Reader, filter: AuditFilter) -> AuditInf
     lines.sort_by_cached_key(|line| std::cmp::Reverse(time(line)));
     has_more |= lines.len() > limit;
     lines.truncate(limit);
-    AuditInfo { lines, has_more, enabled: web.proxy.audit.get().is_some(), auditor, replicas, missing }
+    AuditInfo {
+        lines,
+        has_more,
+        enabled: web.proxy.observers.audit.get().is_some(),
+        auditor,
+        replicas,
+        missing,
+    }
 }
 
 /// Returns the requests with an id, of all replicas.
@@ -148,8 +155,12 @@ async fn ask_all<T: DeserializeOwned>(
             Err(error) => missing.push(MissingReplica { replica: replica.id, error: error.to_string() }),
         }
     }
-    let own =
-        web.proxy.recent.as_ref().and_then(|recent| serde_json::from_str(&recent.answer(&question)).ok());
+    let own = web
+        .proxy
+        .observers
+        .recent
+        .as_ref()
+        .and_then(|recent| serde_json::from_str(&recent.answer(&question)).ok());
     answers.extend(own.map(|own| (web.replica, own)));
     (answers, missing)
 }

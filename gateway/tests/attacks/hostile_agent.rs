@@ -245,7 +245,7 @@ async fn attack_43_unanswered_request_is_released_on_disconnect() {
     assert_eq!(services, 0, "places are freed");
     assert_eq!(world.kas.agents.connections.tasks.len(), tasks);
     assert!(world.kas.callers.connections.tasks.is_empty());
-    assert_eq!(world.kas.callers.metrics.connections.get(), 0);
+    assert_eq!(world.kas.callers.observers.metrics.connections.get(), 0);
 }
 
 #[tokio::test(start_paused = true)]

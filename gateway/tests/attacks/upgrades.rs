@@ -378,14 +378,14 @@ async fn attack_28_disconnect_ends_the_exec() {
         caller.write_all(&talks).await.unwrap();
         if talks == [1] {
             caller.read_exact(&mut [0; 4096]).await.unwrap();
-            assert_eq!(world.kas.callers.metrics.connections.get(), 1, "it is a connection still");
+            assert_eq!(world.kas.callers.observers.metrics.connections.get(), 1, "it is a connection still");
         }
         drop(caller);
         let ended = timeout(SOON, noticed.recv()).await.expect("the process ends").unwrap();
         assert_eq!(ended, talks);
     }
     let freed = async {
-        while world.in_flight() != 0 || world.kas.callers.metrics.connections.get() != 0 {
+        while world.in_flight() != 0 || world.kas.callers.observers.metrics.connections.get() != 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

@@ -45,9 +45,10 @@ impl Write for Sink {
 pub(crate) fn audit(world: &World) -> Sink {
     let sink = Sink::default();
     let callers = &world.kas.callers;
-    let metrics = callers.metrics.audit.clone();
-    let log = AuditLog::start(sink.clone(), metrics, world.kas.agents.replica, callers.recent.clone());
-    callers.audit.set(log.clone()).unwrap();
+    let metrics = callers.observers.metrics.audit.clone();
+    let log =
+        AuditLog::start(sink.clone(), metrics, world.kas.agents.replica, callers.observers.recent.clone());
+    callers.observers.audit.set(log.clone()).unwrap();
     tokio::spawn(async move { log.run().await });
     sink
 }
@@ -56,7 +57,7 @@ pub(crate) fn audit(world: &World) -> Sink {
 pub(crate) async fn lines(world: &World, sink: &Sink) -> Vec<Value> {
     // The connection of a caller drops the record after the caller has the last byte.
     sleep(Duration::from_millis(10)).await;
-    world.kas.callers.audit.get().unwrap().flush(Duration::from_secs(20));
+    world.kas.callers.observers.audit.get().unwrap().flush(Duration::from_secs(20));
     let text = String::from_utf8(std::mem::take(&mut *sink.0.lock())).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -142,7 +143,7 @@ async fn line_has_the_facts_of_the_request_and_neither_credential_query_nor_body
     assert_eq!(text(world.send(request).await).await, "20 bytes");
 
     sleep(Duration::from_millis(10)).await;
-    world.kas.callers.audit.get().unwrap().flush(Duration::from_secs(20));
+    world.kas.callers.observers.audit.get().unwrap().flush(Duration::from_secs(20));
     let raw = String::from_utf8(sink.0.lock().clone()).unwrap();
     for secret in ["of-the-query", "of-the-cookie", "of the body", world.caller_token.expose_secret()] {
         assert!(!raw.contains(secret), "{raw}");
@@ -399,7 +400,7 @@ async fn last_count_is_written_when_kas_stops() {
     let (world, sink, _agent) = audited().await;
     send_as_stranger(&world, "/agents/prod/kubernetes/api", 12).await;
     assert_eq!(lines(&world, &sink).await.len(), 10);
-    world.kas.callers.audit.get().unwrap().finish(Duration::from_secs(20));
+    world.kas.callers.observers.audit.get().unwrap().finish(Duration::from_secs(20));
     assert_eq!(lines(&world, &sink).await[0]["left_out"], 2);
 }
 

@@ -82,7 +82,7 @@ async fn replica_with_another_secret_is_degraded_and_the_others_are_not() {
         AbortOnDropHandle::new(tokio::spawn(probe(&fleet, 0).run(readiness_of, credentials.subscribe())));
     sleep(Duration::from_secs(3)).await;
     let (status, body) = readiness(&fleet.replicas[0]).await;
-    assert_eq!((status, fleet.replicas[0].kas.callers.metrics.peers.reachable.get()), (200, 0));
+    assert_eq!((status, fleet.replicas[0].kas.callers.observers.metrics.peers.reachable.get()), (200, 0));
     assert!(
         body.starts_with(
             "ready, degraded\nprivate_api: other replicas refuse requests of this one: replica "

@@ -266,7 +266,10 @@ async fn end_of_the_session_ends_the_stream() {
             (refused.status(), &refused.headers()["kas-error"]),
             (StatusCode::UNAUTHORIZED, &"unauthorized".parse().unwrap())
         );
-        assert_eq!(browser.world.kas.callers.metrics.service(&"graph".parse().unwrap()).in_flight.get(), 0);
+        assert_eq!(
+            browser.world.kas.callers.observers.metrics.service(&"graph".parse().unwrap()).in_flight.get(),
+            0
+        );
     }
 }
 

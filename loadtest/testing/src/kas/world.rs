@@ -192,8 +192,8 @@ impl World {
             };
             tokio::join!(
                 of_browsers,
-                callers.budget.run(&callers.metrics),
-                callers.idle_connections.run(&callers.metrics),
+                callers.budget.run(&callers.observers.metrics),
+                callers.idle_connections.run(&callers.observers.metrics),
                 issuers.run(),
                 of_gitlab
             );
@@ -295,7 +295,7 @@ impl World {
 
     /// Returns the number of requests to the cluster that are in flight.
     pub fn in_flight(&self) -> i64 {
-        self.kas.callers.metrics.service(&"kubernetes".parse().unwrap()).in_flight.get()
+        self.kas.callers.observers.metrics.service(&"kubernetes".parse().unwrap()).in_flight.get()
     }
 
     /// Returns the value of a metric, which is named as in the text format of Prometheus: `name{label="value"}`.
