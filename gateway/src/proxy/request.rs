@@ -46,8 +46,7 @@ pub(super) async fn to_agent(
     *request.uri_mut() = access.uri.clone();
     let upgrade = access.upgrade.then(|| hyper::upgrade::on(&mut request));
 
-    let metrics = server.observers.metrics.service(service);
-    let body = context.body.take(server, metrics, log.audited_bytes());
+    let body = context.body.take(server, || log.body_bytes(server.observers.metrics.service(service)));
     let request = request.map(|()| body);
     let request = match access.grant.caller.labels(service) {
         // Boxed: most requests are not restricted, and should not reserve memory for it.

@@ -20,12 +20,8 @@ use proto::Reason;
 use tokio::time::{Instant, timeout};
 use tunnel::{Body, StallTimer};
 
-use super::{CallerBody, context::ProxyServer};
-use crate::{
-    audit::ByteCounts,
-    config::CallerLimits,
-    metrics::{Limit, ServiceMetrics},
-};
+use super::{CallerBody, context::ProxyServer, request_log::BodyBytes};
+use crate::{config::CallerLimits, metrics::Limit};
 
 /// The most bytes that are drained from the body of a refused request.
 const MAX_DRAIN_BYTES: u64 = 64 << 10;
@@ -68,8 +64,7 @@ struct IdleTimeoutBody {
     expects_continue: bool,
     shared: Arc<SharedBody>,
     server: Arc<ProxyServer>,
-    metrics: Arc<ServiceMetrics>,
-    audited: Option<Arc<ByteCounts>>,
+    bytes: BodyBytes,
     progress: BodyProgress,
     /// The beginning of the current wait for the caller, and the limit that is exceeded at its end.
     waiting: Option<(Instant, Limit)>,
@@ -107,12 +102,7 @@ impl RequestBody {
     /// Takes the body, to be sent to the agent.
     ///
     /// The body fails with a [`RequestError`] if the caller is slower than the limits of `server` allow.
-    pub(super) fn take(
-        &self,
-        server: &Arc<ProxyServer>,
-        metrics: &Arc<ServiceMetrics>,
-        audited: Option<Arc<ByteCounts>>,
-    ) -> Body {
+    pub(super) fn take(&self, server: &Arc<ProxyServer>, bytes: impl FnOnce() -> BodyBytes) -> Body {
         let Some(shared) = &self.0 else { return Body::empty() };
         let mut slot = shared.state.lock();
         match std::mem::replace(&mut *slot, BodyState::Sending) {
@@ -121,8 +111,7 @@ impl RequestBody {
                 expects_continue,
                 shared: Arc::clone(shared),
                 server: Arc::clone(server),
-                metrics: Arc::clone(metrics),
-                audited,
+                bytes: bytes(),
                 progress: BodyProgress::default(),
                 waiting: None,
                 timer: StallTimer::new(server.limits.write_stall_timeout),
@@ -214,10 +203,7 @@ impl IdleTimeoutBody {
             Some(Ok(frame)) => {
                 let length = frame.data_ref().map_or(0, Bytes::len);
                 self.progress.received += length as u64;
-                self.metrics.request_bytes.inc_by(length as u64);
-                if let Some(audited) = &self.audited {
-                    audited.add_request(length);
-                }
+                self.bytes.add_request(length);
             }
             Some(Err(_)) => self.body = None,
             None => {

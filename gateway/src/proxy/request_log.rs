@@ -27,7 +27,7 @@ use tracing::field::display;
 use super::request_access::Access;
 use crate::{
     audit::{AuditLog, AuditRecord, AuditedAccess, ByteCounts, NewRequest},
-    metrics::Metrics,
+    metrics::{Metrics, ServiceMetrics},
     recent::{Hop, Recent, RequestRecord},
     request_hooks::AuthorizedRequest,
     request_types::RequestTypes,
@@ -68,6 +68,31 @@ pub(super) struct RequestLog {
     audit: Option<Box<Mutex<AuditRecord>>>,
     /// The record for the web page was made.
     is_recorded: AtomicBool,
+}
+
+/// Counts the bytes of the bodies of a request, or of the raw streams after an upgrade.
+#[derive(Debug)]
+pub(super) struct BodyBytes {
+    metrics: Arc<ServiceMetrics>,
+    audited: Option<Arc<ByteCounts>>,
+}
+
+impl BodyBytes {
+    /// Counts bytes from the caller.
+    pub(super) fn add_request(&self, bytes: usize) {
+        self.metrics.request_bytes.inc_by(bytes as u64);
+        if let Some(audited) = &self.audited {
+            audited.add_request(bytes);
+        }
+    }
+
+    /// Counts bytes to the caller.
+    pub(super) fn add_response(&self, bytes: usize) {
+        self.metrics.response_bytes.inc_by(bytes as u64);
+        if let Some(audited) = &self.audited {
+            audited.add_response(bytes);
+        }
+    }
 }
 
 impl RequestLog {
@@ -128,9 +153,10 @@ impl RequestLog {
         }
     }
 
-    /// Returns the counters of the audit log, if there is one.
-    pub(super) fn audited_bytes(&self) -> Option<Arc<ByteCounts>> {
-        self.audit.as_ref().map(|record| record.lock().bytes())
+    /// Returns the counter of the bytes of the request's bodies.
+    pub(super) fn body_bytes(&self, metrics: &Arc<ServiceMetrics>) -> BodyBytes {
+        let audited = self.audit.as_ref().map(|record| record.lock().bytes());
+        BodyBytes { metrics: Arc::clone(metrics), audited }
     }
 
     /// Adds the result of the authorization. `login`: GitLab or an issuer was asked for the caller.

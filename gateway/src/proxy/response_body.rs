@@ -23,11 +23,11 @@ use super::{
     budget::{BudgetGuard, ResponseBudget},
     context::{ProxyServer, RequestContext},
     request_access::AccessEnded,
+    request_log::BodyBytes,
 };
 use telemetry::GaugeGuard;
 
 use crate::{
-    audit::ByteCounts,
     metrics::{Limit, ServiceMetrics},
     tunnel_entry::TunnelEntry,
 };
@@ -35,8 +35,7 @@ use crate::{
 /// A response body that holds a [`ResponseGuard`] until the caller has the last byte or has closed the stream.
 pub(super) struct GuardedBody {
     body: Body,
-    metrics: Option<Arc<ServiceMetrics>>,
-    audited: Option<Arc<ByteCounts>>,
+    bytes: Option<BodyBytes>,
     guard: GuardSlot,
     /// Held even if the budget cuts the response: the unread bytes stay until the connection ends.
     _permit: Option<ConcurrencyPermit>,
@@ -115,30 +114,14 @@ impl Drop for ConcurrencyPermit {
 impl GuardedBody {
     /// Wraps the body of a response that came through a tunnel.
     pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
-        let metrics = Some(Arc::clone(&guard.metrics));
-        let audited = guard.context.log.audited_bytes();
-        Self {
-            body,
-            metrics,
-            audited,
-            guard: GuardSlot::Body(guard),
-            _permit: Some(permit),
-            budget: None,
-            cut: None,
-        }
+        let bytes = Some(guard.context.log.body_bytes(&guard.metrics));
+        let guard = GuardSlot::Body(guard);
+        Self { body, bytes, guard, _permit: Some(permit), budget: None, cut: None }
     }
 
     /// Wraps the body of a response of kas itself, which needs no guard.
     pub(super) fn untracked(body: Body) -> Self {
-        Self {
-            body,
-            metrics: None,
-            audited: None,
-            guard: GuardSlot::None,
-            _permit: None,
-            budget: None,
-            cut: None,
-        }
+        Self { body, bytes: None, guard: GuardSlot::None, _permit: None, budget: None, cut: None }
     }
 
     /// Counts the response in the budget. When the budget cuts the response, the guard is released although the caller may
@@ -174,13 +157,10 @@ impl http_body::Body for GuardedBody {
             return Poll::Ready(Some(Err(BodyError::Other(error.into()))));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let (Poll::Ready(Some(Ok(frame))), Some(metrics)) = (&polled, &self.metrics)
+        if let (Poll::Ready(Some(Ok(frame))), Some(bytes)) = (&polled, &self.bytes)
             && let Some(data) = frame.data_ref()
         {
-            metrics.response_bytes.inc_by(data.len() as u64);
-            if let Some(audited) = &self.audited {
-                audited.add_response(data.len());
-            }
+            bytes.add_response(data.len());
         }
         polled
     }

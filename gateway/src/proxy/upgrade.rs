@@ -78,19 +78,9 @@ async fn splice(
     let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
         return;
     };
-    let (service, audited) = (&guard.metrics, context.log.audited_bytes());
-    let outside = InspectReader::new(TokioIo::new(outside), |bytes| {
-        service.request_bytes.inc_by(bytes.len() as u64);
-        if let Some(audited) = &audited {
-            audited.add_request(bytes.len());
-        }
-    });
-    let outside = InspectWriter::new(outside, |bytes| {
-        service.response_bytes.inc_by(bytes.len() as u64);
-        if let Some(audited) = &audited {
-            audited.add_response(bytes.len());
-        }
-    });
+    let counter = context.log.body_bytes(&guard.metrics);
+    let outside = InspectReader::new(TokioIo::new(outside), |bytes| counter.add_request(bytes.len()));
+    let outside = InspectWriter::new(outside, |bytes| counter.add_response(bytes.len()));
     if let Err(error) = upgrade::splice(upgraded, outside).await {
         if let Some(limit) = Limit::from_error(&error) {
             context.server.observers.metrics.count_limit(limit);
