@@ -384,7 +384,7 @@ impl App {
         Shutdown {
             grace,
             readiness: self.readiness.clone(),
-            callers: self.callers.connections.clone(),
+            callers: self.callers.connections.group.clone(),
             peers: self.peer_server.connections.clone(),
             agents: self.agents.connections.clone(),
             background: TaskGroup::default(),

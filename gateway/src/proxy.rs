@@ -23,6 +23,7 @@ mod request_body;
 mod request_log;
 mod response;
 mod response_body;
+mod server;
 mod upgrade;
 
 use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, time::Duration};
@@ -44,11 +45,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tower::{BoxError, Service, ServiceBuilder};
 use tunnel::{CountedBody, OverheadStream};
 
-pub(crate) use self::budget::ResponseBudget;
-pub(crate) use self::connection::{IdleConnections, RequestGuard};
-pub(crate) use self::context::ProxyServer;
+pub(crate) use self::connection::RequestGuard;
 pub(crate) use self::request_log::RequestObservers;
 pub(crate) use self::response_body::ConcurrencyPermit;
+pub(crate) use self::server::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling};
 use self::{
     caller_io::CallerIo,
     connection::ConnectionState,
@@ -88,7 +88,7 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     let mut ended = access.ended(&context.server.kill_switch, context.log.client);
     let forwarding = async {
         let authorized = context.log.request();
-        for hooks in &context.server.hooks {
+        for hooks in &context.server.handling.hooks {
             if let Some(answer) = hooks.answer(authorized, head.headers()) {
                 return Ok((ForwardedResponse::from_kas(answer?), None));
             }
@@ -117,13 +117,13 @@ async fn check_access<'a>(
 ) -> Result<&'a Access, RequestError> {
     let path = head.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let client = context.log.client;
-    if !context.server.addresses.allows(client) {
+    if !context.server.config.addresses.allows(client) {
         return Err(RequestError::address_not_allowed(
             client,
             "agent.kubernetes_api.listen.allowed_networks",
         ));
     }
-    let target = context.route.target(&path, &context.server.url_path_prefix)?;
+    let target = context.route.target(&path, &context.server.config.url_path_prefix)?;
     let (switch, service) = (&context.server.kill_switch, &target.service);
     let mut request =
         RequestAttributes { address: Some(client), service, agent: None, caller: None, user: None };
@@ -141,7 +141,7 @@ async fn check_access<'a>(
     let path = without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let prefix = outside_prefix(head.uri().path(), uri.path()).into();
-    let types = &context.server.request_types;
+    let types = &context.server.handling.types;
     let class = types.class(&target, upgrade);
     let destination = Destination { agent, name, project_path, service: target.service, class };
     let access = Access { grant, destination, uri, prefix, upgrade, environment };
@@ -184,8 +184,8 @@ impl ProxyServer {
         let address = PeerAddress::new(peer.ip());
         let service = service();
         let answer = |request: Request<CallerBody>, guard| {
-            let route = self.hosts.route(&request, &tls_name);
-            let peer = (&address, self.addresses.trusted_proxies());
+            let route = self.config.hosts.route(&request, &tls_name);
+            let peer = (&address, self.config.addresses.trusted_proxies());
             service.clone().call(ProxyRequest::new(self, peer, route, guard, request.map(Some)))
         };
         self.serve_connection(io, peer, stranger, answer).await;
@@ -226,15 +226,16 @@ impl ProxyServer {
         Fut: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let (limits, metrics) = (&self.limits, &self.observers.metrics);
+        let (limits, metrics) = (&self.config.limits, &self.observers.metrics);
         let state = Arc::new(ConnectionState::new(&metrics.connections, stranger));
-        let _idle = self.idle_connections.insert(&state);
+        let _idle = self.connections.idle.insert(&state);
         let io = OverheadStream::of_client(io);
         let overhead = io.counter();
         let service = service_fn(|request: Request<Incoming>| {
             overhead.subtract_received_request(request.uri(), request.headers());
             let is_head = request.method() == Method::HEAD;
-            let leaving = (request.version() < Version::HTTP_2).then(|| self.connections.leaving.clone());
+            let leaving =
+                (request.version() < Version::HTTP_2).then(|| self.connections.group.leaving.clone());
             let request = request.map(|body| CountedBody::new(body, overhead.clone()));
             let answered = answer(request, RequestGuard::new(&state));
             async move {
@@ -256,7 +257,7 @@ impl ProxyServer {
         tokio::pin!(connection);
         let close = poll_on_wake(async {
             tokio::select! {
-                () = self.connections.draining.cancelled() => {}
+                () = self.connections.group.draining.cancelled() => {}
                 () = state.closing() => {}
             }
         });

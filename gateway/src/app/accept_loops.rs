@@ -47,7 +47,7 @@ impl App {
                 async move {
                     // A proxy that ends TLS chooses the name of its own handshake with kas.
                     let tls_name = match io.tls_name() {
-                        Some(_) if callers.addresses.trusts(peer.ip()) => TlsName::Irrelevant,
+                        Some(_) if callers.config.addresses.trusts(peer.ip()) => TlsName::Irrelevant,
                         Some(name) => TlsName::Sent(name.map(Box::from)),
                         None => TlsName::Irrelevant,
                     };

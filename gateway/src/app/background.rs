@@ -20,10 +20,11 @@ impl App {
             });
         };
         spawn(remove_left_behind().boxed());
-        let (budget, metrics) = (Arc::clone(&self.callers.budget), self.callers.observers.metrics.clone());
+        let (budget, metrics) =
+            (Arc::clone(&self.callers.connections.budget), self.callers.observers.metrics.clone());
         spawn(async move { budget.run(&metrics).await }.boxed());
         let callers = Arc::clone(&self.callers);
-        spawn(async move { callers.idle_connections.run(&callers.observers.metrics).await }.boxed());
+        spawn(async move { callers.connections.idle.run(&callers.observers.metrics).await }.boxed());
         let switch = Arc::clone(&self.callers.kill_switch);
         spawn(async move { switch.run().await }.boxed());
         if let Some(audit) = self.callers.observers.audit.get().cloned() {

@@ -36,12 +36,11 @@ use crate::{
         events::{EventRequests, Events, sources::EventSources},
     },
     forward::Forwarder,
-    hosts::AgentHosts,
     kill_switch::KillSwitch,
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
-    proxy::{IdleConnections, ProxyServer, RequestObservers, ResponseBudget},
+    proxy::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling, RequestObservers},
     recent::{AccessRing, Recent},
     request_hooks::RequestHooks,
     request_types::RequestTypes,
@@ -185,8 +184,6 @@ impl SharedState {
         config: &Config,
         registry: &mut Registry,
     ) -> ProxyServer {
-        let public = &config.agent.kubernetes_api;
-        let limits = public.limits.clone();
         let forwarder = Forwarder {
             tunnels: Arc::clone(&self.tunnels),
             store: Arc::clone(&self.store),
@@ -195,20 +192,14 @@ impl SharedState {
             dial_errors: Arc::clone(&self.dial_errors),
             metrics: self.metrics.clone(),
         };
+        let hooks = self.request_hooks(&forwarder, config, registry);
+        let cors = Cors::new(config.allowed_origins());
+        let config = ProxyConfig::new(&config.agent.kubernetes_api, cors);
         ProxyServer {
-            idle_connections: IdleConnections::new(&limits),
-            budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
-            cors: Cors::new(config.allowed_origins()),
-            addresses: public.listen.addresses(),
-            url_path_prefix: public.url_path_prefix.clone(),
-            hosts: AgentHosts::new(public.hosts.clone()),
-            extra_headers: public.extra_allowed_response_headers.clone(),
             access,
             kill_switch: Arc::clone(&self.kill_switch),
-            request_types: self.request_types.clone(),
-            hooks: self.request_hooks(&forwarder, config, registry),
+            handling: RequestHandling { types: self.request_types.clone(), hooks },
             forwarder,
-            connections: self.caller_connections.clone(),
             observers: RequestObservers {
                 metrics: self.metrics.clone(),
                 traces,
@@ -216,7 +207,8 @@ impl SharedState {
                 recent: self.recent.clone(),
                 log_limit: LogLimiter::new(LOG_PERIOD),
             },
-            limits,
+            connections: CallerConnections::new(self.caller_connections.clone(), &config.limits),
+            config,
         }
     }
 

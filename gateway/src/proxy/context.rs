@@ -2,68 +2,22 @@
 
 use std::{array, fmt, sync::Arc};
 
-use access::{AccessControl, ErrorFormat, UrlPathPrefix};
+use access::ErrorFormat;
 use http::{HeaderMap, HeaderValue, Request, Version};
 use ipnet::IpNet;
 use proto::header;
 
 use super::{
-    CallerBody,
-    budget::ResponseBudget,
-    connection::{IdleConnections, RequestGuard},
-    request_body::RequestBody,
-    request_log::{RequestLog, RequestObservers},
+    CallerBody, connection::RequestGuard, request_body::RequestBody, request_log::RequestLog,
+    server::ProxyServer,
 };
 use crate::{
-    addresses::AddressRules,
-    config::CallerLimits,
-    cors::Cors,
-    forward::Forwarder,
-    headers::{ExtraHeader, ForwardedFor, PeerAddress},
-    hosts::{AgentHosts, Route},
-    kill_switch::KillSwitch,
-    request_hooks::RequestHooks,
-    request_types::RequestTypes,
-    tasks::TaskGroup,
+    headers::{ForwardedFor, PeerAddress},
+    hosts::Route,
 };
 
 /// Longest request id of a caller that is kept.
 const MAX_REQUEST_ID: usize = 64;
-
-/// Serves callers. This is the state that all requests share.
-#[derive(Debug)]
-pub struct ProxyServer {
-    /// Decides which caller may reach which agent, and as whom.
-    pub access: AccessControl,
-    /// The rules by which requests are disabled.
-    pub kill_switch: Arc<KillSwitch>,
-    /// Sends a request to its agent.
-    pub forwarder: Forwarder,
-    /// The types of requests.
-    pub request_types: RequestTypes,
-    /// The hooks of features.
-    pub(crate) hooks: Vec<Box<dyn RequestHooks>>,
-    /// Connections and upgrades. Once the group drains, connections close when they are idle.
-    pub connections: TaskGroup,
-    /// The readers of the facts of requests.
-    pub observers: RequestObservers,
-    /// The limits of `agent.kubernetes_api.limits`.
-    pub limits: CallerLimits,
-    /// Closes idle connections.
-    pub idle_connections: IdleConnections,
-    /// The memory of all responses in flight.
-    pub budget: Arc<ResponseBudget>,
-    /// The web origins that may send requests.
-    pub cors: Cors,
-    /// The rules of the listener about addresses.
-    pub addresses: AddressRules,
-    /// The beginning of the paths of GitLab's kas.
-    pub url_path_prefix: UrlPathPrefix,
-    /// The host names of agents.
-    pub hosts: AgentHosts,
-    /// Response headers that the operator allows in addition to the harmless ones.
-    pub extra_headers: Vec<ExtraHeader>,
-}
 
 /// A request as the layers pass it on. Its body is in the context, so that no layer reads it by mistake.
 #[derive(Debug)]
@@ -106,7 +60,7 @@ impl ProxyRequest {
         let id = request_id(&parts.headers);
         let forwarded = ForwardedFor::new(&parts.headers, peer, proxies);
         let log = RequestLog::new(&server.observers, id, forwarded.client, route.host(), &parts);
-        let (types, prefix) = (&server.request_types, &server.url_path_prefix);
+        let (types, prefix) = (&server.handling.types, &server.config.url_path_prefix);
         let context = RequestContext {
             server: Arc::clone(server),
             log,

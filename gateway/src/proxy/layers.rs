@@ -31,7 +31,7 @@ where
     service_fn(move |request: ProxyRequest| {
         let mut inner = inner.clone();
         async move {
-            let cors = match request.context.server.cors.check(&request.head) {
+            let cors = match request.context.server.config.cors.check(&request.head) {
                 Ok(cors) => cors,
                 Err(error) => return Ok(Box::pin(refuse(&request.context, &error)).await),
             };

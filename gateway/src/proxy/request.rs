@@ -12,7 +12,7 @@ use promql::{Labels, QueryError};
 use proto::{Reason, header};
 use tunnel::Body;
 
-use super::context::{ProxyServer, RequestContext};
+use super::{context::RequestContext, server::ProxyServer};
 use crate::{
     headers::{self, ProxyHeaders},
     metrics::Limit,
@@ -39,7 +39,7 @@ pub(super) async fn to_agent(
         forwarded: &context.forwarded,
     };
     headers::to_agent(request.headers_mut(), proxy_headers)?;
-    for hooks in &server.hooks {
+    for hooks in &server.handling.hooks {
         hooks.on_request(log.request(), request.headers_mut());
     }
     log.sent(request.headers_mut());
@@ -62,7 +62,7 @@ async fn restrict(
     request: Request<Body>,
     labels: &Labels,
 ) -> Result<Request<Body>, RequestError> {
-    let restricted = promql::enforce(labels, request, context.server.limits.max_form_bytes).await;
+    let restricted = promql::enforce(labels, request, context.server.config.limits.max_form_bytes).await;
     if let Err(QueryError { reason: Reason::BodyTooLarge, .. }) = &restricted {
         context.server.observers.metrics.count_limit(Limit::Form);
     }
@@ -72,7 +72,7 @@ async fn restrict(
 /// Returns an error if kas does not serve the request, or if two servers could parse its head differently.
 pub(super) fn validate<B>(server: &ProxyServer, request: &Request<B>) -> Result<(), RequestError> {
     let headers = request.headers();
-    if headers.len() > server.limits.max_headers {
+    if headers.len() > server.config.limits.max_headers {
         server.observers.metrics.count_limit(Limit::Head);
         return Err(RequestError::new(
             Reason::HeadTooLarge,

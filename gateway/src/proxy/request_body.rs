@@ -20,7 +20,7 @@ use proto::Reason;
 use tokio::time::{Instant, timeout};
 use tunnel::{Body, StallTimer};
 
-use super::{CallerBody, context::ProxyServer, request_log::BodyBytes};
+use super::{CallerBody, request_log::BodyBytes, server::ProxyServer};
 use crate::{config::CallerLimits, metrics::Limit};
 
 /// The most bytes that are drained from the body of a refused request.
@@ -114,7 +114,7 @@ impl RequestBody {
                 bytes: bytes(),
                 progress: BodyProgress::default(),
                 waiting: None,
-                timer: StallTimer::new(server.limits.write_stall_timeout),
+                timer: StallTimer::new(server.config.limits.write_stall_timeout),
             }),
             other => {
                 *slot = other;
@@ -227,7 +227,7 @@ impl IdleTimeoutBody {
                 }
                 Some(waiting) => waiting,
                 None => {
-                    let (wait, limit) = self.progress.next_wait(&self.server.limits, answered);
+                    let (wait, limit) = self.progress.next_wait(&self.server.config.limits, answered);
                     self.timer.set_limit(wait);
                     *self.waiting.insert((Instant::now(), limit))
                 }

@@ -47,7 +47,7 @@ pub(super) async fn respond(
 
     // The memory of a response is that of its stream in the tunnel, whatever features make of it.
     let monitor = response.body().monitor();
-    for hooks in &server.hooks {
+    for hooks in &server.handling.hooks {
         response = hooks.on_response(log.request(), response)?;
     }
     context.body.set_answered();
@@ -55,8 +55,8 @@ pub(super) async fn respond(
     let upgraded = upgrade::take(&mut response);
     let policy = ResponsePolicy {
         upgraded: upgraded.is_some(),
-        application: server.request_types.of(&access.destination.service).is_application(access.uri.path()),
-        extra: &server.extra_headers,
+        application: server.handling.types.of(&access.destination.service).is_application(access.uri.path()),
+        extra: &server.config.extra_headers,
     };
     headers::to_caller(response.headers_mut(), policy, &log.id);
     headers::rewrite_addresses(response.headers_mut(), &access.prefix);
@@ -78,7 +78,7 @@ pub(super) async fn respond(
         (Some(upgraded), Some(outside)) => {
             let over_budget = CancellationToken::new();
             let release = over_budget.clone();
-            let budget = server.budget.add(upgraded.monitor(), move || release.cancel());
+            let budget = server.connections.budget.add(upgraded.monitor(), move || release.cancel());
             let guard = guard(response.status());
             PendingUpgrade { context, ended, upgraded, outside, guard, permit, budget, over_budget }.spawn();
             Ok(response.map(GuardedBody::untracked))
@@ -115,7 +115,11 @@ fn track(
             return if is_stream { tracked.with_cut(ended) } else { tracked };
         };
         let tracked = tracked.with_cut(ended);
-        if multiplexed || may_grow { tracked.with_budget(&context.server.budget, monitor) } else { tracked }
+        if multiplexed || may_grow {
+            tracked.with_budget(&context.server.connections.budget, monitor)
+        } else {
+            tracked
+        }
     })
 }
 

@@ -21,9 +21,10 @@ use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
     budget::{BudgetGuard, ResponseBudget},
-    context::{ProxyServer, RequestContext},
+    context::RequestContext,
     request_access::AccessEnded,
     request_log::BodyBytes,
+    server::ProxyServer,
 };
 use telemetry::GaugeGuard;
 
@@ -93,7 +94,7 @@ impl ConcurrencyPermit {
     /// Returns `too-many-requests` if `max_requests_per_caller` requests of the caller are in flight.
     pub(super) fn acquire(server: &ProxyServer, grant: &Grant) -> Result<Self, RequestError> {
         let permit = Self(Arc::clone(&grant.in_flight));
-        if grant.in_flight.fetch_add(1, Relaxed) < server.limits.max_requests_per_caller {
+        if grant.in_flight.fetch_add(1, Relaxed) < server.config.limits.max_requests_per_caller {
             return Ok(permit);
         }
         server.observers.metrics.count_limit(Limit::RequestsPerCaller);

@@ -46,9 +46,9 @@ impl PendingUpgrade {
         let context = Arc::clone(&self.context);
         context.guard.set_upgraded();
         let span = tracing::debug_span!("upgraded", request.id = context.log.id.to_str().ok());
-        let group_cut = context.server.connections.cut.child_token();
+        let group_cut = context.server.connections.group.cut.child_token();
         let run = async move { group_cut.run_until_cancelled(self.run()).await };
-        context.server.connections.tasks.spawn(run.instrument(span));
+        context.server.connections.group.tasks.spawn(run.instrument(span));
     }
 
     async fn run(self) {

@@ -244,7 +244,7 @@ async fn attack_43_unanswered_request_is_released_on_disconnect() {
     let services = held.first().unwrap().services().map(|(_, now)| now.short + now.long).sum::<u32>();
     assert_eq!(services, 0, "places are freed");
     assert_eq!(world.kas.agents.connections.tasks.len(), tasks);
-    assert!(world.kas.callers.connections.tasks.is_empty());
+    assert!(world.kas.callers.connections.group.tasks.is_empty());
     assert_eq!(world.kas.callers.observers.metrics.connections.get(), 0);
 }
 

@@ -244,6 +244,6 @@ async fn exec_ends_when_a_stopping_kas_cuts_its_callers() {
     let world = World::new();
     let mut agent = agent(&world, &[]).await;
     let exec = exec(&world, &mut agent).await;
-    world.kas.callers.connections.cut.cancel();
+    world.kas.callers.connections.group.cut.cancel();
     assert_hung_up(exec).await;
 }

@@ -338,7 +338,7 @@ async fn request_that_its_caller_cancels_has_a_line_without_status() {
         tokio::time::timeout(Duration::from_secs(1), world.send(request(&world, &Method::DELETE, path)));
     assert!(sending.await.is_err());
     sleep(Duration::from_secs(1)).await;
-    world.kas.callers.connections.cut.cancel();
+    world.kas.callers.connections.group.cut.cancel();
     let mut found = lines(&world, &sink).await;
     for _ in 0..100 {
         if !found.is_empty() {

@@ -37,7 +37,7 @@ async fn replica_that_stops_closes_connections_of_callers_after_their_next_respo
         (answer.status(), connection)
     };
     assert_eq!(connection().await, (StatusCode::OK, None));
-    world.kas.callers.connections.leaving.cancel();
+    world.kas.callers.connections.group.leaving.cancel();
     assert_eq!(connection().await, (StatusCode::OK, Some("close".to_owned())));
 }
 

@@ -415,7 +415,7 @@ async fn draining_replica_finishes_requests_in_flight() {
         .unwrap();
     sleep(Duration::from_secs(1)).await;
 
-    world.kas.callers.connections.draining.cancel();
+    world.kas.callers.connections.group.draining.cancel();
     assert_eq!(read_to_end(&mut idle).await.as_deref(), Some(""));
     busy.write_all(b"lf").await.unwrap();
     let answer = read_to_end(&mut busy).await.expect("closed after the answer");

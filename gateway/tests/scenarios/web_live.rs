@@ -340,7 +340,7 @@ async fn stream_continues_at_another_replica() {
     first.log_in().await;
     let mut live = Live::open(&first, &watches(&["prod"])).await;
     live.data(0, "begin\n").await;
-    fleet.replicas[0].kas.callers.connections.drain();
+    fleet.replicas[0].kas.callers.connections.group.drain();
     live.wait_for(|event| (event == Event::Reconnect).then_some(())).await;
     live.ended().await;
 

@@ -192,8 +192,8 @@ impl World {
             };
             tokio::join!(
                 of_browsers,
-                callers.budget.run(&callers.observers.metrics),
-                callers.idle_connections.run(&callers.observers.metrics),
+                callers.connections.budget.run(&callers.observers.metrics),
+                callers.connections.idle.run(&callers.observers.metrics),
                 issuers.run(),
                 of_gitlab
             );
