@@ -9,14 +9,16 @@
 //!  caller ◄── Response<GuardedBody> ◄─────────────────────────────── respond ◄═══════╝
 //! ```
 //!
-//! The layers in front of [`handle`] are in `layers`. All facts about a request are in its `RequestLog`. Its tunnel, its
-//! connection and its metrics are held by a `ResponseGuard` until the response has ended.
+//! A layer is a function from a service to a service. The services have no state, so that a clone costs nothing: the state is in the
+//! `RequestContext`. They are always ready, so that a layer calls the inner service without `poll_ready`.
+//!
+//! All facts about a request are in its `RequestLog`. Its tunnel, its connection and its metrics are held by a `ResponseGuard` until the
+//! response has ended.
 
 mod budget;
 mod caller_io;
 mod connection;
 mod context;
-mod layers;
 mod request;
 mod request_access;
 mod request_body;
@@ -26,23 +28,27 @@ mod response_body;
 mod server;
 mod upgrade;
 
-use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, net::SocketAddr, panic::AssertUnwindSafe, str::FromStr as _, sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use cores::poll_on_wake;
+use futures_util::FutureExt as _;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, CONTENT_LENGTH},
     uri::PathAndQuery,
 };
 use http_body_util::{Either, Empty};
-use hyper::{body::Incoming, service::service_fn};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
-use proto::hop_by_hop;
+use proto::{Reason, hop_by_hop};
 use strangers::Stranger;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tower::{BoxError, Service, ServiceBuilder};
+use tower::{BoxError, Service, ServiceBuilder, service_fn};
 use tunnel::{CountedBody, OverheadStream};
 
 pub(crate) use self::connection::RequestGuard;
@@ -162,11 +168,105 @@ fn service()
 -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
 {
     ServiceBuilder::new()
-        .layer_fn(layers::cors)
-        .layer_fn(layers::trace)
-        .layer_fn(layers::render_errors)
-        .layer_fn(layers::catch_panics)
+        .layer_fn(cors)
+        .layer_fn(trace)
+        .layer_fn(render_errors)
+        .layer_fn(catch_panics)
         .service_fn(|request| Box::pin(handle(request)))
+}
+
+/// Refuses requests from web pages of other origins, answers preflights, and lets allowed origins read the response.
+///
+/// tower-http's layer serves requests of other origins and relies on the browser to refuse the response: by then a request
+/// with side effects was made.
+fn cors<S>(
+    inner: S,
+) -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
+where
+    S: Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send>
+        + Clone
+        + Send,
+{
+    service_fn(move |request: ProxyRequest| {
+        let mut inner = inner.clone();
+        async move {
+            let cors = match request.context.server.config.cors.check(&request.head) {
+                Ok(cors) => cors,
+                Err(error) => return Ok(Box::pin(refuse(&request.context, &error)).await),
+            };
+            if let Some(response) = cors.preflight(&request.head) {
+                return Ok(response.map(GuardedBody::untracked));
+            }
+
+            let mut response = inner.call(request).await?;
+            cors.apply(response.headers_mut());
+            Ok(response)
+        }
+    })
+}
+
+/// Starts the span of the request. The span ends with the context.
+fn trace<S>(
+    inner: S,
+) -> impl Service<ProxyRequest, Response = S::Response, Error = S::Error, Future: Send> + Clone + Send
+where
+    S: Service<ProxyRequest, Future: Send> + Clone + Send,
+{
+    service_fn(move |request: ProxyRequest| {
+        let context = &request.context;
+        context.log.start_trace(&context.server.observers, &request.head);
+        inner.clone().call(request)
+    })
+}
+
+/// Renders errors in the dialect of the caller.
+fn render_errors<S>(
+    inner: S,
+) -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
+where
+    S: Service<ProxyRequest, Response = Response<GuardedBody>, Error = RequestError, Future: Send>
+        + Clone
+        + Send,
+{
+    service_fn(move |request: ProxyRequest| {
+        let mut inner = inner.clone();
+        async move {
+            let context = Arc::clone(&request.context);
+            match inner.call(request).await {
+                Ok(response) => Ok(response),
+                // Boxed: most requests do not fail, and should not reserve memory for it.
+                Err(error) => Ok(Box::pin(refuse(&context, &error)).await),
+            }
+        }
+    })
+}
+
+/// Turns a panic into an error of this request. The other requests of the connection continue.
+fn catch_panics<S>(
+    inner: S,
+) -> impl Service<ProxyRequest, Response = S::Response, Error = RequestError, Future: Send> + Clone + Send
+where
+    S: Service<ProxyRequest, Response: Send, Error = RequestError, Future: Send> + Clone + Send,
+{
+    service_fn(move |request: ProxyRequest| {
+        let mut inner = inner.clone();
+        // The shared state is behind locks that do not poison.
+        let caught = AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind();
+        caught.map(|result| {
+            result.unwrap_or_else(|_| {
+                Err(RequestError::new(Reason::Internal, "a defect of kas; the log of kas has the panic"))
+            })
+        })
+    })
+}
+
+/// Builds the response to a request that kas or its agent refused or failed, and logs it.
+async fn refuse(context: &RequestContext, error: &RequestError) -> Response<GuardedBody> {
+    let log = &context.log;
+    log.refused(&context.server.observers, error);
+    let mut response = error.render(&context.error_format, &log.id, log.trace_id());
+    context.body.finish(context.version, response.headers_mut()).await;
+    response.map(GuardedBody::untracked)
 }
 
 impl ProxyServer {
@@ -231,7 +331,7 @@ impl ProxyServer {
         let _idle = self.connections.idle.insert(&state);
         let io = OverheadStream::of_client(io);
         let overhead = io.counter();
-        let service = service_fn(|request: Request<Incoming>| {
+        let service = hyper::service::service_fn(|request: Request<Incoming>| {
             overhead.subtract_received_request(request.uri(), request.headers());
             let is_head = request.method() == Method::HEAD;
             let leaving =
