@@ -4,13 +4,10 @@
 //!  connection: hyper reads a head
 //!      │ ProxyRequest { head, context }
 //!      ▼
-//!  cors ► trace ► render_errors ► catch_panics ► handle: validate ► check_access ► forward ═══► agent
-//!                                                                                    ║
-//!  caller ◄── Response<GuardedBody> ◄─────────────────────────────── respond ◄═══════╝
+//!  serve_request: cors, trace, panics ─► handle: validate ─► check_access ─► forward ═══► agent
+//!                                                                                ║
+//!  caller ◄── Response<GuardedBody> ◄───────────────────────────── respond ◄═════╝
 //! ```
-//!
-//! A layer is a function from a service to a service. The services have no state, so that a clone costs nothing: the state is in the
-//! `RequestContext`. They are always ready, so that a layer calls the inner service without `poll_ready`.
 //!
 //! All facts about a request are in its `RequestLog`. Its tunnel, its connection and its metrics are held by a `ResponseGuard` until the
 //! response has ended.
@@ -42,13 +39,13 @@ use http::{
     uri::PathAndQuery,
 };
 use http_body_util::{Either, Empty};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
 use proto::{Reason, hop_by_hop};
 use strangers::Stranger;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tower::{BoxError, Service, ServiceBuilder, service_fn};
+use tower::BoxError;
 use tunnel::{CountedBody, OverheadStream};
 
 pub(crate) use self::connection::RequestGuard;
@@ -163,101 +160,35 @@ fn outside_prefix<'a>(outside: &'a str, inside: &str) -> &'a str {
     outside.strip_suffix(inside).unwrap_or(if inside == "/" { outside } else { "" })
 }
 
-/// Builds the service for all requests, the outermost layer first.
-fn service()
--> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
-{
-    ServiceBuilder::new()
-        .layer_fn(cors)
-        .layer_fn(trace)
-        .layer_fn(render_errors)
-        .layer_fn(catch_panics)
-        .service_fn(|request| Box::pin(handle(request)))
-}
-
-/// Refuses requests from web pages of other origins, answers preflights, and lets allowed origins read the response.
+/// Serves a request. Each error is a response.
 ///
-/// tower-http's layer serves requests of other origins and relies on the browser to refuse the response: by then a request
-/// with side effects was made.
-fn cors<S>(
-    inner: S,
-) -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
-where
-    S: Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send>
-        + Clone
-        + Send,
-{
-    service_fn(move |request: ProxyRequest| {
-        let mut inner = inner.clone();
-        async move {
-            let cors = match request.context.server.config.cors.check(&request.head) {
-                Ok(cors) => cors,
-                Err(error) => return Ok(Box::pin(refuse(&request.context, &error)).await),
-            };
-            if let Some(response) = cors.preflight(&request.head) {
-                return Ok(response.map(GuardedBody::untracked));
-            }
+/// Requests from web pages of other origins are refused. tower-http's layer serves them and relies on the browser to refuse the
+/// response: by then a request with side effects was made.
+async fn serve_request(request: ProxyRequest) -> Response<GuardedBody> {
+    let context = Arc::clone(&request.context);
+    let server = &context.server;
+    let cors = match server.config.cors.check(&request.head) {
+        Ok(cors) => cors,
+        Err(error) => return Box::pin(refuse(&context, &error)).await,
+    };
+    if let Some(response) = cors.preflight(&request.head) {
+        return response.map(GuardedBody::untracked);
+    }
 
-            let mut response = inner.call(request).await?;
-            cors.apply(response.headers_mut());
-            Ok(response)
-        }
-    })
-}
-
-/// Starts the span of the request. The span ends with the context.
-fn trace<S>(
-    inner: S,
-) -> impl Service<ProxyRequest, Response = S::Response, Error = S::Error, Future: Send> + Clone + Send
-where
-    S: Service<ProxyRequest, Future: Send> + Clone + Send,
-{
-    service_fn(move |request: ProxyRequest| {
-        let context = &request.context;
-        context.log.start_trace(&context.server.observers, &request.head);
-        inner.clone().call(request)
-    })
-}
-
-/// Renders errors in the dialect of the caller.
-fn render_errors<S>(
-    inner: S,
-) -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
-where
-    S: Service<ProxyRequest, Response = Response<GuardedBody>, Error = RequestError, Future: Send>
-        + Clone
-        + Send,
-{
-    service_fn(move |request: ProxyRequest| {
-        let mut inner = inner.clone();
-        async move {
-            let context = Arc::clone(&request.context);
-            match inner.call(request).await {
-                Ok(response) => Ok(response),
-                // Boxed: most requests do not fail, and should not reserve memory for it.
-                Err(error) => Ok(Box::pin(refuse(&context, &error)).await),
-            }
-        }
-    })
-}
-
-/// Turns a panic into an error of this request. The other requests of the connection continue.
-fn catch_panics<S>(
-    inner: S,
-) -> impl Service<ProxyRequest, Response = S::Response, Error = RequestError, Future: Send> + Clone + Send
-where
-    S: Service<ProxyRequest, Response: Send, Error = RequestError, Future: Send> + Clone + Send,
-{
-    service_fn(move |request: ProxyRequest| {
-        let mut inner = inner.clone();
-        // The shared state is behind locks that do not poison.
-        let caught = AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind();
-        caught.map(|result| {
-            result.unwrap_or_else(|_| {
-                Err(RequestError::new(Reason::Internal, "a defect of kas; the log of kas has the panic"))
-            })
-        })
-    })
+    context.log.start_trace(&server.observers, &request.head);
+    // A panic is an error of this request, and the other requests of the connection continue. The shared state is behind locks that do
+    // not poison.
+    let handled = AssertUnwindSafe(Box::pin(handle(request))).catch_unwind().await;
+    let handled = handled.unwrap_or_else(|_| {
+        Err(RequestError::new(Reason::Internal, "a defect of kas; the log of kas has the panic"))
+    });
+    let mut response = match handled {
+        Ok(response) => response,
+        // Boxed: most requests do not fail, and should not reserve memory for it.
+        Err(error) => Box::pin(refuse(&context, &error)).await,
+    };
+    cors.apply(response.headers_mut());
+    response
 }
 
 /// Builds the response to a request that kas or its agent refused or failed, and logs it.
@@ -282,11 +213,10 @@ impl ProxyServer {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let address = PeerAddress::new(peer.ip());
-        let service = service();
         let answer = |request: Request<CallerBody>, guard| {
             let route = self.config.hosts.route(&request, &tls_name);
             let peer = (&address, self.config.addresses.trusted_proxies());
-            service.clone().call(ProxyRequest::new(self, peer, route, guard, request.map(Some)))
+            serve_request(ProxyRequest::new(self, peer, route, guard, request.map(Some))).map(Ok)
         };
         self.serve_connection(io, peer, stranger, answer).await;
     }
@@ -299,9 +229,7 @@ impl ProxyServer {
         guard: RequestGuard,
         request: Request<Option<CallerBody>>,
     ) -> Response<impl http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + use<>> {
-        let request = ProxyRequest::new(self, (peer, proxies), Route::Path, guard, request);
-        let Ok(response) = service().call(request).await;
-        response
+        serve_request(ProxyRequest::new(self, (peer, proxies), Route::Path, guard, request)).await
     }
 
     /// Counts a stream of another listener as a request of the caller, until the permit is dropped.
@@ -331,7 +259,7 @@ impl ProxyServer {
         let _idle = self.connections.idle.insert(&state);
         let io = OverheadStream::of_client(io);
         let overhead = io.counter();
-        let service = hyper::service::service_fn(|request: Request<Incoming>| {
+        let service = service_fn(|request: Request<Incoming>| {
             overhead.subtract_received_request(request.uri(), request.headers());
             let is_head = request.method() == Method::HEAD;
             let leaving =

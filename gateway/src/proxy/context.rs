@@ -19,7 +19,7 @@ use crate::{
 /// Longest request id of a caller that is kept.
 const MAX_REQUEST_ID: usize = 64;
 
-/// A request as the layers pass it on. Its body is in the context, so that no layer reads it by mistake.
+/// A request that is not forwarded yet. Its body is in the context, so that no step before reads it by mistake.
 #[derive(Debug)]
 pub(super) struct ProxyRequest {
     pub(super) head: Request<()>,
