@@ -15,7 +15,6 @@
 mod budget;
 mod caller_io;
 mod connection;
-mod context;
 mod request;
 mod request_access;
 mod request_body;
@@ -55,7 +54,7 @@ pub(crate) use self::server::{CallerConnections, ProxyConfig, ProxyServer, Reque
 use self::{
     caller_io::CallerIo,
     connection::ConnectionState,
-    context::{ProxyRequest, RequestContext},
+    request::{ProxyRequest, RequestContext},
     request_access::Access,
     response_body::GuardedBody,
 };

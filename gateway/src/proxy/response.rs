@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tunnel::{Body, StreamMonitor, upgrade};
 
 use super::{
-    context::RequestContext,
+    request::RequestContext,
     request_access::AccessEnded,
     response_body::{ConcurrencyPermit, GuardedBody, ResponseGuard},
     upgrade::PendingUpgrade,

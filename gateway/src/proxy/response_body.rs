@@ -21,7 +21,7 @@ use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
     budget::{BudgetGuard, ResponseBudget},
-    context::RequestContext,
+    request::RequestContext,
     request_access::AccessEnded,
     request_log::BodyBytes,
     server::ProxyServer,

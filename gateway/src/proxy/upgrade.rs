@@ -15,7 +15,7 @@ use tunnel::upgrade::{self, UpgradedStream};
 
 use super::{
     budget::BudgetGuard,
-    context::RequestContext,
+    request::RequestContext,
     request_access::AccessEnded,
     response_body::{ConcurrencyPermit, ResponseGuard},
 };
