@@ -26,7 +26,7 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("gateway", "features::gitops::config", "features::gitops::sources"),
     ("gateway", "features::gitops::versions", "features::gitops::feed"),
     ("gateway", "features::notify::access", "features::notify::feed"),
-    ("testing", "kas::world", "kas::fleet"),
+    ("kas-testing", "world", "fleet"),
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),
     ("tunnel", "send_body", "body"),

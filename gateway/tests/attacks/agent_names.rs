@@ -4,6 +4,11 @@ use std::{path::Path, time::SystemTime};
 
 use gateway::kill_switch::file;
 use http::{Request, StatusCode, header::AUTHORIZATION};
+use kas_testing::{
+    gitlab::{AGENT, world},
+    internal_api::get,
+    world::{RunningAgent, World, text},
+};
 use proto::{
     AgentId,
     events::{Event, EventAgent, EventContent, EventKind, Severity},
@@ -11,11 +16,6 @@ use proto::{
 use router::NewEvent;
 use serde_json::{Value, json};
 use testing::gitlab::{Job, StandIn};
-use testing::kas::{
-    gitlab::{AGENT, world},
-    internal_api::get,
-    world::{RunningAgent, World, text},
-};
 use tunnel::Body;
 
 /// The agent of GitLab, whose name is also that of agent 1 of the identity file.

@@ -1,11 +1,11 @@
 //! Responses that attack the client or the browser of a caller.
 
 use http::StatusCode;
-use proto::Reason;
-use testing::kas::{
+use kas_testing::{
     server,
     world::{World, text},
 };
+use proto::Reason;
 use tokio::{
     io::{AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,

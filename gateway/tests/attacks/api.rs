@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime};
 use gateway::test_support::api_messages::{Empty, GetServerInfoResponse};
 use gitlab::{ApiTokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::secret,
     internal_api::{call, connect, get, jwt, send, valid_token},
     world::{World, text},
 };
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::timeout,

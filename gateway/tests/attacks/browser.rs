@@ -1,6 +1,6 @@
 //! Web pages that send requests in the name of their users.
 
-use testing::kas::world::World;
+use kas_testing::world::World;
 
 use crate::{
     cluster::Seen,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use agent::Services;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use kas_testing::world::{World, endless, text};
 use parking_lot::Mutex;
 use secrecy::ExposeSecret as _;
-use testing::kas::world::{World, endless, text};
 use tokio::io::DuplexStream;
 use tunnel::Body;
 

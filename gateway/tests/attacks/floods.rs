@@ -12,9 +12,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use kas_testing::world::World;
 use parking_lot::Mutex;
 use proto::InstanceId;
-use testing::kas::world::World;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex},
     time::sleep,
@@ -210,7 +210,7 @@ async fn flooded_tunnel(world: &World, upgrade: &str) -> (DuplexStream, Arc<Cont
     let control = Arc::<Control>::default();
     let near = FloodedPipe { pipe: near, control: Arc::clone(&control), sent: 0 };
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(near, testing::kas::world::CALLER, Arc::default()).await });
+    tokio::spawn(async move { agents.serve(near, kas_testing::world::CALLER, Arc::default()).await });
     pipe.write_all(upgrade.as_bytes()).await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

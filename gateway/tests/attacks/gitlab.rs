@@ -6,13 +6,13 @@ use futures_util::future::join_all;
 use gitlab::ApiRateLimit;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use serde_json::json;
-use testing::gitlab::{AgentAccess, Endpoint, Fault, Job, StandIn, User};
-use testing::kas::{
+use kas_testing::{
     gitlab::{AGENT, world_with},
     internal_api::jwt,
     world::World,
 };
+use serde_json::json;
+use testing::gitlab::{AgentAccess, Endpoint, Fault, Job, StandIn, User};
 use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -195,7 +195,7 @@ async fn attack_33_credential_for_one_agent_does_not_reach_another() {
     }
     // The identity file has another agent 7: those of GitLab must not reach it.
     let file = "agents: [{id: 7, name: internal, tokens: []}]";
-    world.kas.identities.replace(testing::kas::world::parse(file));
+    world.kas.identities.replace(kas_testing::world::parse(file));
     for token in ["ci:7:job", "ci:7:agent", "pat:7:glpat-alice"] {
         assert_eq!(status(&send(&world, &bearer(token)).await), 403, "{token}");
     }

@@ -13,15 +13,13 @@ use agent::Services;
 use gitlab::ApiRateLimit;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
+use kas_testing::{
+    gitlab::world_with,
+    world::{World, text},
+};
 use prost::Message as _;
 use secrecy::ExposeSecret as _;
-use testing::{
-    gitlab::Fault,
-    kas::{
-        gitlab::world_with,
-        world::{World, text},
-    },
-};
+use testing::gitlab::Fault;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,

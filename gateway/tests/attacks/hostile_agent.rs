@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http_body_util::BodyExt as _;
+use kas_testing::world::World;
 use proto::InstanceId;
-use testing::kas::world::World;
 use tokio::{
     io::AsyncWriteExt as _,
     time::{Instant, sleep, timeout},

@@ -2,11 +2,11 @@
 
 use gateway::test_support::TlsName;
 use http::Request;
-use serde_json::json;
-use testing::kas::{
+use kas_testing::{
     gitlab::{AGENT, world_with},
     world::{World, text},
 };
+use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 
@@ -22,7 +22,7 @@ async fn attacked() -> (World, Seen, impl Sized) {
     let world = World::with(|config| config.agent.kubernetes_api.hosts = vec![PATTERN.parse().unwrap()]);
     let other = "agents: [{id: 2, name: test, tokens: []}, ";
     let identity = world.identity_file("services: ['*']").replacen("agents: [", other, 1);
-    world.kas.identities.replace(testing::kas::world::parse(&identity));
+    world.kas.identities.replace(kas_testing::world::parse(&identity));
     let seen = Seen::default();
     let agent = world.agent(seen.services()).await;
     (world, seen, agent)

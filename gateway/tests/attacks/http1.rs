@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use kas_testing::world::World;
 use secrecy::ExposeSecret as _;
-use testing::kas::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     time::timeout,

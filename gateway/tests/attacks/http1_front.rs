@@ -5,7 +5,7 @@ use std::time::Duration;
 use agent::Services;
 use gateway::config::AgentProtocol;
 use http::{Request, Response};
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},

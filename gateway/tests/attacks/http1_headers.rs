@@ -2,7 +2,7 @@
 
 use agent::Services;
 use http::{Request, Response};
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::time::sleep;
 
 use crate::{

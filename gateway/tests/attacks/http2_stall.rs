@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},

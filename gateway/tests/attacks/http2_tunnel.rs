@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinSet,

@@ -1,7 +1,8 @@
 //! Callers with forged or missing identities.
 
+use kas_testing::world::World;
 use secrecy::ExposeSecret as _;
-use testing::{kas::world::World, logs::Logs};
+use testing::logs::Logs;
 
 use crate::{
     cluster::{Seen, caller},

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     internal_api,
     world::{CALLER, World},

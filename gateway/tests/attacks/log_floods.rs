@@ -2,8 +2,8 @@
 
 use std::{io, sync::Arc};
 
+use kas_testing::world::World;
 use parking_lot::Mutex;
-use testing::kas::world::World;
 use tracing::{level_filters::LevelFilter, subscriber::DefaultGuard};
 use tracing_subscriber::EnvFilter;
 

@@ -4,15 +4,13 @@ use std::time::Duration;
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use futures_util::future::join_all;
-use serde_json::{Value, json};
-use testing::{
-    kas::{
-        internal_api::jwt,
-        issuer::{Behavior, IssuerKey, TestIssuer, claims},
-        world::World,
-    },
-    logs::Logs,
+use kas_testing::{
+    internal_api::jwt,
+    issuer::{Behavior, IssuerKey, TestIssuer, claims},
+    world::World,
 };
+use serde_json::{Value, json};
+use testing::logs::Logs;
 
 use crate::{
     cluster::Seen,

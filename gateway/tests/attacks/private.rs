@@ -17,7 +17,7 @@ use settings::Secret;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::{Body, CallError, CallErrorKind, Tunnel, TunnelConfig, direct};
 
-use testing::kas::{
+use kas_testing::{
     fleet::{AGENT, PeerBehaviour, TestFleet, address, secret},
     world::{RunningAgent, text},
 };

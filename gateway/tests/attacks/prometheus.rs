@@ -1,7 +1,7 @@
 //! The memory part of item 67. The rest is in the scenarios and in the tests with a real Prometheus.
 
 use http_body_util::BodyExt as _;
-use testing::kas::server::{self, PATH, SOON, post, send_query};
+use kas_testing::server::{self, PATH, SOON, post, send_query};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

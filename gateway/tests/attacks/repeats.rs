@@ -11,7 +11,7 @@ use std::{
 use agent::Services;
 use gateway::kill_switch;
 use http::{Request, Response, StatusCode};
-use testing::kas::{fleet::TestFleet, server, world::World};
+use kas_testing::{fleet::TestFleet, server, world::World};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::mpsc,

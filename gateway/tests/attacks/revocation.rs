@@ -7,7 +7,7 @@ use gateway::kill_switch;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use testing::kas::{
+use kas_testing::{
     server,
     world::{World, parse},
 };

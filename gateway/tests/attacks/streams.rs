@@ -9,7 +9,7 @@ use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
-use testing::kas::world::{World, text};
+use kas_testing::world::{World, text};
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 

@@ -1,11 +1,11 @@
 //! Requests that try to reach another server of the cluster, or kas and agentk themselves.
 
 use http::StatusCode;
-use secrecy::ExposeSecret as _;
-use testing::kas::{
+use kas_testing::{
     server::{self, SOON},
     world::World,
 };
+use secrecy::ExposeSecret as _;
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,

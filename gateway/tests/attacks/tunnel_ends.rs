@@ -8,12 +8,12 @@ use std::sync::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use proto::{Hello, InstanceId, TunnelProtocol};
-use secrecy::{ExposeSecret as _, SecretString};
-use testing::kas::{
+use kas_testing::{
     handshake::hello,
     world::{World, text},
 };
+use proto::{Hello, InstanceId, TunnelProtocol};
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -51,7 +51,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
 pub(crate) fn connect(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
+    tokio::spawn(async move { agents.serve(far, kas_testing::world::CALLER, Arc::default()).await });
     near
 }
 

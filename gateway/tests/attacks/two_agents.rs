@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use http::{StatusCode, header::AUTHORIZATION};
+use kas_testing::world::{World, text};
 use proto::InstanceId;
 use secrecy::{ExposeSecret as _, SecretString};
-use testing::kas::world::{World, text};
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 
 use crate::{

@@ -6,7 +6,7 @@ use agent::Services;
 use gateway::kill_switch;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     server,
     world::{World, endless},
@@ -281,7 +281,7 @@ async fn body_above_the_smallest_rate_and_slow_reader_of_the_body_are_not_cut() 
     let _agent = world.agent(services).await;
     let mut upload = world.request("/agents/prod/kubernetes/apply").map(|_| Body::from(vec_of(16 << 20)));
     *upload.method_mut() = http::Method::POST;
-    let answer = testing::kas::world::text(world.send(upload).await).await;
+    let answer = kas_testing::world::text(world.send(upload).await).await;
     assert_eq!(answer, (16 << 20).to_string());
     assert_eq!(world.limit_count("body-rate"), 0.0);
 }

@@ -7,11 +7,11 @@ use agent::{
     cluster::{Cluster, KubeconfigOptions},
     services::KubernetesService,
 };
-use parking_lot::Mutex;
-use testing::kas::{
+use kas_testing::{
     server::{self, SOON},
     world::World,
 };
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     net::TcpStream,
@@ -176,7 +176,7 @@ async fn attack_25_refused_upgrade_opens_no_raw_connection() {
         for _ in 0..2 {
             let plain = timeout(SOON, world.get("/agents/prod/kubernetes/harmless")).await.unwrap();
             assert_eq!(plain.status(), code);
-            assert_eq!(testing::kas::world::text(plain).await, "no");
+            assert_eq!(kas_testing::world::text(plain).await, "no");
         }
         let connections: Vec<String> =
             connections.lock().iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
@@ -211,7 +211,7 @@ async fn attack_80_exec_on_a_reused_connection_is_not_sent_again() {
     .await;
     for (method, protocol) in [("GET", WEBSOCKET), ("POST", SPDY)] {
         let plain = timeout(SOON, world.get("/agents/prod/kubernetes/api")).await.unwrap();
-        assert_eq!(testing::kas::world::text(plain).await, "ok");
+        assert_eq!(kas_testing::world::text(plain).await, "ok");
         // agentk repeats a safe request only if the connection had been unused for a second.
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(2)).await;

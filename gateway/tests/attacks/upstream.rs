@@ -3,7 +3,7 @@
 use http::StatusCode;
 use http_body::Frame;
 use http_body_util::BodyExt as _;
-use testing::kas::server::{PATH, SOON, channel_body, post, read_head, read_until, send_query, world};
+use kas_testing::server::{PATH, SOON, channel_body, post, read_head, read_until, send_query, world};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::timeout};
 
 use crate::memory::Memory;

@@ -2,11 +2,9 @@
 
 use std::{fs, process::Command, thread};
 
+use kas_testing::gitaly::{TestFile, TestGitaly};
 use serde_json::Value;
-use testing::{
-    gitlab::Job,
-    kas::gitaly::{TestFile, TestGitaly},
-};
+use testing::gitlab::Job;
 
 use crate::{
     gitlab::{example_role, service_account},

@@ -71,7 +71,7 @@ fn api_section(directory: &Path) -> (&'static str, Value) {
 
 /// Sends an event to a replica, and returns the status.
 fn report(kas: &Kas, event: &Value) -> u16 {
-    let token = format!("Authorization: Bearer {}", testing::kas::internal_api::valid_token());
+    let token = format!("Authorization: Bearer {}", kas_testing::internal_api::valid_token());
     let url = format!("http://{}/api/v1/events", kas.api());
     kas.curl(&["--header", &token, "--data", &event.to_string(), &url]).status
 }

@@ -8,12 +8,12 @@ use std::{
 };
 
 use http::{StatusCode, header::RETRY_AFTER};
-use secrecy::ExposeSecret as _;
-use testing::gitlab::Endpoint;
-use testing::kas::{
+use kas_testing::{
     handshake::handshake,
     world::{AGENT_ADDRESS, World, text},
 };
+use secrecy::ExposeSecret as _;
+use testing::gitlab::Endpoint;
 use tokio::time::sleep;
 
 use crate::gitlab_client::{TOKEN, client, standin};

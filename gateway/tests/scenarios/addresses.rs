@@ -8,15 +8,13 @@ use agent::Services;
 use gateway::{config::ProxyProtocol, test_support::AddressRules};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use kas_testing::{
+    internal_api,
+    world::{AGENT_ADDRESS, World, endless, text},
+};
 use secrecy::ExposeSecret as _;
 use settings::Network;
-use testing::{
-    kas::{
-        internal_api,
-        world::{AGENT_ADDRESS, World, endless, text},
-    },
-    logs::Logs,
-};
+use testing::logs::Logs;
 use tunnel::Body;
 
 fn networks(list: &[&str]) -> Vec<Network> {
@@ -45,7 +43,7 @@ async fn handshake(world: &World, forwarded_for: Option<&str>) -> (StatusCode, S
     let bearer = format!("Bearer {}", world.agent_token.expose_secret());
     let mut headers = vec![("authorization", bearer.as_str())];
     headers.extend(forwarded_for.map(|value| ("x-forwarded-for", value)));
-    let response = testing::kas::handshake::handshake(world, AGENT_ADDRESS, &headers).await;
+    let response = kas_testing::handshake::handshake(world, AGENT_ADDRESS, &headers).await;
     (response.status(), text(response).await)
 }
 

@@ -6,11 +6,11 @@ use std::{sync::Arc, time::Duration};
 use agent::Services;
 use gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources};
 use http::{Request, Response};
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},
 };
+use serde_json::{Value, json};
 use tokio::time::sleep;
 use tunnel::Body;
 

@@ -8,8 +8,8 @@ use agent::Services;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
+use kas_testing::world::{CALLER, World, endless, text};
 use serde_json::{Value, json};
-use testing::kas::world::{CALLER, World, endless, text};
 use tunnel::Body;
 
 /// Requests `GET /agents` of the observability listener.

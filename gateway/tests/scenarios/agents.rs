@@ -5,10 +5,8 @@ use std::{sync::Arc, time::Duration};
 use agent::Services;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testing::{
-    kas::world::{World, endless, text},
-    logs::Logs,
-};
+use kas_testing::world::{World, endless, text};
+use testing::logs::Logs;
 use tokio::sync::Semaphore;
 use tunnel::Body;
 

@@ -24,6 +24,12 @@ use gitlab::{
 };
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};
+use kas_testing::{
+    fleet::TestFleet,
+    internal_api::{connect_with, get, send, send_over, valid_request, valid_token},
+    issuer::now,
+    world::{World, configuration, text},
+};
 use proto::{AgentId, ReplicaId};
 use router::{
     Replica,
@@ -31,12 +37,6 @@ use router::{
 };
 use serde_json::{Value, json};
 use sha2::Sha256;
-use testing::kas::{
-    fleet::TestFleet,
-    internal_api::{connect_with, get, send, send_over, valid_request, valid_token},
-    issuer::now,
-    world::{World, configuration, text},
-};
 use tunnel::Body;
 
 async fn read(world: &World, path: &str) -> Value {
@@ -190,13 +190,13 @@ async fn invalid_request_is_refused_with_its_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
-    let verifier = Verifier::new(testing::kas::fleet::secret(1), Some("gitlab.example.com"));
+    let verifier = Verifier::new(kas_testing::fleet::secret(1), Some("gitlab.example.com"));
     let check = |issuer: &Value| {
         let mut claims = json!({"aud": "gitlab-kas", "exp": now() + 60});
         if !issuer.is_null() {
             claims["iss"] = issuer.clone();
         }
-        verifier.check(&testing::kas::internal_api::jwt(&[1; 32], &json!({"alg": "HS256"}), &claims))
+        verifier.check(&kas_testing::internal_api::jwt(&[1; 32], &json!({"alg": "HS256"}), &claims))
     };
     check(&json!("gitlab.example.com")).unwrap();
     for (issuer, expected) in [
@@ -214,7 +214,7 @@ async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
 #[tokio::test(start_paused = true)]
 async fn tokens_of_every_length_of_hmac_are_good() {
     let secret = [1; 32];
-    let verifier = Verifier::new(testing::kas::fleet::secret(1), None);
+    let verifier = Verifier::new(kas_testing::fleet::secret(1), None);
     let claims = json!({"aud": ["other", "gitlab-kas"], "iss": "gitlab.example.com", "exp": now() + 600});
     let claims = BASE64_URL_SAFE_NO_PAD.encode(claims.to_string());
     let sealed = |algorithm: &str, seal: fn(&[u8], &[u8]) -> Vec<u8>| {

@@ -12,14 +12,14 @@ use agent::Services;
 use gateway::{audit::AuditLog, kill_switch::file};
 use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
-use parking_lot::Mutex;
-use secrecy::ExposeSecret as _;
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},
     world::{RunningAgent, World, endless, text},
 };
+use parking_lot::Mutex;
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::sleep,

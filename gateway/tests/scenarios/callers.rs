@@ -6,7 +6,7 @@ use agent::Services;
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     server::http2,
     world::{World, endless, text},

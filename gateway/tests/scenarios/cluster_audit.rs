@@ -11,15 +11,15 @@ use gateway::kill_switch::file;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use parking_lot::Mutex;
-use proto::audit::{AuditLine, ClusterEvent, ClusterUser, EventObject};
-use secrecy::SecretString;
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},
     world::{World, text},
 };
+use parking_lot::Mutex;
+use proto::audit::{AuditLine, ClusterEvent, ClusterUser, EventObject};
+use secrecy::SecretString;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tunnel::Body;
 
@@ -119,7 +119,7 @@ struct Audited {
     world: World,
     auditor: World,
     cluster: Cluster,
-    _agent: testing::kas::world::RunningAgent,
+    _agent: kas_testing::world::RunningAgent,
 }
 
 /// Returns another caller of the same kas.

@@ -17,16 +17,16 @@ use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::Configurati
 use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, SelectedFiles};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use kas_testing::{
+    gitaly::{TestFile, TestGitaly},
+    internal_api,
+    world::{World, endless, text},
+};
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName};
 use router::{BoxFuture, GitPush};
 use secrecy::ExposeSecret as _;
 use testing::gitlab::{Agent, Fault, Gitaly, Project, StandIn};
-use testing::kas::{
-    gitaly::{TestFile, TestGitaly},
-    internal_api,
-    world::{World, endless, text},
-};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
@@ -147,7 +147,7 @@ impl ConfigurationSource for MemorySource {
 struct Fixture {
     world: World,
     repository: Arc<MemoryRepository>,
-    _agent: testing::kas::world::RunningAgent,
+    _agent: kas_testing::world::RunningAgent,
 }
 
 impl Fixture {

@@ -9,14 +9,12 @@ use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
-use testing::{
-    kas::{
-        fleet::TestFleet,
-        world::{CALLER, World, endless, text},
-    },
-    logs::Logs,
+use kas_testing::{
+    fleet::TestFleet,
+    world::{CALLER, World, endless, text},
 };
+use serde_json::Value;
+use testing::logs::Logs;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;

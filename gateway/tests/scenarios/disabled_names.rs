@@ -9,16 +9,16 @@ use gitlab::ApiRateLimit;
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use proto::AgentId;
-use router::RouteStore as _;
-use serde_json::json;
-use testing::gitlab::{Agent, AgentAccess, Job, StandIn, User};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     gitlab::{AGENT, AGENT_TOKEN, client},
     issuer::now,
     world::{RunningAgent, World, endless, text},
 };
+use proto::AgentId;
+use router::RouteStore as _;
+use serde_json::json;
+use testing::gitlab::{Agent, AgentAccess, Job, StandIn, User};
 use tokio::time::{sleep, timeout};
 use tunnel::Body;
 
@@ -34,7 +34,7 @@ const OTHER: &str = "evil/config:prod";
 fn requests() -> [(&'static str, String); 5] {
     let claims =
         json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30, "exp": now() + 600});
-    let rails = testing::kas::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
+    let rails = kas_testing::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
     [
         ("/k8s-proxy/api", "ci:7:job".to_owned()),
         ("/k8s-proxy/api", "pat:7:glpat-alice".to_owned()),

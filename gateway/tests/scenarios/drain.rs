@@ -6,7 +6,7 @@ use agent::{Agent, AgentToken, Observability, Services, SessionConfig};
 use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     world::{World, endless, text},
 };

@@ -7,12 +7,12 @@ use agent::Services;
 use gateway::{kill_switch::file, test_support::AddressRules};
 use gitlab::environments::{EnvironmentFile, EnvironmentSources};
 use http::{Request, Response, StatusCode};
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     internal_api::{self, connect_with, send_over, valid_request},
     world::{World, endless, text},
 };
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tunnel::Body;
 

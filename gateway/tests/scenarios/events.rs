@@ -18,6 +18,11 @@ use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
+use kas_testing::{
+    fleet::TestFleet,
+    internal_api::{self, get, valid_request},
+    world::{RunningAgent, World, text},
+};
 use proto::{
     InstanceId,
     events::{
@@ -27,11 +32,6 @@ use proto::{
 };
 use router::NewEvent;
 use serde_json::Value;
-use testing::kas::{
-    fleet::TestFleet,
-    internal_api::{self, get, valid_request},
-    world::{RunningAgent, World, text},
-};
 use tokio::{
     io::DuplexStream,
     time::{sleep, timeout},

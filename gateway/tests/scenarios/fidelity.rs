@@ -3,7 +3,7 @@
 use http::{HeaderMap, Request, StatusCode, header::TRAILER};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
-use testing::kas::server::{PATH, SOON, channel_body, http2, post, read_head, read_until, send_query, world};
+use kas_testing::server::{PATH, SOON, channel_body, http2, post, read_head, read_until, send_query, world};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::timeout};
 use tunnel::Body;
 

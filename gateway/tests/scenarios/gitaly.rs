@@ -5,9 +5,9 @@ use std::{io, sync::Arc};
 
 use git::{Commit, Reference, Repository, RepositoryError};
 use gitlab::gitaly::{GitalyClient, GitalyConfig, GitalyRepository, GitalyServer};
+use kas_testing::gitaly::{TestFile, TestGitaly, server};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};
-use testing::kas::gitaly::{TestFile, TestGitaly, server};
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 use tokio_rustls::TlsAcceptor;
 use tonic::Status;

@@ -14,7 +14,7 @@ mod upgrades;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use testing::kas::world::{World, text};
+use kas_testing::world::{World, text};
 use tokio::task::JoinHandle;
 use tunnel::Body;
 

@@ -7,14 +7,14 @@ use agent::Services;
 use gateway::config::Config;
 use gitlab::{Usage, UsageKind, UsageReporter, UsageSubject};
 use http::{Request, Response, StatusCode};
+use kas_testing::{
+    internal_api,
+    world::{AGENT_ADDRESS, World, text},
+};
 use proto::{AgentId, Epoch, ReplicaId};
 use router::{ProjectAgent, Route};
 use serde_json::{Value, json};
 use testing::gitlab::{Agent, Endpoint, Fault, StandIn};
-use testing::kas::{
-    internal_api,
-    world::{AGENT_ADDRESS, World, text},
-};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
@@ -35,7 +35,7 @@ fn world(gitlab: &StandIn) -> World {
 
 /// Sends a handshake without the data of the agent, which is 400 once its token is accepted.
 async fn handshake(world: &World, token: &str) -> Response<hyper::body::Incoming> {
-    testing::kas::handshake::handshake(world, AGENT_ADDRESS, &[("authorization", &format!("Bearer {token}"))])
+    kas_testing::handshake::handshake(world, AGENT_ADDRESS, &[("authorization", &format!("Bearer {token}"))])
         .await
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 use gitlab::{UsageReporter, deployments::DeploymentQuery, environments::Tier};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
-use serde_json::{Value, json};
-use testing::gitlab::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
-use testing::kas::{
+use kas_testing::{
     gitlab::{AGENT, world},
     issuer::now,
     world::{RunningAgent, World, text},
 };
+use serde_json::{Value, json};
+use testing::gitlab::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
@@ -338,7 +338,7 @@ async fn limit_counts_all_credentials_of_a_user() {
 async fn gitlab_queries_prometheus_on_behalf_of_a_project() {
     let (_gitlab, world, _agent) = attached().await;
     let token = |claims: Value| {
-        testing::kas::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims)
+        kas_testing::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims)
     };
     let query = "/agents/7/prometheus/api/v1/query?query=up";
     let good =
@@ -376,7 +376,7 @@ async fn requests_are_counted_for_gitlab() {
     let (gitlab, world, _agent) = attached().await;
     let (usage, period) = (world.kas.usage.clone(), 60 * SECOND);
     let reporter = UsageReporter {
-        client: testing::kas::gitlab::client(&gitlab, &gitlab::ApiRateLimit::default()),
+        client: kas_testing::gitlab::client(&gitlab, &gitlab::ApiRateLimit::default()),
         usage,
         period,
     };

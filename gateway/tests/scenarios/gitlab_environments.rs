@@ -8,12 +8,12 @@ use gitlab::{
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
 };
 use http::{StatusCode, header::RETRY_AFTER};
-use serde_json::{Value, json};
-use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User};
-use testing::kas::{
+use kas_testing::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},
 };
+use serde_json::{Value, json};
+use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User};
 use tokio::time::advance;
 
 use crate::gitlab_client::client;

@@ -11,14 +11,14 @@ use gateway::test_support::api_messages::{
     ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, Project,
 };
 use http::{Request, StatusCode, header::AUTHORIZATION};
-use router::GitPush;
-use secrecy::ExposeSecret as _;
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     gitaly::{TestFile, TestGitaly},
     internal_api::{call, send, valid_token},
     world::{World, text},
 };
+use router::GitPush;
+use secrecy::ExposeSecret as _;
 use tonic::{Code, Status};
 use tunnel::Body;
 

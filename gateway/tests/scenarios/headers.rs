@@ -3,11 +3,11 @@
 use agent::Services;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Request, Response, StatusCode};
-use secrecy::ExposeSecret as _;
-use testing::kas::{
+use kas_testing::{
     server::read_head,
     world::{World, text, uppercase_upgrade},
 };
+use secrecy::ExposeSecret as _;
 use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use gateway::kill_switch::file;
 use http::{Request, Response, StatusCode, header::HOST};
+use kas_testing::world::{World, text};
 use serde_json::json;
-use testing::kas::world::{World, text};
 use tunnel::Body;
 
 use crate::audit::{audit, lines};

@@ -10,7 +10,7 @@ use gateway::test_support::TlsName;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use testing::kas::world::{World, endless};
+use kas_testing::world::{World, endless};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, copy_bidirectional, duplex},
     sync::Notify,
@@ -189,7 +189,7 @@ async fn http2_is_known_by_its_first_bytes_however_they_come() {
         tokio::spawn(async move { copy_bidirectional(&mut left, &mut right).await });
         let kas = Arc::clone(&world.kas);
         tokio::spawn(async move {
-            kas.callers.serve(far, testing::kas::world::CALLER, TlsName::Irrelevant, Arc::default()).await
+            kas.callers.serve(far, kas_testing::world::CALLER, TlsName::Irrelevant, Arc::default()).await
         });
         let executor = hyper_util::rt::TokioExecutor::new();
         let handshake = hyper::client::conn::http2::handshake(executor, hyper_util::rt::TokioIo::new(near));
@@ -200,7 +200,7 @@ async fn http2_is_known_by_its_first_bytes_however_they_come() {
         request.headers_mut().remove("host");
         let answer = sender.send_request(request).await.unwrap();
         assert_eq!(answer.version(), http::Version::HTTP_2);
-        assert_eq!(testing::kas::world::text(answer).await, "/second", "{step}");
+        assert_eq!(kas_testing::world::text(answer).await, "/second", "{step}");
     }
 }
 

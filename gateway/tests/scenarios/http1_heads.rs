@@ -1,7 +1,7 @@
 //! Heads of HTTP/1.1 that kas or its parser refuses.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 
 use super::http1::{SILENCE, exchange, head, read_to_end, services};

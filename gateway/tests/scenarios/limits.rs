@@ -6,7 +6,7 @@ use agent::Services;
 use gateway::config::Config;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testing::kas::world::{World, endless, text};
+use kas_testing::world::{World, endless, text};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, timeout},

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use agent::Services;
 use http::{Method, Request, Response};
-use testing::kas::{
+use kas_testing::{
     load_balancer::{BackendConnection, LoadBalancer, Timers},
     world::{World, text},
 };

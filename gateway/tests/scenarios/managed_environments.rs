@@ -11,18 +11,16 @@ use gitlab::ApiRateLimit;
 use http::{Method, Request, Response, header::AUTHORIZATION};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use kas_testing::{
+    fleet::TestFleet,
+    gitlab::{AGENT, AGENT_TOKEN, client, world_with},
+    internal_api::{call, valid_token},
+    world::{RunningAgent, World, text},
+};
 use parking_lot::Mutex;
 use proto::Reason;
 use serde_json::{Value, json};
-use testing::{
-    gitlab::{Agent as GitLabAgent, Endpoint, Job, StandIn},
-    kas::{
-        fleet::TestFleet,
-        gitlab::{AGENT, AGENT_TOKEN, client, world_with},
-        internal_api::{call, valid_token},
-        world::{RunningAgent, World, text},
-    },
-};
+use testing::gitlab::{Agent as GitLabAgent, Endpoint, Job, StandIn};
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 use tunnel::Body;

@@ -16,10 +16,10 @@ use futures_util::stream;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use kas_testing::world::{RunningAgent, World};
 use parking_lot::Mutex;
 use router::BoxFuture;
 use serde_json::Value;
-use testing::kas::world::{RunningAgent, World};
 use tokio::time::sleep;
 use tunnel::Body;
 

@@ -7,7 +7,7 @@ use agent::Services;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     world::{CALLER, World, text},
 };

@@ -10,12 +10,12 @@ use gateway::kill_switch::{DisableRule, file};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use serde_json::json;
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
     world::{RunningAgent, World, endless, text},
 };
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::Notify,

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use agent::{EventLog, Services};
 use http::{Request, Response};
+use kas_testing::fleet::TestFleet;
 use proto::{
     InstanceId,
     events::{AgentEventLine, OpenAlerts},
 };
-use testing::kas::fleet::TestFleet;
 use tokio::time::sleep;
 use tunnel::Body;
 

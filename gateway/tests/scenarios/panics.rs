@@ -17,6 +17,7 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use kas_testing::world::{World, configuration, text};
 use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use router::{
     AgentRoutes, BoxFuture, CursorRequest, EndedSessions, EventPage, EventPosition, GitPush, Instance,
@@ -24,7 +25,6 @@ use router::{
     RecordedEvent, Replica, Route, RouteChange, RouteStore, SessionId, SessionLimits, StoreError,
     StoreHealth,
 };
-use testing::kas::world::{World, configuration, text};
 use tokio::sync::{broadcast, watch};
 
 /// A store that panics while `broken` is set.

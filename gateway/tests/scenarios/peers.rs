@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     world::{endless, text, uppercase_upgrade},
 };

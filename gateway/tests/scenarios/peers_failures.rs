@@ -15,13 +15,13 @@ use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
-use proto::header::HELLO;
-use secrecy::ExposeSecret as _;
-use testing::kas::{
+use kas_testing::{
     fleet::{PeerBehaviour, ServeConnection, TestFleet, secret},
     handshake::{handshake, hello},
     world::{CALLER, World, text},
 };
+use proto::header::HELLO;
+use secrecy::ExposeSecret as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
@@ -301,7 +301,7 @@ async fn invalid_response_is_reported_and_another_owner_is_used() {
         assert!(text.contains(expected), "{text}");
         let _agent = fleet.agent(1, cluster("here")).await;
         for _ in 0..10 {
-            assert_eq!(testing::kas::world::text(fleet.replicas[0].get(PATH).await).await, "here");
+            assert_eq!(kas_testing::world::text(fleet.replicas[0].get(PATH).await).await, "here");
         }
     }
 }

@@ -9,11 +9,11 @@ use gateway::peers::{
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
-use router::{MemoryStore, RouteStore as _};
-use testing::kas::{
+use kas_testing::{
     fleet::{PeerBehaviour, TestFleet, secret},
     world::{CALLER, World, text},
 };
+use router::{MemoryStore, RouteStore as _};
 use tokio::{io::DuplexStream, sync::watch, time::sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::{Body, TunnelConfig};

@@ -9,15 +9,15 @@ use gateway::peers::{
     NetworkEnv, PeerConfig, ProbeSource, ReachabilityError, ReachabilityProbe, ReplicaContext,
 };
 use http::{Response, StatusCode};
+use kas_testing::{
+    fleet::AGENT,
+    world::{RunningAgent, World, configuration, text},
+};
 use proto::ReplicaId;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use router::{MemoryStore, Replica, RouteStore};
 use settings::ConfigError;
 use tempfile::TempDir;
-use testing::kas::{
-    fleet::AGENT,
-    world::{RunningAgent, World, configuration, text},
-};
 use tunnel::Body;
 
 /// A certificate authority.

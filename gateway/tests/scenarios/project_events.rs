@@ -16,14 +16,14 @@ use gateway::kill_switch::file;
 use http::{Method, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use parking_lot::Mutex;
-use proto::notify::{ProjectEvent, Subscription};
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     internal_api::{send, valid_request},
     world::{RunningAgent, World, parse, text},
 };
+use parking_lot::Mutex;
+use proto::notify::{ProjectEvent, Subscription};
+use serde_json::{Value, json};
 use tokio::{sync::watch, time::sleep};
 use tunnel::Body;
 

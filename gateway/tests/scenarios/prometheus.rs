@@ -11,8 +11,8 @@ use http::{Method, Request, Response, StatusCode, header::HeaderMap};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use kas_testing::world::{RunningAgent, World, endless, text};
 use parking_lot::Mutex;
-use testing::kas::world::{RunningAgent, World, endless, text};
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc},

@@ -13,11 +13,11 @@ use agent::{Dial, DialError};
 use gateway::test_support::Rebalancer;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
-use parking_lot::Mutex;
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     world::{RunningAgent, World, text},
 };
+use parking_lot::Mutex;
 use tokio::{
     io::DuplexStream,
     time::{sleep, timeout},

@@ -10,17 +10,17 @@ use cores::Cores;
 use gateway::config::Config;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use proto::{
-    ReplicaId, TunnelId, TunnelLimits, Welcome,
-    header::{HELLO, WELCOME},
-};
-use secrecy::{ExposeSecret as _, SecretString};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     handshake::hello,
     server::{listen, read_head, read_until},
     world::{World, endless, parse, text, uppercase_upgrade},
 };
+use proto::{
+    ReplicaId, TunnelId, TunnelLimits, Welcome,
+    header::{HELLO, WELCOME},
+};
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
@@ -222,7 +222,7 @@ async fn upgrade_is_the_only_option_of_the_connection() {
     let agentk = Agentk::start(&world.agent_token, cluster("here"));
     let (kas, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
+    tokio::spawn(async move { agents.serve(far, kas_testing::world::CALLER, Arc::default()).await });
     let hello = hello(env!("CARGO_PKG_VERSION"));
     let hello = format!(
         "{HELLO}: {}\r\nAuthorization: Bearer {}",

@@ -7,8 +7,8 @@ use access::{Identity, token::TokenHash};
 use agent::Services;
 use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt as _;
+use kas_testing::world::{RunningAgent, World, endless, text};
 use parking_lot::Mutex;
-use testing::kas::world::{RunningAgent, World, endless, text};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::Body;
 

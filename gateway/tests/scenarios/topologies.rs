@@ -8,17 +8,15 @@ use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
+use kas_testing::{
+    fleet::TestFleet,
+    handshake::hello,
+    world::{World, parse},
+};
 use proto::{TunnelProtocol, header::HELLO};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
-use testing::{
-    kas::{
-        fleet::TestFleet,
-        handshake::hello,
-        world::{World, parse},
-    },
-    logs::Logs,
-};
+use testing::logs::Logs;
 use tunnel::{Body, handshake};
 
 use crate::agent_list::agents;
@@ -58,7 +56,7 @@ async fn handshake_of(world: &World, version: &str) -> (u16, String) {
     let hello = hello(version);
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER, Arc::default()).await });
+    tokio::spawn(async move { agents.serve(far, kas_testing::world::CALLER, Arc::default()).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::get("/").body(Empty::<Bytes>::new()).unwrap();

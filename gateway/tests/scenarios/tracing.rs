@@ -7,6 +7,7 @@ use agent::Services;
 use gateway::test_support::Traces;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use kas_testing::world::{World, endless, text};
 use opentelemetry::{
     Context,
     trace::{SpanId, Status, TraceId},
@@ -17,7 +18,6 @@ use opentelemetry_sdk::{
 };
 use parking_lot::Mutex;
 use telemetry::{Program, SampleRatio, Tracer};
-use testing::kas::world::{World, endless, text};
 use tunnel::Body;
 
 use crate::audit::{audit, lines};

@@ -20,11 +20,11 @@ use gateway::{
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     internal_api,
     world::{RunningAgent, World, endless, text},
 };
+use serde_json::{Value, json};
 use tokio::{sync::watch, time::sleep};
 use tunnel::Body;
 

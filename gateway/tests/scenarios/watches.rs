@@ -8,7 +8,7 @@ use futures_util::stream;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use testing::kas::world::{World, text};
+use kas_testing::world::{World, text};
 use tokio::time::{Instant, sleep};
 use tunnel::Body;
 

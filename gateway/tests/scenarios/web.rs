@@ -13,9 +13,9 @@ use http::{
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use kas_testing::world::{CALLER, World, endless, parse, text};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
-use testing::kas::world::{CALLER, World, endless, parse, text};
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 

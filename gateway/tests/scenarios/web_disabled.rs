@@ -8,7 +8,7 @@ use gateway::kill_switch::file;
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use testing::kas::world::text;
+use kas_testing::world::text;
 
 use crate::web::Browser;
 

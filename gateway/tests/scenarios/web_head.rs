@@ -10,7 +10,7 @@ use http::{
 use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use testing::kas::{
+use kas_testing::{
     server,
     world::{CALLER, text},
 };

@@ -19,12 +19,12 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
-use parking_lot::Mutex;
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::TestFleet,
     world::{RunningAgent, World, text},
 };
+use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tokio::{
     sync::broadcast,
     time::{Instant, sleep, timeout},

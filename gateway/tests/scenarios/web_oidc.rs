@@ -9,11 +9,11 @@ use http::{
 };
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
     world::{World, text},
 };
+use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::web::{Browser, services, with_page};

@@ -9,12 +9,12 @@ use access::{
 };
 use gateway::kill_switch::file;
 use http::{Request, StatusCode};
-use secrecy::SecretString;
-use serde_json::{Value, json};
-use testing::kas::{
+use kas_testing::{
     fleet::{TestFleet, secret},
     world::{RunningAgent, World, text},
 };
+use secrecy::SecretString;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 use tunnel::Body;
 

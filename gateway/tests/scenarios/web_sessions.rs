@@ -8,6 +8,10 @@ use gateway::peers::ReplicaContext;
 use http::{Method, Response, header::COOKIE};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use kas_testing::{
+    fleet::TestFleet,
+    world::{World, configuration, text},
+};
 use proto::ReplicaId;
 use router::{
     EndedSessions, NewSession, Replica, RouteStore, SESSION_TTL, SessionHolder, SessionId, SessionLimits,
@@ -15,13 +19,7 @@ use router::{
 };
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
-use testing::{
-    kas::{
-        fleet::TestFleet,
-        world::{World, configuration, text},
-    },
-    redis::RedisServer,
-};
+use testing::redis::RedisServer;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -124,7 +122,7 @@ async fn session_of_a_removed_token_has_ended_for_good() {
     }
     sleep(Duration::from_millis(10)).await;
     for world in &fleet.replicas {
-        world.kas.identities.replace(testing::kas::world::parse(&before));
+        world.kas.identities.replace(kas_testing::world::parse(&before));
     }
     sleep(Duration::from_secs(4)).await;
     assert!(!is_open(&here).await && !is_open(&there).await && !is_open(&unused).await);

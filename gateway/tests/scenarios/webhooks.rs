@@ -18,6 +18,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use kas_testing::{fleet::TestFleet, world::World};
 use parking_lot::Mutex;
 use proto::{
     AgentId,
@@ -26,7 +27,6 @@ use proto::{
 use router::NewEvent;
 use serde_json::Value;
 use sha2::Sha256;
-use testing::kas::{fleet::TestFleet, world::World};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,

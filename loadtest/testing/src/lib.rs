@@ -2,17 +2,14 @@
 //!
 //! ```text
 //!   simulator: a Kubernetes cluster in memory      gitlab: the internal API of GitLab in memory
-//!   process, skip: programs as child processes       └─► kas: kas, agentk and their servers in this process,
-//!     └─► redis: redis-server                                 over in-memory pipes
-//!   logs: capture of log lines
+//!   process, skip: programs as child processes     logs: capture of log lines
+//!     └─► redis: redis-server
 //! ```
 //!
-//! The features `simulator`, `gitlab` and `kas` add the modules of these names.
+//! The features `simulator` and `gitlab` add the modules of these names.
 
 #[cfg(feature = "gitlab")]
 pub mod gitlab;
-#[cfg(feature = "kas")]
-pub mod kas;
 pub mod logs;
 pub mod process;
 pub mod redis;

@@ -1,5 +1,5 @@
+use kas_testing::issuer::{IssuerKey, TestIssuer};
 use serde_json::json;
-use testing::kas::issuer::{IssuerKey, TestIssuer};
 
 use super::*;
 
@@ -163,8 +163,8 @@ fn signature_is_checked_with_the_algorithm_of_the_key() {
     };
     let (message, signature) = good.rsplit_once('.').unwrap();
     let other_signature = format!("{message}.{}", signature.chars().rev().collect::<String>());
-    let hmac = testing::kas::internal_api::jwt(rsa.public_bytes(), &header("HS256", "r"), &claims);
-    let pem = testing::kas::internal_api::jwt(b"-----BEGIN PUBLIC KEY-----", &header("HS256", "r"), &claims);
+    let hmac = kas_testing::internal_api::jwt(rsa.public_bytes(), &header("HS256", "r"), &claims);
+    let pem = kas_testing::internal_api::jwt(b"-----BEGIN PUBLIC KEY-----", &header("HS256", "r"), &claims);
     for (text, expected) in [
         (unsigned("none"), "algorithm"),
         (unsigned("None"), "algorithm"),

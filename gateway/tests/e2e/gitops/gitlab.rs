@@ -1,10 +1,8 @@
 //! The projects of an agent of GitLab, which Gitaly serves.
 
 use http::StatusCode;
-use testing::{
-    gitlab::{Fault, User},
-    kas::gitaly::{TestFile, TestGitaly},
-};
+use kas_testing::gitaly::{TestFile, TestGitaly};
+use testing::gitlab::{Fault, User};
 
 use super::*;
 use crate::support::{AgentOptions, GitLab};

@@ -2,13 +2,11 @@
 
 use std::{fs, path::Path};
 
+use kas_testing::gitaly::{TestFile, TestGitaly};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testing::{
-    gitlab::{Agent as GitLabAgent, Gitaly, Project, StandIn},
-    kas::gitaly::{TestFile, TestGitaly},
-};
+use testing::gitlab::{Agent as GitLabAgent, Gitaly, Project, StandIn};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Agent, AgentOptions, Installation, eventually};

@@ -196,7 +196,7 @@ impl Kas {
 
     /// Returns the response of the internal API to a request with a valid token. Its secret has 32 bytes 1.
     pub(crate) fn get_api(&self, path: &str) -> Value {
-        let token = format!("Authorization: Bearer {}", testing::kas::internal_api::valid_token());
+        let token = format!("Authorization: Bearer {}", kas_testing::internal_api::valid_token());
         let response = self.curl(&["--header", &token, &format!("http://{}{path}", self.api())]);
         assert_eq!(response.status, 200, "{response:?}");
         response.json()

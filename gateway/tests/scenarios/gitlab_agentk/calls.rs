@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{

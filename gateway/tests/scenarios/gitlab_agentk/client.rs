@@ -14,9 +14,9 @@ use h2::{
     client::{ResponseFuture, SendRequest},
 };
 use http::{HeaderMap, Method, Request};
+use kas_testing::world::{AGENT_ADDRESS, World};
 use prost::Message;
 use secrecy::ExposeSecret as _;
-use testing::kas::world::{AGENT_ADDRESS, World};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,

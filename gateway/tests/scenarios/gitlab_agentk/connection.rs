@@ -6,10 +6,10 @@ use agent::Services;
 use futures_util::future::join_all;
 use gateway::config::AgentProtocol;
 use http::{Request, Response, StatusCode};
+use kas_testing::world::World;
 use proto::AgentId;
 use secrecy::ExposeSecret as _;
 use serde_json::json;
-use testing::kas::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
@@ -149,7 +149,7 @@ async fn connection_belongs_to_the_agent_of_its_first_call() {
     let other = access::token::new(access::token::Holder::Agent);
     let identity = world.identity_file("services: ['*']");
     let entry = format!("}}, {{id: 2, name: test, tokens: ['{}']}}]\n", access::token::TokenHash::of(&other));
-    world.kas.identities.replace(testing::kas::world::parse(&identity.replacen("}]\n", &entry, 1)));
+    world.kas.identities.replace(kas_testing::world::parse(&identity.replacen("}]\n", &entry, 1)));
     let (mut agentk, [first, _second]) = Agentk::start(&world).await;
     let bearer = format!("Bearer {}", other.expose_secret());
     for method in [CONNECT, GET_CONFIGURATION, REGISTER] {

@@ -7,8 +7,8 @@ use gateway::kill_switch::file;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use kas_testing::world::World;
 use prost::Message as _;
-use testing::kas::world::World;
 use tokio::time::{sleep, timeout};
 
 use super::{

@@ -8,14 +8,14 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
+use kas_testing::{
+    server,
+    world::{World, parse},
+};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
 use secrecy::SecretString;
 use serde::Deserialize;
-use testing::kas::{
-    server,
-    world::{World, parse},
-};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,

@@ -13,9 +13,9 @@ use h2::Reason;
 use http::{HeaderValue, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use kas_testing::world::{World, endless};
 use prost::Message as _;
 use secrecy::ExposeSecret as _;
-use testing::kas::world::{World, endless};
 use tokio::time::{Instant, sleep};
 use tunnel::Body;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use h2::Reason;
 use http::StatusCode;
-use testing::kas::world::World;
+use kas_testing::world::World;
 use tokio::time::{Instant, sleep};
 
 use super::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use h2::Reason;
-use testing::kas::{server, world::World};
+use kas_testing::{server, world::World};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     time::{Instant, sleep, timeout},

@@ -8,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use proto::{Hello, InstanceId};
 use tunnel::Body;
 
-use crate::kas::world::World;
+use crate::world::World;
 
 /// Returns the data of an agent of this version that serves the Kubernetes API.
 pub fn hello(version: &str) -> Hello {

@@ -34,7 +34,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::{Body, upgrade::UpgradedConnection};
 
-use crate::kas::{fleet::secret, issuer::TestIssuer};
+use crate::{fleet::secret, issuer::TestIssuer};
 
 /// The address of agents.
 pub const AGENT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), 40_000);

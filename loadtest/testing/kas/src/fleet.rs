@@ -18,7 +18,7 @@ use tokio::io::DuplexStream;
 use tokio_util::sync::CancellationToken;
 use tunnel::TunnelConfig;
 
-use crate::kas::{
+use crate::{
     issuer::TestIssuer,
     world::{RunningAgent, World, configuration},
 };

@@ -18,7 +18,7 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 use tunnel::Body;
 
-use crate::kas::{
+use crate::{
     fleet::secret,
     world::{CALLER, World},
 };

@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
-use crate::kas::world::World;
+use crate::world::World;
 
 /// The path of a query through kas.
 pub const PATH: &str = "/agents/prod/prometheus/api/v1/query";

@@ -1,14 +1,14 @@
 //! A kas whose agents and callers come from a stand-in of GitLab, over in-memory pipes.
 
-use crate::gitlab::{Agent, StandIn};
 use agent::Services;
 use gateway::config::Config;
 use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use http::{Request, Response};
 use settings::Secret;
+use testing::gitlab::{Agent, StandIn};
 use tunnel::Body;
 
-use crate::kas::world::{RunningAgent, World};
+use crate::world::{RunningAgent, World};
 
 /// The id of the agent of GitLab.
 pub const AGENT: u64 = 7;
@@ -51,7 +51,7 @@ pub async fn world_with(
 /// Responds with the path, the query and the headers of the request, a line for each, or with an endless body to `/watch`.
 async fn echo(request: Request<Body>) -> Response<Body> {
     if request.uri().path() == "/watch" {
-        return Response::new(crate::kas::world::endless("first"));
+        return Response::new(crate::world::endless("first"));
     }
     let headers = request.headers().iter();
     let headers = headers.map(|(name, value)| format!("{name}: {}\n", value.to_str().unwrap_or("not text")));

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tunnel::Body;
 
-use crate::kas::world::World;
+use crate::world::World;
 
 /// The timers of a load balancer.
 #[derive(Clone, Copy, Debug)]
