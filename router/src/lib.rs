@@ -43,7 +43,7 @@ pub use self::rate_limit::{AddressRateLimiter, KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;
 pub use self::sessions::{EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionId, SessionLimits};
 pub use self::store::{
-    AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
-    ReplicaInstances, ReportedInfo, Route, RouteStore, StoreError, StoreHealth,
+    AgentRoutes, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, ReplicaInstances,
+    ReportedInfo, Route, RouteStore, StoreError, StoreHealth,
 };
 pub use self::waiters::RouteChange;

@@ -18,11 +18,12 @@ use crate::{
     pushes::{GitPush, PushEvents},
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits, SessionTable},
     store::{
-        AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
-        ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
+        AgentRoutes, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, ReplicaInstances,
+        Route, RouteStore, StoreError, StoreHealth,
     },
     waiters::{RouteChange, RouteChanges, Waiters},
 };
+use futures_util::future::BoxFuture;
 
 /// A [`RouteStore`] for the replicas of one process, which is one replica except in tests.
 #[derive(Debug)]

@@ -93,11 +93,12 @@ use crate::{
     pushes::{GitPush, PushEvents},
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
     store::{
-        AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
-        RouteStore, StoreError, StoreHealth,
+        AgentRoutes, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route, RouteStore,
+        StoreError, StoreHealth,
     },
     waiters::{RouteChange, RouteChanges, Waiters},
 };
+use futures_util::future::BoxFuture;
 
 pub use self::check::{RedisCheck, RedisReport};
 pub use self::disabled::{DisabledEditor, DisabledRecord};

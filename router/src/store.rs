@@ -1,7 +1,8 @@
 //! [`RouteStore`]: the records that name the replicas that hold an agent.
 
-use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
+use futures_util::future::BoxFuture;
 use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId, notify::ProjectEvent};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
@@ -14,9 +15,6 @@ use crate::{
     sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
     waiters::RouteChange,
 };
-
-/// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// An announcement of one replica that it holds an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +165,8 @@ pub struct StoreError(pub String);
 /// * **Changes are pushed.** A future from [`RouteStore::changed`] that was created before a change completes after it,
 ///   and a lookup then returns the change.
 /// * **The log of events has one order.** Each event is in it once, and a reader with a position learns if it has missed some.
+///
+/// Its futures are boxed: the store is chosen at run time, and its round trip costs far more than the box.
 pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// Publishes that this replica holds the agent. Other replicas may see it later than the future completes.
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;

@@ -19,8 +19,8 @@ mod tests;
 
 use std::{fmt, str::FromStr, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use proto::AgentName;
-use router::BoxFuture;
 
 pub use self::config::RepositoryConfig;
 pub use self::repositories::{GitRepositories, open};

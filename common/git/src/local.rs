@@ -2,9 +2,9 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use gix_ref::{Target, file::Store};
 use proto::AgentName;
-use router::BoxFuture;
 use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{

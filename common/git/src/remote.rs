@@ -15,9 +15,9 @@ use std::{
 };
 
 use files::WorkDirectory;
+use futures_util::future::BoxFuture;
 use gix_hash::ObjectId;
 use proto::AgentName;
-use router::BoxFuture;
 use tokio::{
     sync::Mutex,
     task::spawn_blocking,

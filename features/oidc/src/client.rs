@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Request, StatusCode, Uri,
     header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
@@ -22,7 +23,6 @@ use hyper_util::{
 };
 use outbound::AddressPolicy;
 use proto::ErrorChain;
-use router::BoxFuture;
 use rustls::{ClientConfig, RootCertStore};
 use settings::{Network, unreadable};
 use tokio::{

@@ -2,9 +2,9 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use git::{CommitId, Repository, RepositoryError, configuration_path};
 use proto::{AgentName, agent_configuration::TemplateFile};
-use router::BoxFuture;
 use serde_json::Value;
 
 use crate::identity::AgentIdentity;

@@ -2,8 +2,8 @@
 
 use std::{future::ready, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use proto::{AgentId, Reason, ServiceName};
-use router::BoxFuture;
 
 use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
 use crate::{

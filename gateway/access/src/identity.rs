@@ -16,9 +16,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use proto::{AgentId, AgentName, ServiceName, audit::CiJob};
-use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 

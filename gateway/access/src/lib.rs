@@ -26,12 +26,12 @@ mod websocket_token;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use proto::{
     AgentId, AgentName, Reason,
     provision::{EnvironmentJob, EnvironmentKey},
 };
-use router::BoxFuture;
 
 pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},

@@ -7,10 +7,10 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::BoxFuture;
 use moka::sync::Cache;
 use oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken};
 use proto::Reason;
-use router::BoxFuture;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{

@@ -2,9 +2,8 @@
 
 use std::{env, sync::Arc, time::SystemTime};
 
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use gitlab::{SwitchMonitor, UsageReporter};
-use router::BoxFuture;
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;

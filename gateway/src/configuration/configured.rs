@@ -2,9 +2,9 @@
 
 use std::{fmt::Write as _, io::ErrorKind, path::Path, sync::Arc};
 
+use futures_util::future::BoxFuture;
 use git::{GitRepositories, RepositorySettings};
 use proto::{AgentName, agent_configuration::TemplateFile};
-use router::BoxFuture;
 use settings::unreadable;
 use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;

@@ -6,8 +6,9 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use cores::PerCore;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use router::{BoxFuture, Replica, RequestClass};
+use router::{Replica, RequestClass};
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},

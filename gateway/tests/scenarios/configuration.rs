@@ -14,6 +14,7 @@ use access::{
     AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, RepositoryPlace, read_repository,
 };
 use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
+use futures_util::future::BoxFuture;
 use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, SelectedFiles};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -24,7 +25,7 @@ use kas_testing::{
 };
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName};
-use router::{BoxFuture, GitPush};
+use router::GitPush;
 use secrecy::ExposeSecret as _;
 use testing::gitlab::{Agent, Fault, Gitaly, Project, StandIn};
 use tokio::time::{Instant, sleep, timeout};

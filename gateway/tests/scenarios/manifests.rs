@@ -12,13 +12,12 @@ use std::{
 use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading};
 use agent::Services;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{future::BoxFuture, stream};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use kas_testing::world::{RunningAgent, World};
 use parking_lot::Mutex;
-use router::BoxFuture;
 use serde_json::Value;
 use tokio::time::sleep;
 use tunnel::Body;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use access::token::{self, Holder};
+use futures_util::future::BoxFuture;
 use gateway::peers::ReplicaContext;
 use http::Response;
 use hyper::{
@@ -20,10 +21,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use kas_testing::world::{World, configuration, text};
 use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use router::{
-    AgentRoutes, BoxFuture, CursorRequest, EndedSessions, EventPage, EventPosition, GitPush, Instance,
-    InstanceList, LeaseRequest, MemoryStore, NewEvent, NewSession, ProjectAgent, ProjectAgentList,
-    RecordedEvent, Replica, Route, RouteChange, RouteStore, SessionId, SessionLimits, StoreError,
-    StoreHealth,
+    AgentRoutes, CursorRequest, EndedSessions, EventPage, EventPosition, GitPush, Instance, InstanceList,
+    LeaseRequest, MemoryStore, NewEvent, NewSession, ProjectAgent, ProjectAgentList, RecordedEvent, Replica,
+    Route, RouteChange, RouteStore, SessionId, SessionLimits, StoreError, StoreHealth,
 };
 use tokio::sync::{broadcast, watch};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use access::{AgentIdentity, ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading};
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use router::BoxFuture;
 
 /// The configuration of every agent, as a test sets it.
 #[derive(Clone, Debug, Default)]

@@ -6,8 +6,9 @@ use std::{sync::Arc, time::Duration};
 
 use access::token::{self, TokenHash};
 use access::{AgentAuthenticator, AgentIdentity, Identities, SourceUnavailable};
+use futures_util::future::BoxFuture;
 use proto::AgentId;
-use router::{BoxFuture, KeyedRateLimiter, redis::RedisStore};
+use router::{KeyedRateLimiter, redis::RedisStore};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep, sleep_until};
 

@@ -23,9 +23,8 @@ use std::{
 
 use access::{AccessAs, Caller, Grant, RequestError, Target, token::TokenHash};
 use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials};
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use proto::{AgentId, AgentName, Reason, ServiceName};
-use router::BoxFuture;
 use secrecy::ExposeSecret as _;
 use tokio::time::{sleep, timeout};
 

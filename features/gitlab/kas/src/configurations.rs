@@ -2,8 +2,8 @@
 
 use access::AgentIdentity;
 use access::{ConfigurationSource, FileKey, ReadError, Reading, RepositoryPlace, read_repository};
+use futures_util::future::BoxFuture;
 use git::{AGENTS_DIRECTORY, Reference};
-use router::BoxFuture;
 
 use crate::{
     GitLabAgents,

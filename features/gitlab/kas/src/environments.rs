@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use router::BoxFuture;
+use futures_util::future::BoxFuture;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use access::{AccessAs, Caller, CallerNames, Grant, Identities, RequestError, Target};
 use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
+use futures_util::future::BoxFuture;
 use jsonwebtoken::{Algorithm, decode_header};
 use proto::{AgentId, AgentName, Reason};
-use router::BoxFuture;
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use git::{Commit, CommitId, FileLimits, FileSelection, Repository, RepositoryError, SelectedFiles};
 use outbound::AddressPolicy;
 use proto::AgentName;
-use router::BoxFuture;
 use serde::Deserialize;
 use tokio::{task::spawn_blocking, time::timeout};
 

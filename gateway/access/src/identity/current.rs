@@ -8,8 +8,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use futures_util::future::BoxFuture;
 use proto::AgentId;
-use router::BoxFuture;
 use secrecy::SecretString;
 use settings::ConfigError;
 use tokio::sync::watch;

@@ -7,12 +7,13 @@ use std::{
 };
 
 use access::{AgentIdentity, SourceUnavailable};
+use futures_util::future::BoxFuture;
 use gitlab::environments::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
 };
 use parking_lot::Mutex;
 use proto::{AgentId, agent_configuration::environments::NamedEnvironment};
-use router::{BoxFuture, StoreError, redis::RedisStore};
+use router::{StoreError, redis::RedisStore};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use sha2::{Digest as _, Sha256};

@@ -190,11 +190,11 @@ fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; DIGEST] {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-    use futures_util::future::join_all;
+    use futures_util::{future::BoxFuture, future::join_all};
     use git::{CommitId, FileSelection, SelectedFiles};
     use proto::{AgentName, ReplicaId};
     use router::{
-        BoxFuture, Replica,
+        Replica,
         redis::{RedisAddress, RedisServers, RedisSettings},
     };
     use testing::redis::RedisServer;

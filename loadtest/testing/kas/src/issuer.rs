@@ -12,14 +12,13 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::StatusCode;
 use jsonwebtoken::{Algorithm, EncodingKey, crypto};
 use oidc::{DocumentSource, EndpointUrl, FetchError};
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize, SigningKey as _};
-use router::BoxFuture;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 

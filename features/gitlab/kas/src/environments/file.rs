@@ -8,8 +8,8 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use futures_util::future::BoxFuture;
 use proto::{AgentId, AgentName};
-use router::BoxFuture;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{ConfigError, parse};

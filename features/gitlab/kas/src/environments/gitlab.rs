@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use access::{SourceUnavailable, token::TokenHash};
+use futures_util::future::BoxFuture;
 use http::StatusCode;
 use moka::future::Cache;
-use router::BoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::{

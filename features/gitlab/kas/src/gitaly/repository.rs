@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use git::{
     AGENTS_DIRECTORY, CONFIGURATION_FILE, Commit, CommitId, FileSelection, MAX_LISTED_AGENTS, Reference,
     Repository, RepositoryError, RepositoryFile, SelectedFiles,
 };
 use prost::Message;
 use proto::{AgentId, AgentName};
-use router::BoxFuture;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
