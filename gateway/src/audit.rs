@@ -33,7 +33,8 @@ use crate::{
     config::{AuditConfig, AuditSink},
     recent::Recent,
 };
-use settings::{ConfigError, unreadable};
+use files::unreadable;
+use settings::ConfigError;
 
 /// Most bytes of lines that wait for the sink, which are some ten thousand lines.
 const MAX_QUEUED: usize = 8 << 20;

@@ -23,12 +23,13 @@ mod web;
 
 use std::{path::Path, sync::Arc};
 
+use files::read_config;
 use git::{RepositoryConfig, RepositorySettings};
 use gitlab::{GitLabConfig, gitaly::GitalyConfig};
 use oidc::OidcConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use settings::{ConfigError, KeyLocations, parse, read_text};
+use settings::{ConfigError, KeyLocations, parse};
 
 use self::gitlab_keys::ExternalConfig;
 use crate::cors::Origin;
@@ -114,7 +115,7 @@ pub struct Config {
 impl Config {
     /// Reads a configuration file and makes its paths absolute.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(file)?;
+        let text = read_config(file)?;
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
         ConfigError::check_all([

@@ -44,14 +44,15 @@ mod url_mac;
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
+use files::SecretFile;
 use proto::ReplicaId;
 use router::{
     Replica, RouteStore,
     redis::{RecordAuthenticator, UrlAuthenticator},
 };
 use rustls::pki_types::ServerName;
+use settings::Secret;
 use settings::{ConfigError, KeyLocations};
-use settings::{Secret, SecretFile};
 
 use self::{
     address::HOST,

@@ -25,7 +25,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 pub(crate) use self::mutual::MutualTls;
 use self::validity::Validity;
-use settings::{ConfigError, unreadable};
+use files::unreadable;
+use settings::ConfigError;
 
 /// A certificate chain with its private key, and the files that they were read from.
 #[derive(Clone, Debug)]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use files::unreadable;
 use gix_transport::{
     Protocol,
     client::{
@@ -28,7 +29,6 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::{ClientConfig, pki_types::ServerName};
-use settings::unreadable;
 use tokio::{
     net::TcpStream,
     runtime::Handle,

@@ -3,7 +3,6 @@
 
 mod bounds;
 pub mod duration;
-mod file;
 mod json_schema;
 mod network;
 pub mod rfc3339;
@@ -12,10 +11,9 @@ mod secret;
 mod yaml;
 
 pub use self::bounds::{AnyDuration, Rate, Timeout, Within};
-pub use self::file::{read_text, unreadable};
 pub use self::json_schema::json_schema;
 pub use self::network::Network;
-pub use self::secret::{KeySet, Secret, SecretError, SecretFile, SecretKey};
+pub use self::secret::{KeySet, Secret, SecretError, SecretKey};
 pub use self::yaml::{
     Budget, ConfigError, DuplicateKeyPolicy, KeyLocations, Location, Options, Spanned, options, parse,
     parse_with_budget, parse_with_options,

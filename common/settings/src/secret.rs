@@ -1,25 +1,15 @@
-//! Secret keys that kas shares with other replicas and with programs, read again when their file changes.
+//! Secret keys that kas shares with other replicas and with programs, which may be replaced while they are in use.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, sync::Arc};
 
 use arc_swap::{ArcSwap, Guard};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
-use serde_saphyr::Spanned;
 use sha2::Sha256;
-
-use crate::{ConfigError, unreadable};
 
 /// The smallest length of a key, in bytes: that of an HMAC-SHA-256 (RFC 2104 section 3).
 const MIN_BYTES: usize = 32;
-
-/// The largest file, in bytes: many times four keys.
-const MAX_FILE_BYTES: u64 = 64 * 1024;
 
 /// The largest number of keys in a file. A forged MAC is compared with each of them.
 const MAX_KEYS: usize = 4;
@@ -55,15 +45,6 @@ pub enum SecretError {
     TooMany(usize),
 }
 
-/// A secret and the file that it was read from.
-#[derive(Clone, Debug)]
-pub struct SecretFile {
-    config: PathBuf,
-    key: &'static str,
-    path: Spanned<PathBuf>,
-    secret: Secret,
-}
-
 impl Secret {
     /// Parses the text of a file: 1 to 4 keys of 32 bytes or more in base64, one in each line.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
@@ -73,6 +54,11 @@ impl Secret {
     /// Returns the keys in force.
     pub fn keys(&self) -> Guard<Arc<KeySet>> {
         self.0.load()
+    }
+
+    /// Replaces the keys of this secret and of its clones by those of another one.
+    pub fn replace(&self, newer: &Self) {
+        self.0.store(newer.0.load_full());
     }
 }
 
@@ -119,45 +105,6 @@ impl SecretKey {
     }
 }
 
-impl SecretFile {
-    /// Reads the file that the configuration file `config` names at `key`.
-    pub fn read(config: &Path, key: &'static str, path: &Spanned<PathBuf>) -> Result<Self, ConfigError> {
-        let keys = load(config, key, path)?;
-        let secret = Secret(Arc::new(ArcSwap::from_pointee(keys)));
-        Ok(Self { config: config.to_owned(), key, path: path.clone(), secret })
-    }
-
-    /// Reads the file again. If the new version is invalid, the keys do not change.
-    pub fn reload(&self) -> Result<(), ConfigError> {
-        let keys = load(&self.config, self.key, &self.path)?;
-        self.secret.0.store(Arc::new(keys));
-        Ok(())
-    }
-
-    /// Returns the secret. [`SecretFile::reload`] replaces its keys.
-    pub fn secret(&self) -> &Secret {
-        &self.secret
-    }
-
-    /// Returns the key of the configuration that names the file.
-    pub fn config_key(&self) -> &'static str {
-        self.key
-    }
-
-    /// Returns the path of the file.
-    pub fn path(&self) -> &Path {
-        &self.path.value
-    }
-}
-
-fn load(config: &Path, key: &str, path: &Spanned<PathBuf>) -> Result<KeySet, ConfigError> {
-    let text = files::read_text_at_most(&path.value, MAX_FILE_BYTES).map_err(|error| unreadable(&error));
-    let keys = text.and_then(|text| KeySet::parse(&text).map_err(|error| error.to_string()));
-    keys.map_err(|problem| {
-        ConfigError::new(config, path.referenced, key, format!("{}: {problem}", path.value.display()))
-    })
-}
-
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
@@ -166,8 +113,6 @@ impl fmt::Debug for Secret {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     fn line(byte: u8, length: usize) -> String {
@@ -188,29 +133,6 @@ mod tests {
             count(&[line(1, 32), line(2, 32), line(3, 32), line(4, 32), line(5, 32)].join("\n")),
             Err(SecretError::TooMany(5))
         );
-    }
-
-    #[test]
-    fn reload_replaces_the_keys_of_clones_unless_the_file_is_invalid() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("secret");
-        fs::write(&path, line(1, 32)).unwrap();
-        let spanned: Spanned<PathBuf> = serde_saphyr::from_str(path.to_str().unwrap()).unwrap();
-        let file = SecretFile::read(Path::new("kas.yaml"), "api.listen.authentication_secret_file", &spanned)
-            .unwrap();
-        let clone = file.secret().clone();
-        let first_byte = || clone.keys().signing().expose_bytes()[0];
-        assert_eq!(first_byte(), 1);
-
-        fs::write(&path, line(2, 32)).unwrap();
-        file.reload().unwrap();
-        assert_eq!(first_byte(), 2);
-
-        fs::write(&path, "half a fi").unwrap();
-        let error = file.reload().unwrap_err().to_string();
-        assert!(error.starts_with("kas.yaml:1:1: api.listen.authentication_secret_file: "), "{error}");
-        assert!(error.contains("secret: is not base64"), "{error}");
-        assert_eq!(first_byte(), 2);
     }
 
     #[test]

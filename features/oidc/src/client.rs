@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use files::unreadable;
 use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Request, StatusCode, Uri,
@@ -24,7 +25,7 @@ use hyper_util::{
 use outbound::AddressPolicy;
 use proto::ErrorChain;
 use rustls::{ClientConfig, RootCertStore};
-use settings::{Network, unreadable};
+use settings::Network;
 use tokio::{
     task::{JoinError, spawn_blocking},
     time::timeout,

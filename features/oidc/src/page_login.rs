@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use files::unreadable;
 use secrecy::SecretString;
-use settings::unreadable;
 
 use super::{
     DocumentSource, EndpointUrl, IssuerConfig, LoginError, OauthClient, ProviderMetadata, RequestedToken,

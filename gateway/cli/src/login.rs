@@ -15,12 +15,12 @@ use std::{
 };
 
 use clap::{ValueEnum, ValueHint, builder::NonEmptyStringValueParser};
+use files::unreadable;
 use oidc::{
     EndpointUrl, EndpointUrlError, IssuerClient, LoginError, OauthClient, ProviderMetadata, Tokens,
     scopes_for,
 };
 use secrecy::SecretString;
-use settings::unreadable;
 
 use self::{
     cache::TokenCache,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use access::{ConfigurationLocation, Identity};
+use files::{SecretFile, unreadable};
 use gitlab::{GitLabSetup, Verifier, environments::EnvironmentFile};
 use oidc::Issuers;
 use proto::ReplicaId;
@@ -17,7 +18,7 @@ use router::{
     redis::{DisabledRecord, RedisSettings, RedisStore},
 };
 use serde_saphyr::Spanned;
-use settings::{ConfigError, SecretFile, unreadable};
+use settings::ConfigError;
 use telemetry::Program;
 
 use super::{

@@ -2,9 +2,9 @@
 
 use std::{fmt::Display, path::PathBuf, sync::Arc, time::SystemTime};
 
-use files::follow;
+use files::{SecretFile, follow};
 use gitlab::GitLabSetup;
-use settings::{ConfigError, SecretFile};
+use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::App;

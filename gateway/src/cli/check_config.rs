@@ -97,7 +97,7 @@ impl CheckConfig {
 fn check_agent_configuration(file: &Path, max_bytes: usize) -> CommandResult {
     let max = u64::try_from(max_bytes).unwrap_or(u64::MAX);
     let text = files::read_text_at_most(file, max)
-        .map_err(|error| CliError::usage(format!("{}: {}", file.display(), settings::unreadable(&error))))?;
+        .map_err(|error| CliError::usage(format!("{}: {}", file.display(), files::unreadable(&error))))?;
     let configuration = AgentConfiguration::parse(file, &text)?;
     for warning in configuration.warnings() {
         warn(&format!("{}: {warning}", file.display()));

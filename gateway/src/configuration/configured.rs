@@ -2,10 +2,10 @@
 
 use std::{fmt::Write as _, io::ErrorKind, path::Path, sync::Arc};
 
+use files::unreadable;
 use futures_util::future::BoxFuture;
 use git::{GitRepositories, RepositorySettings};
 use proto::{AgentName, agent_configuration::TemplateFile};
-use settings::unreadable;
 use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 

@@ -78,7 +78,7 @@ struct WrittenFile<'a> {
 ///
 /// The file cannot be read, is empty, or has an invalid rule.
 pub fn read(path: &Path) -> Result<Vec<DisableRule>, ConfigError> {
-    parse(path, &settings::read_text(path)?)
+    parse(path, &files::read_config(path)?)
 }
 
 /// Parses the text of a file; `path` is for errors.

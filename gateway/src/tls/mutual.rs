@@ -5,13 +5,14 @@ use std::{
     sync::Arc,
 };
 
+use files::unreadable;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     client::Resumption,
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use serde_saphyr::Spanned;
-use settings::{ConfigError, unreadable};
+use settings::ConfigError;
 use tls::provider;
 
 use super::{Acceptor, Certificate, Connector};

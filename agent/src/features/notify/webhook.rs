@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use files::unreadable;
 use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 use proto::{
     notify::{ProjectEvent, ProjectEventFields},
@@ -16,7 +17,7 @@ use proto::{
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 use serde_json::json;
-use settings::{Secret, rfc3339, unreadable};
+use settings::{Secret, rfc3339};
 use tokio::{task::spawn_blocking, time::timeout};
 use tunnel::Body;
 

@@ -67,7 +67,7 @@ impl ListenConfigError {
     }
 
     fn unreadable(path: &Path, error: &io::Error) -> Self {
-        Self::new(path, settings::unreadable(error))
+        Self::new(path, files::unreadable(error))
     }
 
     /// Returns the file that is invalid.

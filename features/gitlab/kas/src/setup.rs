@@ -6,9 +6,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use files::{SecretFile, unreadable};
 use rustls::{ClientConfig, RootCertStore};
 use serde_saphyr::Spanned;
-use settings::{ConfigError, SecretFile, unreadable};
+use settings::ConfigError;
 use tls::parse_roots;
 
 use super::{GitLabClient, Transport};

@@ -152,7 +152,7 @@ impl Identity {
     /// Reads an identity file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = files::read_text_at_most(path, MAX_BYTES);
-        let text = text.map_err(|error| ConfigError::whole(path, settings::unreadable(&error)))?;
+        let text = text.map_err(|error| ConfigError::whole(path, files::unreadable(&error)))?;
         Self::parse(path, &text)
     }
 

@@ -6,6 +6,7 @@ use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use access::DialTarget;
 use bytes::Bytes;
+use files::unreadable;
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode,
     header::{AUTHORIZATION, HOST, LOCATION, RETRY_AFTER, USER_AGENT},
@@ -16,7 +17,6 @@ use hyper_util::rt::TokioIo;
 use proto::{TunnelProtocol, Welcome, header as names, short_line};
 use rustls::{ClientConfig, pki_types::ServerName};
 use secrecy::{ExposeSecret as _, SecretString};
-use settings::unreadable;
 use tokio::{
     net::{TcpStream, lookup_host},
     task::spawn_blocking,

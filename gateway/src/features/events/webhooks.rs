@@ -23,12 +23,13 @@ use std::{
     time::Duration,
 };
 
+use files::unreadable;
 use proto::{
     ReplicaId,
     events::{EventKind, Severity},
 };
 use serde_saphyr::Spanned;
-use settings::{ConfigError, unreadable};
+use settings::ConfigError;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::metrics::WebhookMetrics;

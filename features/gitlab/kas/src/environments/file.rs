@@ -83,7 +83,7 @@ impl EnvironmentSource for EnvironmentFile {
 }
 
 fn read(path: &Path) -> Result<Vec<Environment>, ConfigError> {
-    build(path, &settings::read_text(path)?)
+    build(path, &files::read_config(path)?)
 }
 
 /// Parses the text of the file, in order of the ids.

@@ -1,12 +1,14 @@
-//! Reads the files of the configuration.
+//! Configuration files, and what their errors state.
 
 use std::{io, path::Path};
 
-use crate::ConfigError;
+use settings::ConfigError;
 
-/// Reads the text of a file.
-pub fn read_text(file: &Path) -> Result<String, ConfigError> {
-    files::read_text(file).map_err(|error| ConfigError::whole(file, unreadable(&error)))
+use crate::read_text;
+
+/// Reads the text of a configuration file.
+pub fn read_config(file: &Path) -> Result<String, ConfigError> {
+    read_text(file).map_err(|error| ConfigError::whole(file, unreadable(&error)))
 }
 
 /// Returns the cause and the remedy of an error with a file.
