@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
-use router::{RouteStore, StoreHealth};
+use store::{RouteStore, StoreHealth};
 use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 

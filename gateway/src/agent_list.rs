@@ -10,9 +10,10 @@ use std::{
 };
 
 use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
-use router::{LocalTunnels, ReportedInfo, RequestsInFlight, RouteStore, TunnelView};
+use router::{LocalTunnels, RequestsInFlight, TunnelView};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use store::{ReportedInfo, RouteStore};
 
 use crate::{
     agent_locations::{AgentLocations, AgentLookup, AgentOwner, AgentState, KnownAgent},

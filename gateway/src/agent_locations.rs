@@ -8,11 +8,11 @@ use std::{
 
 use access::{AgentAttributes, Identities};
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
-use router::{
-    Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
-};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use store::{
+    Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
+};
 
 use crate::agents::AgentServer;
 

@@ -12,7 +12,8 @@ use std::{
 use access::Identities;
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
-use router::{LocalTunnels, RouteStore};
+use router::LocalTunnels;
+use store::RouteStore;
 use tokio::time::Instant;
 
 use crate::{

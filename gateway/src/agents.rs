@@ -40,9 +40,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
-use router::{
-    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RegistrationGuard, RouteStore,
-};
+use router::{LocalTunnels, RegistrationGuard};
+use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, RouteStore};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},

@@ -32,7 +32,7 @@ use axum::{
 use http::Uri;
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
-use router::RouteStore;
+use store::RouteStore;
 use strangers::Stranger;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;

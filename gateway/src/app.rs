@@ -17,8 +17,9 @@ use cores::Cores;
 use process::Notifier;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
-use router::{
-    LocalTunnels, MemoryStore,
+use router::LocalTunnels;
+use store::{
+    MemoryStore,
     redis::{RedisStore, SyncTask},
 };
 use telemetry::Exporter;

@@ -194,7 +194,7 @@ impl Cli {
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
             Command::ConfigSchema => print(&config::json_schema()),
-            Command::RedisSchema => print(router::redis::SCHEMA),
+            Command::RedisSchema => print(store::redis::SCHEMA),
             Command::RunLimited(limited) => limited.run(),
             Command::Completion { shell } => manual::completion(Self::command(), shell),
             Command::Man { directory: Some(directory) } => manual::pages(Self::command(), &directory),

@@ -23,7 +23,7 @@ use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource, Identiti
 use parking_lot::RwLock;
 use prometheus_client::registry::Registry;
 use proto::{AgentId, Hello, ServiceName};
-use router::GitPush;
+use store::GitPush;
 use tokio::sync::{
     broadcast::{self, error::RecvError},
     watch,

@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
-use router::{GitPush, RouteStore, redis::RedisStore};
+use store::{GitPush, RouteStore, redis::RedisStore};
 use tokio::sync::broadcast;
 
 use self::{

@@ -26,7 +26,8 @@ use http::{Request, Response, header::ALLOW};
 use http_body::Body as _;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
-use router::{LocalTunnels, RequestPermit, RetryPolicy, RouteStore, TunnelChoice};
+use router::{LocalTunnels, RequestPermit, RetryPolicy, TunnelChoice};
+use store::RouteStore;
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
 

@@ -46,13 +46,13 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use files::SecretFile;
 use proto::ReplicaId;
-use router::{
-    Replica, RouteStore,
-    redis::{RecordAuthenticator, UrlAuthenticator},
-};
 use rustls::pki_types::ServerName;
 use settings::Secret;
 use settings::{ConfigError, KeyLocations};
+use store::{
+    Replica, RouteStore,
+    redis::{RecordAuthenticator, UrlAuthenticator},
+};
 
 use self::{
     address::HOST,

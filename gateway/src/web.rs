@@ -45,10 +45,10 @@ use http_body_util::{BodyExt as _, Limited};
 use oidc::Issuers;
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, percent};
-use router::RouteStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use store::RouteStore;
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},

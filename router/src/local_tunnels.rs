@@ -11,11 +11,9 @@ use std::{
 use cores::Core;
 use parking_lot::Mutex;
 use proto::{AgentId, ServiceName, TunnelId};
+use store::Waiters;
 
-use crate::{
-    choice::{RequestClass, TunnelLoad, least_loaded},
-    waiters::Waiters,
-};
+use crate::choice::{RequestClass, TunnelLoad, least_loaded};
 
 /// The table of the tunnels to this replica by agent. `T` is the handle to send requests with.
 #[derive(Debug)]

@@ -133,7 +133,7 @@ fn sources(folder: &Path, text: &mut String) {
 #[test]
 fn functions_that_the_architecture_names_exist() {
     let mut code = String::new();
-    for folder in ["agent", "common", "features", "gateway", "proto", "router", "tunnel"] {
+    for folder in ["agent", "common", "features", "gateway", "proto", "router", "store", "tunnel"] {
         sources(&root().join(folder), &mut code);
     }
     let text = prose(&root().join("docs/architecture.md"));
@@ -197,7 +197,7 @@ fn tested_attacks(folder: &Path, numbers: &mut BTreeSet<String>) {
 #[test]
 fn each_attack_test_is_in_the_list_and_each_listed_attack_has_tests() {
     let mut tested = BTreeSet::new();
-    for folder in ["gateway/tests", "agent/tests", "agent/src", "features", "router/tests"] {
+    for folder in ["gateway/tests", "agent/tests", "agent/src", "features", "store/tests"] {
         tested_attacks(&root().join(folder), &mut tested);
     }
     tested.retain(|number| number.chars().all(|c| c.is_ascii_digit()));

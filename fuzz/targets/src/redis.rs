@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use router::redis::wire::{
+use store::redis::wire::{
     Heartbeat, RedisEvent, RedisEventKind, RouteRecord, decode_project, encode_project,
 };
 

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use prometheus_client::metrics::counter::Counter;
 use proto::Reason;
-use router::KeyedRateLimiter;
+use store::KeyedRateLimiter;
 
 use crate::{address_key, error::RequestError};
 

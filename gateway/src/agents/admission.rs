@@ -12,8 +12,8 @@ use arc_swap::ArcSwap;
 use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
 use proto::{AgentId, Hello, TunnelId, header};
-use router::{AddressLimit, AddressRefusal};
 use secrecy::SecretString;
+use store::{AddressLimit, AddressRefusal};
 use tokio::time::Instant;
 
 use super::{AgentServer, receptive::DialledTunnel, refusal::HandshakeError, version_skew::VersionSkew};

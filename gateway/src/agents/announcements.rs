@@ -3,7 +3,8 @@
 use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
 
 use proto::{AgentId, Epoch};
-use router::{Instance, ProjectAgent, ReportedInfo, Route, TunnelView};
+use router::TunnelView;
+use store::{Instance, ProjectAgent, ReportedInfo, Route};
 
 use super::{AgentServer, admission::AuthenticatedAgent};
 use crate::tunnel_entry::TunnelEntry;

@@ -22,7 +22,7 @@ use cores::Cores;
 use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{AgentId, AgentName, Epoch};
-use router::{LEASE_TTL, LeaseRequest};
+use store::{LEASE_TTL, LeaseRequest};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::{Instant, MissedTickBehavior, interval, sleep_until},

@@ -8,7 +8,7 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
 };
 use proto::{AgentName, TunnelProtocol};
-use router::{AddressLimit, AddressRefusal};
+use store::{AddressLimit, AddressRefusal};
 use tunnel::Body;
 
 use super::version_skew::served_versions;

@@ -10,9 +10,9 @@ use axum::{
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use proto::notify::{MAX_EVENT, ProjectEvent, ProjectEventFields};
-use router::RecordedEvent;
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use store::RecordedEvent;
 
 use super::{
     ApiServer,

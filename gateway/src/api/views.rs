@@ -12,9 +12,9 @@ use axum::{
 };
 use http::Uri;
 use proto::{AgentId, ReplicaId, graph::View};
-use router::StoreError;
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use store::StoreError;
 
 use super::{
     ApiServer,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use cores::Cores;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
-use router::{
-    LocalTunnels, MemoryStore, Replica,
+use router::LocalTunnels;
+use store::{
+    MemoryStore, Replica,
     redis::{RedisCheck, RedisStore},
 };
 

@@ -12,10 +12,9 @@ use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
-use router::{
-    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, Replica, RouteStore, redis::RedisStore,
-};
+use router::LocalTunnels;
 use settings::Secret;
+use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Replica, RouteStore, redis::RedisStore};
 use telemetry::Exporter;
 use tokio::time::Instant;
 use tunnel::TunnelConfig;

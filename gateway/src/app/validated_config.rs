@@ -13,12 +13,12 @@ use files::{SecretFile, unreadable};
 use gitlab::{GitLabSetup, Verifier, environments::EnvironmentFile};
 use oidc::Issuers;
 use proto::ReplicaId;
-use router::{
+use serde_saphyr::Spanned;
+use settings::ConfigError;
+use store::{
     MemoryStore,
     redis::{DisabledRecord, RedisSettings, RedisStore},
 };
-use serde_saphyr::Spanned;
-use settings::ConfigError;
 use telemetry::Program;
 
 use super::{

@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 24] = [
+const OURS: [&str; 25] = [
     "access",
     "backoff",
     "cli",
@@ -65,6 +65,7 @@ const OURS: [&str; 24] = [
     "request_info",
     "router",
     "settings",
+    "store",
     "strangers",
     "telemetry",
     "tls",

@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use router::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use settings::{ConfigError, KeyLocations, Timeout, Within};
+use store::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 
 use super::schema::REDIS_ADDRESS;
 use crate::gitlab_key::GitLabKey;

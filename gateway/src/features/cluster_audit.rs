@@ -26,7 +26,7 @@ use proto::{
     AgentId,
     audit::{ClusterEvent, ID_PREFIX, JoinedEvent, Stage, SyncOrigin, Through, parse_id},
 };
-use router::RouteStore;
+use store::RouteStore;
 
 use self::matching::Relation;
 pub(super) use self::request_type::Audit;

@@ -26,7 +26,7 @@ use access::Identities;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::events::Event;
-use router::{EventPage, EventPosition, NewEvent, RouteStore, StoreError, StoreHealth};
+use store::{EventPage, EventPosition, NewEvent, RouteStore, StoreError, StoreHealth};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -188,7 +188,7 @@ mod tests {
 
     use futures_util::FutureExt as _;
     use proto::events::{Event, EventContent, EventKind, Severity};
-    use router::MemoryStore;
+    use store::MemoryStore;
 
     use super::*;
 

@@ -26,8 +26,8 @@ use std::{sync::Arc, time::Duration};
 use access::AgentIdentity;
 use parking_lot::Mutex;
 use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
-use router::GitPush;
 use secrecy::SecretString;
+use store::GitPush;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 pub use self::config::GitopsConfig;

@@ -23,8 +23,8 @@ use std::{
 
 use parking_lot::Mutex;
 use proto::{ServiceName, notify::ProjectEvent};
-use router::{GitPush, RecordedEvent, RouteStore, StoreError};
 use sha2::{Digest as _, Sha256};
+use store::{GitPush, RecordedEvent, RouteStore, StoreError};
 use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::{MissedTickBehavior, interval, sleep},

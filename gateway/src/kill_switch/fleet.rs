@@ -13,7 +13,7 @@ use std::{
 };
 
 use files::WatchedFile;
-use router::redis::{DisabledRecord, MAX_DISABLED, RedisStore};
+use store::redis::{DisabledRecord, MAX_DISABLED, RedisStore};
 use tokio::{
     sync::watch,
     task::spawn_blocking,

@@ -1,7 +1,7 @@
 //! Metrics of Redis, which exist only if Redis is configured.
 
 use prometheus_client::registry::Registry;
-use router::{
+use store::{
     RouteStore as _, StoreHealth,
     redis::{RedisCounter, RedisMetrics, RedisStore},
 };

@@ -18,8 +18,8 @@ use http::{
 };
 use parking_lot::Mutex;
 use proto::{ServiceName, header};
-use router::Replica;
 use settings::Secret;
+use store::Replica;
 use tokio::time::Instant;
 
 use self::replay::ReplayFilter;

@@ -12,8 +12,8 @@ use std::{
 use http::{Request, Response};
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId, header};
-use router::{Replica, RouteStore};
 use settings::Secret;
+use store::{Replica, RouteStore};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},

@@ -8,8 +8,9 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use cores::PerCore;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use router::{Replica, RequestClass};
+use router::RequestClass;
 use rustls::pki_types::ServerName;
+use store::Replica;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,

@@ -7,7 +7,8 @@ use futures_util::future::join_all;
 use http::Request;
 use proto::{AgentId, Reason, ServiceName, header};
 use rand::seq::IndexedRandom as _;
-use router::{Replica, RequestClass, RouteStore};
+use router::RequestClass;
+use store::{Replica, RouteStore};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},

@@ -10,8 +10,9 @@ use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::percent_decode_str;
 use proto::{AgentId, ServiceName, header, percent};
-use router::{Replica, RequestClass, RouteStore};
+use router::RequestClass;
 use serde::de::DeserializeOwned;
+use store::{Replica, RouteStore};
 use tokio::time::timeout;
 use tunnel::Body;
 

@@ -1,7 +1,7 @@
 //! The MACs of the records in Redis that replicas act on.
 
-use router::redis::{RecordAuthenticator, RecordPlace};
 use settings::Secret;
+use store::redis::{RecordAuthenticator, RecordPlace};
 
 use super::auth::{self, append};
 

@@ -10,8 +10,9 @@ use cores::poll_on_wake;
 use http::Response;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
-use router::{LocalTunnels, Replica, RequestPermit, RouteStore, TunnelChoice};
+use router::{LocalTunnels, RequestPermit, TunnelChoice};
 use settings::Secret;
+use store::{Replica, RouteStore};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},

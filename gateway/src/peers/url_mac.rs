@@ -1,8 +1,8 @@
 //! The MACs of the URLs that replicas publish in Redis.
 
 use proto::ReplicaId;
-use router::redis::UrlAuthenticator;
 use settings::Secret;
+use store::redis::UrlAuthenticator;
 
 use super::auth::{self, append};
 

@@ -25,9 +25,9 @@ use http::{
 };
 use oidc::{AuthorizationRequest, Issuer, Issuers, LoginError};
 use proto::Reason;
-use router::{SESSION_TTL, SessionHolder};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use store::{SESSION_TTL, SessionHolder};
 use url::form_urlencoded;
 
 use super::{

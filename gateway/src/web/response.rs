@@ -9,8 +9,8 @@ use http::{
     header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, SET_COOKIE},
 };
 use proto::{Reason, header::ERROR};
-use router::StoreError;
 use serde::Serialize;
+use store::StoreError;
 
 use super::{NO_STORE, RETRY_STORE, TOO_MANY};
 

@@ -13,10 +13,10 @@ use aws_lc_rs::{
     error::Unspecified,
     hkdf::{HKDF_SHA256, Salt},
 };
-use router::{SessionHolder, SessionId};
 use secrecy::{ExposeSecret as _, SecretString, zeroize::Zeroizing};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use store::{SessionHolder, SessionId};
 
 /// The version of the record, and the purpose of its key.
 const PURPOSE: &[u8] = b"kas web session 1";

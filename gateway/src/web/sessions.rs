@@ -15,10 +15,10 @@ use access::token::TokenHash;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::HeaderMap;
 use parking_lot::Mutex;
-use router::{
+use secrecy::SecretString;
+use store::{
     EndedSessions, NewSession, RouteStore, SESSION_TTL, SessionHolder, SessionId, SessionLimits, StoreError,
 };
-use secrecy::SecretString;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -316,8 +316,8 @@ impl fmt::Debug for Session {
 #[cfg(test)]
 mod tests {
     use http::header;
-    use router::MemoryStore;
     use secrecy::ExposeSecret as _;
+    use store::MemoryStore;
 
     use super::*;
 

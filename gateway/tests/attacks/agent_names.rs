@@ -13,8 +13,8 @@ use proto::{
     AgentId,
     events::{Event, EventAgent, EventContent, EventKind, Severity},
 };
-use router::NewEvent;
 use serde_json::{Value, json};
+use store::NewEvent;
 use testing::gitlab::{Job, StandIn};
 use tunnel::Body;
 

@@ -12,8 +12,9 @@ use agent::Services;
 use gateway::peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest};
 use http::{HeaderMap, Method, Request, Response, Uri};
 use proto::{AgentId, ReplicaId};
-use router::{Replica, RequestClass, RouteStore as _};
+use router::RequestClass;
 use settings::Secret;
+use store::{Replica, RouteStore as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::{Body, CallError, CallErrorKind, Tunnel, TunnelConfig, direct};
 

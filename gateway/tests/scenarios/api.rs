@@ -31,12 +31,12 @@ use kas_testing::{
     world::{World, configuration, text},
 };
 use proto::{AgentId, ReplicaId};
-use router::{
+use serde_json::{Value, json};
+use sha2::Sha256;
+use store::{
     Replica,
     redis::{RedisAddress, RedisServers, RedisSettings, RedisStore},
 };
-use serde_json::{Value, json};
-use sha2::Sha256;
 use tunnel::Body;
 
 async fn read(world: &World, path: &str) -> Value {

@@ -25,8 +25,8 @@ use kas_testing::{
 };
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName};
-use router::GitPush;
 use secrecy::ExposeSecret as _;
+use store::GitPush;
 use testing::gitlab::{Agent, Fault, Gitaly, Project, StandIn};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;

@@ -16,8 +16,8 @@ use kas_testing::{
     world::{RunningAgent, World, endless, text},
 };
 use proto::AgentId;
-use router::RouteStore as _;
 use serde_json::json;
+use store::RouteStore as _;
 use testing::gitlab::{Agent, AgentAccess, Job, StandIn, User};
 use tokio::time::{sleep, timeout};
 use tunnel::Body;

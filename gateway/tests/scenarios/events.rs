@@ -30,8 +30,8 @@ use proto::{
         NewAgentEvent, Severity,
     },
 };
-use router::NewEvent;
 use serde_json::Value;
+use store::NewEvent;
 use tokio::{
     io::DuplexStream,
     time::{sleep, timeout},

@@ -12,8 +12,8 @@ use kas_testing::{
     world::{AGENT_ADDRESS, World, text},
 };
 use proto::{AgentId, Epoch, ReplicaId};
-use router::{ProjectAgent, Route};
 use serde_json::{Value, json};
+use store::{ProjectAgent, Route};
 use testing::gitlab::{Agent, Endpoint, Fault, StandIn};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;

@@ -17,8 +17,8 @@ use kas_testing::{
     internal_api::{call, send, valid_token},
     world::{World, text},
 };
-use router::GitPush;
 use secrecy::ExposeSecret as _;
+use store::GitPush;
 use tonic::{Code, Status};
 use tunnel::Body;
 

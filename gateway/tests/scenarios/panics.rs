@@ -20,7 +20,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kas_testing::world::{World, configuration, text};
 use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
-use router::{
+use store::{
     AgentRoutes, CursorRequest, EndedSessions, EventPage, EventPosition, GitPush, Instance, InstanceList,
     LeaseRequest, MemoryStore, NewEvent, NewSession, ProjectAgent, ProjectAgentList, RecordedEvent, Replica,
     Route, RouteChange, RouteStore, SessionId, SessionLimits, StoreError, StoreHealth,

@@ -13,7 +13,7 @@ use kas_testing::{
     fleet::{PeerBehaviour, TestFleet, secret},
     world::{CALLER, World, text},
 };
-use router::{MemoryStore, RouteStore as _};
+use store::{MemoryStore, RouteStore as _};
 use tokio::{io::DuplexStream, sync::watch, time::sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::{Body, TunnelConfig};

@@ -15,8 +15,8 @@ use kas_testing::{
 };
 use proto::ReplicaId;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
-use router::{MemoryStore, Replica, RouteStore};
 use settings::ConfigError;
+use store::{MemoryStore, Replica, RouteStore};
 use tempfile::TempDir;
 use tunnel::Body;
 

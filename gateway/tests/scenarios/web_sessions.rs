@@ -13,12 +13,12 @@ use kas_testing::{
     world::{World, configuration, text},
 };
 use proto::ReplicaId;
-use router::{
+use secrecy::{ExposeSecret as _, SecretString};
+use sha2::{Digest as _, Sha256};
+use store::{
     EndedSessions, NewSession, Replica, RouteStore, SESSION_TTL, SessionHolder, SessionId, SessionLimits,
     redis::{RedisAddress, RedisServers, RedisSettings, RedisStore},
 };
-use secrecy::{ExposeSecret as _, SecretString};
-use sha2::{Digest as _, Sha256};
 use testing::redis::RedisServer;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -259,7 +259,7 @@ async fn redis_shares_sessions_and_its_outage_ends_none() {
 
     server.kill();
     let begun = Instant::now();
-    while stores.iter().any(|store| store.health() == router::StoreHealth::Healthy) {
+    while stores.iter().any(|store| store.health() == store::StoreHealth::Healthy) {
         assert!(begun.elapsed() < Duration::from_secs(30));
         sleep(Duration::from_millis(10)).await;
     }

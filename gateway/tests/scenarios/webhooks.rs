@@ -24,9 +24,9 @@ use proto::{
     AgentId,
     events::{Event, EventAgent, EventContent, EventKind, Severity},
 };
-use router::NewEvent;
 use serde_json::Value;
 use sha2::Sha256;
+use store::NewEvent;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,

@@ -17,9 +17,9 @@ use gateway::{
 use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use proto::{AgentId, ReplicaId};
-use router::MemoryStore;
 use serde_json::json;
 use settings::Secret;
+use store::MemoryStore;
 use testing::gitlab::{Agent, Job, StandIn};
 use tokio::runtime::{self, Runtime};
 

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use access::Identities;
 use moka::sync::Cache;
 use proto::{AgentId, AgentName};
-use router::{ProjectAgent, RouteStore};
+use store::{ProjectAgent, RouteStore};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},

@@ -8,8 +8,8 @@ use access::token::{self, TokenHash};
 use access::{AgentAuthenticator, AgentIdentity, Identities, SourceUnavailable};
 use futures_util::future::BoxFuture;
 use proto::AgentId;
-use router::{KeyedRateLimiter, redis::RedisStore};
 use secrecy::{ExposeSecret as _, SecretString};
+use store::{KeyedRateLimiter, redis::RedisStore};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::cache::{CachedAgent, TokenCache};

@@ -4,12 +4,12 @@ use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
 use parking_lot::Mutex;
 use proto::AgentId;
-use router::{
+use serde::{Deserialize, Serialize};
+use settings::rfc3339;
+use store::{
     StoreError,
     redis::{MAX_DEPLOYMENTS, RedisStore},
 };
-use serde::{Deserialize, Serialize};
-use settings::rfc3339;
 
 use crate::environments::Tier;
 
@@ -184,7 +184,7 @@ mod tests {
     /// Two versions of kas share the records.
     #[test]
     fn recorded_deployment_is_read_and_written() {
-        let recorded = include_bytes!("../../../../router/tests/recorded/0.1/deployment.json");
+        let recorded = include_bytes!("../../../../store/tests/recorded/0.1/deployment.json");
         let deployments = parse(&[recorded.to_vec()]);
         assert_eq!((jobs(&deployments), deployments[0].tier), (vec![4711], Tier::Development));
         let [mut then, now] =

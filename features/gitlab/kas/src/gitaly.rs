@@ -29,11 +29,11 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::uri::PathAndQuery;
 use moka::future::Cache;
 use prost::Message;
-use router::redis::RedisStore;
 use rustls::ClientConfig;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use sha2::Sha256;
+use store::redis::RedisStore;
 use tonic::{
     Code, Request, Status, Streaming,
     client::Grpc,

@@ -5,8 +5,8 @@ use std::{collections::HashMap, mem, time::Duration};
 use ::gitlab::GitLabClient;
 use futures_util::{StreamExt as _, stream};
 use gitlab_tunnel::messages::{FluxProject, ReconcileProjectsRequest, ReconcileProjectsResponse};
-use router::GitPush;
 use secrecy::SecretString;
+use store::GitPush;
 use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::Instant,

@@ -9,7 +9,7 @@ use proto::{
     AgentId, Hello,
     notify::{ProjectEvent, ProjectEventFields},
 };
-use router::GitPush;
+use store::GitPush;
 use tonic::Status;
 
 use super::messages::{

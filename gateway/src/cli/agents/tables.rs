@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
-use router::ReportedInfo;
+use store::ReportedInfo;
 
 use crate::{
     agent_list::{AgentList, AgentStatus, ServiceLoad, TunnelStatus},

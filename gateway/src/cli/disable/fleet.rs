@@ -4,7 +4,7 @@ use std::{path::Path, time::SystemTime};
 
 use cli::CliError;
 use proto::ReplicaId;
-use router::{
+use store::{
     Replica,
     redis::{DisabledEditor, RedisStore},
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use access::RequestError;
 use http::{HeaderMap, Method, Response, StatusCode, header::CONTENT_LENGTH};
 use proto::{Reason, ServiceName, header::AUDIT_ID};
-use router::RouteStore;
+use store::RouteStore;
 use tunnel::Body;
 use url::form_urlencoded;
 

@@ -13,10 +13,10 @@ use gitlab::environments::{
 };
 use parking_lot::Mutex;
 use proto::{AgentId, agent_configuration::environments::NamedEnvironment};
-use router::{StoreError, redis::RedisStore};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use sha2::{Digest as _, Sha256};
+use store::{StoreError, redis::RedisStore};
 use tokio::{sync::watch, time::sleep};
 use tunnel::Tunnel;
 

@@ -19,7 +19,7 @@ use proto::{
         OPEN_ALERTS, OpenAlerts,
     },
 };
-use router::NewEvent;
+use store::NewEvent;
 use tokio::{
     sync::{Semaphore, watch},
     time::sleep,

@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
 use proto::{ReplicaId, events::Event};
-use router::{EventPosition, LoggedEvent};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
+use store::{EventPosition, LoggedEvent};
 
 use super::{EventQuery, Events};
 
@@ -92,7 +92,7 @@ mod tests {
     use access::{Identities, Identity};
     use prometheus_client::registry::Registry;
     use proto::events::{EventContent, EventKind, Severity};
-    use router::{MemoryStore, NewEvent};
+    use store::{MemoryStore, NewEvent};
 
     use super::*;
 

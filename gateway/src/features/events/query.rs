@@ -6,8 +6,8 @@ use proto::{
     events::{EventKind, Severity},
     percent,
 };
-use router::EventPosition;
 use settings::rfc3339;
+use store::EventPosition;
 
 use super::EventFilter;
 

@@ -10,7 +10,8 @@ use proto::{
     AgentId, AgentName,
     events::{Event, EventAgent, EventContent},
 };
-use router::{LocalTunnels, NewEvent, SubjectState, redis::RedisStore};
+use router::LocalTunnels;
+use store::{NewEvent, SubjectState, redis::RedisStore};
 
 use crate::{
     features::events::agents::event_agent,

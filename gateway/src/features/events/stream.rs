@@ -12,8 +12,8 @@ use futures_util::{Stream, stream};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use router::{EventPage, EventPosition};
 use serde_json::json;
+use store::{EventPage, EventPosition};
 use telemetry::GaugeGuard;
 use tokio::{
     sync::watch,
@@ -180,7 +180,7 @@ mod tests {
         AgentId,
         events::{Event, EventAgent, EventContent, EventKind, Severity},
     };
-    use router::{MAX_EVENTS_PER_AGENT, MemoryStore, NewEvent};
+    use store::{MAX_EVENTS_PER_AGENT, MemoryStore, NewEvent};
     use tokio::time::timeout;
 
     use super::*;

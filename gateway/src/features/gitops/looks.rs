@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use git::{Commit, Repository, RepositoryError};
-use router::redis::{RedisStore, SharedLook};
 use sha2::{Digest as _, Sha256};
+use store::redis::{RedisStore, SharedLook};
 use tokio::time::{Instant, sleep};
 
 use super::metrics::GitopsMetrics;
@@ -193,7 +193,7 @@ mod tests {
     use futures_util::{future::BoxFuture, future::join_all};
     use git::{CommitId, FileSelection, SelectedFiles};
     use proto::{AgentName, ReplicaId};
-    use router::{
+    use store::{
         Replica,
         redis::{RedisAddress, RedisServers, RedisSettings},
     };

@@ -8,8 +8,8 @@ use oci::{OciRepository, OciSettings};
 use outbound::AddressPolicy;
 use parking_lot::Mutex;
 use proto::agent_configuration::gitops::{GitRef, ManifestProject};
-use router::redis::RedisStore;
 use secrecy::SecretString;
+use store::redis::RedisStore;
 use tokio::time::Instant;
 
 use super::{

@@ -40,7 +40,7 @@ use crate::{
     configuration::{ConfigurationState, wait_for_configuration},
     weak_map::WeakMap,
 };
-use router::StoreError;
+use ::store::StoreError;
 
 const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
     service: ServiceName::GRAPH,

@@ -5,7 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use router::{RecordedEvent, StoreError};
+use store::{RecordedEvent, StoreError};
 use telemetry::{CounterByLabel, RegistryExt as _};
 
 use super::EventOrigin;

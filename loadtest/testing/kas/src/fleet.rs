@@ -12,8 +12,8 @@ use gateway::{
 use gitlab::GitLabClient;
 use parking_lot::Mutex;
 use proto::{AgentId, Epoch, ReplicaId};
-use router::{MemoryStore, Replica, Route, RouteStore as _};
 use settings::Secret;
+use store::{MemoryStore, Replica, Route, RouteStore as _};
 use tokio::io::DuplexStream;
 use tokio_util::sync::CancellationToken;
 use tunnel::TunnelConfig;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use proto::AgentId;
-use router::{KeyedRateLimiter, redis::RedisStore};
 use sha2::{Digest as _, Sha256};
+use store::{KeyedRateLimiter, redis::RedisStore};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::{sleep, timeout},

@@ -6,8 +6,8 @@ use proto::{
     InstanceId,
     events::{AgentEvent, AgentEventId, Event, EventAgent, EventKind, NewAgentEvent, Severity},
 };
-use router::{EVENTS_PERIOD, NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
+use store::{EVENTS_PERIOD, NewEvent, StateScope, SubjectState};
 
 /// The lead that the clock of an agent may have.
 const MAX_LEAD: Duration = Duration::from_secs(300);

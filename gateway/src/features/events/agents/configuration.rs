@@ -4,8 +4,8 @@ use std::time::SystemTime;
 
 use futures_util::future::BoxFuture;
 use proto::events::{Event, EventAgent, EventContent, EventKind, Severity};
-use router::{NewEvent, StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
+use store::{NewEvent, StateScope, SubjectState};
 use tokio::sync::{Semaphore, watch};
 use tunnel::Tunnel;
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use proto::events::{CLOSED, Event, EventAgent, EventContent, EventKind, OpenAlerts, Severity};
-use router::{EventPosition, LoggedEvent, NewEvent};
+use store::{EventPosition, LoggedEvent, NewEvent};
 
 use super::checked::digest;
 use crate::features::events::Events;
@@ -66,7 +66,7 @@ mod tests {
     use access::{Identities, Identity};
     use prometheus_client::registry::Registry;
     use proto::AgentId;
-    use router::MemoryStore;
+    use store::MemoryStore;
 
     use super::*;
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use proto::events::{EventContent, EventKind, Severity};
-use router::{StateScope, SubjectState};
 use sha2::{Digest as _, Sha256};
+use store::{StateScope, SubjectState};
 use tokio::time::sleep;
 
 use super::EventSources;

@@ -13,7 +13,7 @@ use proto::{
     AgentId,
     events::{EventContent, EventKind, Severity},
 };
-use router::{EventPosition, InstanceList, ReportedInfo, RouteChange, StateScope, SubjectState};
+use store::{EventPosition, InstanceList, ReportedInfo, RouteChange, StateScope, SubjectState};
 use tokio::{
     sync::broadcast::error::RecvError,
     time::{Instant, sleep_until},

@@ -8,7 +8,7 @@ use std::{
 use http::StatusCode;
 use parking_lot::Mutex;
 use proto::webhook_signature;
-use router::{CURSOR_TTL, CursorRequest, EventPosition, LoggedEvent, StoreError};
+use store::{CURSOR_TTL, CursorRequest, EventPosition, LoggedEvent, StoreError};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep_until, timeout, timeout_at},

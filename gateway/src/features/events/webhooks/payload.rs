@@ -1,8 +1,8 @@
 //! The body of a delivery.
 
 use proto::events::{Event, EventAgent, EventContent, Severity};
-use router::LoggedEvent;
 use serde_json::json;
+use store::LoggedEvent;
 
 use crate::{config::WebhookFormat, features::events::ListedEvent};
 
@@ -67,8 +67,8 @@ mod tests {
         AgentId,
         events::{EventKind, EventSubject},
     };
-    use router::EventPosition;
     use serde_json::Value;
+    use store::EventPosition;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use proto::AgentId;
-use router::{StoreError, redis::RedisStore};
+use store::{StoreError, redis::RedisStore};
 
 use super::record::ViewsRecord;
 
