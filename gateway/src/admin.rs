@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
-use store::{RouteStore, StoreHealth};
+use store::{Store, StoreHealth};
 use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
@@ -122,7 +122,7 @@ pub struct AdminServer {
     /// The rules of the kill switch, which are a part of `/readiness`.
     pub kill_switch: Arc<KillSwitch>,
     /// The directory, whose health is a part of `/readiness`.
-    pub store: Arc<dyn RouteStore>,
+    pub store: Arc<dyn Store>,
     /// The events behind `/events`.
     pub events: Events,
     /// This replica.

@@ -13,7 +13,7 @@ use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
 use router::{LocalTunnels, RequestsInFlight, TunnelView};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
-use store::{ReportedInfo, RouteStore};
+use store::{ReportedInfo, Store};
 
 use crate::{
     agent_locations::{AgentLocations, AgentLookup, AgentOwner, AgentState, KnownAgent},
@@ -28,7 +28,7 @@ use crate::{
 pub struct AgentLister {
     lookup: AgentLookup,
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     kill_switch: Arc<KillSwitch>,
     replica: ReplicaId,
     configuration: ConfigurationService,

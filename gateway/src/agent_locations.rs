@@ -11,7 +11,7 @@ use proto::{AgentId, AgentName, InstanceId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use store::{
-    Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
+    Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore, Store,
 };
 
 use crate::agents::AgentServer;
@@ -20,7 +20,7 @@ use crate::agents::AgentServer;
 #[derive(Clone, Debug)]
 pub(crate) struct AgentLookup {
     identities: Identities,
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     has_gitlab: bool,
 }
 

@@ -13,7 +13,7 @@ use access::Identities;
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
 use router::LocalTunnels;
-use store::RouteStore;
+use store::Store;
 use tokio::time::Instant;
 
 use crate::{
@@ -35,7 +35,7 @@ pub struct AgentMonitor {
     lookup: AgentLookup,
     identities: Identities,
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     replica: ReplicaId,
     max_agents: usize,
     gauges: AgentGauges,

@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
 use router::{LocalTunnels, RegistrationGuard};
-use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, RouteStore};
+use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Store};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -113,7 +113,7 @@ pub struct AgentServer {
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     /// The route store that all replicas share.
-    pub store: Arc<dyn RouteStore>,
+    pub store: Arc<dyn Store>,
     /// This replica.
     pub replica: ReplicaId,
     /// The HTTP/2 settings of tunnels.

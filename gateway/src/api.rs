@@ -32,7 +32,7 @@ use axum::{
 use http::Uri;
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
-use store::RouteStore;
+use store::Store;
 use strangers::Stranger;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -66,7 +66,7 @@ pub struct ApiServer {
     verifier: Verifier,
     addresses: AddressRules,
     lookup: AgentLookup,
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     configuration: ConfigurationService,
     views: ViewsService,
     notify: NotifyService,

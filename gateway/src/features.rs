@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
-use store::{GitPush, RouteStore, redis::RedisStore};
+use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::broadcast;
 
 use self::{
@@ -76,7 +76,7 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) gitops: &'a GitopsConfig,
     pub(crate) events: &'a Events,
     /// The records that replicas share.
-    pub(crate) store: &'a Arc<dyn RouteStore>,
+    pub(crate) store: &'a Arc<dyn Store>,
     /// The store that replicas share, if there are several.
     pub(crate) redis: Option<&'a RedisStore>,
     pub(crate) registry: &'a mut Registry,

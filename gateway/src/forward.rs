@@ -27,7 +27,7 @@ use http_body::Body as _;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, RequestPermit, RetryPolicy, TunnelChoice};
-use store::RouteStore;
+use store::Store;
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
@@ -50,7 +50,7 @@ pub struct Forwarder {
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     /// The route store that all replicas share.
-    pub store: Arc<dyn RouteStore>,
+    pub store: Arc<dyn Store>,
     /// The other replicas.
     pub peers: PeerClient,
     /// The time that a request waits for an agent without a tunnel.

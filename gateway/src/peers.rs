@@ -50,7 +50,7 @@ use rustls::pki_types::ServerName;
 use settings::Secret;
 use settings::{ConfigError, KeyLocations};
 use store::{
-    Replica, RouteStore,
+    Replica, Store,
     redis::{RecordAuthenticator, UrlAuthenticator},
 };
 
@@ -103,7 +103,7 @@ pub struct ReplicaContext {
     /// This replica, with the URL that it publishes. The URL is empty if there is one replica only.
     pub replica: Replica,
     /// The route store that all replicas share.
-    pub store: Arc<dyn RouteStore>,
+    pub store: Arc<dyn Store>,
     /// Opens connections to other replicas.
     pub connector: Arc<dyn PeerConnector>,
     /// The secret that all replicas share.
@@ -223,7 +223,7 @@ impl ReplicaContext {
     }
 
     /// Creates the context of a single replica. It has neither a secret nor certificates.
-    pub fn standalone(replica: ReplicaId, store: Arc<dyn RouteStore>, config: &Config) -> Self {
+    pub fn standalone(replica: ReplicaId, store: Arc<dyn Store>, config: &Config) -> Self {
         let connector =
             Arc::new(TcpConnector { settings: config.peer_settings(), tls: None, allow_plaintext: false });
         Self { replica: Replica { id: replica, url: String::new() }, store, connector, secret: None }

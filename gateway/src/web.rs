@@ -48,7 +48,7 @@ use proto::{Reason, ReplicaId, ServiceName, percent};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
-use store::RouteStore;
+use store::Store;
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -107,7 +107,7 @@ pub struct WebServer {
     sessions: Sessions,
     logins: Logins,
     addresses: AddressRules,
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     replica: ReplicaId,
     environments: EnvironmentSources,
     inspector: AgentInspector,

@@ -12,12 +12,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::future::BoxFuture;
 use proto::{
-    AgentId, InstanceId, ReplicaId,
+    AgentId, InstanceId,
     events::{AgentEventId, Event},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
+
+use crate::routes::StoreError;
 
 /// The most events of the log.
 pub const MAX_EVENTS: usize = 10_000;
@@ -25,8 +28,6 @@ pub const MAX_EVENTS: usize = 10_000;
 pub const MAX_EVENTS_PER_AGENT: usize = 1000;
 /// The time for which events are kept.
 pub const EVENTS_PERIOD: Duration = Duration::from_secs(7 * 86_400);
-/// The time after which the claim of a cursor ends unless it is renewed.
-pub const CURSOR_TTL: Duration = Duration::from_secs(12);
 /// The most states that one agent has reported, and the most of its processes.
 pub(crate) const MAX_STATES: usize = 1000;
 /// The states, or processes, that are forgotten when there are more. All of them at once would repeat the events of each subject.
@@ -106,15 +107,23 @@ pub struct EventPage {
     pub removed: EventPosition,
 }
 
-/// A request about a cursor: the position up to which one replica at a time has processed the events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CursorRequest {
-    /// Claims the cursor for [`CURSOR_TTL`], or renews the claim. A new one begins at this position.
-    Claim(EventPosition),
-    /// Moves a claimed cursor forward.
-    Move(EventPosition),
-    /// Ends the claim.
-    Release,
+/// The log of events that replicas share.
+///
+/// **It has one order.** Each event is in it once, and a reader with a position learns if it has missed some.
+pub trait EventStore: fmt::Debug + Send + Sync + 'static {
+    /// Appends events to the log, except those whose keys it has, whose subjects have the same states, or that are not newer than one of
+    /// the same process. All replicas see them in the
+    /// same order.
+    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Returns the number of the last event of an agentk process that was appended or left out, or 0.
+    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Returns at most `limit` events after a position. They are read from memory, also while the store is degraded.
+    fn events(&self, after: EventPosition, limit: usize) -> EventPage;
+
+    /// Returns a receiver of the position of the newest event in memory.
+    fn event_changes(&self) -> watch::Receiver<EventPosition>;
 }
 
 /// The events in memory. The script `append_events.lua` has the same rule.
@@ -142,16 +151,6 @@ struct States {
     /// The states that the agent has reported.
     reported: HashMap<String, String>,
     origins: HashMap<InstanceId, u64>,
-}
-
-/// The cursors in memory.
-#[derive(Debug, Default)]
-pub(crate) struct CursorTable(HashMap<String, Cursor>);
-
-#[derive(Debug)]
-struct Cursor {
-    holder: Option<(ReplicaId, Instant)>,
-    position: EventPosition,
 }
 
 impl EventPosition {
@@ -376,35 +375,6 @@ fn make_room<K: Clone + Eq + Hash, V>(entries: &mut HashMap<K, V>) {
     }
 }
 
-impl CursorTable {
-    /// Returns the position of a cursor, or `None` if another replica has claimed it.
-    pub(crate) fn apply(
-        &mut self,
-        name: &str,
-        replica: ReplicaId,
-        request: CursorRequest,
-        now: Instant,
-    ) -> Option<EventPosition> {
-        let cursor = match request {
-            CursorRequest::Claim(initial) => {
-                self.0.entry(name.to_owned()).or_insert(Cursor { holder: None, position: initial })
-            }
-            CursorRequest::Move(_) | CursorRequest::Release => self.0.get_mut(name)?,
-        };
-        if cursor.holder.is_some_and(|(holder, end)| holder != replica && end > now) {
-            return None;
-        }
-        let is_own = cursor.holder.is_some_and(|(holder, _)| holder == replica);
-        match request {
-            CursorRequest::Claim(_) => cursor.holder = Some((replica, now + CURSOR_TTL)),
-            CursorRequest::Move(_) | CursorRequest::Release if !is_own => return None,
-            CursorRequest::Move(position) => cursor.position = cursor.position.max(position),
-            CursorRequest::Release => cursor.holder = None,
-        }
-        Some(cursor.position)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proto::events::{EventAgent, EventContent, EventKind, Severity};
@@ -554,24 +524,5 @@ mod tests {
             (states.last_origin(AgentId(1), instance), states.last_origin(AgentId(2), instance)),
             (4, 0)
         );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_replica_at_a_time_has_a_cursor() {
-        use CursorRequest::{Claim, Move, Release};
-
-        let mut cursors = CursorTable::default();
-        let replica = |number| ReplicaId::from_bytes([number; 16]);
-        let mut apply = |number, request| cursors.apply("hook", replica(number), request, Instant::now());
-        assert_eq!(apply(1, Move(at(1))), None, "nobody has claimed it");
-        assert_eq!(apply(1, Claim(at(5))), Some(at(5)));
-        assert_eq!((apply(2, Claim(at(9))), apply(2, Move(at(9)))), (None, None));
-        assert_eq!(apply(1, Move(at(7))), Some(at(7)));
-        assert_eq!(apply(1, Move(at(6))), Some(at(7)), "it never moves back");
-        assert_eq!((apply(1, Release), apply(2, Claim(at(9)))), (Some(at(7)), Some(at(7))));
-        tokio::time::advance(CURSOR_TTL).await;
-        assert_eq!(apply(3, Move(at(8))), None);
-        assert_eq!(apply(3, Claim(at(0))), Some(at(7)), "the second replica has not renewed it");
-        assert_eq!(apply(2, Move(at(8))), None);
     }
 }

@@ -1,9 +1,12 @@
 //! The leases of tunnels that kas dials: the rule by which replicas share the tunnels of an agent, and its table in memory.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 
+use futures_util::future::BoxFuture;
 use proto::{AgentId, Epoch, ReplicaId};
 use tokio::time::Instant;
+
+use crate::routes::StoreError;
 
 /// The time after which the leases of a replica that does not renew them are free.
 pub const LEASE_TTL: Duration = Duration::from_secs(12);
@@ -23,6 +26,19 @@ pub struct LeaseRequest {
     pub reliable: bool,
     /// The order of the requests of this replica: one with a lower epoch than an earlier one has no effect.
     pub epoch: Epoch,
+}
+
+/// The leases of tunnels that replicas share.
+pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
+    /// Renews the leases of this replica for tunnels to agents that kas dials. Returns the number of tunnels that the replica
+    /// may have, for each request.
+    ///
+    /// Replicas with leases of an agent share its tunnels evenly. A lease that is not renewed for [`LEASE_TTL`] is free.
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>>;
 }
 
 /// The leases of one replica.

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, future::ready, time::SystemTime};
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use tokio::{
@@ -10,22 +11,20 @@ use tokio::{
 };
 
 use crate::{
-    events::{
-        CursorRequest, CursorTable, EventPage, EventPosition, EventTable, LoggedEvent, NewEvent, StateTable,
-    },
-    leases::{LeaseRequest, LeaseTable},
-    project_events::{ProjectEventTable, RecordedEvent},
-    pushes::{GitPush, PushEvents},
+    cursors::{CursorRequest, CursorStore, CursorTable},
+    events::{EventPage, EventPosition, EventStore, EventTable, LoggedEvent, NewEvent, StateTable},
+    leases::{LeaseRequest, LeaseStore, LeaseTable},
+    project_events::{ProjectEventStore, ProjectEventTable, RecordedEvent},
+    pushes::{GitPush, PushEvents, PushStore},
     routes::{
         AgentRoutes, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, ReplicaInstances,
         Route, RouteStore, StoreError, StoreHealth,
     },
-    sessions::{EndedSessions, NewSession, SessionId, SessionLimits, SessionTable},
+    sessions::{EndedSessions, NewSession, SessionId, SessionLimits, SessionStore, SessionTable},
     waiters::{RouteChange, RouteChanges, Waiters},
 };
-use futures_util::future::BoxFuture;
 
-/// A [`RouteStore`] for the replicas of one process, which is one replica except in tests.
+/// The records of the replicas of one process, which is one replica except in tests.
 #[derive(Debug)]
 pub struct MemoryStore {
     agents: Mutex<HashMap<AgentId, AgentEntry>>,
@@ -189,16 +188,16 @@ impl RouteStore for MemoryStore {
         Box::pin(ready(ProjectAgentList { agents, error: None }))
     }
 
-    fn renew_leases<'a>(
-        &'a self,
-        replica: ReplicaId,
-        requests: &'a [LeaseRequest],
-    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
-        let (mut leases, now) = (self.leases.lock(), Instant::now());
-        let granted = requests.iter().map(|request| leases.renew(replica, request, now)).collect();
-        Box::pin(ready(Ok(granted)))
+    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
+        self.route_changes.subscribe()
     }
 
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Healthy
+    }
+}
+
+impl SessionStore for MemoryStore {
     fn begin_session(
         &self,
         session: NewSession,
@@ -221,7 +220,21 @@ impl RouteStore for MemoryStore {
         self.sessions.lock().end(sessions);
         Box::pin(ready(Ok(())))
     }
+}
 
+impl LeaseStore for MemoryStore {
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
+        let (mut leases, now) = (self.leases.lock(), Instant::now());
+        let granted = requests.iter().map(|request| leases.renew(replica, request, now)).collect();
+        Box::pin(ready(Ok(granted)))
+    }
+}
+
+impl PushStore for MemoryStore {
     fn send_push(&self, push: GitPush) {
         self.pushes.send(push);
     }
@@ -229,7 +242,9 @@ impl RouteStore for MemoryStore {
     fn pushes(&self) -> broadcast::Receiver<GitPush> {
         self.pushes.subscribe()
     }
+}
 
+impl ProjectEventStore for MemoryStore {
     fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
         let (mut events, now) = (self.events.lock(), SystemTime::now());
         projects.iter().for_each(|project| events.name_project(project, now));
@@ -248,11 +263,9 @@ impl RouteStore for MemoryStore {
         let latest = self.events.lock().latest(project);
         Box::pin(ready(Ok(latest)))
     }
+}
 
-    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
-        self.route_changes.subscribe()
-    }
-
+impl EventStore for MemoryStore {
     fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
         let (log, states) = &mut *self.logged.lock();
         for new in events.into_iter().filter(NewEvent::fits) {
@@ -279,7 +292,9 @@ impl RouteStore for MemoryStore {
     fn event_changes(&self) -> watch::Receiver<EventPosition> {
         self.logged.lock().0.changes()
     }
+}
 
+impl CursorStore for MemoryStore {
     fn event_cursor<'a>(
         &'a self,
         name: &'a str,
@@ -288,9 +303,5 @@ impl RouteStore for MemoryStore {
     ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>> {
         let position = self.cursors.lock().apply(name, replica, request, Instant::now());
         Box::pin(ready(Ok(position)))
-    }
-
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Healthy
     }
 }

@@ -4,10 +4,14 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     time::{Duration, SystemTime},
 };
 
+use futures_util::future::BoxFuture;
 use proto::notify::ProjectEvent;
+
+use crate::routes::StoreError;
 
 /// The most projects whose events are kept. The ones that were named first are forgotten.
 pub(crate) const MAX_NAMED_PROJECTS: usize = 10_000;
@@ -25,6 +29,23 @@ pub enum RecordedEvent {
     Known,
     /// No agent has named the project, so that the event is not kept.
     UnknownProject,
+}
+
+/// The latest events of Git projects that replicas share.
+pub trait ProjectEventStore: fmt::Debug + Send + Sync + 'static {
+    /// Notes that an agent has named projects, whose latest events are kept from now on. It is not written to memory only.
+    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Keeps an event as the latest one of its reference, unless it is that already, or no agent has named its project.
+    ///
+    /// After an error the event may be kept all the same. Recording it again is safe.
+    fn record_event<'a>(
+        &'a self,
+        event: &'a ProjectEvent,
+    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>>;
+
+    /// Returns the latest event of each reference of a project, in no order. It is not read from memory, and not trusted.
+    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>>;
 }
 
 /// The latest events in memory. The script `record_event.lua` has the same rule.

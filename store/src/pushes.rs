@@ -1,6 +1,6 @@
 //! Pushes to Git projects, which every replica learns of.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
@@ -24,6 +24,17 @@ pub struct GitPush {
     "not a project: its id must be greater than 0, and its path at most {MAX_PATH} letters, digits and any of _.-/"
 )]
 pub struct InvalidProject;
+
+/// The pushes that replicas send to each other.
+pub trait PushStore: fmt::Debug + Send + Sync + 'static {
+    /// Sends a push to the receivers from [`PushStore::pushes`] of all replicas, this one included.
+    ///
+    /// While the store is degraded, the other replicas receive it later, or never if there are too many.
+    fn send_push(&self, push: GitPush);
+
+    /// Returns a receiver of every later push. It reports an error if it misses some.
+    fn pushes(&self) -> broadcast::Receiver<GitPush>;
+}
 
 /// Sends pushes to the tasks of this process that wait for them.
 #[derive(Clone, Debug)]

@@ -41,6 +41,7 @@
 mod cache;
 mod check;
 mod client;
+mod cursors;
 mod disabled;
 mod environments;
 mod error;
@@ -52,6 +53,7 @@ mod lookup;
 mod members;
 mod project_events;
 mod projects;
+mod pushes;
 mod record_mac;
 mod routes;
 mod sessions;
@@ -69,8 +71,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
+use proto::{AgentId, ReplicaId};
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::Instant,
@@ -86,19 +89,15 @@ use self::{
     wire::{Heartbeat, WireError},
 };
 use crate::{
-    events::{CursorRequest, EventPage, EventPosition, EventTable, NewEvent},
+    events::EventTable,
     gcra::{AddressLimit, AddressRefusal, Gcra},
-    leases::LeaseRequest,
-    project_events::RecordedEvent,
     pushes::{GitPush, PushEvents},
     routes::{
         AgentRoutes, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route, RouteStore,
         StoreError, StoreHealth,
     },
-    sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
     waiters::{RouteChange, RouteChanges, Waiters},
 };
-use futures_util::future::BoxFuture;
 
 pub use self::check::{RedisCheck, RedisReport};
 pub use self::disabled::{DisabledEditor, DisabledRecord};
@@ -119,10 +118,8 @@ pub use self::{
 const DEPLOYMENTS: RecordPlace<'_> = RecordPlace { kind: "deployment", key: "" };
 /// The number of deployments that are kept.
 pub const MAX_DEPLOYMENTS: usize = 1000;
-/// The most pushes that wait for Redis. The projects of others are polled only.
-const MAX_UNSENT_PUSHES: usize = 1000;
 
-/// A [`RouteStore`] that replicas share through Redis. Cheap to clone.
+/// The records that replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisStore(Arc<RedisState>);
 
@@ -435,89 +432,8 @@ impl RouteStore for RedisStore {
         Box::pin(self.0.list_project_agents(project))
     }
 
-    fn renew_leases<'a>(
-        &'a self,
-        replica: ReplicaId,
-        requests: &'a [LeaseRequest],
-    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
-        Box::pin(self.run_lease_script(replica, requests))
-    }
-
-    fn begin_session(
-        &self,
-        session: NewSession,
-        limits: SessionLimits,
-    ) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.run_begin_session(session, limits))
-    }
-
-    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
-        Box::pin(self.query_session(id))
-    }
-
-    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
-        Box::pin(self.check_sessions(ids))
-    }
-
-    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.run_end_sessions(sessions))
-    }
-
-    fn send_push(&self, push: GitPush) {
-        self.0.pushes.send(push.clone());
-        let mut unsent = self.0.unsent_pushes.lock();
-        if unsent.len() < MAX_UNSENT_PUSHES && !unsent.contains(&push) {
-            unsent.push(push);
-            self.0.pushed.notify_one();
-        }
-    }
-
-    fn pushes(&self) -> broadcast::Receiver<GitPush> {
-        self.0.pushes.subscribe()
-    }
-
-    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(self.write_projects(projects))
-    }
-
-    fn record_event<'a>(
-        &'a self,
-        event: &'a ProjectEvent,
-    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>> {
-        Box::pin(self.write_event(event))
-    }
-
-    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
-        Box::pin(self.read_events(project))
-    }
-
     fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
         self.0.route_changes.subscribe()
-    }
-
-    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.run_append_events(events))
-    }
-
-    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(self.query_last_event(agent, instance))
-    }
-
-    fn events(&self, after: EventPosition, limit: usize) -> EventPage {
-        self.0.logged.lock().read(after, limit)
-    }
-
-    fn event_changes(&self) -> watch::Receiver<EventPosition> {
-        self.0.logged.lock().changes()
-    }
-
-    fn event_cursor<'a>(
-        &'a self,
-        name: &'a str,
-        replica: ReplicaId,
-        request: CursorRequest,
-    ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>> {
-        Box::pin(self.run_cursor_script(name, replica, request))
     }
 
     fn health(&self) -> StoreHealth {

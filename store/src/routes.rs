@@ -3,18 +3,11 @@
 use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
 use futures_util::future::BoxFuture;
-use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId, notify::ProjectEvent};
+use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
-use crate::{
-    events::{CursorRequest, EventPage, EventPosition, NewEvent},
-    leases::LeaseRequest,
-    project_events::RecordedEvent,
-    pushes::GitPush,
-    sessions::{EndedSessions, NewSession, SessionId, SessionLimits},
-    waiters::RouteChange,
-};
+use crate::waiters::RouteChange;
 
 /// An announcement of one replica that it holds an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +145,7 @@ pub enum StoreHealth {
 #[error("the route store is unavailable: {0}")]
 pub struct StoreError(pub String);
 
-/// The records that replicas share.
+/// The routes that replicas share.
 ///
 /// The contract, which `tests/stores/contract.rs` checks for every store:
 ///
@@ -164,7 +157,6 @@ pub struct StoreError(pub String);
 ///   higher one. A replica never changes the routes of another replica.
 /// * **Changes are pushed.** A future from [`RouteStore::changed`] that was created before a change completes after it,
 ///   and a lookup then returns the change.
-/// * **The log of events has one order.** Each event is in it once, and a reader with a position learns if it has missed some.
 ///
 /// Its futures are boxed: the store is chosen at run time, and its round trip costs far more than the box.
 pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
@@ -214,80 +206,8 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// The list is not read from memory. For one project, its cost does not depend on the number of agents.
     fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList>;
 
-    /// Renews the leases of this replica for tunnels to agents that kas dials. Returns the number of tunnels that the replica
-    /// may have, for each request.
-    ///
-    /// Replicas with leases of an agent share its tunnels evenly. A lease that is not renewed for [`LEASE_TTL`] is free.
-    ///
-    /// [`LEASE_TTL`]: crate::LEASE_TTL
-    fn renew_leases<'a>(
-        &'a self,
-        replica: ReplicaId,
-        requests: &'a [LeaseRequest],
-    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>>;
-
-    /// Begins a session of a browser. At a limit, the session that ends first ends in favour of the new one.
-    fn begin_session(
-        &self,
-        session: NewSession,
-        limits: SessionLimits,
-    ) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// Returns the record of a session, or `None` if there is none. It is not read from memory, and not trusted.
-    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>>;
-
-    /// Returns for each session whether it has not ended.
-    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
-
-    /// Ends sessions. Sessions that have ended before are no error.
-    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// Sends a push to the receivers from [`RouteStore::pushes`] of all replicas, this one included.
-    ///
-    /// While the store is degraded, the other replicas receive it later, or never if there are too many.
-    fn send_push(&self, push: GitPush);
-
-    /// Returns a receiver of every later push. It reports an error if it misses some.
-    fn pushes(&self) -> broadcast::Receiver<GitPush>;
-
-    /// Notes that an agent has named projects, whose latest events are kept from now on. It is not written to memory only.
-    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>>;
-
-    /// Keeps an event as the latest one of its reference, unless it is that already, or no agent has named its project.
-    ///
-    /// After an error the event may be kept all the same. Recording it again is safe.
-    fn record_event<'a>(
-        &'a self,
-        event: &'a ProjectEvent,
-    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>>;
-
-    /// Returns the latest event of each reference of a project, in no order. It is not read from memory, and not trusted.
-    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>>;
-
     /// Returns a receiver of every later change of routes. It reports an error if it misses some: any agent may have changed then.
     fn route_changes(&self) -> broadcast::Receiver<RouteChange>;
-
-    /// Appends events to the log, except those whose keys it has, whose subjects have the same states, or that are not newer than one of
-    /// the same process. All replicas see them in the
-    /// same order.
-    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// Returns the number of the last event of an agentk process that was appended or left out, or 0.
-    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>>;
-
-    /// Returns at most `limit` events after a position. They are read from memory, also while the store is degraded.
-    fn events(&self, after: EventPosition, limit: usize) -> EventPage;
-
-    /// Returns a receiver of the position of the newest event in memory.
-    fn event_changes(&self) -> watch::Receiver<EventPosition>;
-
-    /// Claims, moves or releases a cursor of the log. Returns its position, or `None` if this replica has not claimed it.
-    fn event_cursor<'a>(
-        &'a self,
-        name: &'a str,
-        replica: ReplicaId,
-        request: CursorRequest,
-    ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>>;
 
     /// Returns whether the store answers from memory only, and why.
     fn health(&self) -> StoreHealth;

@@ -4,7 +4,10 @@
 
 use std::{collections::HashMap, fmt, time::Duration};
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
+
+use crate::routes::StoreError;
 
 /// The longest time of a session.
 pub const SESSION_TTL: Duration = Duration::from_secs(8 * 3600);
@@ -46,6 +49,25 @@ pub enum EndedSessions {
     One(SessionId),
     /// All sessions of a holder.
     OfHolder(SessionHolder),
+}
+
+/// The sessions of browsers that replicas share.
+pub trait SessionStore: fmt::Debug + Send + Sync + 'static {
+    /// Begins a session of a browser. At a limit, the session that ends first ends in favour of the new one.
+    fn begin_session(
+        &self,
+        session: NewSession,
+        limits: SessionLimits,
+    ) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Returns the record of a session, or `None` if there is none. It is not read from memory, and not trusted.
+    fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>>;
+
+    /// Returns for each session whether it has not ended.
+    fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
+
+    /// Ends sessions. Sessions that have ended before are no error.
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
 /// The sessions in memory. The scripts `begin_session.lua` and `end_sessions.lua` have the same rule.

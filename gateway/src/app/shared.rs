@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::LocalTunnels;
 use settings::Secret;
-use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Replica, RouteStore, redis::RedisStore};
+use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Replica, Store, redis::RedisStore};
 use telemetry::Exporter;
 use tokio::time::Instant;
 use tunnel::TunnelConfig;
@@ -55,7 +55,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct SharedState {
     pub replica: ReplicaId,
-    pub store: Arc<dyn RouteStore>,
+    pub store: Arc<dyn Store>,
     pub redis: Option<RedisStore>,
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     pub identities: Identities,

@@ -53,9 +53,8 @@ pub(super) fn access_control(
     config: &Config,
 ) -> CallerSources {
     let identities = &shared.identities;
-    let gitlab = gitlab.map(|(client, agents)| {
-        (client, AgentNames::new(identities.clone(), agents, Arc::clone(&shared.store)))
-    });
+    let gitlab = gitlab
+        .map(|(client, agents)| (client, AgentNames::new(identities.clone(), agents, shared.store.clone())));
     let in_flight = InFlightCounters::default();
     let kubernetes_api = &config.agent.kubernetes_api;
     let limit = kubernetes_api.limits.unknown_credentials_per_address_per_minute;

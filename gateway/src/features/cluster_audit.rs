@@ -26,7 +26,7 @@ use proto::{
     AgentId,
     audit::{ClusterEvent, ID_PREFIX, JoinedEvent, Stage, SyncOrigin, Through, parse_id},
 };
-use store::RouteStore;
+use store::Store;
 
 use self::matching::Relation;
 pub(super) use self::request_type::Audit;
@@ -44,7 +44,7 @@ const MAX_ENDED: usize = 10_000;
 struct AuditJoiner {
     accesses: Arc<AccessRing>,
     peers: PeerClient,
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     metrics: ClusterAuditMetrics,
     agent: AgentId,
     /// The name or the id of the agent.

@@ -26,7 +26,7 @@ use access::Identities;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::events::Event;
-use store::{EventPage, EventPosition, NewEvent, RouteStore, StoreError, StoreHealth};
+use store::{EventPage, EventPosition, NewEvent, Store, StoreError, StoreHealth};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -57,7 +57,7 @@ pub struct Events(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     /// The agents that filters name.
     identities: Identities,
     queue: Mutex<VecDeque<NewEvent>>,
@@ -68,7 +68,7 @@ struct Shared {
 
 impl Events {
     /// Returns the events in this store. Filters name agents of `identities`.
-    pub fn new(store: Arc<dyn RouteStore>, identities: Identities, registry: &mut Registry) -> Self {
+    pub fn new(store: Arc<dyn Store>, identities: Identities, registry: &mut Registry) -> Self {
         Self(Arc::new(Shared {
             store,
             identities,
@@ -162,7 +162,7 @@ impl Events {
     }
 
     /// Returns the store.
-    pub(crate) fn store(&self) -> &Arc<dyn RouteStore> {
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.0.store
     }
 

@@ -24,7 +24,7 @@ use std::{
 use parking_lot::Mutex;
 use proto::{ServiceName, notify::ProjectEvent};
 use sha2::{Digest as _, Sha256};
-use store::{GitPush, RecordedEvent, RouteStore, StoreError};
+use store::{GitPush, RecordedEvent, Store, StoreError};
 use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::{MissedTickBehavior, interval, sleep},
@@ -48,7 +48,7 @@ pub struct NotifyService(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     /// The latest events of a project, after each change.
     live: broadcast::Sender<Arc<[ProjectEvent]>>,
     /// The number of feeds that want the events of each project.

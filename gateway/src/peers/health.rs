@@ -8,7 +8,7 @@ use http::Request;
 use proto::{AgentId, Reason, ServiceName, header};
 use rand::seq::IndexedRandom as _;
 use router::RequestClass;
-use store::{Replica, RouteStore};
+use store::{Replica, Store};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -35,7 +35,7 @@ pub struct ReachabilityProbe {
     /// Sends the pings.
     pub client: PeerClient,
     /// The route store, with the addresses of replicas.
-    pub store: Arc<dyn RouteStore>,
+    pub store: Arc<dyn Store>,
     /// This replica, with its published address.
     pub own: Replica,
 }

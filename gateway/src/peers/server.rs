@@ -12,7 +12,7 @@ use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, RequestPermit, TunnelChoice};
 use settings::Secret;
-use store::{Replica, RouteStore};
+use store::{Replica, Store};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -51,7 +51,7 @@ pub struct PeerServer {
     /// Pings replicas that ask for it.
     client: PeerClient,
     /// The route store with the addresses of other replicas.
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     /// The limits of HTTP/2.
     settings: TunnelConfig,
     /// The time that requests in flight may take after the drain began.
@@ -73,7 +73,7 @@ impl PeerServer {
         secret: Option<Secret>,
         tunnels: Arc<LocalTunnels<TunnelEntry>>,
         client: PeerClient,
-        store: Arc<dyn RouteStore>,
+        store: Arc<dyn Store>,
         config: &Config,
         metrics: Metrics,
     ) -> Self {

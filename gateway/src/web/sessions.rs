@@ -17,7 +17,7 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use secrecy::SecretString;
 use store::{
-    EndedSessions, NewSession, RouteStore, SESSION_TTL, SessionHolder, SessionId, SessionLimits, StoreError,
+    EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionId, SessionLimits, Store, StoreError,
 };
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -42,7 +42,7 @@ const IDLE_CHECK_PERIOD: Duration = Duration::from_secs(60);
 /// The sessions, as a replica sees them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Sessions {
-    store: Arc<dyn RouteStore>,
+    store: Arc<dyn Store>,
     local: Arc<Mutex<LocalSessions>>,
 }
 
@@ -102,7 +102,7 @@ impl Entry {
 }
 
 impl Sessions {
-    pub(super) fn new(store: Arc<dyn RouteStore>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
         Self { store, local: Arc::default() }
     }
 
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     fn replicas() -> [Sessions; 2] {
-        let store: Arc<dyn RouteStore> = Arc::new(MemoryStore::default());
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         [Sessions::new(Arc::clone(&store)), Sessions::new(store)]
     }
 

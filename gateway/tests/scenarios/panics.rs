@@ -21,9 +21,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use kas_testing::world::{World, configuration, text};
 use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use store::{
-    AgentRoutes, CursorRequest, EndedSessions, EventPage, EventPosition, GitPush, Instance, InstanceList,
-    LeaseRequest, MemoryStore, NewEvent, NewSession, ProjectAgent, ProjectAgentList, RecordedEvent, Replica,
-    Route, RouteChange, RouteStore, SessionId, SessionLimits, StoreError, StoreHealth,
+    AgentRoutes, CursorRequest, CursorStore, EndedSessions, EventPage, EventPosition, EventStore, GitPush,
+    Instance, InstanceList, LeaseRequest, LeaseStore, MemoryStore, NewEvent, NewSession, ProjectAgent,
+    ProjectAgentList, ProjectEventStore, PushStore, RecordedEvent, Replica, Route, RouteChange, RouteStore,
+    SessionId, SessionLimits, SessionStore, Store, StoreError, StoreHealth,
 };
 use tokio::sync::{broadcast, watch};
 
@@ -94,14 +95,16 @@ impl RouteStore for BrokenStore {
         self.store.list_project_agents(project)
     }
 
-    fn renew_leases<'a>(
-        &'a self,
-        replica: ReplicaId,
-        requests: &'a [LeaseRequest],
-    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
-        self.store.renew_leases(replica, requests)
+    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
+        self.store.route_changes()
     }
 
+    fn health(&self) -> StoreHealth {
+        self.store.health()
+    }
+}
+
+impl SessionStore for BrokenStore {
     fn begin_session(
         &self,
         session: NewSession,
@@ -121,7 +124,29 @@ impl RouteStore for BrokenStore {
     fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.end_sessions(sessions)
     }
+}
 
+impl LeaseStore for BrokenStore {
+    fn renew_leases<'a>(
+        &'a self,
+        replica: ReplicaId,
+        requests: &'a [LeaseRequest],
+    ) -> BoxFuture<'a, Result<Vec<u16>, StoreError>> {
+        self.store.renew_leases(replica, requests)
+    }
+}
+
+impl PushStore for BrokenStore {
+    fn send_push(&self, push: GitPush) {
+        self.store.send_push(push);
+    }
+
+    fn pushes(&self) -> broadcast::Receiver<GitPush> {
+        self.store.pushes()
+    }
+}
+
+impl ProjectEventStore for BrokenStore {
     fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
         self.store.name_projects(projects)
     }
@@ -136,11 +161,9 @@ impl RouteStore for BrokenStore {
     fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
         self.store.latest_events(project)
     }
+}
 
-    fn route_changes(&self) -> broadcast::Receiver<RouteChange> {
-        self.store.route_changes()
-    }
-
+impl EventStore for BrokenStore {
     fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.append_events(events)
     }
@@ -156,7 +179,9 @@ impl RouteStore for BrokenStore {
     fn event_changes(&self) -> watch::Receiver<EventPosition> {
         self.store.event_changes()
     }
+}
 
+impl CursorStore for BrokenStore {
     fn event_cursor<'a>(
         &'a self,
         name: &'a str,
@@ -165,25 +190,13 @@ impl RouteStore for BrokenStore {
     ) -> BoxFuture<'a, Result<Option<EventPosition>, StoreError>> {
         self.store.event_cursor(name, replica, request)
     }
-
-    fn send_push(&self, push: GitPush) {
-        self.store.send_push(push);
-    }
-
-    fn pushes(&self) -> broadcast::Receiver<GitPush> {
-        self.store.pushes()
-    }
-
-    fn health(&self) -> StoreHealth {
-        self.store.health()
-    }
 }
 
 fn world() -> (World, Arc<BrokenStore>) {
     let (store, mut config) = (Arc::new(BrokenStore::default()), configuration());
     config.agent.listen.max_tunnels_per_agent = 2;
     let fleet =
-        ReplicaContext::standalone(ReplicaId::random(), Arc::clone(&store) as Arc<dyn RouteStore>, &config);
+        ReplicaContext::standalone(ReplicaId::random(), Arc::clone(&store) as Arc<dyn Store>, &config);
     let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
     (World::replica(fleet, config, tokens, None, None), store)
 }

@@ -16,7 +16,7 @@ use kas_testing::{
 use proto::ReplicaId;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use settings::ConfigError;
-use store::{MemoryStore, Replica, RouteStore};
+use store::{MemoryStore, Replica, RouteStore as _, Store};
 use tempfile::TempDir;
 use tunnel::Body;
 
@@ -83,7 +83,7 @@ impl Pair {
             let replica = Replica { id, url: peer_config.url(listener.address()).to_string() };
             store.join(replica.clone());
             let config = configuration();
-            let alone = ReplicaContext::standalone(id, Arc::clone(&store) as Arc<dyn RouteStore>, &config);
+            let alone = ReplicaContext::standalone(id, Arc::clone(&store) as Arc<dyn Store>, &config);
             let context = peer_config.apply_to(alone, &config);
             let world = World::replica(context, config, tokens.clone(), None, None);
             tokio::spawn(Arc::clone(&world.kas.peer_server).listen(listener, cores::Cores::default()));

@@ -16,7 +16,8 @@ use proto::ReplicaId;
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 use store::{
-    EndedSessions, NewSession, Replica, RouteStore, SESSION_TTL, SessionHolder, SessionId, SessionLimits,
+    EndedSessions, NewSession, Replica, RouteStore as _, SESSION_TTL, SessionHolder, SessionId,
+    SessionLimits, SessionStore as _, Store,
     redis::{RedisAddress, RedisServers, RedisSettings, RedisStore},
 };
 use testing::redis::RedisServer;
@@ -58,7 +59,7 @@ fn id(cookie: &str) -> SessionId {
 }
 
 /// Writes the record of a session, as somebody who can write to Redis does.
-async fn write(store: &dyn RouteStore, id: SessionId, record: Vec<u8>) {
+async fn write(store: &dyn Store, id: SessionId, record: Vec<u8>) {
     let session = NewSession { id, holder: SessionHolder([7; 16]), record, ttl: SESSION_TTL };
     store.begin_session(session, SessionLimits { sessions: 1000, per_holder: 1000 }).await.unwrap();
 }

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use proto::{AgentId, InstanceId, ReplicaId, events::Event};
+use tokio::sync::watch;
 
 use super::{
     RecordPlace, RedisState, RedisStore, RedisStoreError,
     client::RedisConnection,
-    keys::{CURSORS_TTL, STATES_TTL},
+    keys::STATES_TTL,
     record_mac,
     sync::millis,
     wire::{self, MAX_LOGGED_EVENT, RedisEventKind, decode_logged_event, encode_logged_event},
 };
 use crate::{
     events::{
-        CURSOR_TTL, CursorRequest, EVENTS_PERIOD, EVICTED_STATES, EventPosition, LoggedEvent, MAX_EVENTS,
+        EVENTS_PERIOD, EVICTED_STATES, EventPage, EventPosition, EventStore, LoggedEvent, MAX_EVENTS,
         MAX_EVENTS_PER_AGENT, MAX_STATES, NewEvent, StateScope, SubjectState,
     },
     routes::StoreError,
@@ -37,78 +39,60 @@ fn word(scope: StateScope) -> &'static str {
     }
 }
 
-impl RedisStore {
-    pub(super) async fn run_append_events(&self, events: Vec<NewEvent>) -> Result<(), StoreError> {
-        let (shared, keys) = (&self.0, &self.0.keys);
-        // No replica has this id: the event is none of a sequence.
-        let (replica, kind) = (ReplicaId::random(), RedisEventKind::Logged);
-        let announcement = wire::RedisEvent { replica, generation: 0, sequence: 0, kind }.encode();
-        for page in events.chunks(PAGE) {
-            let mut script = shared.scripts.append_events.key(keys.event_log());
-            script.key(keys.event_keys()).key(keys.removed_event());
-            script.arg(MAX_EVENTS).arg(MAX_EVENTS_PER_AGENT).arg(millis(EVENTS_PERIOD));
-            script.arg(MAX_STATES).arg(EVICTED_STATES).arg(millis(STATES_TTL));
-            script.arg(keys.event_sources()).arg(keys.event_states()).arg(keys.reported_states());
-            script.arg(keys.event_origins()).arg(keys.events()).arg(&announcement);
-            for new in page.iter().filter(|new| new.fits()) {
-                let NewEvent { key, origin, state, event } = new;
-                let source =
-                    event.agent.as_ref().map_or_else(|| "kas".to_owned(), |agent| agent.id.to_string());
-                script.arg(key).arg(source);
-                match origin {
-                    Some(origin) => script.arg(origin.instance.to_string()).arg(origin.sequence),
-                    None => script.arg("").arg(0),
-                };
-                match state {
-                    Some(SubjectState { scope, subject, state, quiet }) => {
-                        script.arg(subject).arg(state).arg(u8::from(*quiet)).arg(word(*scope))
-                    }
-                    None => script.arg("").arg("").arg(0).arg(""),
-                };
-                script.arg(encode_logged_event(event, |text| shared.seal(place(key), text)));
+impl EventStore for RedisStore {
+    fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let (shared, keys) = (&self.0, &self.0.keys);
+            // No replica has this id: the event is none of a sequence.
+            let (replica, kind) = (ReplicaId::random(), RedisEventKind::Logged);
+            let announcement = wire::RedisEvent { replica, generation: 0, sequence: 0, kind }.encode();
+            for page in events.chunks(PAGE) {
+                let mut script = shared.scripts.append_events.key(keys.event_log());
+                script.key(keys.event_keys()).key(keys.removed_event());
+                script.arg(MAX_EVENTS).arg(MAX_EVENTS_PER_AGENT).arg(millis(EVENTS_PERIOD));
+                script.arg(MAX_STATES).arg(EVICTED_STATES).arg(millis(STATES_TTL));
+                script.arg(keys.event_sources()).arg(keys.event_states()).arg(keys.reported_states());
+                script.arg(keys.event_origins()).arg(keys.events()).arg(&announcement);
+                for new in page.iter().filter(|new| new.fits()) {
+                    let NewEvent { key, origin, state, event } = new;
+                    let source =
+                        event.agent.as_ref().map_or_else(|| "kas".to_owned(), |agent| agent.id.to_string());
+                    script.arg(key).arg(source);
+                    match origin {
+                        Some(origin) => script.arg(origin.instance.to_string()).arg(origin.sequence),
+                        None => script.arg("").arg(0),
+                    };
+                    match state {
+                        Some(SubjectState { scope, subject, state, quiet }) => {
+                            script.arg(subject).arg(state).arg(u8::from(*quiet)).arg(word(*scope))
+                        }
+                        None => script.arg("").arg("").arg(0).arg(""),
+                    };
+                    script.arg(encode_logged_event(event, |text| shared.seal(place(key), text)));
+                }
+                let _: u64 = shared.query(&script).await?;
             }
-            let _: u64 = shared.query(&script).await?;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
-    pub(super) async fn query_last_event(
-        &self,
-        agent: AgentId,
-        instance: InstanceId,
-    ) -> Result<u64, StoreError> {
-        let shared = &self.0;
-        let processes = format!("{}{agent}", shared.keys.event_origins());
-        let mut script = shared.scripts.last_event.key(processes);
-        script.arg(instance.to_string());
-        let last: String = shared.query(&script).await?;
-        Ok(last.parse().unwrap_or_default())
+    fn last_event_of(&self, agent: AgentId, instance: InstanceId) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            let processes = format!("{}{agent}", shared.keys.event_origins());
+            let mut script = shared.scripts.last_event.key(processes);
+            script.arg(instance.to_string());
+            let last: String = shared.query(&script).await?;
+            Ok(last.parse().unwrap_or_default())
+        })
     }
 
-    pub(super) async fn run_cursor_script(
-        &self,
-        name: &str,
-        replica: ReplicaId,
-        request: CursorRequest,
-    ) -> Result<Option<EventPosition>, StoreError> {
-        let shared = &self.0;
-        let mut script = shared.scripts.event_cursor.key(shared.keys.event_cursors());
-        script.arg(name).arg(replica.to_string()).arg(millis(CURSOR_TTL)).arg(millis(CURSORS_TTL));
-        match request {
-            CursorRequest::Claim(initial) => {
-                script.arg("claim").arg(initial.to_string()).arg(millis(EVENTS_PERIOD));
-            }
-            CursorRequest::Move(to) => drop(script.arg("move").arg(to.to_string())),
-            CursorRequest::Release => drop(script.arg("release")),
-        }
-        let position: String = shared.query(&script).await?;
-        if position.is_empty() {
-            return Ok(None);
-        }
-        position
-            .parse()
-            .map(Some)
-            .map_err(|error| StoreError(format!("Redis returned a wrong cursor: {error}")))
+    fn events(&self, after: EventPosition, limit: usize) -> EventPage {
+        self.0.logged.lock().read(after, limit)
+    }
+
+    fn event_changes(&self) -> watch::Receiver<EventPosition> {
+        self.0.logged.lock().changes()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The latest events of Git projects, which replicas share.
 
+use futures_util::future::BoxFuture;
 use proto::notify::{MAX_EVENT, ProjectEvent};
 
 use super::{RecordPlace, RedisStore};
 use crate::{
-    project_events::{MAX_NAMED_PROJECTS, MAX_REFERENCES, PROJECT_TTL, RecordedEvent},
+    project_events::{MAX_NAMED_PROJECTS, MAX_REFERENCES, PROJECT_TTL, ProjectEventStore, RecordedEvent},
     routes::StoreError,
 };
 
@@ -14,57 +15,65 @@ const LENGTH: usize = 3;
 /// The most bytes of a MAC with its key.
 const MAX_MAC: usize = 128;
 
-impl RedisStore {
-    /// Implements `RouteStore::record_event`.
-    pub(super) async fn write_event(&self, event: &ProjectEvent) -> Result<RecordedEvent, StoreError> {
-        let shared = &self.0;
-        let mut script = shared.scripts.record_event.key(shared.keys.projects());
-        script.key(shared.keys.project_events(event.project()));
-        let text = serde_json::to_string(event).expect("it has keys that are text");
-        let text = shared.seal(place(event.project()), &text);
-        script.arg(event.project()).arg(event.reference()).arg(event.id()).arg(text);
-        script.arg(MAX_REFERENCES).arg(PROJECT_TTL.as_millis() as u64);
-        Ok(match shared.query::<i64>(&script).await? {
-            ..0 => RecordedEvent::UnknownProject,
-            0 => RecordedEvent::Known,
-            number => RecordedEvent::New(event.with_sequence(number.unsigned_abs())),
+impl ProjectEventStore for RedisStore {
+    fn name_projects<'a>(&'a self, projects: &'a [String]) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            for projects in projects.chunks(500) {
+                let mut script = shared.scripts.name_projects.key(shared.keys.projects());
+                script.arg(PROJECT_TTL.as_millis() as u64).arg(MAX_NAMED_PROJECTS);
+                script.arg(shared.keys.project_events(""));
+                for project in projects {
+                    script.arg(project);
+                }
+                shared.query::<()>(&script).await?;
+            }
+            Ok(())
         })
     }
 
-    /// Implements `RouteStore::latest_events`. Values that are no events are left out.
-    pub(super) async fn read_events(&self, project: &str) -> Result<Vec<ProjectEvent>, StoreError> {
-        let shared = &self.0;
-        let mut script = shared.scripts.latest_events.key(shared.keys.project_events(project));
-        script.arg(NUMBER + LENGTH + 255 + MAX_EVENT + MAX_MAC).arg(MAX_REFERENCES);
-        let values: Vec<Vec<u8>> = shared.query(&script).await?;
-        let events = values
-            .into_iter()
-            .filter_map(|value| self.decode(project, value))
-            .filter(|event| event.project() == project);
-        Ok(events.collect())
+    fn record_event<'a>(
+        &'a self,
+        event: &'a ProjectEvent,
+    ) -> BoxFuture<'a, Result<RecordedEvent, StoreError>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            let mut script = shared.scripts.record_event.key(shared.keys.projects());
+            script.key(shared.keys.project_events(event.project()));
+            let text = serde_json::to_string(event).expect("it has keys that are text");
+            let text = shared.seal(place(event.project()), &text);
+            script.arg(event.project()).arg(event.reference()).arg(event.id()).arg(text);
+            script.arg(MAX_REFERENCES).arg(PROJECT_TTL.as_millis() as u64);
+            Ok(match shared.query::<i64>(&script).await? {
+                ..0 => RecordedEvent::UnknownProject,
+                0 => RecordedEvent::Known,
+                number => RecordedEvent::New(event.with_sequence(number.unsigned_abs())),
+            })
+        })
     }
 
+    fn latest_events<'a>(&'a self, project: &'a str) -> BoxFuture<'a, Result<Vec<ProjectEvent>, StoreError>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            let mut script = shared.scripts.latest_events.key(shared.keys.project_events(project));
+            script.arg(NUMBER + LENGTH + 255 + MAX_EVENT + MAX_MAC).arg(MAX_REFERENCES);
+            let values: Vec<Vec<u8>> = shared.query(&script).await?;
+            let events = values
+                .into_iter()
+                .filter_map(|value| self.decode(project, value))
+                .filter(|event| event.project() == project);
+            Ok(events.collect())
+        })
+    }
+}
+
+impl RedisStore {
     /// Decodes the value of an event, whose text a replica has signed.
     fn decode(&self, project: &str, value: Vec<u8>) -> Option<ProjectEvent> {
         let (number, id, sealed) = split(&value)?;
         let event = self.0.open(place(project), sealed.as_bytes().to_vec())?;
         let event: ProjectEvent = serde_json::from_slice(&event).ok()?;
         (event.id() == id).then_some(event.with_sequence(number))
-    }
-
-    /// Implements `RouteStore::name_projects`.
-    pub(super) async fn write_projects(&self, projects: &[String]) -> Result<(), StoreError> {
-        let shared = &self.0;
-        for projects in projects.chunks(500) {
-            let mut script = shared.scripts.name_projects.key(shared.keys.projects());
-            script.arg(PROJECT_TTL.as_millis() as u64).arg(MAX_NAMED_PROJECTS);
-            script.arg(shared.keys.project_events(""));
-            for project in projects {
-                script.arg(project);
-            }
-            shared.query::<()>(&script).await?;
-        }
-        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! The contract of `RouteStore`, as one suite that runs on every implementation.
+//! The contract of `Store`, as one suite that runs on every implementation.
 
 use std::{
     slice,
@@ -11,7 +11,7 @@ use proto::{
 };
 use store::{
     EndedSessions, GitPush, Instance, LEASE_TTL, LeaseRequest, MemoryStore, NewSession, ProjectAgent,
-    RecordedEvent, ReportedInfo, Route, RouteStore, SessionHolder, SessionId, SessionLimits,
+    RecordedEvent, ReportedInfo, Route, SessionHolder, SessionId, SessionLimits, Store,
 };
 use tokio::time::timeout;
 
@@ -36,7 +36,7 @@ async fn redis_store_fulfils_contract() {
 /// A replica and its store, which both replicas may share.
 #[derive(Clone, Copy)]
 struct TestStore<'a> {
-    store: &'a dyn RouteStore,
+    store: &'a dyn Store,
     id: ReplicaId,
 }
 

@@ -7,8 +7,8 @@ use proto::{
     events::{AgentEventId, Event, EventAgent, EventContent, EventKind, Severity},
 };
 use store::{
-    CURSOR_TTL, CursorRequest, EventPage, EventPosition, MAX_EVENTS_PER_AGENT, NewEvent, RouteChange,
-    RouteStore, StateScope, SubjectState,
+    CURSOR_TTL, CursorRequest, CursorStore as _, EventPage, EventPosition, EventStore as _,
+    MAX_EVENTS_PER_AGENT, NewEvent, RouteChange, StateScope, Store, SubjectState,
 };
 use tokio::time::{sleep, timeout};
 
@@ -47,17 +47,17 @@ fn messages(page: &EventPage) -> Vec<&str> {
     page.events.iter().map(|event| &*event.event.content.message).collect()
 }
 
-fn newest(store: &dyn RouteStore) -> EventPosition {
+fn newest(store: &dyn Store) -> EventPosition {
     *store.event_changes().borrow()
 }
 
 /// Returns the position of the newest event. A part of the contract may have waited for it at one of the replicas only.
-fn newest_of(here: &dyn RouteStore, there: &dyn RouteStore) -> EventPosition {
+fn newest_of(here: &dyn Store, there: &dyn Store) -> EventPosition {
     newest(here).max(newest(there))
 }
 
 /// Waits until a replica has an event with this message, and returns all events after a position.
-async fn wait_message(store: &dyn RouteStore, after: EventPosition, last: &str) -> EventPage {
+async fn wait_message(store: &dyn Store, after: EventPosition, last: &str) -> EventPage {
     let mut changes = store.event_changes();
     let found = async {
         loop {
@@ -73,7 +73,7 @@ async fn wait_message(store: &dyn RouteStore, after: EventPosition, last: &str) 
 }
 
 /// Part of the contract of route stores. The log may have events already.
-pub(crate) async fn check_contract(here: (&dyn RouteStore, ReplicaId), there: (&dyn RouteStore, ReplicaId)) {
+pub(crate) async fn check_contract(here: (&dyn Store, ReplicaId), there: (&dyn Store, ReplicaId)) {
     events_have_one_order_at_all_replicas(here.0, there.0).await;
     state_is_an_event_when_it_changes(here.0, there.0).await;
     states_have_scopes_and_a_flood_pushes_out_some(here.0, there.0).await;
@@ -84,7 +84,7 @@ pub(crate) async fn check_contract(here: (&dyn RouteStore, ReplicaId), there: (&
     changes_of_routes_are_followed(here, there.0).await;
 }
 
-async fn events_have_one_order_at_all_replicas(here: &dyn RouteStore, there: &dyn RouteStore) {
+async fn events_have_one_order_at_all_replicas(here: &dyn Store, there: &dyn Store) {
     let start = newest_of(here, there);
     for number in 0..150 {
         let store = if number % 3 == 0 { there } else { here };
@@ -110,7 +110,7 @@ async fn events_have_one_order_at_all_replicas(here: &dyn RouteStore, there: &dy
     assert!(there.events(newest(there), 1).events.is_empty());
 }
 
-async fn state_is_an_event_when_it_changes(here: &dyn RouteStore, there: &dyn RouteStore) {
+async fn state_is_an_event_when_it_changes(here: &dyn Store, there: &dyn Store) {
     let start = newest_of(here, there);
     for (store, message, state, quiet) in [
         (here, "first", "healthy", true),
@@ -126,7 +126,7 @@ async fn state_is_an_event_when_it_changes(here: &dyn RouteStore, there: &dyn Ro
     assert_eq!(messages(&page), ["bad", "good", "other agent"]);
 }
 
-async fn states_have_scopes_and_a_flood_pushes_out_some(here: &dyn RouteStore, there: &dyn RouteStore) {
+async fn states_have_scopes_and_a_flood_pushes_out_some(here: &dyn Store, there: &dyn Store) {
     let start = newest_of(here, there);
     let scopes = [StateScope::Fleet, StateScope::Agent, StateScope::Reported];
     let of_scopes = |agent: u64, time: &str| -> Vec<NewEvent> {
@@ -174,7 +174,7 @@ async fn states_have_scopes_and_a_flood_pushes_out_some(here: &dyn RouteStore, t
     assert!(repeated.len() < 350, "{} of 500 states were forgotten", repeated.len() - 1);
 }
 
-async fn events_of_a_process_are_appended_once_and_in_order(here: &dyn RouteStore, there: &dyn RouteStore) {
+async fn events_of_a_process_are_appended_once_and_in_order(here: &dyn Store, there: &dyn Store) {
     let (start, instance, other) = (newest_of(here, there), InstanceId::random(), InstanceId::random());
     let from = |instance, sequence, message: &str| NewEvent {
         origin: Some(AgentEventId { instance, sequence }),
@@ -191,14 +191,14 @@ async fn events_of_a_process_are_appended_once_and_in_order(here: &dyn RouteStor
     assert_eq!(there.last_event_of(AgentId(24), instance).await.unwrap(), 0);
 }
 
-async fn event_that_is_too_long_is_left_out(here: &dyn RouteStore, there: &dyn RouteStore) {
+async fn event_that_is_too_long_is_left_out(here: &dyn Store, there: &dyn Store) {
     let start = newest_of(here, there);
     let long = NewEvent { key: "k".repeat(NewEvent::MAX_TEXT + 1), ..event(None, "long") };
     here.append_events(vec![long, event(None, "short")]).await.unwrap();
     assert_eq!(messages(&wait_message(here, start, "short").await), ["short"]);
 }
 
-async fn flood_of_one_agent_is_a_gap_for_those_behind(here: &dyn RouteStore, there: &dyn RouteStore) {
+async fn flood_of_one_agent_is_a_gap_for_those_behind(here: &dyn Store, there: &dyn Store) {
     let start = newest_of(here, there);
     here.append_events(vec![event(Some(31), "quiet agent")]).await.unwrap();
     let flood: Vec<NewEvent> =
@@ -214,8 +214,8 @@ async fn flood_of_one_agent_is_a_gap_for_those_behind(here: &dyn RouteStore, the
 }
 
 async fn one_replica_at_a_time_has_a_cursor(
-    (here, this): (&dyn RouteStore, ReplicaId),
-    (there, other): (&dyn RouteStore, ReplicaId),
+    (here, this): (&dyn Store, ReplicaId),
+    (there, other): (&dyn Store, ReplicaId),
 ) {
     use CursorRequest::{Claim, Move, Release};
 
@@ -238,7 +238,7 @@ async fn one_replica_at_a_time_has_a_cursor(
     assert_eq!(first(Claim(at(9))).await, Some(at(7)));
 }
 
-async fn changes_of_routes_are_followed(here: (&dyn RouteStore, ReplicaId), there: &dyn RouteStore) {
+async fn changes_of_routes_are_followed(here: (&dyn Store, ReplicaId), there: &dyn Store) {
     let agent = AgentId(41);
     let route = store::Route { replica: here.1, epoch: proto::Epoch(1) };
     let mut changes = [here.0.route_changes(), there.route_changes()];

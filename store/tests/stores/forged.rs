@@ -8,7 +8,7 @@ use proto::{
     notify::ProjectEvent,
 };
 use store::{
-    EventPosition, NewEvent, RouteStore as _,
+    EventPosition, EventStore as _, NewEvent, ProjectEventStore as _,
     redis::{RecordAuthenticator, RecordPlace, RedisSettings},
 };
 

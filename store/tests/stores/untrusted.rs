@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{AgentId, ReplicaId, notify::ProjectEvent};
 use store::{
-    EndedSessions, NewSession, RecordedEvent, RouteStore as _, SessionHolder, SessionId, SessionLimits,
+    EndedSessions, NewSession, ProjectEventStore as _, RecordedEvent, RouteStore as _, SessionHolder,
+    SessionId, SessionLimits, SessionStore as _,
     redis::{MAX_DEPLOYMENTS, RedisSettings, UrlAuthenticator},
 };
 

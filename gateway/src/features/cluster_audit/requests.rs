@@ -6,7 +6,7 @@ use std::sync::Arc;
 use access::RequestError;
 use http::{HeaderMap, Method, Response, StatusCode, header::CONTENT_LENGTH};
 use proto::{Reason, ServiceName, header::AUDIT_ID};
-use store::RouteStore;
+use store::Store;
 use tunnel::Body;
 use url::form_urlencoded;
 
@@ -23,7 +23,7 @@ pub(crate) struct ClusterAudit {
     /// Keeps the callers of the last requests.
     pub(crate) accesses: Arc<AccessRing>,
     pub(crate) peers: PeerClient,
-    pub(crate) store: Arc<dyn RouteStore>,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) metrics: ClusterAuditMetrics,
 }
 

@@ -1,4 +1,4 @@
--- Claims, moves or releases a cursor, by the rule of `CursorTable` in store/src/events.rs and the server's clock.
+-- Claims, moves or releases a cursor, by the rule of `CursorTable` in store/src/cursors.rs and the server's clock.
 -- KEYS: cursors. ARGV: name, id of the replica, TTL of a claim in ms, TTL of the key in ms, then 'claim', the position at which a new cursor
 -- begins, and the time in ms after which an unused one begins anew; or 'move' and the position; or 'release'.
 -- Returns the position of the cursor; '' if the replica has not claimed it.
