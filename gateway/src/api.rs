@@ -1,20 +1,14 @@
-//! The internal API, with which programs list the connected agents of all replicas, the environments and the deployments, and which
-//! GitLab calls.
+//! The internal API, with which programs list the connected agents of all replicas, and which GitLab calls.
 //!
-//! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`,
-//! `GET /api/v1/agents/<id or name>/views`, `GET` and `POST /api/v1/events`, `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
-//! `docs/api.md`. One page needs one lookup in the route store for up to 500 agents.
+//! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`, and the routes of
+//! features. Clients need the secret of `api.listen`. The shapes are documented in `docs/api.md`. One page needs one lookup in the
+//! route store for up to 500 agents.
 
-mod environment_health;
-mod environments;
-mod events;
 pub(crate) mod grpc;
 #[cfg(test)]
 mod openapi;
-mod project_events;
-mod query;
+pub(crate) mod query;
 mod response;
-mod views;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -37,25 +31,20 @@ use strangers::Stranger;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-pub use self::environment_health::HealthInquiry;
-use self::environments::{list_deployments, list_environments};
-use self::events::get_events;
-use self::project_events::record_event;
 pub use self::query::Query;
-use self::query::QueryError;
-use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError, with_error};
-use self::views::get_views;
+pub(crate) use self::query::QueryError;
+use self::response::{AgentInfo, AgentPage, AgentResponse, with_error};
+pub(crate) use self::response::{ApiError, json, ok, unavailable};
 use crate::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
     agents::AgentServer,
     configuration::ConfigurationService,
-    features::{Features, events::Events, graph::views::ViewsService, notify::NotifyService},
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
 };
-use gitlab::{Verifier, deployments::Deployments, environments::EnvironmentSources, gitaly::GitalyClient};
+use gitlab::Verifier;
 
 /// The time that a client may take for the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -65,59 +54,68 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct ApiServer {
     verifier: Verifier,
     addresses: AddressRules,
-    lookup: AgentLookup,
-    store: Arc<dyn Store>,
+    context: ApiContext,
     configuration: ConfigurationService,
-    views: ViewsService,
-    notify: NotifyService,
-    events: Events,
-    /// Cancelled when the replica stops.
-    draining: CancellationToken,
-    replica: ReplicaId,
-    environments: EnvironmentSources,
-    health: HealthInquiry,
-    deployments: Deployments,
-    gitaly: GitalyClient,
+    routes: ApiRoutes,
     metrics: Metrics,
     log_limit: LogLimiter<&'static str>,
 }
 
-/// The parts of the API beside the agents and the features.
+/// What all routes need.
+#[derive(Clone, Debug)]
+pub struct ApiContext {
+    /// The agents.
+    pub(crate) lookup: AgentLookup,
+    /// The records that replicas share.
+    pub(crate) store: Arc<dyn Store>,
+    /// This replica.
+    pub(crate) replica: ReplicaId,
+    /// Cancelled when the replica stops.
+    pub(crate) draining: CancellationToken,
+}
+
+/// The routes of features.
+#[derive(Debug)]
+pub struct ApiRoutes {
+    /// Those of programs.
+    pub(crate) http: Router,
+    /// Those of gRPC.
+    pub(crate) rpcs: Router,
+}
+
+/// The parts of the API beside the agents.
 #[derive(Debug)]
 pub struct ApiParts {
     /// Clients are those whose token passes it.
     pub verifier: Verifier,
     /// The rules of the listener about addresses.
     pub addresses: AddressRules,
-    /// The environments of all sources.
-    pub environments: EnvironmentSources,
-    /// Asks agents for the health of environments.
-    pub health: HealthInquiry,
-    /// The deployments of CI jobs.
-    pub deployments: Deployments,
-    /// The Git servers of GitLab.
-    pub gitaly: GitalyClient,
+    /// The routes of features.
+    pub routes: ApiRoutes,
+}
+
+impl ApiContext {
+    /// Returns the context of the replica with this server of agents.
+    pub fn new(agents: &AgentServer) -> Self {
+        Self {
+            lookup: AgentLookup::new(agents),
+            store: Arc::clone(&agents.store),
+            replica: agents.replica,
+            draining: agents.connections.draining.clone(),
+        }
+    }
 }
 
 impl ApiServer {
     /// Creates the API of a replica.
-    pub fn new(agents: &AgentServer, features: &Features, parts: ApiParts) -> Self {
-        let ApiParts { verifier, addresses, environments, health, deployments, gitaly } = parts;
+    pub fn new(agents: &AgentServer, parts: ApiParts) -> Self {
+        let ApiParts { verifier, addresses, routes } = parts;
         Self {
             verifier,
             addresses,
-            lookup: AgentLookup::new(agents),
-            store: Arc::clone(&agents.store),
+            context: ApiContext::new(agents),
             configuration: agents.configuration.clone(),
-            views: features.views.clone(),
-            notify: features.notify.clone(),
-            events: features.events.log().clone(),
-            draining: agents.connections.draining.clone(),
-            replica: agents.replica,
-            environments,
-            health,
-            deployments,
-            gitaly,
+            routes,
             metrics: agents.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
@@ -125,17 +123,15 @@ impl ApiServer {
 
     /// Returns a server for connections of the internal API.
     pub fn server(self: Arc<Self>) -> HttpServer {
+        let rpcs = grpc::with_fallbacks(self.routes.rpcs.clone());
         let routes = Router::new()
             .route("/api/v1/agents", get(list_agents))
             .route("/api/v1/agents/{agent}", get(get_agent))
-            .route("/api/v1/agents/{agent}/views", get(get_views))
-            .route("/api/v1/environments", get(list_environments))
-            .route("/api/v1/deployments", get(list_deployments))
-            .route("/api/v1/events", get(get_events).post(record_event).fallback(get_or_post))
+            .with_state(Arc::clone(&self))
+            .merge(self.routes.http.clone())
             .method_not_allowed_fallback(async || ApiError::Method("GET, HEAD"))
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
-            .layer(from_fn_with_state((Arc::clone(&self), grpc::routes(Arc::clone(&self))), authenticate))
-            .with_state(self);
+            .layer(from_fn_with_state((self, rpcs), authenticate));
         HttpServer { name: "api", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 
@@ -149,10 +145,6 @@ impl ApiServer {
             tracing::info!(peer = %client, reason, %error, suppressed, "API request refused");
         }
     }
-}
-
-async fn get_or_post() -> ApiError {
-    ApiError::Method("GET, HEAD, POST")
 }
 
 /// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.
@@ -192,17 +184,17 @@ async fn list_agents(
     RawQuery(query): RawQuery,
 ) -> Result<AgentPage, ApiError> {
     let query: Query = query.as_deref().unwrap_or_default().parse()?;
-    let mut known = api.lookup.list(query.project()).await;
+    let mut known = api.context.lookup.list(query.project()).await;
     known.agents.retain(|agent| query.matches(agent.id, agent.project, agent.name.as_str()));
     known.agents.sort_by_key(|agent| agent.id);
     let more = known.agents.len() > query.limit;
     known.agents.truncate(query.limit);
     let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
-    let mut locations = AgentLocations::lookup(&*api.store, &ids).await;
+    let mut locations = AgentLocations::lookup(&*api.context.store, &ids).await;
     let all = known.agents.into_iter().map(|known| agent(known, &mut locations));
     let agents = all.filter(|agent| agent.state == AgentState::Connected).collect();
     Ok(AgentPage {
-        replica: api.replica,
+        replica: api.context.replica,
         time: SystemTime::now(),
         missing: locations.missing.or(known.missing),
         agents,
@@ -221,12 +213,12 @@ async fn get_agent(
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
-    let known = api.lookup.find(&name).await.ok_or_else(|| ApiError::no_agent(&name))?;
-    let mut locations = AgentLocations::lookup(&*api.store, &[known.id]).await;
+    let known = api.context.lookup.find(&name).await.ok_or_else(|| ApiError::no_agent(&name))?;
+    let mut locations = AgentLocations::lookup(&*api.context.store, &[known.id]).await;
     let configuration = api.configuration.status(known.id);
     let agent = agent(known, &mut locations);
     let missing = locations.missing;
-    Ok(AgentResponse { replica: api.replica, time: SystemTime::now(), missing, agent, configuration })
+    Ok(AgentResponse { replica: api.context.replica, time: SystemTime::now(), missing, agent, configuration })
 }
 
 fn agent(known: KnownAgent, locations: &mut AgentLocations) -> AgentInfo {

@@ -41,11 +41,12 @@ use outbound::AddressPolicy;
 use crate::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
-    api::{ApiParts, ApiServer, HealthInquiry},
+    api::{ApiContext, ApiParts, ApiServer},
     config::Config,
     configuration::ConfigurationService,
     features::{
         FeatureContext, Features,
+        environments::{api::EnvironmentsApi, health::HealthInquiry},
         events::{
             Events,
             sources::EventSources,
@@ -355,13 +356,14 @@ impl App {
         });
         let mut environments = environment_sources(&self.environments, &self.features);
         environments.0.extend(gitlab);
-        let (gitaly, deployments) = (self.gitaly.clone(), self.deployments.clone());
-        let health = HealthInquiry::new(&self.callers);
-        ApiServer::new(
-            &self.agents,
-            &self.features,
-            ApiParts { verifier, addresses, environments, health, deployments, gitaly },
-        )
+        let environments = EnvironmentsApi {
+            environments,
+            health: HealthInquiry::new(&self.callers),
+            deployments: self.deployments.clone(),
+        };
+        let context = ApiContext::new(&self.agents);
+        let routes = self.features.api_routes(&context, environments, self.gitaly.clone());
+        ApiServer::new(&self.agents, ApiParts { verifier, addresses, routes })
     }
 
     /// Spawns a heartbeat on each core, which ends with the core.

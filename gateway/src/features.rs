@@ -5,15 +5,16 @@
 pub(crate) mod cluster_audit;
 pub(crate) mod environments;
 pub(crate) mod events;
+pub(crate) mod gitlab;
 pub(crate) mod gitops;
 pub(crate) mod graph;
 pub(crate) mod notify;
 
 use std::sync::Arc;
 
+use ::gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use access::Identities;
 use futures_util::future::BoxFuture;
-use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
 use store::{GitPush, Store, redis::RedisStore};
@@ -21,7 +22,7 @@ use tokio::sync::broadcast;
 
 use self::{
     cluster_audit::Audit,
-    environments::AgentEnvironments,
+    environments::{AgentEnvironments, api::EnvironmentsApi},
     events::{
         Events,
         agents::{AgentEvents, ConfigurationReports},
@@ -32,6 +33,7 @@ use self::{
 };
 
 use crate::{
+    api::{ApiContext, ApiRoutes},
     attachments::TunnelFeature,
     configuration::AgentConfigurationConfig,
     request_types::{Named, RequestTypes},
@@ -105,6 +107,23 @@ impl Features {
             Box::new(self.events.clone()),
             Box::new(ConfigurationReports(self.events.clone())),
         ]
+    }
+
+    /// Returns the routes of the internal API.
+    pub fn api_routes(
+        &self,
+        context: &ApiContext,
+        environments: EnvironmentsApi,
+        gitaly: GitalyClient,
+    ) -> ApiRoutes {
+        let http = environments::api::routes(context.clone(), environments)
+            .merge(graph::views::api::routes(context.clone(), self.views.clone()))
+            .merge(events::api::routes(context.clone(), self.events.log().clone()))
+            .merge(notify::api::routes(self.notify.clone()));
+        let rpcs = gitlab::rpcs::routes(context.clone(), gitaly)
+            .merge(graph::views::rpc::routes(self.views.clone()))
+            .merge(notify::git_push::routes(self.notify.clone()));
+        ApiRoutes { http, rpcs }
     }
 
     /// Returns the work that is of no single tunnel. The futures never complete. `pushes` subscribes to the pushes that replicas announce.

@@ -76,10 +76,14 @@ pub mod test_support {
     pub use crate::{
         addresses::AddressRules,
         agents::{Rebalancer, ReceptiveAgents},
-        api::{ApiParts, ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
+        api::{ApiContext, ApiParts, ApiServer, Query},
         cli::serve::log_filter,
         destination::Destination,
-        features::{events::webhooks::Webhook, request_types},
+        features::{
+            environments::{api::EnvironmentsApi, health::HealthInquiry},
+            events::webhooks::Webhook,
+            request_types,
+        },
         headers::{
             ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
         },
@@ -91,4 +95,9 @@ pub mod test_support {
         web::WebServer,
     };
     pub use strangers::Stranger;
+
+    /// The messages of the RPCs of the internal API.
+    pub mod api_messages {
+        pub use crate::features::{gitlab::rpcs::messages::*, graph::views::rpc::*, notify::git_push::*};
+    }
 }

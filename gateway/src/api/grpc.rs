@@ -1,11 +1,11 @@
-//! The RPCs that GitLab calls, over gRPC.
+//! The RPCs of features, over gRPC.
 //!
 //! The messages are derived by hand from their field numbers: there are few, and no compiler of `.proto` files is needed.
 
-pub mod messages;
-mod services;
-
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    time::{Duration, SystemTime},
+};
 
 use axum::{
     Router,
@@ -21,7 +21,7 @@ use tonic::{Code, Status, server::Grpc};
 use tonic_prost::ProstCodec;
 use tower::{ServiceExt as _, service_fn};
 
-use super::{ApiServer, response::with_error};
+use super::response::with_error;
 
 /// The largest request in bytes.
 const MAX_REQUEST: usize = 1 << 20;
@@ -29,36 +29,25 @@ const MAX_REQUEST: usize = 1 << 20;
 /// The time for a request. GitLab waits for 5 s.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Returns the routes of the RPCs.
-pub(super) fn routes(api: Arc<ApiServer>) -> Router {
-    let tracker = "/gitlab.agent.agent_tracker.rpc.AgentTracker";
-    // Versions of GitLab call one method by different names.
-    let by_ids = ["GetConnectedAgentsByAgentIDs", "GetConnectedAgentksByAgentIDs"];
-    let routes = by_ids.into_iter().fold(Router::new(), |routes, name| {
-        routes.route(&format!("{tracker}/{name}"), unary(services::get_connected_agents_by_ids))
-    });
-    routes
-        .route(&format!("{tracker}/GetConnectedAgents"), unary(services::get_connected_agents))
-        .route("/gitlab.agent.server_info.rpc.ServerInfo/GetServerInfo", unary(services::get_server_info))
-        .route(
-            "/gitlab.agent.configuration_project.rpc.ConfigurationProject/ListAgentConfigFiles",
-            unary(services::list_agent_config_files),
-        )
-        .route("/kas.agent_views.rpc.AgentViews/GetAgentViews", unary(services::get_agent_views))
-        .route("/gitlab.agent.notifications.rpc.Notifications/GitPushEvent", unary(services::git_push_event))
-        .route("/gitlab.agent.managed_resources.rpc.Provisioner/{method}", post(no_provisioner))
-        .method_not_allowed_fallback(async || refuse(Status::internal("the method of gRPC is POST")))
-        .fallback(async || refuse(Status::unimplemented("this kas has no such method")))
-        .with_state(api)
+/// `google.protobuf.Timestamp`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Timestamp {
+    /// Seconds since 1970.
+    #[prost(int64, tag = "1")]
+    pub seconds: i64,
 }
 
-/// Refuses the methods with which GitLab makes the objects of environments before a job starts: the numbers of their fields are not
-/// published. GitLab shows the message in the log of the job.
-async fn no_provisioner() -> Response {
-    refuse(Status::unimplemented(
-        "kas makes the objects of environments itself, before the first request of a job to the cluster: set \
-         environment.kubernetes.managed_resources.enabled to false in the job, so that GitLab does not ask for them before",
-    ))
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Self {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { seconds: since.as_secs().cast_signed() }
+    }
+}
+
+/// Adds the responses to requests for other methods.
+pub(super) fn with_fallbacks(rpcs: Router) -> Router {
+    rpcs.method_not_allowed_fallback(async || refuse(Status::internal("the method of gRPC is POST")))
+        .fallback(async || refuse(Status::unimplemented("this kas has no such method")))
 }
 
 /// Returns whether the client expects a response of gRPC.
@@ -86,18 +75,25 @@ fn refuse(status: Status) -> Response {
 }
 
 /// Returns the route of a method with one request and one response.
-fn unary<Q, R, F>(method: fn(Arc<ApiServer>, Q) -> F) -> MethodRouter<Arc<ApiServer>>
+pub(crate) fn unary<S, Q, R, F>(method: fn(S, Q) -> F) -> MethodRouter<S>
 where
+    S: Clone + Send + Sync + 'static,
     Q: Message + Default + 'static,
     R: Message + 'static,
     F: Future<Output = Result<R, Status>> + Send + 'static,
 {
-    post(move |State(api): State<Arc<ApiServer>>, request: Request| async move {
+    post(move |State(state): State<S>, request: Request| async move {
         let service = service_fn(move |request: tonic::Request<Q>| {
-            let response = method(Arc::clone(&api), request.into_inner());
+            let response = method(state.clone(), request.into_inner());
             async move { response.await.map(tonic::Response::new) }
         });
         let mut grpc = Grpc::new(ProstCodec::<R, Q>::default()).max_decoding_message_size(MAX_REQUEST);
         grpc.unary(service, request).await.map(Body::new)
     })
+}
+
+/// Returns a field of a request that has to be greater than 0.
+pub(crate) fn positive(field: &str, number: i64) -> Result<u64, Status> {
+    let positive = u64::try_from(number).ok().filter(|number| *number > 0);
+    positive.ok_or_else(|| Status::invalid_argument(format!("{field}: {number} is not greater than 0")))
 }

@@ -4,11 +4,13 @@ use proto::events::EventKind;
 use serde_json::{Value, json};
 
 use super::{
-    environments::{parse, parse_deployments},
     query::{Query, QueryError},
     response::ApiError,
 };
-use crate::features::events::{EventQuery, EventQueryError};
+use crate::features::{
+    environments::api::{parse, parse_deployments},
+    events::{EventQuery, EventQueryError},
+};
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../../docs/api.openapi.json")).unwrap()

@@ -7,9 +7,9 @@ use proto::{AgentId, percent};
 /// The most agents of one page, which is one lookup in the route store.
 const MAX_LIMIT: usize = 500;
 /// The agents of one page without `limit`.
-pub(super) const DEFAULT_LIMIT: usize = 100;
+pub(crate) const DEFAULT_LIMIT: usize = 100;
 /// The longest query, in bytes.
-pub(super) const MAX_LENGTH: usize = 8192;
+pub(crate) const MAX_LENGTH: usize = 8192;
 
 /// The parameters of a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,25 +96,25 @@ impl FromStr for Query {
 }
 
 /// Parses the largest number of entries of a page.
-pub(super) fn limit(value: &str) -> Result<usize, QueryError> {
+pub(crate) fn limit(value: &str) -> Result<usize, QueryError> {
     let what = "a number between 1 and 500";
     let limit =
         usize::try_from(number("limit", value, what)?).ok().filter(|many| (1..=MAX_LIMIT).contains(many));
     limit.ok_or_else(|| bad("limit", value, what))
 }
 
-pub(super) fn set_once<T>(key: &'static str, slot: &mut Option<T>, value: T) -> Result<(), QueryError> {
+pub(crate) fn set_once<T>(key: &'static str, slot: &mut Option<T>, value: T) -> Result<(), QueryError> {
     if slot.replace(value).is_some() { Err(QueryError::Twice(key)) } else { Ok(()) }
 }
 
-pub(super) fn number(key: &'static str, value: &str, what: &'static str) -> Result<u64, QueryError> {
+pub(crate) fn number(key: &'static str, value: &str, what: &'static str) -> Result<u64, QueryError> {
     // `parse` accepts `+1`, which some clients decode as a space and a digit.
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
     value.parse().ok().filter(|_| digits).ok_or_else(|| bad(key, value, what))
 }
 
 /// Decodes the value of a parameter.
-pub(super) fn decoded(key: &'static str, value: &str) -> Result<String, QueryError> {
+pub(crate) fn decoded(key: &'static str, value: &str) -> Result<String, QueryError> {
     percent::decode_value(value).map_err(|_| bad(key, value, "UTF-8, percent-encoded"))
 }
 

@@ -8,7 +8,6 @@ use std::{
 use access::SourceUnavailable;
 use axum::response::{IntoResponse, Response};
 use gitlab::ApiTokenError;
-use gitlab::environments::EnvironmentError;
 use http::{
     HeaderValue, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
@@ -68,7 +67,7 @@ pub(super) struct AgentInfo {
 
 /// The error of a request. It is an extension of its response, for metrics and logs.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(super) enum ApiError {
+pub(crate) enum ApiError {
     #[error(transparent)]
     Token(#[from] ApiTokenError),
     #[error(
@@ -105,7 +104,7 @@ impl IntoResponse for AgentResponse {
 }
 
 impl ApiError {
-    pub(super) fn no_path(path: &str) -> Self {
+    pub(crate) fn no_path(path: &str) -> Self {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
             "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name>, \
@@ -113,7 +112,7 @@ impl ApiError {
         ))
     }
 
-    pub(super) fn no_agent(name: &str) -> Self {
+    pub(crate) fn no_agent(name: &str) -> Self {
         let name: String = name.chars().take(100).collect();
         Self::NotFound(format!("the identity file of kas has no agent {name:?}"))
     }
@@ -135,16 +134,6 @@ impl ApiError {
                 Code::DeadlineExceeded => "timeout",
                 _ => "internal",
             },
-        }
-    }
-}
-
-impl From<EnvironmentError> for ApiError {
-    fn from(error: EnvironmentError) -> Self {
-        match error {
-            EnvironmentError::Unavailable(unavailable) => unavailable.into(),
-            EnvironmentError::Refused(_) => Self::Forbidden(error.to_string()),
-            EnvironmentError::NoProject => Self::BadRequest(error.to_string()),
         }
     }
 }
@@ -195,17 +184,17 @@ pub(super) fn with_error(mut response: Response, error: impl Into<ApiError>) -> 
 }
 
 /// Returns the error of a store that does not answer.
-pub(super) fn unavailable(message: String) -> ApiError {
+pub(crate) fn unavailable(message: String) -> ApiError {
     SourceUnavailable { message, retry_after: Duration::from_secs(1) }.into()
 }
 
 /// Returns the response to a request that succeeded.
-pub(super) fn ok(value: &impl Serialize) -> Response {
+pub(crate) fn ok(value: &impl Serialize) -> Response {
     json(StatusCode::OK, value)
 }
 
 /// Returns a response.
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     let text = serde_json::to_string(value).expect("serializable") + "\n";
     let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
     (status, headers, text).into_response()
@@ -216,10 +205,12 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
-    use crate::api::{
-        environment_health::EnvironmentHealth,
-        environments::{DeploymentList, EnvironmentList},
-        views::ViewsResponse,
+    use crate::features::{
+        environments::{
+            api::{DeploymentList, EnvironmentList},
+            health::EnvironmentHealth,
+        },
+        graph::views::api::ViewsResponse,
     };
 
     fn reads_back<T: Serialize + DeserializeOwned>(example: &str) {

@@ -1,5 +1,7 @@
 //! The environments of CI jobs: those that agents name, and those whose objects kas lets agentk make.
 
+pub(crate) mod api;
+pub(crate) mod health;
 mod named;
 mod provisioner;
 

@@ -10,6 +10,7 @@
 
 pub(crate) mod agents;
 mod answer;
+pub(crate) mod api;
 mod filter;
 mod list;
 mod metrics;

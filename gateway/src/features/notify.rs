@@ -11,7 +11,9 @@
 //! an event that arrives through several tunnels has one effect.
 
 mod access;
+pub(crate) mod api;
 mod feed;
+pub(crate) mod git_push;
 mod metrics;
 mod outbox;
 

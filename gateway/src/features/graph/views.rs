@@ -7,7 +7,9 @@
 //! One tunnel of each agent is followed, at one replica. The last values are kept with their time, so that they can be read while the agent is
 //! away.
 
+pub(crate) mod api;
 mod record;
+pub(crate) mod rpc;
 mod store;
 
 use std::{

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use gateway::test_support::{AddressRules, ApiParts, ApiServer, HealthInquiry};
+use gateway::test_support::{AddressRules, ApiContext, ApiParts, ApiServer, EnvironmentsApi, HealthInquiry};
 use gitlab::{Verifier, environments::EnvironmentSources};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
@@ -66,18 +66,18 @@ pub fn connect_to(api: &Arc<ApiServer>) -> DuplexStream {
 
 /// Returns the internal API of a replica, for several connections.
 pub fn server(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> Arc<ApiServer> {
-    Arc::new(ApiServer::new(
-        &world.kas.agents,
-        &world.kas.features,
-        ApiParts {
-            verifier: Verifier::new(secret(1), None),
-            addresses,
-            environments,
-            health: HealthInquiry::new(&world.kas.callers),
-            deployments: world.kas.deployments.clone(),
-            gitaly: world.kas.gitaly.clone(),
-        },
-    ))
+    let kas = &world.kas;
+    let environments = EnvironmentsApi {
+        environments,
+        health: HealthInquiry::new(&kas.callers),
+        deployments: kas.deployments.clone(),
+    };
+    let parts = ApiParts {
+        verifier: Verifier::new(secret(1), None),
+        addresses,
+        routes: kas.features.api_routes(&ApiContext::new(&kas.agents), environments, kas.gitaly.clone()),
+    };
+    Arc::new(ApiServer::new(&kas.agents, parts))
 }
 
 /// Sends a request to the internal API on a new connection.

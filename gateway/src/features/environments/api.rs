@@ -3,32 +3,47 @@
 use std::{sync::Arc, time::SystemTime};
 
 use axum::{
+    Router,
     extract::{RawQuery, State},
     response::{IntoResponse, Response},
+    routing::get,
 };
 use gitlab::{
-    deployments::{Deployment, DeploymentQuery},
-    environments::{EnvironmentQuery, GitLabToken, Tier},
+    deployments::{Deployment, DeploymentQuery, Deployments},
+    environments::{EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken, Tier},
 };
 use http::{HeaderMap, HeaderName};
 use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
-use super::{
-    ApiServer,
-    environment_health::EnvironmentStatus,
-    query::{DEFAULT_LIMIT, MAX_LENGTH, QueryError, decoded, limit, number, set_once},
-    response::{ApiError, ok},
+use super::health::{EnvironmentStatus, HealthInquiry};
+use crate::api::{
+    ApiContext, ApiError, QueryError, ok,
+    query::{DEFAULT_LIMIT, MAX_LENGTH, decoded, limit, number, set_once},
 };
 
 /// The headers in which GitLab accepts the token of a user or a CI job.
 const USER_TOKEN: HeaderName = HeaderName::from_static("private-token");
 const JOB_TOKEN: HeaderName = HeaderName::from_static("job-token");
 
+/// The sources of the routes.
+#[derive(Debug)]
+pub struct EnvironmentsApi {
+    /// The environments of all sources.
+    pub environments: EnvironmentSources,
+    /// Asks agents for the health of environments.
+    pub health: HealthInquiry,
+    /// The deployments of CI jobs.
+    pub deployments: Deployments,
+}
+
+/// The state of the routes.
+type ApiState = Arc<(ApiContext, EnvironmentsApi)>;
+
 /// The environments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct EnvironmentList {
+pub(crate) struct EnvironmentList {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
@@ -38,7 +53,7 @@ pub(super) struct EnvironmentList {
 
 /// The deployments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct DeploymentList {
+pub(crate) struct DeploymentList {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
@@ -60,36 +75,56 @@ impl IntoResponse for DeploymentList {
     }
 }
 
-pub(super) async fn list_environments(
-    State(api): State<Arc<ApiServer>>,
+/// Returns the routes of environments and deployments.
+pub(in crate::features) fn routes(context: ApiContext, sources: EnvironmentsApi) -> Router {
+    Router::new()
+        .route("/api/v1/environments", get(list_environments))
+        .route("/api/v1/deployments", get(list_deployments))
+        .with_state(Arc::new((context, sources)))
+}
+
+async fn list_environments(
+    State(state): State<ApiState>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<EnvironmentList, ApiError> {
+    let (context, sources) = &*state;
     let (query, with_health) = parse(query.as_deref().unwrap_or_default())?;
     let token = gitlab_token(&headers)?;
-    let environments = api.environments.list(&query, token.as_ref()).await?;
+    let environments = sources.environments.list(&query, token.as_ref()).await?;
     let environments = if with_health {
-        api.health.complete(environments, &api.lookup).await?
+        sources.health.complete(environments, &context.lookup).await?
     } else {
         environments.into_iter().map(EnvironmentStatus::without_health).collect()
     };
-    Ok(EnvironmentList { replica: api.replica, time: SystemTime::now(), environments })
+    Ok(EnvironmentList { replica: context.replica, time: SystemTime::now(), environments })
 }
 
-pub(super) async fn list_deployments(
-    State(api): State<Arc<ApiServer>>,
+async fn list_deployments(
+    State(state): State<ApiState>,
     RawQuery(query): RawQuery,
 ) -> Result<DeploymentList, ApiError> {
+    let (context, sources) = &*state;
     let (query, limit) = parse_deployments(query.as_deref().unwrap_or_default())?;
-    let (deployments, missing) = match api.deployments.list(&query, limit).await {
+    let (deployments, missing) = match sources.deployments.list(&query, limit).await {
         Ok(deployments) => (deployments, None),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
-    Ok(DeploymentList { replica: api.replica, time: SystemTime::now(), missing, deployments })
+    Ok(DeploymentList { replica: context.replica, time: SystemTime::now(), missing, deployments })
+}
+
+impl From<EnvironmentError> for ApiError {
+    fn from(error: EnvironmentError) -> Self {
+        match error {
+            EnvironmentError::Unavailable(unavailable) => unavailable.into(),
+            EnvironmentError::Refused(_) => Self::Forbidden(error.to_string()),
+            EnvironmentError::NoProject => Self::BadRequest(error.to_string()),
+        }
+    }
 }
 
 /// Parses the query of deployments. Returns it with the largest number of deployments.
-pub(super) fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
+pub(crate) fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
@@ -120,7 +155,7 @@ pub(super) fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), 
 }
 
 /// Parses the query of environments. Returns it with whether their health is asked for.
-pub(super) fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
+pub(crate) fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }

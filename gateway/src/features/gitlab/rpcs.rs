@@ -1,30 +1,27 @@
-//! The methods of the RPCs that GitLab calls.
+//! The RPCs that GitLab calls.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+pub(crate) mod messages;
 
+use std::collections::BTreeMap;
+
+use ::gitlab::gitaly::{GitalyClient, GitalyRepository, GitalyServer};
+use axum::{Router, response::Response, routing::post};
 use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configuration_path};
-use gitlab::gitaly::{GitalyRepository, GitalyServer};
 use gitlab_tunnel::messages::{AgentMeta, KubernetesVersion};
-use proto::{
-    AgentId, Hello,
-    notify::{ProjectEvent, ProjectEventFields},
-};
-use store::GitPush;
+use proto::{AgentId, Hello};
 use tonic::Status;
 
-use super::messages::{
-    AgentConfigFile, AgentSelector, AgentViews, ConnectedAgentInfo, Empty, GetAgentViewsRequest,
-    GetAgentViewsResponse, GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest,
-    GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEventRequest, GitalyInfo,
-    ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, ServerInfo, Timestamp, View, ViewRow,
+use self::messages::{
+    AgentConfigFile, AgentSelector, ConnectedAgentInfo, Empty, GetConnectedAgentsByAgentIdsRequest,
+    GetConnectedAgentsRequest, GetConnectedAgentsResponse, GetServerInfoResponse, GitalyInfo,
+    ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, ServerInfo,
 };
 use crate::{
     agent_locations::{AgentLocations, InstanceInfo},
     api::{
-        ApiServer,
-        project_events::{random_id, record},
+        ApiContext,
+        grpc::{Timestamp, positive, unary},
     },
-    features::notify::EventOrigin,
 };
 
 /// The most agents of one lookup in the route store.
@@ -33,44 +30,77 @@ const AGENTS_PER_LOOKUP: usize = 500;
 /// The most agents of one request.
 const MAX_AGENTS: usize = 10_000;
 
-/// The most agents of one request for views, of which each may have 160 KiB.
-const MAX_AGENTS_WITH_VIEWS: usize = 20;
-
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-pub(super) async fn get_server_info(_: Arc<ApiServer>, _: Empty) -> Result<GetServerInfoResponse, Status> {
+/// The state of the RPCs.
+#[derive(Clone)]
+struct GitLabRpcs {
+    context: ApiContext,
+    gitaly: GitalyClient,
+}
+
+/// Returns the routes of the RPCs.
+pub(in crate::features) fn routes(context: ApiContext, gitaly: GitalyClient) -> Router {
+    let tracker = "/gitlab.agent.agent_tracker.rpc.AgentTracker";
+    // Versions of GitLab call one method by different names.
+    let by_ids = ["GetConnectedAgentsByAgentIDs", "GetConnectedAgentksByAgentIDs"];
+    let routes = by_ids.into_iter().fold(Router::new(), |routes, name| {
+        routes.route(&format!("{tracker}/{name}"), unary(get_connected_agents_by_ids))
+    });
+    routes
+        .route(&format!("{tracker}/GetConnectedAgents"), unary(get_connected_agents))
+        .route("/gitlab.agent.server_info.rpc.ServerInfo/GetServerInfo", unary(get_server_info))
+        .route(
+            "/gitlab.agent.configuration_project.rpc.ConfigurationProject/ListAgentConfigFiles",
+            unary(list_agent_config_files),
+        )
+        .route("/gitlab.agent.managed_resources.rpc.Provisioner/{method}", post(no_provisioner))
+        .with_state(GitLabRpcs { context, gitaly })
+}
+
+/// Refuses the methods with which GitLab makes the objects of environments before a job starts: the numbers of their fields are not
+/// published. GitLab shows the message in the log of the job.
+async fn no_provisioner() -> Response {
+    let status = Status::unimplemented(
+        "kas makes the objects of environments itself, before the first request of a job to the cluster: set \
+         environment.kubernetes.managed_resources.enabled to false in the job, so that GitLab does not ask for them before",
+    );
+    status.into_http()
+}
+
+async fn get_server_info(_: GitLabRpcs, _: Empty) -> Result<GetServerInfoResponse, Status> {
     let info = ServerInfo { version: VERSION.to_owned(), git_ref: format!("v{VERSION}") };
     Ok(GetServerInfoResponse { current_server_info: Some(info) })
 }
 
-pub(super) async fn get_connected_agents(
-    api: Arc<ApiServer>,
+async fn get_connected_agents(
+    rpcs: GitLabRpcs,
     GetConnectedAgentsRequest { request }: GetConnectedAgentsRequest,
 ) -> Result<GetConnectedAgentsResponse, Status> {
     let agents = match request {
         Some(AgentSelector::ProjectId(project)) => {
-            let known = api.lookup.list(Some(positive("project_id", project)?)).await;
+            let known = rpcs.context.lookup.list(Some(positive("project_id", project)?)).await;
             known.agents.into_iter().map(|agent| agent.id).collect()
         }
         Some(AgentSelector::AgentId(agent)) => vec![AgentId(positive("agent_id", agent)?)],
         None => return Err(Status::invalid_argument("the request has neither project_id nor agent_id")),
     };
-    connected(&api, agents).await
+    connected(&rpcs.context, agents).await
 }
 
-pub(super) async fn get_connected_agents_by_ids(
-    api: Arc<ApiServer>,
+async fn get_connected_agents_by_ids(
+    rpcs: GitLabRpcs,
     GetConnectedAgentsByAgentIdsRequest { agent_ids }: GetConnectedAgentsByAgentIdsRequest,
 ) -> Result<GetConnectedAgentsResponse, Status> {
     if agent_ids.len() > MAX_AGENTS {
         return Err(Status::invalid_argument(format!("the request has more than {MAX_AGENTS} agents")));
     }
     let agents = agent_ids.into_iter().map(|id| positive("agent_ids", id).map(AgentId));
-    connected(&api, agents.collect::<Result<_, _>>()?).await
+    connected(&rpcs.context, agents.collect::<Result<_, _>>()?).await
 }
 
-pub(super) async fn list_agent_config_files(
-    api: Arc<ApiServer>,
+async fn list_agent_config_files(
+    rpcs: GitLabRpcs,
     ListAgentConfigFilesRequest { repository, gitaly_info, default_branch }: ListAgentConfigFilesRequest,
 ) -> Result<ListAgentConfigFilesResponse, Status> {
     let missing = |field| Status::invalid_argument(format!("the request has no {field}"));
@@ -78,7 +108,7 @@ pub(super) async fn list_agent_config_files(
     let GitalyInfo { address, token, features } = gitaly_info.ok_or_else(|| missing("gitaly_info"))?;
     let server = GitalyServer { address, token: token.into(), features };
     let branch = Reference::of_branch(Some(&default_branch));
-    let repository = GitalyRepository::new(api.gitaly.clone(), server, location, branch, None);
+    let repository = GitalyRepository::new(rpcs.gitaly.clone(), server, location, branch, None);
     let Some(commit) = repository.resolve().await.map_err(status)? else {
         return Ok(ListAgentConfigFilesResponse::default());
     };
@@ -90,75 +120,17 @@ pub(super) async fn list_agent_config_files(
     Ok(ListAgentConfigFilesResponse { config_files: agents.into_iter().map(file).collect() })
 }
 
-pub(super) async fn git_push_event(
-    api: Arc<ApiServer>,
-    GitPushEventRequest { event }: GitPushEventRequest,
-) -> Result<Empty, Status> {
-    let project = event.and_then(|event| event.project);
-    let project = project.ok_or_else(|| Status::invalid_argument("the event has no project"))?;
-    let push = GitPush::new(positive("id", project.id)?, &project.full_path);
-    api.store.send_push(push.map_err(|error| Status::invalid_argument(error.to_string()))?);
-    // GitLab names neither the branch nor the commit.
-    let fields = ProjectEventFields {
-        id: random_id(),
-        sequence: 0,
-        project: project.full_path,
-        reference: None,
-        before: None,
-        after: None,
-        urls: Vec::new(),
-        time: SystemTime::now(),
-    };
-    let event =
-        ProjectEvent::try_from(fields).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    match record(&api, &event, EventOrigin::GitLab).await {
-        // GitLab reports the pushes to all its projects.
-        Ok(_) => Ok(Empty {}),
-        Err(error) => Err(Status::unavailable(error.to_string())),
-    }
-}
-
-pub(super) async fn get_agent_views(
-    api: Arc<ApiServer>,
-    GetAgentViewsRequest { agent_ids }: GetAgentViewsRequest,
-) -> Result<GetAgentViewsResponse, Status> {
-    if agent_ids.len() > MAX_AGENTS_WITH_VIEWS {
-        let what = format!("the request has more than {MAX_AGENTS_WITH_VIEWS} agents");
-        return Err(Status::invalid_argument(what));
-    }
-    let mut agents = Vec::new();
-    for id in agent_ids {
-        let agent = AgentId(positive("agent_ids", id)?);
-        let last = api.views.last(agent).await;
-        let last = last.map_err(|error| Status::unavailable(format!("the views are not known: {error}")))?;
-        agents.extend(last.map(|last| AgentViews {
-            agent_id: id,
-            time: Some(timestamp(last.time)),
-            views: last.views.into_iter().map(view).collect(),
-        }));
-    }
-    Ok(GetAgentViewsResponse { agents })
-}
-
-fn view(view: proto::graph::View) -> View {
-    let proto::graph::View { name, count, columns, rows, omitted, partial } = view;
-    let rows = rows.into_iter().map(|cells| ViewRow { cells }).collect();
-    View { name, count, columns, rows, omitted, partial }
-}
-
-fn timestamp(time: SystemTime) -> Timestamp {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp { seconds: since.as_secs().cast_signed() }
-}
-
 /// Returns one entry for each agentk process of the agents.
-async fn connected(api: &ApiServer, mut agents: Vec<AgentId>) -> Result<GetConnectedAgentsResponse, Status> {
+async fn connected(
+    context: &ApiContext,
+    mut agents: Vec<AgentId>,
+) -> Result<GetConnectedAgentsResponse, Status> {
     agents.sort();
     agents.dedup();
-    let projects = api.lookup.projects(&agents).await;
+    let projects = context.lookup.projects(&agents).await;
     let mut found = Vec::new();
     for agents in agents.chunks(AGENTS_PER_LOOKUP) {
-        let mut locations = AgentLocations::lookup(&*api.store, agents).await;
+        let mut locations = AgentLocations::lookup(&*context.store, agents).await;
         if let Some(error) = locations.missing {
             return Err(Status::unavailable(format!("agents of other replicas are unknown: {error}")));
         }
@@ -187,17 +159,12 @@ fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentI
             pod_name: reported.pod_name.unwrap_or_default(),
             kubernetes_version: reported.kubernetes_version.map(KubernetesVersion::from_git_version),
         }),
-        connected_at: Some(timestamp(since)),
+        connected_at: Some(Timestamp::from(since)),
         // 63 bits of a random number.
         connection_id: (id >> 65) as i64,
         agent_id: agent.0.cast_signed(),
         project_id: project.cast_signed(),
     }
-}
-
-fn positive(field: &str, number: i64) -> Result<u64, Status> {
-    let positive = u64::try_from(number).ok().filter(|number| *number > 0);
-    positive.ok_or_else(|| Status::invalid_argument(format!("{field}: {number} is not greater than 0")))
 }
 
 fn status(error: RepositoryError) -> Status {

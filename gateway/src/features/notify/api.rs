@@ -1,11 +1,13 @@
 //! `POST /api/v1/events`: a program reports a change of a Git project.
 
-use std::{sync::Arc, time::SystemTime};
+use std::time::SystemTime;
 
 use axum::{
+    Router,
     body::{Body, Bytes},
     extract::State,
     response::Response,
+    routing::post,
 };
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
@@ -14,11 +16,8 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use store::RecordedEvent;
 
-use super::{
-    ApiServer,
-    response::{ApiError, json, unavailable},
-};
-use crate::features::notify::{EventOrigin, commit_event_id};
+use super::{EventOrigin, NotifyService, commit_event_id};
+use crate::api::{ApiError, json, unavailable};
 
 /// The body of a request.
 #[derive(Debug, Deserialize)]
@@ -47,11 +46,14 @@ struct RecordedBody<'a> {
     known: bool,
 }
 
+/// Returns the routes of the events of projects. The log of events is at the same path.
+pub(in crate::features) fn routes(notify: NotifyService) -> Router {
+    let record = post(record_event).fallback(async || ApiError::Method("GET, HEAD, POST"));
+    Router::new().route("/api/v1/events", record).with_state(notify)
+}
+
 /// Keeps an event, and sends it to the agents whose configuration names its project.
-pub(super) async fn record_event(
-    State(api): State<Arc<ApiServer>>,
-    body: Body,
-) -> Result<Response, ApiError> {
+async fn record_event(State(notify): State<NotifyService>, body: Body) -> Result<Response, ApiError> {
     let invalid = |what: String| ApiError::BadRequest(what);
     let body = Limited::new(body, MAX_EVENT).collect().await;
     let body: Bytes = body
@@ -60,7 +62,7 @@ pub(super) async fn record_event(
     let event: NewEvent =
         serde_json::from_slice(&body).map_err(|error| invalid(format!("the event is invalid: {error}")))?;
     let event = event.into_event().map_err(invalid)?;
-    let recorded = record(&api, &event, EventOrigin::Api).await?;
+    let recorded = record(&notify, &event, EventOrigin::Api).await?;
     let status = match recorded {
         RecordedEvent::New(_) => StatusCode::CREATED,
         RecordedEvent::Known => StatusCode::OK,
@@ -77,11 +79,11 @@ pub(super) async fn record_event(
 
 /// Keeps an event, and announces a new one to all replicas.
 pub(super) async fn record(
-    api: &ApiServer,
+    notify: &NotifyService,
     event: &ProjectEvent,
     origin: EventOrigin,
 ) -> Result<RecordedEvent, ApiError> {
-    let recorded = api.notify.record(event, origin).await;
+    let recorded = notify.record(event, origin).await;
     recorded.map_err(|error| unavailable(format!("the event is not kept: {error}")))
 }
 

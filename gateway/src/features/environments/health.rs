@@ -20,9 +20,9 @@ use tokio::{
 };
 use tunnel::Body;
 
-use super::ApiError;
 use crate::{
     agent_locations::{AgentLookup, KnownAgent},
+    api::ApiError,
     destination::Destination,
     forward::{ForwardedResponse, Forwarder},
     kill_switch::{KillSwitch, RequestAttributes},
@@ -45,7 +45,7 @@ const MAX_TEXT: usize = 1024;
 
 /// An environment with its health.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct EnvironmentStatus {
+pub(crate) struct EnvironmentStatus {
     #[serde(flatten)]
     environment: Environment,
     /// Present if the query asks for it.
@@ -55,7 +55,7 @@ pub(super) struct EnvironmentStatus {
 
 /// The health of an environment.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct EnvironmentHealth {
+pub(crate) struct EnvironmentHealth {
     /// The health of its worst place; unknown without a place.
     health: HealthState,
     /// The places, in the order of the environment.

@@ -4,16 +4,10 @@ use std::{collections::HashMap, fmt};
 
 use prost::{Message, Oneof};
 
-use gitlab::gitaly::messages::RepositoryLocation;
+use ::gitlab::gitaly::messages::RepositoryLocation;
 use gitlab_tunnel::messages::AgentMeta;
 
-/// `google.protobuf.Timestamp`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Timestamp {
-    /// Seconds since 1970.
-    #[prost(int64, tag = "1")]
-    pub seconds: i64,
-}
+use crate::api::grpc::Timestamp;
 
 /// A request or a response without fields.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -147,94 +141,6 @@ pub struct AgentConfigFile {
     pub agent_name: String,
 }
 
-/// `gitlab.agent.notifications.rpc.GitPushEventRequest`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct GitPushEventRequest {
-    /// The event.
-    #[prost(message, optional, tag = "1")]
-    pub event: Option<GitPushEvent>,
-}
-
-/// `gitlab.agent.event.GitPushEvent`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct GitPushEvent {
-    /// The project.
-    #[prost(message, optional, tag = "1")]
-    pub project: Option<Project>,
-}
-
-/// `gitlab.agent.event.Project`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Project {
-    /// Its id.
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    /// Its full path.
-    #[prost(string, tag = "2")]
-    pub full_path: String,
-}
-
-/// `kas.agent_views.rpc.GetAgentViewsRequest`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct GetAgentViewsRequest {
-    /// The agents, at most 20.
-    #[prost(int64, repeated, tag = "1")]
-    pub agent_ids: Vec<i64>,
-}
-
-/// `kas.agent_views.rpc.GetAgentViewsResponse`.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct GetAgentViewsResponse {
-    /// The agents with views, in the order of the request.
-    #[prost(message, repeated, tag = "1")]
-    pub agents: Vec<AgentViews>,
-}
-
-/// The last values of the views of an agent.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct AgentViews {
-    /// The agent.
-    #[prost(int64, tag = "1")]
-    pub agent_id: i64,
-    /// The last time at which the agent had these values.
-    #[prost(message, optional, tag = "2")]
-    pub time: Option<Timestamp>,
-    /// The views, in the order of the configuration.
-    #[prost(message, repeated, tag = "3")]
-    pub views: Vec<View>,
-}
-
-/// A count or a table of objects.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct View {
-    /// The name in the configuration of the agent.
-    #[prost(string, tag = "1")]
-    pub name: String,
-    /// The number of objects.
-    #[prost(uint64, tag = "2")]
-    pub count: u64,
-    /// The names of the columns.
-    #[prost(string, repeated, tag = "3")]
-    pub columns: Vec<String>,
-    /// The rows.
-    #[prost(message, repeated, tag = "4")]
-    pub rows: Vec<ViewRow>,
-    /// The number of rows that were left out.
-    #[prost(uint64, tag = "5")]
-    pub omitted: u64,
-    /// The reasons why something may be missing, one sentence each.
-    #[prost(string, repeated, tag = "6")]
-    pub partial: Vec<String>,
-}
-
-/// A row of a view.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct ViewRow {
-    /// A text for each column, in order.
-    #[prost(string, repeated, tag = "1")]
-    pub cells: Vec<String>,
-}
-
 #[cfg(test)]
 mod tests {
     use gitlab_tunnel::messages::KubernetesVersion;
@@ -305,7 +211,5 @@ mod tests {
             let request = GetConnectedAgentsRequest { request: Some(request) };
             assert_eq!(numbers(&request.encode_to_vec()), [number]);
         }
-        let project = Project { id: 7, full_path: "a/b".into() };
-        assert_eq!(numbers(&project.encode_to_vec()), [1, 2]);
     }
 }

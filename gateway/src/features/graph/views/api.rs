@@ -1,14 +1,12 @@
 //! The last values of the views of an agent, for `GET /api/v1/agents/<id or name>/views`.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
-use access::SourceUnavailable;
 use axum::{
+    Router,
     extract::{Path, RawQuery, State, rejection::PathRejection},
     response::{IntoResponse, Response},
+    routing::get,
 };
 use http::Uri;
 use proto::{AgentId, ReplicaId, graph::View};
@@ -16,15 +14,19 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use store::StoreError;
 
-use super::{
-    ApiServer,
-    query::QueryError,
-    response::{ApiError, ok},
-};
+use super::ViewsService;
+use crate::api::{ApiContext, ApiError, QueryError, ok, unavailable};
+
+/// The state of the routes.
+#[derive(Clone)]
+struct ViewsApi {
+    context: ApiContext,
+    views: ViewsService,
+}
 
 /// The views of one agent, connected or not.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct ViewsResponse {
+pub(crate) struct ViewsResponse {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
@@ -48,8 +50,14 @@ impl IntoResponse for ViewsResponse {
     }
 }
 
-pub(super) async fn get_views(
-    State(api): State<Arc<ApiServer>>,
+/// Returns the routes of the views.
+pub(in crate::features) fn routes(context: ApiContext, views: ViewsService) -> Router {
+    let path = "/api/v1/agents/{agent}/views";
+    Router::new().route(path, get(get_views)).with_state(ViewsApi { context, views })
+}
+
+async fn get_views(
+    State(ViewsApi { context, views }): State<ViewsApi>,
     uri: Uri,
     name: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
@@ -59,18 +67,14 @@ pub(super) async fn get_views(
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
-    let known = api.lookup.find(&name).await.map(|agent| agent.id);
+    let known = context.lookup.find(&name).await.map(|agent| agent.id);
     // An agent of GitLab that is away is known by its id only.
     let agent_id = known.or_else(|| name.parse().ok()).ok_or_else(|| ApiError::no_agent(&name))?;
-    let last = api.views.last(agent_id).await.map_err(unavailable)?;
+    let last = views.last(agent_id).await;
+    let last = last.map_err(|error| unavailable(format!("the views are not known: {error}")))?;
     if known.is_none() && last.is_none() {
         return Err(ApiError::no_agent(&name));
     }
     let values = last.map(|record| Values { time: record.time, views: record.views });
-    Ok(ViewsResponse { replica: api.replica, time: SystemTime::now(), agent_id, values })
-}
-
-fn unavailable(error: StoreError) -> ApiError {
-    let message = format!("the views are not known: {error}");
-    SourceUnavailable { message, retry_after: Duration::from_secs(1) }.into()
+    Ok(ViewsResponse { replica: context.replica, time: SystemTime::now(), agent_id, values })
 }

@@ -1,22 +1,33 @@
-//! The events, for `GET /api/v1/events`.
+//! The events, for `GET /api/v1/events` of the internal API.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use access::SourceUnavailable;
 use axum::{
+    Router,
     extract::{RawQuery, State},
     response::Response,
+    routing::get,
 };
 use http::HeaderMap;
 
-use super::{
-    ApiServer,
-    response::{ApiError, ok},
-};
-use crate::features::events::{EventAnswer, EventRequest, EventRequestError, stream_response};
+use super::{EventAnswer, EventRequest, EventRequestError, Events, stream_response};
+use crate::api::{ApiContext, ApiError, ok};
 
-pub(super) async fn get_events(
-    State(api): State<Arc<ApiServer>>,
+/// The state of the routes.
+#[derive(Clone)]
+struct EventsApi {
+    context: ApiContext,
+    events: Events,
+}
+
+/// Returns the routes of the events.
+pub(in crate::features) fn routes(context: ApiContext, events: Events) -> Router {
+    Router::new().route("/api/v1/events", get(get_events)).with_state(EventsApi { context, events })
+}
+
+async fn get_events(
+    State(EventsApi { context, events }): State<EventsApi>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
@@ -25,10 +36,10 @@ pub(super) async fn get_events(
         headers: &headers,
         only: None,
         caller: None,
-        replica: api.replica,
-        draining: &api.draining,
+        replica: context.replica,
+        draining: &context.draining,
     };
-    Ok(match api.events.answer(request)? {
+    Ok(match events.answer(request)? {
         EventAnswer::List(list) => ok(&list),
         EventAnswer::Stream(stream) => stream_response(stream),
     })
