@@ -135,7 +135,7 @@ impl App {
     /// Builds a lone replica without listeners, for tests that pass connections to its servers.
     pub fn new(config: Config, identity: Identity) -> Self {
         let store = Arc::new(MemoryStore::default());
-        let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        let context = ReplicaContext::standalone(ReplicaId::random(), store, config.peer_settings());
         Self::of_replica(context, config, identity.into(), None, None, None)
     }
 

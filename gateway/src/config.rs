@@ -11,9 +11,11 @@ mod events;
 mod file_sections;
 mod gitlab_keys;
 mod kubernetes_api;
+mod listen_address;
 mod listeners;
 mod managed_resources;
 mod observability;
+mod patterns;
 mod private_api;
 mod receptive;
 mod redis;
@@ -21,7 +23,7 @@ mod schema;
 mod tunnels;
 mod web;
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use files::read_config;
 use git::{RepositoryConfig, RepositorySettings};
@@ -29,21 +31,20 @@ use gitlab::{GitLabConfig, gitaly::GitalyConfig};
 use oidc::OidcConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use settings::{ConfigError, KeyLocations, parse};
+use settings::{ConfigError, KeyLocations, Timeout, parse};
 
 use self::gitlab_keys::ExternalConfig;
 use crate::cors::Origin;
 use crate::gitlab_key::GitLabKey;
 
 pub use self::agent::{
-    AgentConfig, AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge, GitlabAgentkConfig,
-    ServicePath,
+    AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge, GitlabAgentkConfig, ServicePath,
 };
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
-pub use self::listeners::ListenNetwork;
+pub use self::listen_address::ListenNetwork;
 pub use self::managed_resources::ManagedResourcesConfig;
 pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
@@ -110,6 +111,75 @@ pub struct Config {
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
+}
+
+/// Section `agent`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfig {
+    /// The listener for tunnels.
+    #[serde(default)]
+    pub listen: AgentListen,
+    /// The listener for callers.
+    #[serde(default)]
+    pub kubernetes_api: KubernetesApiConfig,
+    /// The tunnels.
+    #[serde(default)]
+    pub tunnel: AgentTunnelConfig,
+    /// The configuration files of agents.
+    #[serde(default)]
+    pub configuration: AgentConfigurationConfig,
+    /// The time for which an answer of GitLab about an agent token is used.
+    #[serde(default = "info_cache_ttl", with = "Timeout")]
+    pub info_cache_ttl: Duration,
+    /// The time for which a token is unknown after GitLab did not know it.
+    #[serde(default = "info_cache_error_ttl", with = "Timeout")]
+    pub info_cache_error_ttl: Duration,
+    /// The manifests that agents apply.
+    #[serde(default)]
+    pub gitops: GitopsConfig,
+    /// The objects of environments.
+    #[serde(default)]
+    pub managed_resources: ManagedResourcesConfig,
+    /// GitLab's agentk.
+    #[serde(default)]
+    pub gitlab_agentk: GitlabAgentkConfig,
+    /// The agents that kas dials: those of the identity file with a `url`.
+    #[serde(default)]
+    pub receptive: ReceptiveConfig,
+    /// Ignored: agents to which GitLab's kas connects.
+    #[serde(default)]
+    receptive_agent: GitLabKey,
+    /// Ignored: lifetime of records of GitLab's kas in Redis.
+    #[serde(default)]
+    redis_conn_info_ttl: GitLabKey,
+    /// Ignored: period after which GitLab's kas renews these records.
+    #[serde(default)]
+    redis_conn_info_refresh: GitLabKey,
+    /// Ignored: period after which GitLab's kas removes such records of others.
+    #[serde(default)]
+    redis_conn_info_gc: GitLabKey,
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            listen: AgentListen::default(),
+            kubernetes_api: KubernetesApiConfig::default(),
+            tunnel: AgentTunnelConfig::default(),
+            configuration: AgentConfigurationConfig::default(),
+            info_cache_ttl: info_cache_ttl(),
+            info_cache_error_ttl: info_cache_error_ttl(),
+            gitops: GitopsConfig::default(),
+            managed_resources: ManagedResourcesConfig::default(),
+            gitlab_agentk: GitlabAgentkConfig::default(),
+            receptive: ReceptiveConfig::default(),
+            receptive_agent: GitLabKey::default(),
+            redis_conn_info_ttl: GitLabKey::default(),
+            redis_conn_info_refresh: GitLabKey::default(),
+            redis_conn_info_gc: GitLabKey::default(),
+        }
+    }
 }
 
 impl Config {
@@ -211,6 +281,14 @@ impl Config {
     pub fn error(&self, file: &Path, key: impl Into<String>, what: impl Into<String>) -> ConfigError {
         ConfigError::about(file, &self.keys, key, what)
     }
+}
+
+fn info_cache_ttl() -> Duration {
+    Duration::from_secs(300)
+}
+
+fn info_cache_error_ttl() -> Duration {
+    Duration::from_secs(60)
 }
 
 #[cfg(test)]

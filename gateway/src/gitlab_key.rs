@@ -1,4 +1,4 @@
-//! A key of GitLab's kas without a meaning here.
+//! Keys of GitLab's kas without a meaning here.
 
 use std::borrow::Cow;
 
@@ -9,10 +9,25 @@ use serde::{Deserialize, Deserializer, de::IgnoredAny};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GitLabKey(bool);
 
+/// A section of GitLab's kas with the path of an HTTP endpoint.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EndpointConfig {
+    /// The path, which cannot be changed.
+    url_path: Option<String>,
+}
+
 impl GitLabKey {
     /// Returns whether the file has the key.
     pub(crate) fn is_set(self) -> bool {
         self.0
+    }
+}
+
+impl EndpointConfig {
+    /// Returns whether the section names another path.
+    pub(crate) fn differs_from(&self, path: &str) -> bool {
+        self.url_path.as_ref().is_some_and(|configured| configured != path)
     }
 }
 

@@ -53,6 +53,7 @@ use store::{
     Replica, Store,
     redis::{RecordAuthenticator, UrlAuthenticator},
 };
+use tunnel::TunnelConfig;
 
 use self::{
     address::HOST,
@@ -62,7 +63,7 @@ use self::{
 };
 use crate::{
     addresses::AddressRules,
-    config::{Config, PrivateApiConfig, PrivateListen},
+    config::{PrivateApiConfig, PrivateListen},
     listen::{BindError, Listener},
     tls::{Certificate, MutualTls},
 };
@@ -189,14 +190,14 @@ impl PeerConfig {
         }
     }
 
-    /// Returns the context with the connector and the secret of this configuration.
-    pub fn apply_to(&self, context: ReplicaContext, config: &Config) -> ReplicaContext {
+    /// Returns the context with the secret of this configuration, and a connector with these settings.
+    pub fn apply_to(&self, context: ReplicaContext, settings: TunnelConfig) -> ReplicaContext {
         let tls = self
             .tls
             .as_ref()
             .map(|tls| PeerTls { connector: tls.connector().clone(), server_name: self.server_name.clone() });
         let allow_plaintext = self.allow_plaintext;
-        let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls, allow_plaintext });
+        let connector = Arc::new(TcpConnector { settings, tls, allow_plaintext });
         ReplicaContext { connector, secret: self.secret().map(|file| file.secret().clone()), ..context }
     }
 
@@ -223,9 +224,8 @@ impl ReplicaContext {
     }
 
     /// Creates the context of a single replica. It has neither a secret nor certificates.
-    pub fn standalone(replica: ReplicaId, store: Arc<dyn Store>, config: &Config) -> Self {
-        let connector =
-            Arc::new(TcpConnector { settings: config.peer_settings(), tls: None, allow_plaintext: false });
+    pub fn standalone(replica: ReplicaId, store: Arc<dyn Store>, settings: TunnelConfig) -> Self {
+        let connector = Arc::new(TcpConnector { settings, tls: None, allow_plaintext: false });
         Self { replica: Replica { id: replica, url: String::new() }, store, connector, secret: None }
     }
 }

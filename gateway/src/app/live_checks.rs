@@ -60,8 +60,9 @@ async fn check_peers(setup: PeerConfig, config: &Config, replicas: Vec<Replica>)
     let bound = setup.bind(peers::MAX_CONNECTIONS).await;
     let address = bound.as_ref().map_or(setup.listen.address, Listener::address);
     let own = Replica { id: ReplicaId::random(), url: setup.url(address).to_string() };
-    let fleet =
-        setup.apply_to(ReplicaContext::standalone(own.id, Arc::new(MemoryStore::default()), config), config);
+    let settings = config.peer_settings();
+    let alone = ReplicaContext::standalone(own.id, Arc::new(MemoryStore::default()), settings.clone());
+    let fleet = setup.apply_to(alone, settings.clone());
     let metrics = Metrics::register(&mut Registry::default(), &request_types());
     let peers = PeerClient::new(own.id, fleet.connector, fleet.secret.clone(), metrics.peers.clone());
 
@@ -74,7 +75,7 @@ async fn check_peers(setup: PeerConfig, config: &Config, replicas: Vec<Replica>)
                 tunnels,
                 peers.clone(),
                 fleet.store,
-                config,
+                settings,
                 metrics,
             );
             let server = Arc::new(server);

@@ -249,7 +249,9 @@ impl SharedState {
         config: &Config,
     ) -> PeerServer {
         let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
-        let server = PeerServer::new(own, secret, tunnels, peers, store, config, self.metrics.clone());
+        let (settings, metrics) = (config.peer_settings(), self.metrics.clone());
+        let server = PeerServer::new(own, secret, tunnels, peers, store, settings, metrics);
+        let server = server.with_grace(config.agent.kubernetes_api.listen.shutdown_grace_period);
         server.with_recent(self.recent.clone(), Arc::clone(&self.accesses))
     }
 

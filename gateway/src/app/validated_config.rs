@@ -251,11 +251,13 @@ impl ValidatedConfig {
         let (mut redis, mut own) = (None, None);
         let peer_tls = self.private.as_ref().and_then(PeerConfig::tls).cloned();
         let peer_secret = self.private.as_ref().and_then(PeerConfig::secret).cloned();
-        let mut fleet = ReplicaContext::standalone(replica, Arc::new(MemoryStore::default()), &config);
+        let settings = config.peer_settings();
+        let mut fleet =
+            ReplicaContext::standalone(replica, Arc::new(MemoryStore::default()), settings.clone());
         if let (Some(setup), Some(listener)) = (self.private, &listeners.private) {
             let url = setup.url(listener.address());
             tracing::info!(%url, "address for other replicas");
-            fleet = setup.apply_to(fleet, &config);
+            fleet = setup.apply_to(fleet, settings);
             fleet.replica.url = url.to_string();
             if let Some(settings) = self.redis {
                 let replica = own.insert(fleet.replica.clone());

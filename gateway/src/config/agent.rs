@@ -1,4 +1,4 @@
-//! Section `agent`: the listeners for tunnels and callers, the tunnels, and what kas asks GitLab about agents.
+//! Sections of `agent`: the listener for tunnels, the tunnels, and GitLab's agentk.
 
 use std::{borrow::Cow, collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -8,60 +8,11 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork, ManagedResourcesConfig,
-    ReceptiveConfig, listeners,
-    schema::{NETWORK, SOCKET_ADDRESS},
+    ListenNetwork, listen_address,
+    patterns::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::{AddressRules, ProxyProtocol};
 use crate::gitlab_key::GitLabKey;
-
-/// Section `agent`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AgentConfig {
-    /// The listener for tunnels.
-    #[serde(default)]
-    pub listen: AgentListen,
-    /// The listener for callers.
-    #[serde(default)]
-    pub kubernetes_api: KubernetesApiConfig,
-    /// The tunnels.
-    #[serde(default)]
-    pub tunnel: AgentTunnelConfig,
-    /// The configuration files of agents.
-    #[serde(default)]
-    pub configuration: AgentConfigurationConfig,
-    /// The time for which an answer of GitLab about an agent token is used.
-    #[serde(default = "info_cache_ttl", with = "Timeout")]
-    pub info_cache_ttl: Duration,
-    /// The time for which a token is unknown after GitLab did not know it.
-    #[serde(default = "info_cache_error_ttl", with = "Timeout")]
-    pub info_cache_error_ttl: Duration,
-    /// The manifests that agents apply.
-    #[serde(default)]
-    pub gitops: GitopsConfig,
-    /// The objects of environments.
-    #[serde(default)]
-    pub managed_resources: ManagedResourcesConfig,
-    /// GitLab's agentk.
-    #[serde(default)]
-    pub gitlab_agentk: GitlabAgentkConfig,
-    /// The agents that kas dials: those of the identity file with a `url`.
-    #[serde(default)]
-    pub receptive: ReceptiveConfig,
-    /// Ignored: agents to which GitLab's kas connects.
-    #[serde(default)]
-    pub(super) receptive_agent: GitLabKey,
-    /// Ignored: lifetime of records of GitLab's kas in Redis.
-    #[serde(default)]
-    pub(super) redis_conn_info_ttl: GitLabKey,
-    /// Ignored: period after which GitLab's kas renews these records.
-    #[serde(default)]
-    pub(super) redis_conn_info_refresh: GitLabKey,
-    /// Ignored: period after which GitLab's kas removes such records of others.
-    #[serde(default)]
-    pub(super) redis_conn_info_gc: GitLabKey,
-}
 
 /// Section `agent.listen`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -71,7 +22,7 @@ pub struct AgentListen {
     /// The kind of the address.
     pub network: ListenNetwork,
     /// The address for agents.
-    #[serde(deserialize_with = "listeners::address")]
+    #[serde(deserialize_with = "listen_address::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// False excludes the protocols that need a WebSocket: only GitLab's agentk with `grpcs://` can connect.
@@ -291,27 +242,6 @@ impl AgentListen {
     }
 }
 
-impl Default for AgentConfig {
-    fn default() -> Self {
-        Self {
-            listen: AgentListen::default(),
-            kubernetes_api: KubernetesApiConfig::default(),
-            tunnel: AgentTunnelConfig::default(),
-            configuration: AgentConfigurationConfig::default(),
-            info_cache_ttl: info_cache_ttl(),
-            info_cache_error_ttl: info_cache_error_ttl(),
-            gitops: GitopsConfig::default(),
-            managed_resources: ManagedResourcesConfig::default(),
-            gitlab_agentk: GitlabAgentkConfig::default(),
-            receptive: ReceptiveConfig::default(),
-            receptive_agent: GitLabKey::default(),
-            redis_conn_info_ttl: GitLabKey::default(),
-            redis_conn_info_refresh: GitLabKey::default(),
-            redis_conn_info_gc: GitLabKey::default(),
-        }
-    }
-}
-
 fn protocols<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<AgentProtocol>, D::Error> {
     let protocols = BTreeSet::deserialize(deserializer)?;
     if protocols.is_empty() {
@@ -319,14 +249,6 @@ fn protocols<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<Agen
     } else {
         Ok(protocols)
     }
-}
-
-fn info_cache_ttl() -> Duration {
-    Duration::from_secs(300)
-}
-
-fn info_cache_error_ttl() -> Duration {
-    Duration::from_secs(60)
 }
 
 impl Default for AgentListen {

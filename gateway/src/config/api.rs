@@ -8,8 +8,8 @@ use serde_saphyr::Spanned;
 use settings::Network;
 
 use super::{
-    ListenNetwork, listeners,
-    schema::{NETWORK, SOCKET_ADDRESS},
+    ListenNetwork, listen_address,
+    patterns::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::{AddressRules, ProxyProtocol};
 use crate::gitlab_key::GitLabKey;
@@ -31,7 +31,7 @@ pub struct ApiListen {
     #[serde(default)]
     pub network: ListenNetwork,
     /// The address for API clients.
-    #[serde(default = "default_address", deserialize_with = "listeners::address")]
+    #[serde(default = "default_address", deserialize_with = "listen_address::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The secret with which their tokens are signed: base64 of 32 bytes or more.

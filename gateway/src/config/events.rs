@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{Network, Timeout};
 
-use super::schema::{HTTP_URL, NETWORK};
+use super::patterns::{HTTP_URL, NETWORK};
 
 /// Section `events`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

@@ -10,27 +10,12 @@ use settings::ConfigError;
 use super::Config;
 use crate::gitlab_key::GitLabKey;
 
-/// A section of GitLab's kas with the path of an HTTP endpoint.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct EndpointConfig {
-    /// The path, which cannot be changed.
-    url_path: Option<String>,
-}
-
 /// Section `config` of GitLab's kas. Omnibus always writes it, mostly without a key.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ExternalConfig {
     #[schemars(skip)]
     command: GitLabKey,
-}
-
-impl EndpointConfig {
-    /// Returns whether the section names another path.
-    fn differs_from(&self, path: &str) -> bool {
-        self.url_path.as_ref().is_some_and(|configured| configured != path)
-    }
 }
 
 impl Config {

@@ -9,8 +9,8 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    ListenNetwork, listeners,
-    schema::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
+    ListenNetwork, listen_address,
+    patterns::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
 use crate::{
     addresses::{AddressRules, ProxyProtocol},
@@ -61,7 +61,7 @@ pub struct PublicListen {
     /// The kind of the address.
     pub network: ListenNetwork,
     /// The address for callers.
-    #[serde(deserialize_with = "listeners::address")]
+    #[serde(deserialize_with = "listen_address::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.

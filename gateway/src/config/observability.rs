@@ -9,12 +9,10 @@ use settings::{AnyDuration, Network, Within};
 use telemetry::{OtlpEndpoint, SampleRatio};
 
 use super::{
-    ListenNetwork,
-    gitlab_keys::EndpointConfig,
-    listeners,
-    schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
+    ListenNetwork, listen_address,
+    patterns::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
-use crate::gitlab_key::GitLabKey;
+use crate::gitlab_key::{EndpointConfig, GitLabKey};
 
 /// Section `observability`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -53,7 +51,7 @@ pub struct ObservabilityListen {
     /// The kind of the address.
     pub network: ListenNetwork,
     /// The address for probes and Prometheus.
-    #[serde(deserialize_with = "listeners::address")]
+    #[serde(deserialize_with = "listen_address::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The networks of probes, Prometheus and operators. An empty list allows every address.

@@ -8,8 +8,8 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network};
 
 use super::{
-    ListenNetwork, listeners,
-    schema::{NETWORK, SOCKET_ADDRESS},
+    ListenNetwork, listen_address,
+    patterns::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::gitlab_key::GitLabKey;
 
@@ -31,7 +31,7 @@ pub struct PrivateListen {
     /// The kind of the address.
     pub network: ListenNetwork,
     /// The address for other replicas.
-    #[serde(deserialize_with = "listeners::address")]
+    #[serde(deserialize_with = "listen_address::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The networks of other replicas. An empty list allows every address.

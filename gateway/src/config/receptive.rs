@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::Network;
 
-use super::schema::NETWORK;
+use super::patterns::NETWORK;
 
 /// Section `agent.receptive`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

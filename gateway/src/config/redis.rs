@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 use settings::{ConfigError, KeyLocations, Timeout, Within};
 use store::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 
-use super::schema::REDIS_ADDRESS;
+use super::patterns::REDIS_ADDRESS;
 use crate::gitlab_key::GitLabKey;
 
 /// The message for a certificate without its key, and for a key without its certificate.

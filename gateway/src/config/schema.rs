@@ -2,19 +2,6 @@
 
 use super::Config;
 
-/// An IP address or `localhost`, and a port. Without an address it is every address of the machine.
-pub(super) const SOCKET_ADDRESS: &str = r"^([0-9.]+|\[[0-9A-Fa-f:.%]+\]|localhost)?:[0-9]{1,5}$";
-/// An IP network in CIDR notation.
-pub(super) const NETWORK: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
-/// The beginning of paths.
-pub(super) const URL_PATH_PREFIX: &str = "^/([0-9A-Za-z._~-]+/?)*$";
-/// A pattern of the host names of agents.
-pub(super) const HOST_PATTERN: &str = r"^\{agent\}(\.[0-9A-Za-z-]+)+$";
-/// The URL of a server.
-pub(super) const HTTP_URL: &str = "^https?://.";
-/// A host and a port, or a socket.
-pub(super) const REDIS_ADDRESS: &str = "^((unix:)?/.+|.+:[0-9]{1,5})$";
-
 /// Returns the schema as JSON text.
 pub fn json_schema() -> String {
     settings::json_schema::<Config>("kas.yaml")

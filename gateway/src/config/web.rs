@@ -8,8 +8,8 @@ use serde_saphyr::Spanned;
 use settings::Network;
 
 use super::{
-    listeners,
-    schema::{NETWORK, SOCKET_ADDRESS},
+    listen_address,
+    patterns::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::{AddressRules, ProxyProtocol};
 
@@ -27,7 +27,7 @@ pub struct WebConfig {
 #[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct WebListen {
     /// The address for browsers. Without TLS it must be loopback, or behind a proxy of `trusted_proxies`.
-    #[serde(default = "default_address", deserialize_with = "listeners::address")]
+    #[serde(default = "default_address", deserialize_with = "listen_address::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The certificate chain (PEM).

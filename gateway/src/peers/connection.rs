@@ -294,13 +294,11 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     #[tokio::test]
     async fn plaintext_beyond_loopback_is_refused_before_the_connection() {
-        let config: Config = settings::parse("kas.yaml".as_ref(), "identity: {file: i}").unwrap();
         let connector =
-            |allow_plaintext| TcpConnector { settings: config.peer_settings(), tls: None, allow_plaintext };
+            |allow_plaintext| TcpConnector { settings: TunnelConfig::default(), tls: None, allow_plaintext };
         let refusal = async |url: &str, allow_plaintext| {
             let replica = Replica { id: "0".repeat(32).parse().unwrap(), url: url.to_owned() };
             // A connection to these addresses is refused by the system, or never answered.

@@ -29,7 +29,6 @@ use super::{
     response::ProbeResponse,
 };
 use crate::{
-    config::Config,
     listen::Listener,
     metrics::{Metrics, ServedResult},
     recent::{AccessRing, PeerQuestion, Recent},
@@ -67,14 +66,15 @@ pub struct PeerServer {
 }
 
 impl PeerServer {
-    /// Creates the server of the replica `own`, with the tunnels that end there.
+    /// Creates the server of the replica `own`, with the tunnels that end there. Without [`Self::with_grace`], a drain ends the requests
+    /// in flight.
     pub fn new(
         own: Replica,
         secret: Option<Secret>,
         tunnels: Arc<LocalTunnels<TunnelEntry>>,
         client: PeerClient,
         store: Arc<dyn Store>,
-        config: &Config,
+        http2: TunnelConfig,
         metrics: Metrics,
     ) -> Self {
         Self {
@@ -83,8 +83,8 @@ impl PeerServer {
             verifier: RequestVerifier::new(own, secret),
             client,
             store,
-            settings: TunnelConfig { stalls: metrics.stalls.clone(), ..config.peer_settings() },
-            grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
+            settings: TunnelConfig { stalls: metrics.stalls.clone(), ..http2 },
+            grace: Duration::ZERO,
             connections: TaskGroup::default(),
             metrics,
             recent: None,
@@ -96,6 +96,12 @@ impl PeerServer {
     #[must_use]
     pub(crate) fn with_recent(self, recent: Option<Arc<Recent>>, accesses: Arc<AccessRing>) -> Self {
         Self { recent, accesses, ..self }
+    }
+
+    /// Returns the server with the time that requests in flight may take after the drain began.
+    #[must_use]
+    pub fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
     }
 
     /// Accepts connections of other replicas until their group drains.

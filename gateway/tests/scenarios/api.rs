@@ -131,8 +131,13 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
     };
     let (store, _sync) = RedisStore::new(settings, Replica { id, url: "http://a:1".into() }, "0.1.0");
     let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
-    let world =
-        World::replica(ReplicaContext::standalone(id, Arc::new(store), &config), config, tokens, None, None);
+    let world = World::replica(
+        ReplicaContext::standalone(id, Arc::new(store), config.peer_settings()),
+        config,
+        tokens,
+        None,
+        None,
+    );
     let file = format!(
         "agents: [{{id: 1, name: prod, tokens: ['{}']}}, {{id: 2, name: other, tokens: []}}]",
         TokenHash::of(&world.agent_token)

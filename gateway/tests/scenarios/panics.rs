@@ -195,8 +195,11 @@ impl CursorStore for BrokenStore {
 fn world() -> (World, Arc<BrokenStore>) {
     let (store, mut config) = (Arc::new(BrokenStore::default()), configuration());
     config.agent.listen.max_tunnels_per_agent = 2;
-    let fleet =
-        ReplicaContext::standalone(ReplicaId::random(), Arc::clone(&store) as Arc<dyn Store>, &config);
+    let fleet = ReplicaContext::standalone(
+        ReplicaId::random(),
+        Arc::clone(&store) as Arc<dyn Store>,
+        config.peer_settings(),
+    );
     let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
     (World::replica(fleet, config, tokens, None, None), store)
 }

@@ -83,8 +83,9 @@ impl Pair {
             let replica = Replica { id, url: peer_config.url(listener.address()).to_string() };
             store.join(replica.clone());
             let config = configuration();
-            let alone = ReplicaContext::standalone(id, Arc::clone(&store) as Arc<dyn Store>, &config);
-            let context = peer_config.apply_to(alone, &config);
+            let alone =
+                ReplicaContext::standalone(id, Arc::clone(&store) as Arc<dyn Store>, config.peer_settings());
+            let context = peer_config.apply_to(alone, config.peer_settings());
             let world = World::replica(context, config, tokens.clone(), None, None);
             tokio::spawn(Arc::clone(&world.kas.peer_server).listen(listener, cores::Cores::default()));
             configs.push(peer_config);

@@ -236,7 +236,7 @@ fn replica(
     };
     let (store, sync) = RedisStore::new(settings, Replica { id, url: "http://a:1".into() }, "0.1.0");
     let sync = AbortOnDropHandle::new(tokio::spawn(sync.run(std::future::pending())));
-    let context = ReplicaContext::standalone(id, Arc::new(store.clone()), &config);
+    let context = ReplicaContext::standalone(id, Arc::new(store.clone()), config.peer_settings());
     (Browser::of(World::replica(context, config, tokens.clone(), None, None)), sync, store)
 }
 

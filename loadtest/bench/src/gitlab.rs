@@ -57,7 +57,7 @@ impl CachedJob {
             gitlab.state().add_agent(Agent::new(AGENT, "prod", "agent"));
             gitlab.state().add_job(&token, job);
             let store = Arc::new(MemoryStore::default());
-            let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+            let context = ReplicaContext::standalone(ReplicaId::random(), store, config.peer_settings());
             let client = client(&gitlab)?;
             let sources = ReplicaSources { gitlab: Some(client), ..ReplicaSources::default() };
             let access = App::of_replica(context, config, sources, None, None, None).callers.access.clone();

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use axum::Router;
 use prost::Message;
 use proto::notify::{ProjectEvent, ProjectEventFields};
-use router::GitPush;
+use store::GitPush;
 use tonic::Status;
 
 use super::{

@@ -81,7 +81,7 @@ impl World {
         let mut config = configuration();
         edit(&mut config);
         let store = Arc::new(MemoryStore::default());
-        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, config.peer_settings());
         Self::build(fleet, config, new_tokens(), Issuers::default(), traces, tracer)
     }
 
@@ -96,7 +96,7 @@ impl World {
         let (mut config, issuers) = with_issuer(issuer, keys);
         edit(&mut config);
         let store = Arc::new(MemoryStore::default());
-        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, config.peer_settings());
         Self::build(fleet, config, new_tokens(), issuers, None, None)
     }
 
@@ -148,8 +148,11 @@ impl World {
     ) -> Self {
         let mut config = configuration();
         edit(&mut config);
-        let fleet =
-            ReplicaContext::standalone(ReplicaId::random(), Arc::new(MemoryStore::default()), &config);
+        let fleet = ReplicaContext::standalone(
+            ReplicaId::random(),
+            Arc::new(MemoryStore::default()),
+            config.peer_settings(),
+        );
         Self::gitlab_replica(fleet, config, gitlab, agent_token)
     }
 
