@@ -1,30 +1,25 @@
-//! The observability listener: `/liveness`, `/readiness`, `/metrics`, and `/agents` and `/events` for operators.
+//! The observability listener: `/liveness`, `/readiness`, `/metrics`, and `/agents` and the routes of features for operators.
 
 use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::{RawQuery, Request, State},
+    extract::{Request, State},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
 };
 use files::ReloadHealth;
-use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
+use http::{StatusCode, header::CONTENT_TYPE};
 use parking_lot::Mutex;
 use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
-use proto::ReplicaId;
 use store::{Store, StoreHealth};
 use tokio::runtime::Handle;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    agent_list::AgentLister,
-    agent_metrics::AgentMonitor,
-    features::events::{EventAnswer, EventRequest, EventRequestError, Events, stream_response},
-    http_server::HttpServer,
-    kill_switch::KillSwitch,
+    agent_list::AgentLister, agent_metrics::AgentMonitor, http_server::HttpServer, kill_switch::KillSwitch,
     metrics,
 };
 
@@ -123,12 +118,8 @@ pub struct AdminServer {
     pub kill_switch: Arc<KillSwitch>,
     /// The directory, whose health is a part of `/readiness`.
     pub store: Arc<dyn Store>,
-    /// The events behind `/events`.
-    pub events: Events,
-    /// This replica.
-    pub replica: ReplicaId,
-    /// Cancelled when the replica stops.
-    pub draining: CancellationToken,
+    /// The routes of features.
+    pub routes: Router,
     /// Creates the list of `/agents`.
     pub agent_lister: AgentLister,
     /// Counts the agents for `/metrics`.
@@ -145,9 +136,10 @@ impl AdminServer {
             .route("/readiness", get(readiness))
             .route("/metrics", get(metrics))
             .route("/agents", get(agents))
-            .route("/events", get(events))
+            .with_state(Arc::clone(&self))
+            .merge(self.routes.clone())
             .layer(from_fn_with_state(Handle::current(), run_on))
-            .route("/liveness", get(liveness))
+            .route("/liveness", get(liveness).with_state(self))
             .method_not_allowed_fallback(async || {
                 (StatusCode::METHOD_NOT_ALLOWED, "the methods are GET and HEAD\n")
             })
@@ -156,8 +148,7 @@ impl AdminServer {
                     StatusCode::NOT_FOUND,
                     "the paths are /liveness, /readiness, /metrics, /agents and /events\n",
                 )
-            })
-            .with_state(self);
+            });
         HttpServer { name: "observability", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 }
@@ -193,34 +184,6 @@ async fn metrics(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
 async fn agents(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
     let listing = serde_json::to_string_pretty(&admin.agent_lister.list().await);
     ([(CONTENT_TYPE, "application/json")], listing.expect("serializable") + "\n")
-}
-
-async fn events(
-    State(admin): State<Arc<AdminServer>>,
-    RawQuery(query): RawQuery,
-    headers: HeaderMap,
-) -> Response {
-    let request = EventRequest {
-        query: query.as_deref(),
-        headers: &headers,
-        only: None,
-        caller: None,
-        replica: admin.replica,
-        draining: &admin.draining,
-    };
-    match admin.events.answer(request) {
-        Ok(EventAnswer::List(list)) => {
-            let list = serde_json::to_string(&list).expect("it has keys that are text") + "\n";
-            ([(CONTENT_TYPE, "application/json")], list).into_response()
-        }
-        Ok(EventAnswer::Stream(stream)) => stream_response(stream),
-        Err(error @ EventRequestError::Query(_)) => {
-            (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
-        }
-        Err(error @ EventRequestError::TooMany(_)) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //!
 //! A reader is a position in the log. It holds no events, so that one that is slow costs nothing.
 
+pub(crate) mod admin;
 pub(crate) mod agents;
 mod answer;
 pub(crate) mod api;

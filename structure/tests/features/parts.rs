@@ -92,7 +92,6 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", "cluster-audit", "web", 2),
     ("gateway", CORE, "cluster-audit", 1),
     ("gateway", CORE, "environments", 2),
-    ("gateway", CORE, "events", 3),
     ("gateway", CORE, "gitlab", 7),
     ("gateway", CORE, "promql", 2),
     ("gateway", CORE, "web", 6),
