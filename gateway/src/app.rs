@@ -46,6 +46,7 @@ use crate::{
     configuration::ConfigurationService,
     features::{
         FeatureContext, Features,
+        cluster_audit::AccessRing,
         environments::{api::EnvironmentsApi, health::HealthInquiry},
         events::{
             Events,
@@ -58,7 +59,7 @@ use crate::{
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
-    recent::{AccessRing, Recent},
+    recent::Recent,
     tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
@@ -169,7 +170,7 @@ impl App {
             usage: Usage::default(),
             dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry, &request_types),
-            recent: Recent::new(&config, replica.id),
+            recent: config.web.as_ref().map(|_| Arc::new(Recent::new(replica.id))),
             accesses: Arc::new(AccessRing::new(replica.id)),
             request_types,
             audit: Arc::default(),

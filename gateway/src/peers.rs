@@ -24,6 +24,7 @@
 //! | `auth` | signs requests and responses, and verifies them; `replay` accepts a request once |
 //! | `header`, `response` | [`PeerHeader`] and [`ProbeResponse`]: the bytes on the wire; [`PeerError`] |
 //! | `connection` | opens connections and keeps them |
+//! | `questions` | [`PeerHooks`]: questions that features ask and answer |
 //! | `outlier` | which replicas fail and are used after the others |
 //! | `health` | [`ReachabilityProbe`]: whether other replicas reach this one |
 //! | `address` | the address that this replica publishes |
@@ -36,7 +37,7 @@ mod connection;
 mod header;
 mod health;
 mod outlier;
-mod recent;
+mod questions;
 mod record_mac;
 mod response;
 mod server;
@@ -78,6 +79,8 @@ pub use self::{
     response::{PeerError, ProbeResponse},
     server::PeerServer,
 };
+
+pub(crate) use self::questions::PeerHooks;
 
 const SECTION: &str = "private_api.listen";
 

@@ -8,26 +8,19 @@
 //!
 //! Each replica keeps its own, in memory, and only if it serves the page. The oldest entries leave first. The replica that a reader has asked
 //! decides whose entries the reader may see, and asks the other ones with that decision.
-//!
-//! `accesses` are kept in any case, for the audit logs of clusters.
 
-mod accesses;
 mod audit_lines;
 mod requests;
-
-use std::sync::Arc;
 
 use access::Caller;
 use proto::ReplicaId;
 use serde::{Deserialize, Serialize};
 
+use self::{audit_lines::AuditRing, requests::RequestRing};
 pub(crate) use self::{
-    accesses::{AccessAnswer, AccessQuery, AccessRecord, AccessRing, AccessView, MAX_IDS, new_audit_id},
     audit_lines::{AuditFilter, AuditLines, AuditOutcome, fields},
     requests::{Hop, RequestAnswer, RequestRecord, RequestView},
 };
-use self::{audit_lines::AuditRing, requests::RequestRing};
-use crate::config::Config;
 
 /// The most entries that a replica keeps of each kind.
 pub(crate) const MAX_ENTRIES: usize = 10_000;
@@ -57,19 +50,6 @@ pub(crate) enum Reader {
     },
 }
 
-/// A question of one replica to another one.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum PeerQuestion {
-    /// For a reader of the page.
-    Recent(Question),
-    /// For the reader of the audit log of a cluster. The answer is an [`AccessAnswer`].
-    Accesses {
-        /// The requests that are asked for.
-        accesses: AccessQuery,
-    },
-}
-
 /// A question to a replica, for a reader of the page.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Question {
@@ -90,12 +70,9 @@ pub(crate) enum Subject {
 }
 
 impl Recent {
-    /// Returns the entries of a replica, or `None` if it does not serve the page.
-    pub(crate) fn new(config: &Config, replica: ReplicaId) -> Option<Arc<Self>> {
-        config.web.as_ref().map(|_| {
-            let (audit, requests) = (AuditRing::default(), RequestRing::new());
-            Arc::new(Self { replica, audit, requests })
-        })
+    /// Returns a replica without entries.
+    pub(crate) fn new(replica: ReplicaId) -> Self {
+        Self { replica, audit: AuditRing::default(), requests: RequestRing::new() }
     }
 
     /// Returns the answer to a question as JSON.

@@ -55,6 +55,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+pub(crate) use self::recent::RecentAnswers;
 use self::{
     agent_details::AgentInspector,
     agent_exchange::{contain, is_web_content, with_token},

@@ -30,7 +30,7 @@ use crate::{
     cors::Cors,
     features::{
         Features,
-        cluster_audit::{ClusterAudit, ClusterAuditMetrics},
+        cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics},
         environments::Provisioner,
         events::{self, EventRequests, Events, sources::EventSources},
     },
@@ -38,14 +38,15 @@ use crate::{
     kill_switch::KillSwitch,
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
-    peers::{PeerClient, PeerServer},
+    peers::{PeerClient, PeerHooks, PeerServer},
     proxy::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling, RequestObservers},
-    recent::{AccessRing, Recent},
+    recent::Recent,
     request_hooks::RequestHooks,
     request_types::RequestTypes,
     tasks::TaskGroup,
     traces::Traces,
     tunnel_entry::TunnelEntry,
+    web::RecentAnswers,
 };
 
 /// The period of `connections_per_token_per_minute`.
@@ -252,7 +253,10 @@ impl SharedState {
         let (settings, metrics) = (config.peer_settings(), self.metrics.clone());
         let server = PeerServer::new(own, secret, tunnels, peers, store, settings, metrics);
         let server = server.with_grace(config.agent.kubernetes_api.listen.shutdown_grace_period);
-        server.with_recent(self.recent.clone(), Arc::clone(&self.accesses))
+        server.with_hooks(vec![
+            Arc::clone(&self.accesses) as Arc<dyn PeerHooks>,
+            Arc::new(RecentAnswers(self.recent.clone())),
+        ])
     }
 
     /// Builds the server of probes, metrics and the list of agents. It serves all metrics of the `registry`.

@@ -11,6 +11,7 @@
 //! with such an id is that of the request if it also has the agent, the verb, the object and the user of the request, and the credential
 //! of agentk: another client of the cluster that has seen an id cannot act under the name of its caller.
 
+mod accesses;
 mod body;
 mod matching;
 mod metrics;
@@ -28,13 +29,13 @@ use proto::{
 };
 use store::Store;
 
-use self::matching::Relation;
 pub(super) use self::request_type::Audit;
-pub(crate) use self::{metrics::ClusterAuditMetrics, requests::ClusterAudit};
-use crate::{
-    peers::PeerClient,
-    recent::{AccessAnswer, AccessQuery, AccessRing, AccessView, MAX_IDS, PeerQuestion},
+pub(crate) use self::{accesses::AccessRing, metrics::ClusterAuditMetrics, requests::ClusterAudit};
+use self::{
+    accesses::{AccessAnswer, AccessQuery, AccessQuestion, AccessView, MAX_IDS},
+    matching::Relation,
 };
+use crate::peers::PeerClient;
 
 /// The most requests whose end is remembered for a reader.
 const MAX_ENDED: usize = 10_000;
@@ -123,7 +124,7 @@ impl AuditJoiner {
             if missing.is_empty() {
                 continue;
             }
-            let question = PeerQuestion::Accesses { accesses: query(&missing) };
+            let question = AccessQuestion { accesses: query(&missing) };
             for (replica, answer) in self.peers.ask_all::<AccessAnswer>(&*self.store, &question).await {
                 match answer {
                     Ok(answer) => known.add(answer),

@@ -25,13 +25,12 @@ use super::{
     PeerClient,
     auth::{RequestVerifier, ResponseKey, VerifiedRequest, VerifyError},
     header::{PEER_HEADER, PeerHeader, PeerRequestKind},
-    recent,
+    questions::{self, PeerHooks},
     response::ProbeResponse,
 };
 use crate::{
     listen::Listener,
     metrics::{Metrics, ServedResult},
-    recent::{AccessRing, PeerQuestion, Recent},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
@@ -58,10 +57,7 @@ pub struct PeerServer {
     /// Connections of other replicas and their requests. New requests are refused once the group drains.
     pub connections: TaskGroup,
     metrics: Metrics,
-    /// Answers questions about recent requests, if this replica serves the web page.
-    recent: Option<Arc<Recent>>,
-    /// Answers questions about the callers of requests.
-    accesses: Arc<AccessRing>,
+    hooks: Vec<Arc<dyn PeerHooks>>,
     refusals: LogLimiter<&'static str>,
 }
 
@@ -79,7 +75,6 @@ impl PeerServer {
     ) -> Self {
         Self {
             tunnels,
-            accesses: Arc::new(AccessRing::new(own.id)),
             verifier: RequestVerifier::new(own, secret),
             client,
             store,
@@ -87,15 +82,15 @@ impl PeerServer {
             grace: Duration::ZERO,
             connections: TaskGroup::default(),
             metrics,
-            recent: None,
+            hooks: Vec::new(),
             refusals: LogLimiter::new(LOG_PERIOD),
         }
     }
 
-    /// Returns the server with the entries about which other replicas may ask, and to which it adds their requests.
+    /// Returns the server with the hooks of features.
     #[must_use]
-    pub(crate) fn with_recent(self, recent: Option<Arc<Recent>>, accesses: Arc<AccessRing>) -> Self {
-        Self { recent, accesses, ..self }
+    pub(crate) fn with_hooks(self, hooks: Vec<Arc<dyn PeerHooks>>) -> Self {
+        Self { hooks, ..self }
     }
 
     /// Returns the server with the time that requests in flight may take after the drain began.
@@ -167,7 +162,7 @@ impl PeerServer {
         let _ = verified.set(());
         let response = match request.header.kind {
             PeerRequestKind::Forward => return self.forward(incoming, &request).await,
-            PeerRequestKind::Recent => return self.answer_recent(incoming, &request.header).await,
+            PeerRequestKind::Recent => return self.answer_question(incoming, &request.header).await,
             PeerRequestKind::Probe => self.answer_probe(&request),
             PeerRequestKind::Ping => ProbeResponse::Accepted,
             PeerRequestKind::PingBack => self.ping_back(request.header.from).await,
@@ -227,9 +222,8 @@ impl PeerServer {
                 self.metrics.peers.record_served(served);
             }
             let Ok(request_permit) = chosen else { return incoming.refuse() };
-            if let (Some(recent), Some(id)) = (&self.recent, &id) {
-                let tunnel = (request_permit.tunnel(), request_permit.handle().hello());
-                recent.requests.push_relay(id.clone(), request.header.from, request.header.agent, tunnel);
+            if let Some(id) = &id {
+                self.hooks.iter().for_each(|hook| hook.on_relay(id, &request.header, &request_permit));
             }
             let Err(failed) = incoming.relay(&request_permit.handle().tunnel).await else { return };
             tracing::debug!(request.id = id.as_ref().and_then(|id| id.to_str().ok()), error = %failed.error, tunnel = %request_permit.tunnel(), "request of another replica got no response");
@@ -242,22 +236,16 @@ impl PeerServer {
         }
     }
 
-    /// Answers a question about recent entries.
-    async fn answer_recent(&self, incoming: IncomingRequest, request: &PeerHeader) {
-        let question = recent::decode(incoming.request().uri());
-        let answer = match (&self.recent, question) {
-            (_, Some(PeerQuestion::Accesses { accesses })) => {
-                Ok(serde_json::to_string(&self.accesses.find(&accesses)).expect("it has keys that are text"))
-            }
-            (Some(recent), Some(PeerQuestion::Recent(question))) => Ok(recent.answer(&question)),
-            (None, _) => Err("it does not serve the web page"),
-            (_, None) => Err("it does not know this question"),
-        };
+    /// Answers a question for the feature that knows it.
+    async fn answer_question(&self, incoming: IncomingRequest, request: &PeerHeader) {
+        let answer = questions::decode(incoming.request().uri())
+            .and_then(|question| self.hooks.iter().find_map(|hook| hook.answer(&question)))
+            .unwrap_or(Err("it does not know this question"));
         self.metrics.peers.record_served(ServedResult::Answered);
         let key = ResponseKey::new(self.verifier.secret(), request.mac.as_ref());
         match answer {
             Ok(answer) => {
-                let response = recent::encode_answer(answer, key);
+                let response = questions::encode_answer(answer, key);
                 incoming.respond(|_| std::future::ready(response)).await;
             }
             Err(message) => {

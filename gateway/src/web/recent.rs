@@ -1,11 +1,14 @@
 //! `GET /web/v1/audit` and `GET /web/v1/requests/<id>`: the recent entries of all replicas that the caller may see.
 
+use std::sync::Arc;
+
 use access::Grant;
 use axum::body::Body;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use humantime::format_rfc3339_millis;
 use percent_encoding::percent_decode_str;
 use proto::ReplicaId;
+use router::RequestPermit;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use settings::rfc3339;
@@ -13,11 +16,13 @@ use url::form_urlencoded;
 
 use super::{WebServer, json, refusal, wrong_method};
 use crate::{
+    peers::{PeerHeader, PeerHooks},
     proxy::CallerBody,
     recent::{
-        AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, PeerQuestion, Question, Reader, RequestAnswer,
+        AuditFilter, AuditLines, AuditOutcome, MAX_ENTRIES, Question, Reader, Recent, RequestAnswer,
         RequestView, Subject,
     },
+    tunnel_entry::TunnelEntry,
 };
 
 const AUDIT_PATH: &str = "/web/v1/audit";
@@ -69,6 +74,25 @@ struct RequestInfo {
 struct MissingReplica {
     replica: ReplicaId,
     error: String,
+}
+
+/// Answers other replicas for the page, if this replica serves it.
+#[derive(Debug)]
+pub(crate) struct RecentAnswers(pub(crate) Option<Arc<Recent>>);
+
+impl PeerHooks for RecentAnswers {
+    fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {
+        let question = serde_json::from_str(question).ok()?;
+        let recent = self.0.as_ref().ok_or("it does not serve the web page");
+        Some(recent.map(|recent| recent.answer(&question)))
+    }
+
+    fn on_relay(&self, id: &HeaderValue, request: &PeerHeader, tunnel: &RequestPermit<TunnelEntry>) {
+        if let Some(recent) = &self.0 {
+            let entry = (tunnel.tunnel(), tunnel.handle().hello());
+            recent.requests.push_relay(id.clone(), request.from, request.agent, entry);
+        }
+    }
 }
 
 /// Returns whether this module responds to requests with this path.
@@ -146,8 +170,7 @@ async fn ask_all<T: DeserializeOwned>(
     web: &WebServer,
     question: Question,
 ) -> (Vec<(ReplicaId, T)>, Vec<MissingReplica>) {
-    let of_others = PeerQuestion::Recent(question.clone());
-    let others = web.proxy.forwarder.peers.ask_all::<T>(&*web.store, &of_others).await;
+    let others = web.proxy.forwarder.peers.ask_all::<T>(&*web.store, &question).await;
     let (mut answers, mut missing) = (Vec::new(), Vec::new());
     for (replica, answer) in others {
         match answer {

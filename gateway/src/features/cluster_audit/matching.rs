@@ -4,7 +4,7 @@ use http::{Method, Uri};
 use proto::audit::{ClusterEvent, EventObject, JoinedEvent};
 use request_info::{DecodedPath, RequestInfo, RequestTarget, ResourceTarget};
 
-use crate::recent::AccessView;
+use super::accesses::AccessView;
 
 /// The shortest text that agentk may have cut.
 const CUT: usize = 200;

@@ -10,10 +10,13 @@ use store::Store;
 use tunnel::Body;
 use url::form_urlencoded;
 
-use super::{AuditJoiner, ClusterAuditMetrics, EndedRequests, body::join_body};
+use super::{
+    AuditJoiner, ClusterAuditMetrics, EndedRequests,
+    accesses::{AccessRecord, AccessRing, new_audit_id},
+    body::join_body,
+};
 use crate::{
     peers::PeerClient,
-    recent::{AccessRecord, AccessRing, new_audit_id},
     request_hooks::{AuthorizedRequest, RequestHooks},
 };
 

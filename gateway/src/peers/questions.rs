@@ -1,17 +1,16 @@
-//! Questions of replicas to one another about recent requests and lines of the audit log, for a reader of the web page, and about the
-//! callers of requests, for a reader of the audit log of a cluster.
+//! Questions of replicas to one another, which features ask and answer.
 //!
 //! The question is JSON in the query of the request, which its MAC covers. The MAC of the response covers the answer, which is its body.
 
-use std::time::Duration;
+use std::{borrow::Cow, fmt::Debug, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::percent_decode_str;
 use proto::{AgentId, ServiceName, header, percent};
-use router::RequestClass;
-use serde::de::DeserializeOwned;
+use router::{RequestClass, RequestPermit};
+use serde::{Serialize, de::DeserializeOwned};
 use store::{Replica, RouteStore};
 use tokio::time::timeout;
 use tunnel::Body;
@@ -19,10 +18,10 @@ use tunnel::Body;
 use super::{
     PeerClient,
     auth::ResponseKey,
-    header::{Mac, PEER_HEADER, PeerRequestKind},
+    header::{Mac, PEER_HEADER, PeerHeader, PeerRequestKind},
     response::PeerError,
 };
-use crate::{destination::Destination, recent::PeerQuestion};
+use crate::{destination::Destination, tunnel_entry::TunnelEntry};
 
 /// The time that an answer may take, including the time to connect.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,12 +31,22 @@ const MAX_ANSWER: usize = 4 << 20;
 const ANSWER: &str = "recent";
 const PATH: &str = "/recent";
 
+/// Lets a feature take part in the requests of other replicas.
+pub(crate) trait PeerHooks: Debug + Send + Sync {
+    /// Answers a question, both as JSON, or returns `None` if the question is that of another feature. The error is for the log of the
+    /// other replica.
+    fn answer(&self, question: &str) -> Option<Result<String, &'static str>>;
+
+    /// Is called before a request with this id is sent into a tunnel.
+    fn on_relay(&self, _id: &HeaderValue, _request: &PeerHeader, _tunnel: &RequestPermit<TunnelEntry>) {}
+}
+
 impl PeerClient {
     /// Asks all other replicas in the route store at the same time. Returns each replica with its answer.
     pub(crate) async fn ask_all<T: DeserializeOwned>(
         &self,
         store: &dyn RouteStore,
-        question: &PeerQuestion,
+        question: &impl Serialize,
     ) -> Vec<(Replica, Result<T, PeerError>)> {
         let others = store.replicas().into_iter().filter(|replica| replica.id != self.replica());
         let asked = others.map(async |replica| {
@@ -51,7 +60,7 @@ impl PeerClient {
     async fn ask<T: DeserializeOwned>(
         &self,
         replica: &Replica,
-        question: &PeerQuestion,
+        question: &impl Serialize,
     ) -> Result<T, PeerError> {
         let (tunnel, driver) = self.connect(replica).await?;
         let service: ServiceName = ServiceName::CONTROL.parse().expect("it is a name");
@@ -96,16 +105,16 @@ impl PeerClient {
 }
 
 /// Returns the target of a request with a question.
-fn encode(question: &PeerQuestion) -> Uri {
+fn encode(question: &impl Serialize) -> Uri {
     let json = serde_json::to_string(question).expect("it has keys that are text");
     let target = format!("{PATH}?{}", percent::encode(&json));
     target.parse().expect("it is encoded, and bounded by the request of the reader")
 }
 
 /// Returns the question of a request.
-pub(super) fn decode(uri: &Uri) -> Option<PeerQuestion> {
+pub(super) fn decode(uri: &Uri) -> Option<Cow<'_, str>> {
     let query = uri.query().filter(|_| uri.path() == PATH)?;
-    serde_json::from_str(&percent_decode_str(query).decode_utf8().ok()?).ok()
+    percent_decode_str(query).decode_utf8().ok()
 }
 
 /// Returns the response with an answer, with a MAC if there is a key.

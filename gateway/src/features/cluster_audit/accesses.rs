@@ -20,9 +20,10 @@ use proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::MAX_ENTRIES;
-use crate::request_hooks::AuthorizedRequest;
+use crate::{peers::PeerHooks, request_hooks::AuthorizedRequest};
 
+/// The most requests that a replica keeps of each kind.
+const MAX_ENTRIES: usize = 10_000;
 /// The longest path that is kept, in bytes. What names an object comes before that.
 const MAX_PATH: usize = 1024;
 /// The longest id of a request or name of a user that is kept, in bytes.
@@ -86,6 +87,12 @@ pub(crate) struct AccessQuery {
     pub(crate) agent: u64,
     /// The audit ids, without their common beginning.
     pub(crate) ids: Vec<String>,
+}
+
+/// An [`AccessQuery`] as the question of another replica. The answer is an [`AccessAnswer`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct AccessQuestion {
+    pub(crate) accesses: AccessQuery,
 }
 
 /// The answer to an [`AccessQuery`].
@@ -194,6 +201,13 @@ impl AccessRing {
     /// Returns the most entries of each kind of one core.
     fn each(&self) -> usize {
         MAX_ENTRIES.div_ceil(self.rings.iter().count().saturating_sub(1).max(1))
+    }
+}
+
+impl PeerHooks for AccessRing {
+    fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {
+        let AccessQuestion { accesses } = serde_json::from_str(question).ok()?;
+        Some(Ok(serde_json::to_string(&self.find(&accesses)).expect("it has keys that are text")))
     }
 }
 
