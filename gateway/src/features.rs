@@ -27,7 +27,7 @@ use self::{
         Events,
         agents::{AgentEvents, ConfigurationReports},
     },
-    gitops::{GitopsConfig, GitopsService},
+    gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
     graph::{Graph, views::ViewsService},
     notify::NotifyService,
 };
@@ -86,12 +86,26 @@ pub(crate) struct FeatureContext<'a> {
 
 impl Features {
     /// Builds the features of a replica.
-    pub(crate) fn new(mut context: FeatureContext<'_>) -> Self {
-        let gitops = GitopsService::of_replica(&mut context);
+    pub(crate) fn new(context: FeatureContext<'_>) -> Self {
+        let gitops = GitopsService::new(
+            GitopsContext {
+                identities: context.identities.clone(),
+                gitlab: context.gitlab.cloned().map(|(client, agents)| GitLabParts {
+                    client,
+                    agents,
+                    gitaly: context.gitaly.clone(),
+                }),
+                default_repository: context.configuration.settings.clone(),
+                redis: context.redis.cloned(),
+            },
+            context.gitops,
+            context.registry,
+        );
+        let store = Arc::clone(context.store);
         Self {
-            notify: NotifyService::of_replica(&mut context, gitops.clone()),
+            notify: NotifyService::new(store, gitops.clone(), context.registry),
             gitops,
-            views: ViewsService::of_replica(&context),
+            views: ViewsService::new(context.replica, context.redis.cloned()),
             environments: AgentEnvironments::new(context.redis.cloned()),
             events: AgentEvents::new(context.events.clone()),
         }

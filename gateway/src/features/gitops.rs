@@ -23,15 +23,17 @@ mod versions;
 
 use std::{sync::Arc, time::Duration};
 
-use access::AgentIdentity;
+use access::{AgentIdentity, Identities};
+use git::RepositorySettings;
 use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
 use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
 use secrecy::SecretString;
-use store::GitPush;
+use store::{GitPush, redis::RedisStore};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 pub use self::config::GitopsConfig;
-pub(super) use self::gitlab::NO_ANSWER;
+pub(super) use self::gitlab::{GitLabParts, NO_ANSWER};
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
@@ -43,11 +45,19 @@ use self::{
 };
 use crate::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
-use super::FeatureContext;
-
 /// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct GitopsService(Arc<Shared>);
+
+/// The parts of a replica from which the service is built.
+pub(super) struct GitopsContext {
+    pub(super) identities: Identities,
+    pub(super) gitlab: Option<GitLabParts>,
+    /// The repository of agents of the identity file without one of their own.
+    pub(super) default_repository: Option<Arc<RepositorySettings>>,
+    /// The store that replicas share, if there are several.
+    pub(super) redis: Option<RedisStore>,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -65,22 +75,22 @@ pub(super) struct Pushes(broadcast::Receiver<GitPush>);
 
 impl GitopsService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &mut FeatureContext<'_>) -> Self {
-        let (gitops, default) = (context.gitops, context.configuration.settings.clone());
-        let gitlab = context.gitlab.cloned();
-        let gitlab = gitlab.map(|gitlab| GitLabProjects::new(gitlab, context.gitaly.clone()));
-        let metrics = GitopsMetrics::register(context.registry);
-        let statuses = context.gitlab.and_then(|(client, _)| CommitStatuses::new(client, metrics.clone()));
+    pub(super) fn new(context: GitopsContext, gitops: &GitopsConfig, registry: &mut Registry) -> Self {
+        let GitopsContext { identities, gitlab, default_repository, redis } = context;
+        let metrics = GitopsMetrics::register(registry);
+        let statuses =
+            gitlab.as_ref().and_then(|gitlab| CommitStatuses::new(&gitlab.client, metrics.clone()));
+        let gitlab = gitlab.map(GitLabProjects::new);
         let looks = LookContext {
-            redis: context.redis.cloned(),
+            redis,
             metrics: metrics.clone(),
             polls_per_second: gitops.polls_per_server_per_second,
             addresses: gitops.addresses(),
             throttles: Mutex::default(),
         };
-        let (identities, configured) = (context.identities.clone(), Arc::clone(&gitops.sources));
+        let configured = Arc::clone(&gitops.sources);
         Self(Arc::new(Shared {
-            sources: Sources::new(identities, default, configured, gitlab, looks),
+            sources: Sources::new(identities, default_repository, configured, gitlab, looks),
             poll_period: gitops.poll_period,
             min_interval: gitops.min_interval,
             commits: CommitReader {

@@ -24,6 +24,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
 use proto::{ServiceName, notify::ProjectEvent};
 use sha2::{Digest as _, Sha256};
 use store::{GitPush, RecordedEvent, Store, StoreError};
@@ -34,7 +35,7 @@ use tokio::{
 
 use self::feed::{NotifyFeed, SUBSCRIPTION};
 use self::metrics::NotifyMetrics;
-use super::{FeatureContext, gitops::GitopsService};
+use super::gitops::GitopsService;
 use crate::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
 /// The events that a feed may be behind before it reads the latest ones again.
@@ -79,13 +80,13 @@ struct WantedGuard<'a> {
 
 impl NotifyService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &mut FeatureContext<'_>, gitops: GitopsService) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, gitops: GitopsService, registry: &mut Registry) -> Self {
         Self(Arc::new(Shared {
-            store: Arc::clone(context.store),
+            store,
             live: broadcast::Sender::new(QUEUE),
             wanted: Mutex::default(),
             gitops,
-            metrics: NotifyMetrics::register(context.registry),
+            metrics: NotifyMetrics::register(registry),
         }))
     }
 

@@ -94,10 +94,7 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", "environments", "gitlab", 3),
     ("gateway", "events", "alerts", 1),
     ("gateway", "gitops", "gitlab", 3),
-    ("gateway", "gitops", PROGRAM, 1),
-    ("gateway", "graph", PROGRAM, 1),
     ("gateway", "notify", "gitops", 2),
-    ("gateway", "notify", PROGRAM, 1),
     ("gateway", "web", "gitlab", 2),
     ("gateway", "web", "oidc", 2),
 ];

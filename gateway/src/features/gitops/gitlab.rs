@@ -25,6 +25,13 @@ pub(in crate::features) const NO_ANSWER: &str = "GitLab does not say";
 /// The time for which an answer of GitLab counts: whoever loses the right to a project loses its commits after it.
 const TTL: Duration = Duration::from_secs(60);
 
+/// The GitLab of a replica.
+pub(in crate::features) struct GitLabParts {
+    pub(in crate::features) client: GitLabClient,
+    pub(in crate::features) agents: GitLabAgents,
+    pub(in crate::features) gitaly: GitalyClient,
+}
+
 /// The projects of agents of GitLab.
 #[derive(Debug)]
 pub(super) struct GitLabProjects {
@@ -48,7 +55,7 @@ pub(super) struct GitalySource {
 }
 
 impl GitLabProjects {
-    pub(super) fn new((client, agents): (GitLabClient, GitLabAgents), gitaly: GitalyClient) -> Self {
+    pub(super) fn new(GitLabParts { client, agents, gitaly }: GitLabParts) -> Self {
         Self { client, agents, gitaly, known: Mutex::default() }
     }
 

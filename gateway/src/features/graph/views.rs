@@ -35,14 +35,13 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use crate::features::FeatureContext;
 use crate::{
     agent_requests::request,
     attachments::{AgentSubscription, Attachment, OpeningTunnel, SubscriptionConfig, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
     weak_map::WeakMap,
 };
-use ::store::StoreError;
+use ::store::{StoreError, redis::RedisStore};
 
 const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
     service: ServiceName::GRAPH,
@@ -79,12 +78,8 @@ struct ViewsFeed {
 
 impl ViewsService {
     /// Builds the service of a replica.
-    pub(in crate::features) fn of_replica(context: &FeatureContext<'_>) -> Self {
-        Self(Arc::new(Shared {
-            replica: context.replica,
-            store: ViewStore::new(context.redis.cloned()),
-            followers: WeakMap::default(),
-        }))
+    pub(in crate::features) fn new(replica: ReplicaId, redis: Option<RedisStore>) -> Self {
+        Self(Arc::new(Shared { replica, store: ViewStore::new(redis), followers: WeakMap::default() }))
     }
 
     /// Returns the last values of the views of an agent, or `None` if there were none in the last week.

@@ -12,7 +12,6 @@ use http::Uri;
 use proto::{AgentId, ReplicaId, graph::View};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
-use store::StoreError;
 
 use super::ViewsService;
 use crate::api::{ApiContext, ApiError, QueryError, ok, unavailable};
