@@ -9,6 +9,7 @@ pub(crate) mod gitlab;
 pub(crate) mod gitops;
 pub(crate) mod graph;
 pub(crate) mod notify;
+mod promql;
 
 use std::sync::Arc;
 
@@ -30,6 +31,7 @@ use self::{
     gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
     graph::{Graph, views::ViewsService},
     notify::NotifyService,
+    promql::Prometheus,
 };
 
 use crate::{
@@ -42,6 +44,7 @@ use crate::{
 /// Returns the request types that kas knows.
 pub fn request_types() -> RequestTypes {
     RequestTypes::with(vec![
+        Box::new(Prometheus),
         Box::new(Named(ServiceName::ALERTS)),
         Box::new(Audit),
         Box::new(Named(ServiceName::EVENTS)),

@@ -1,9 +1,8 @@
 //! The types of requests that callers send: their names, and what kas has to know of a request to forward it.
 //!
-//! The types `kubernetes` and `prometheus` are here. Each feature brings those of its own.
+//! The type `kubernetes` is here. Each feature brings those of its own.
 
 mod kubernetes;
-mod prometheus;
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -13,7 +12,7 @@ use percent_encoding::percent_decode_str;
 use proto::ServiceName;
 use router::RequestClass;
 
-use self::{kubernetes::Kubernetes, prometheus::Prometheus};
+use self::kubernetes::Kubernetes;
 
 /// A type of requests that callers send. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Debug + Send + Sync {
@@ -89,9 +88,9 @@ impl Operation {
 }
 
 impl RequestTypes {
-    /// Returns the types `kubernetes` and `prometheus` with those of features.
+    /// Returns the type `kubernetes` with those of features.
     pub(crate) fn with(features: Vec<Box<dyn RequestType>>) -> Self {
-        let own: [Box<dyn RequestType>; 2] = [Box::new(Kubernetes), Box::new(Prometheus)];
+        let own: [Box<dyn RequestType>; 1] = [Box::new(Kubernetes)];
         Self(own.into_iter().chain(features).collect())
     }
 
@@ -125,7 +124,7 @@ impl RequestTypes {
 
 /// Returns whether a parameter of the query makes the response of an API server a stream. The server treats every value except
 /// `false` and `0` as true, even a missing one (`Convert_Slice_string_To_bool` of apimachinery).
-fn asks_for_stream(query: &str) -> bool {
+pub(crate) fn asks_for_stream(query: &str) -> bool {
     query.split('&').any(|parameter| {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         let name = percent_decode_str(name);

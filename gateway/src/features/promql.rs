@@ -1,10 +1,11 @@
 //! Requests to Prometheus servers in an agent's cluster.
 
+use ::promql::is_query;
 use access::ErrorDialect;
 use http::{Method, Uri};
 use proto::ServiceName;
 
-use super::{Operation, RequestType, asks_for_stream};
+use crate::request_types::{Operation, RequestType, asks_for_stream};
 
 /// The types `prometheus` and `prometheus.<name>`.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl RequestType for Prometheus {
     fn operation(&self, method: &Method, uri: &Uri) -> Operation {
         let by_method = Operation::of_method(method);
         // PromQL in a form is a read, which Grafana sends as POST.
-        let changes = by_method.changes && !promql::is_query(method, uri.path());
+        let changes = by_method.changes && !is_query(method, uri.path());
         Operation { changes, ..by_method }
     }
 }
