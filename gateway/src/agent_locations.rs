@@ -129,8 +129,8 @@ impl AgentLookup {
         let mut agents: Vec<KnownAgent> =
             file.filter(|agent| project.is_none() || agent.project == project).collect();
         // An agent of GitLab that is connected at another replica may be in the file since then.
-        let gitlab = found.agents.into_iter().filter(|agent| identity.name(agent.agent).is_none());
-        agents.extend(gitlab.map(KnownAgent::from));
+        let connected = found.agents.into_iter().filter(|agent| identity.name(agent.agent).is_none());
+        agents.extend(connected.map(KnownAgent::from));
         KnownAgents { agents, missing: found.error.map(|error| error.to_string()) }
     }
 

@@ -258,9 +258,9 @@ impl Forwarder {
         let served = served.collect::<Vec<_>>().join(", ");
         let (agent, service) = (to.label(), &to.service);
         let tunnels = self.tunnels.views_of(to.agent);
-        let gitlab =
+        let gitlab_version =
             tunnels.iter().find_map(|tunnel| tunnel.handle().hello().gitlab_version().map(str::to_owned));
-        let what = match gitlab {
+        let what = match gitlab_version {
             Some(version) => format!(
                 "agent {agent} speaks GitLab's protocol (agentk {version}), which has no {service}; it serves: {served}. For the \
                  other services, use the agentk of kas with the same token, at an address with ws:// or wss://"

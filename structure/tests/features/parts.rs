@@ -89,7 +89,7 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("agent", "gitlab", PROGRAM, 1),
     ("gateway", "alerts", "events", 2),
     ("gateway", CORE, "environments", 2),
-    ("gateway", CORE, "gitlab", 7),
+    ("gateway", CORE, "gitlab", 5),
     ("gateway", CORE, "promql", 1),
     ("gateway", CORE, "web", 4),
     ("gateway", "environments", "gitlab", 3),
