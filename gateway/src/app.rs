@@ -54,6 +54,7 @@ use crate::{
             webhooks::{Webhook, WebhookContext, WebhookMetrics},
         },
         request_types,
+        web::WebServer,
     },
     kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
@@ -63,7 +64,6 @@ use crate::{
     tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
-    web::WebServer,
 };
 use access::{Identities, Identity};
 use gitlab::{

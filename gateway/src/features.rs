@@ -10,6 +10,7 @@ pub(crate) mod gitops;
 pub(crate) mod graph;
 pub(crate) mod notify;
 mod promql;
+pub(crate) mod web;
 
 use std::sync::Arc;
 

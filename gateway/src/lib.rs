@@ -69,7 +69,6 @@ mod tls;
 mod traces;
 mod tunnel_entry;
 mod weak_map;
-mod web;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {
@@ -83,6 +82,7 @@ pub mod test_support {
             environments::{api::EnvironmentsApi, health::HealthInquiry},
             events::webhooks::Webhook,
             request_types,
+            web::WebServer,
         },
         headers::{
             ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
@@ -92,7 +92,6 @@ pub mod test_support {
         request_types::RequestTypes,
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
-        web::WebServer,
     };
     pub use strangers::Stranger;
 

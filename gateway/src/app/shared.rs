@@ -33,6 +33,7 @@ use crate::{
         cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics},
         environments::Provisioner,
         events::{self, EventRequests, Events, sources::EventSources},
+        web::RecentAnswers,
     },
     forward::Forwarder,
     kill_switch::KillSwitch,
@@ -46,7 +47,6 @@ use crate::{
     tasks::TaskGroup,
     traces::Traces,
     tunnel_entry::TunnelEntry,
-    web::RecentAnswers,
 };
 
 /// The period of `connections_per_token_per_minute`.

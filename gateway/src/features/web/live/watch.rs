@@ -28,9 +28,9 @@ use tokio::time::timeout;
 
 use super::frame::{FrameKind, frame, json};
 use crate::{
+    features::web::{WebServer, sessions::Session, with_token},
     headers::PeerAddress,
     proxy::{CallerBody, RequestGuard},
-    web::{WebServer, sessions::Session, with_token},
 };
 
 /// The time after which a watch without a byte has failed: agentk sends a line every 15 s.
