@@ -53,7 +53,6 @@ use self::answer::AdmissionAnswer;
 use crate::{
     AgentMetrics, ListenTls,
     cli::AdmissionOptions,
-    features::feature_writes,
     file_followers::FileFollowers,
     listen::LimitedListener,
     metrics,
@@ -126,12 +125,17 @@ struct ReviewLabels {
 }
 
 impl AdmissionApp {
-    /// Builds a webhook, which reads its files again at each new value of `reload`. This reads every file, which blocks.
+    /// Builds a webhook, which reads its files again at each new value of `reload`. `features` are the writes of the features of agentk. This
+    /// reads every file, which blocks.
     ///
     /// # Errors
     ///
     /// A file is invalid; the error is one line that names it.
-    pub fn build(options: AdmissionOptions, reload: watch::Sender<()>) -> anyhow::Result<Self> {
+    pub fn build(
+        options: AdmissionOptions,
+        features: FeatureWrites,
+        reload: watch::Sender<()>,
+    ) -> anyhow::Result<Self> {
         let mut registry = Registry::default();
         let agent_metrics = AgentMetrics::register_policy(&mut registry);
         let reviews = Family::default();
@@ -139,7 +143,7 @@ impl AdmissionApp {
         registry.register("agentk_admission_reviews", help, Family::clone(&reviews));
         let files = ReloadHealth::default();
         files.register(&mut registry, "agentk");
-        let served = judged_services(&feature_writes());
+        let served = judged_services(&features);
         let policy = PolicyEnforcer::load(options.judge.policy_file.clone(), served, agent_metrics)?;
         let policy = Arc::new(policy);
         let tls = ListenTls::with_optional_clients(
@@ -154,7 +158,7 @@ impl AdmissionApp {
         Ok(Self {
             webhook: Arc::new(Webhook {
                 policy,
-                users: options.judge.users(feature_writes()),
+                users: options.judge.users(features),
                 reviews,
                 bytes: ByteLimit::new(MAX_IN_FLIGHT),
             }),

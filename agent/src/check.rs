@@ -24,7 +24,8 @@ use crate::{
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
-    features::{CheckContext, FeatureCheck, feature_checks},
+    feature::{CheckContext, FeatureCheck},
+    features::feature_checks,
     policy::{PolicyEnforcer, PolicyMode},
     services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };

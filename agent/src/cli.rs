@@ -26,7 +26,8 @@ pub use self::{
 use crate::{
     KasAddress,
     connect::{KasHeader, ProtocolChoice},
-    features::{FeatureFlags, FeatureOptions},
+    feature::FeatureOptions,
+    features::FeatureFlags,
     listen::listen_address,
     services::prometheus::discovery::Namespaces,
     upstream::ServerUrl,
@@ -296,7 +297,7 @@ pub struct RunOptions {
 impl RunOptions {
     /// Returns the options from which features are built.
     pub(crate) fn feature_options(&self) -> FeatureOptions<'_> {
-        FeatureOptions { flags: &self.features, is_configurable: !self.no_remote_configuration }
+        self.features.options(!self.no_remote_configuration)
     }
 }
 

@@ -10,7 +10,7 @@
 //! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
 //! * `gitlab` is the connection to GitLab's kas, which takes the place of tunnels.
 //! * [`services`] are the request types that are no feature, and what the handlers of features share.
-//! * `features` has a folder for each feature: its flags, its request types, and its work.
+//! * `feature` is what a feature consists of, and `features` has a folder for each: its flags, its request types, and its work.
 //! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner. [`admission`] is a webhook that
 //!   decides by the same file about what the API server receives.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
@@ -31,6 +31,7 @@ pub mod connect;
 mod disabled;
 mod dispatch;
 mod events;
+mod feature;
 mod features;
 mod file_followers;
 mod gitlab;

@@ -150,7 +150,7 @@ fn admission(options: AdmissionOptions) -> ExitCode {
         files::reload_on_sighup(reload.clone()).expect("signals can be handled")
     };
     let log = logs::start(EnvFilter::new(log_filter(&options.log_level)), options.log_format, true);
-    let app = match AdmissionApp::build(options, reload) {
+    let app = match AdmissionApp::build(options, feature_writes(), reload) {
         Ok(app) => app,
         Err(error) => {
             drop(log);

@@ -11,6 +11,7 @@ use tokio::{task::JoinHandle, time::Instant};
 use tower::ServiceExt as _;
 
 use super::*;
+use crate::feature_writes;
 
 const AGENTK: &str = "system:serviceaccount:agentk:agentk";
 

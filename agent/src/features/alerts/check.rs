@@ -6,7 +6,7 @@ use proto::ServiceName;
 use super::{AlertSources, options::AlertsOptions};
 use crate::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
-    features::{CheckContext, FeatureCheck, FeatureOptions},
+    feature::{CheckContext, FeatureCheck, FeatureOptions},
     services::KubernetesService,
 };
 

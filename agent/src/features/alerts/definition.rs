@@ -7,7 +7,7 @@ use proto::ServiceName;
 
 use super::{Alerts, AlertsHandler, AlertsMetrics, LEASE, check, options::AlertsOptions};
 use crate::{
-    features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError},
+    feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError},
     upstream::Pem,
 };
 

@@ -91,7 +91,7 @@ mod tests {
     fn sources(flags: &str) -> Result<Option<AlertSources>, String> {
         let line = format!("agentk --kas-address ws://kas {flags}");
         let options = Cli::from_arguments(line.split_whitespace()).unwrap().run.unwrap();
-        AlertsOptions::sources(options.features.get()).map_err(|error| format!("{error:#}"))
+        AlertsOptions::sources(options.feature_options().flags()).map_err(|error| format!("{error:#}"))
     }
 
     #[test]

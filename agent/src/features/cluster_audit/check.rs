@@ -8,7 +8,7 @@ use super::webhook::audit_listener;
 use crate::{
     ListenTls,
     check_report::CheckReport,
-    features::{CheckContext, FeatureCheck, FeatureOptions},
+    feature::{CheckContext, FeatureCheck, FeatureOptions},
 };
 
 /// The address and the certificates for the audit events of the API server, which can be used.

@@ -10,7 +10,7 @@ use super::{
     health::AuditHealth,
     webhook::{AuditOptions, AuditWebhook},
 };
-use crate::features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
+use crate::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::AUDIT],

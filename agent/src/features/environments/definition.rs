@@ -3,7 +3,7 @@
 use proto::ServiceName;
 
 use super::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
-use crate::features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
+use crate::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::PROVISION],

@@ -8,7 +8,7 @@ use kube_cluster::KubeCluster;
 use super::{GitopsMetrics, cluster_client};
 use crate::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
-    features::{CheckContext, FeatureCheck, FeatureOptions},
+    feature::{CheckContext, FeatureCheck, FeatureOptions},
     services::kube_client::Restrictions,
 };
 

@@ -7,7 +7,7 @@ use proto::ServiceName;
 
 use super::{Gitops, GitopsHandler, GitopsMetrics, LEASE, ManifestsHandler, check, cluster_client};
 use crate::{
-    features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard},
+    feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard},
     services::kube_client::Restrictions,
 };
 

@@ -6,7 +6,7 @@ use clap::Args;
 use proto::ServiceName;
 
 use super::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments};
-use crate::features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
+use crate::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GRAPH],

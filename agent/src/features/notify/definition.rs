@@ -6,7 +6,7 @@ use clap::Args;
 use proto::ServiceName;
 
 use super::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics};
-use crate::features::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
+use crate::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
 pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::NOTIFY],
