@@ -6,7 +6,7 @@ pub(crate) const CORE: &str = "core";
 pub(crate) const PROGRAM: &str = "program";
 
 /// The parts of modules, with all modules below them. Other modules are core: among them are the configuration of agents, of which each
-/// feature has a section, and the log of agentk into which each feature writes events.
+/// feature has a section, and the log of agentk into which each feature writes events, with the service by which kas reads it.
 ///
 /// The table is the map of the folders to which the modules will move: `features/<name>`, and the folders of the programs.
 pub(crate) const MODULES: &[(&str, &str, &str)] = &[
@@ -67,7 +67,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("agent", "features::notify", "notify"),
     ("agent", "features::environments", "environments"),
     ("agent", "gitlab", "gitlab"),
-    ("agent", "services::events", "events"),
 ];
 
 /// The number of imports of one part by another one that the rule forbids, by crate. The numbers may only get smaller.
@@ -78,7 +77,6 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("access", CORE, "promql", 3),
     ("access", "oidc", "gitlab", 1),
     ("agent", "admission", PROGRAM, 1),
-    ("agent", CORE, "events", 1),
     ("agent", CORE, "gitlab", 7),
     ("agent", "environments", "gitops", 1),
     ("agent", "gitlab", PROGRAM, 1),
