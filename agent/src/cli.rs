@@ -11,7 +11,7 @@ use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Durati
 
 use clap::{
     Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
-    builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
+    builder::NonEmptyStringValueParser,
 };
 use clap_complete::Shell;
 use process::logs::LogFormat;
@@ -29,6 +29,7 @@ use crate::{
     feature::FeatureOptions,
     features::FeatureFlags,
     listen::listen_address,
+    log_filter::log_format,
     services::prometheus::discovery::Namespaces,
     upstream::ServerUrl,
 };
@@ -337,16 +338,6 @@ fn at_least_a_second(text: &str) -> Result<Duration, String> {
 /// Parses names of namespaces that are separated by commas.
 fn scope(text: &str) -> Result<Scope, InvalidScope> {
     Scope::new(text.split(',').map(|name| name.trim().to_owned()).collect())
-}
-
-/// Returns the parser of `--log-format`.
-fn log_format() -> impl TypedValueParser<Value = LogFormat> {
-    let text = PossibleValue::new("text").help("For people");
-    let json = PossibleValue::new("json").help("A JSON object on each line");
-    PossibleValuesParser::new([text, json]).map(|format| match &*format {
-        "json" => LogFormat::Json,
-        _ => LogFormat::Text,
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! The filter of the log for a level.
+//! The filter of the log for a level, and the flag of its format.
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
@@ -27,4 +29,14 @@ pub fn log_filter(level: &str) -> String {
     }
     // At the level trace, tungstenite logs payloads, which contain secrets of the cluster.
     format!("{level},tungstenite=info")
+}
+
+/// Returns the parser of `--log-format`.
+pub(crate) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
+    let text = PossibleValue::new("text").help("For people");
+    let json = PossibleValue::new("json").help("A JSON object on each line");
+    PossibleValuesParser::new([text, json]).map(|format| match &*format {
+        "json" => LogFormat::Json,
+        _ => LogFormat::Text,
+    })
 }

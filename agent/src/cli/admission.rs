@@ -9,9 +9,9 @@ use std::{io::Write, net::SocketAddr, path::PathBuf};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use process::logs::LogFormat;
 
-use super::log_format;
 use crate::{
     listen::listen_address,
+    log_filter::log_format,
     policy::{FeatureWrites, JudgedUsers, Policy},
 };
 

@@ -76,7 +76,6 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("access", CORE, "oidc", 5),
     ("access", CORE, "promql", 3),
     ("access", "oidc", "gitlab", 1),
-    ("agent", "admission", PROGRAM, 1),
     ("agent", CORE, "gitlab", 7),
     ("agent", "environments", "gitops", 1),
     ("agent", "gitlab", PROGRAM, 1),
