@@ -1,7 +1,6 @@
 //! `agentk check`: tries the connections to kas, to the cluster, to Prometheus and those of features step by step, and prints a remedy for
 //! the step that fails.
 
-mod gitlab;
 mod listen;
 
 use std::{
@@ -26,6 +25,7 @@ use crate::{
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
     feature::{CheckContext, FeatureCheck},
     features::feature_checks,
+    gitlab,
     policy::{PolicyEnforcer, PolicyMode},
     services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };
@@ -215,7 +215,9 @@ impl CheckCommand {
         };
         let opened = match connect::open(&dialer, self.target(kas), &hello).await {
             Ok(PendingConnection::Tunnel(opened)) => opened,
-            Ok(PendingConnection::GitLab(stream)) => return self.check_gitlab(kas, stream, report).await,
+            Ok(PendingConnection::GitLab(stream)) => {
+                return gitlab::check(self.target(kas), stream, report).await;
+            }
             Err(error @ (DialError::Unauthorized { .. } | DialError::Token(_))) => {
                 report.ok("upgrade", "a server answers, and requires an agent token");
                 return Err(failed("authentication", TOKEN_HINT)(error));

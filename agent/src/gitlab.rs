@@ -12,6 +12,7 @@
 //! tunnel in memory to the dispatcher, so that they are served like those of the other protocol.
 
 mod backoff;
+mod check;
 mod client;
 mod configuration;
 mod connection;
@@ -28,8 +29,6 @@ mod stream_set;
 mod upload;
 
 pub(crate) use self::{
-    connection::GitLabConnection,
-    context::{GitLabContext, anonymous_registration},
-    http2::ConnectionEnd,
+    check::check, connection::GitLabConnection, context::GitLabContext, http2::ConnectionEnd,
     stream_set::DrainSignals,
 };

@@ -68,7 +68,7 @@ impl GitLabConnection {
     }
 
     /// Closes the connection.
-    pub(crate) async fn close(self) {
+    pub(super) async fn close(self) {
         let Self { http2, client } = self;
         drop(client);
         // After the timeout, kas receives the end of the byte stream without GOAWAY.

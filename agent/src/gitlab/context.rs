@@ -53,7 +53,7 @@ impl GitLabContext {
 }
 
 /// Returns the request that registers a process without a pod and a cluster.
-pub(crate) fn anonymous_registration() -> RegisterRequest {
+pub(super) fn anonymous_registration() -> RegisterRequest {
     let agent_meta = Some(agent_meta(String::new(), String::new(), None));
     RegisterRequest { agent_meta, pod_id: random_pod_id() }
 }
