@@ -24,7 +24,7 @@
 //! | `auth` | signs requests and responses, and verifies them; `replay` accepts a request once |
 //! | `header`, `response` | [`PeerHeader`] and [`ProbeResponse`]: the bytes on the wire; [`PeerError`] |
 //! | `connection` | opens connections and keeps them |
-//! | `questions` | [`PeerHooks`]: questions that features ask and answer |
+//! | `questions` | `PeerHooks`: questions that features ask and answer |
 //! | `outlier` | which replicas fail and are used after the others |
 //! | `health` | [`ReachabilityProbe`]: whether other replicas reach this one |
 //! | `address` | the address that this replica publishes |
