@@ -5,17 +5,23 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 13] = [
+const OURS: [&str; 19] = [
     "agent",
     "backoff",
+    "cluster_alerts",
+    "cluster_audit",
     "cores",
+    "environment_templates",
     "files",
+    "gitlab_tunnel",
     "gitops_engine",
     "kube_cluster",
     "process",
     "proto",
     "request_info",
+    "resource_graph",
     "settings",
+    "strangers",
     "telemetry",
     "tls",
     "tunnel",
@@ -39,4 +45,24 @@ pub(crate) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
         "json" => LogFormat::Json,
         _ => LogFormat::Text,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_crate_of_the_workspace_has_the_configured_level() {
+        let manifest = include_str!("../Cargo.toml");
+        let (dependencies, _) = manifest.split_once("[dev-dependencies]").unwrap();
+        let members = include_str!("../../Cargo.toml").lines().filter_map(|line| {
+            let (name, rest) = line.split_once(" = ")?;
+            rest.starts_with("{ path = ").then_some(name)
+        });
+        let used = members.filter(|name| dependencies.contains(&format!("\n{name}.workspace = true")));
+        let mut used: Vec<_> = used.map(|name| name.replace('-', "_")).collect();
+        used.push("agent".to_owned());
+        used.sort_unstable();
+        assert_eq!(used, OURS);
+    }
 }
