@@ -16,7 +16,7 @@ const MAX_MESSAGE: usize = 300;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentRequestError {
     /// agentk responded with this status, and with a message. An agentk of another version may not know the request.
-    #[error("{0} {1}")]
+    #[error("{0}{blank}{1}", blank = if .1.is_empty() { "" } else { " " })]
     Refused(StatusCode, String),
     /// The tunnel failed.
     #[error("{0}")]

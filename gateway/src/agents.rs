@@ -112,7 +112,7 @@ pub struct AgentServer {
     pub usage: Usage,
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    /// The route store that all replicas share.
+    /// The store that all replicas share.
     pub store: Arc<dyn Store>,
     /// This replica.
     pub replica: ReplicaId,

@@ -61,7 +61,7 @@ pub struct ApiServer {
     log_limit: LogLimiter<&'static str>,
 }
 
-/// What all routes need.
+/// The state of all routes.
 #[derive(Clone, Debug)]
 pub struct ApiContext {
     /// The agents.
@@ -77,9 +77,9 @@ pub struct ApiContext {
 /// The routes of features.
 #[derive(Debug)]
 pub struct ApiRoutes {
-    /// Those of programs.
+    /// The routes of programs.
     pub(crate) http: Router,
-    /// Those of gRPC.
+    /// The methods of gRPC.
     pub(crate) rpcs: Router,
 }
 

@@ -49,7 +49,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub struct Forwarder {
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    /// The route store that all replicas share.
+    /// The store that all replicas share.
     pub store: Arc<dyn Store>,
     /// The other replicas.
     pub peers: PeerClient,

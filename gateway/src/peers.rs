@@ -106,7 +106,7 @@ pub struct PeerConfig {
 pub struct ReplicaContext {
     /// This replica, with the URL that it publishes. The URL is empty if there is one replica only.
     pub replica: Replica,
-    /// The route store that all replicas share.
+    /// The store that all replicas share.
     pub store: Arc<dyn Store>,
     /// Opens connections to other replicas.
     pub connector: Arc<dyn PeerConnector>,

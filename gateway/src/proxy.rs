@@ -9,8 +9,8 @@
 //!  caller ◄── Response<GuardedBody> ◄───────────────────────────── respond ◄═════╝
 //! ```
 //!
-//! All facts about a request are in its `RequestLog`. Its tunnel, its connection and its metrics are held by a `ResponseGuard` until the
-//! response has ended.
+//! A `RequestContext` has the server, the connection and the body of a request, and the `RequestLog`, which has the facts that observers
+//! read. A `ResponseGuard` holds its tunnel, its connection and its metrics until the response has ended.
 
 mod budget;
 mod caller_io;

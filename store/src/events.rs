@@ -112,8 +112,7 @@ pub struct EventPage {
 /// **It has one order.** Each event is in it once, and a reader with a position learns if it has missed some.
 pub trait EventStore: fmt::Debug + Send + Sync + 'static {
     /// Appends events to the log, except those whose keys it has, whose subjects have the same states, or that are not newer than one of
-    /// the same process. All replicas see them in the
-    /// same order.
+    /// the same process. All replicas see them in the same order.
     fn append_events(&self, events: Vec<NewEvent>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Returns the number of the last event of an agentk process that was appended or left out, or 0.

@@ -1,4 +1,4 @@
-//! [`RedisStore`]: the route store in Redis, for several replicas.
+//! [`RedisStore`]: the records of several replicas in Redis.
 //!
 //! ```text
 //!   announce, withdraw ──► LocalRoutes ──► SyncTask ──► {kas}:routes:<id>    the routes of this replica
@@ -31,6 +31,8 @@
 //! | `sessions` | the sessions of browsers |
 //! | `environments` | the environments that agents name |
 //! | `events` | the log of events, and its copy in memory |
+//! | `cursors` | how far each webhook has delivered the log |
+//! | `pushes` | pushes to Git repositories, which wake all replicas |
 //! | `views` | the last values of the views of agents |
 //! | `project_events` | the latest events of Git projects |
 //! | `projects` | reads the agents of projects at other replicas |

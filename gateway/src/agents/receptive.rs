@@ -1,7 +1,7 @@
 //! Agents that accept connections and open none: kas dials them.
 //!
 //! ```text
-//!   identity file ──► targets ──► leases of the route store ──► slots: dial ──► admit ──► serve, as every tunnel
+//!   identity file ──► targets ──► leases in the store ──► slots: dial ──► admit ──► serve, as every tunnel
 //!                                      ▲                           │
 //!                                      └── every 3 s, and after ───┘ failures (backoff), ends, drains
 //! ```
@@ -65,7 +65,7 @@ pub struct ReceptiveAgents {
     events: (UnboundedSender<SlotEvent>, UnboundedReceiver<SlotEvent>),
     epoch: u64,
     last_slot: u64,
-    /// The time of the last answer of the route store about leases, or of the start.
+    /// The time of the last answer of the store about leases, or of the start.
     answered: Instant,
     log_limit: LogLimiter<&'static str>,
 }

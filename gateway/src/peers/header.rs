@@ -41,8 +41,8 @@ pub enum PeerRequestKind {
     Ping,
     /// A request to ping the sender at its address in the route store.
     PingBack,
-    /// A question about recent requests or the audit log, for a reader of the web page or of the audit log of a cluster.
-    Recent,
+    /// A question of a feature, for a reader of the web page or of the audit log of a cluster.
+    Question,
 }
 
 /// The decoded header.
@@ -117,7 +117,7 @@ impl PeerHeader {
                 1 => PeerRequestKind::Forward,
                 2 => PeerRequestKind::Ping,
                 3 => PeerRequestKind::PingBack,
-                4 => PeerRequestKind::Recent,
+                4 => PeerRequestKind::Question,
                 _ => return Err(DecodeError::Malformed),
             },
             class: match class {
@@ -145,7 +145,7 @@ impl PeerHeader {
             PeerRequestKind::Forward => 1,
             PeerRequestKind::Ping => 2,
             PeerRequestKind::PingBack => 3,
-            PeerRequestKind::Recent => 4,
+            PeerRequestKind::Question => 4,
         };
         content[1] = match class {
             RequestClass::Short => 0,
@@ -191,7 +191,7 @@ mod tests {
             probe,
             ping(PeerRequestKind::Ping),
             ping(PeerRequestKind::PingBack),
-            ping(PeerRequestKind::Recent),
+            ping(PeerRequestKind::Question),
         ] {
             assert_eq!(PeerHeader::decode(&header.encode()).unwrap(), header);
         }

@@ -27,7 +27,8 @@ use crate::{destination::Destination, tunnel_entry::TunnelEntry};
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest answer, in bytes.
 const MAX_ANSWER: usize = 4 << 20;
-/// The word of the response, which is covered by its MAC.
+/// The word of the response, which is covered by its MAC. It and the path are from the first questions, which were about recent requests:
+/// replicas of other versions know them.
 const ANSWER: &str = "recent";
 const PATH: &str = "/recent";
 
@@ -74,7 +75,7 @@ impl PeerClient {
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = encode(question);
         request.headers_mut().insert(header::SERVICE, HeaderValue::from_static(ServiceName::CONTROL));
-        let mac = self.sign(&mut request, PeerRequestKind::Recent, replica, &no_agent);
+        let mac = self.sign(&mut request, PeerRequestKind::Question, replica, &no_agent);
         let asked = async {
             let response = match tunnel.call(request).await {
                 Ok(response) if response.headers().get(PEER_HEADER).is_some_and(is_answer) => response,

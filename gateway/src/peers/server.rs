@@ -48,7 +48,7 @@ pub struct PeerServer {
     verifier: RequestVerifier,
     /// Pings replicas that ask for it.
     client: PeerClient,
-    /// The route store with the addresses of other replicas.
+    /// The store with the addresses of other replicas.
     store: Arc<dyn Store>,
     /// The limits of HTTP/2.
     settings: TunnelConfig,
@@ -162,7 +162,7 @@ impl PeerServer {
         let _ = verified.set(());
         let response = match request.header.kind {
             PeerRequestKind::Forward => return self.forward(incoming, &request).await,
-            PeerRequestKind::Recent => return self.answer_question(incoming, &request.header).await,
+            PeerRequestKind::Question => return self.answer_question(incoming, &request.header).await,
             PeerRequestKind::Probe => self.answer_probe(&request),
             PeerRequestKind::Ping => ProbeResponse::Accepted,
             PeerRequestKind::PingBack => self.ping_back(request.header.from).await,

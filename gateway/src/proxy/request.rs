@@ -33,7 +33,7 @@ pub(super) struct ProxyRequest {
     pub(super) context: Arc<RequestContext>,
 }
 
-/// Facts about a request, from its head to the end of its response.
+/// The parts of kas that a request uses, and its log, from its head to the end of its response.
 pub(super) struct RequestContext {
     /// The server that received the request.
     pub(super) server: Arc<ProxyServer>,

@@ -1,4 +1,4 @@
-//! The facts of a request, and what reads them: its span, its line of the audit log, its record for the web page, metrics and the log of kas.
+//! The facts of a request for all that observe it: its span, its line of the audit log, its record for the web page, metrics, the log of kas.
 //!
 //! ```text
 //!   new: head ─► authorized ─► sent ─► answered, or refused ─► dropped: end of the response

@@ -25,7 +25,7 @@ pub struct ProxyServer {
     pub access: AccessControl,
     /// The rules by which requests are disabled.
     pub kill_switch: Arc<KillSwitch>,
-    /// What services and features do with requests.
+    /// The types of requests, and the hooks of features.
     pub(crate) handling: RequestHandling,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
@@ -37,7 +37,7 @@ pub struct ProxyServer {
     pub config: ProxyConfig,
 }
 
-/// What services and features do with requests.
+/// The types of requests, and the hooks of features.
 #[derive(Debug)]
 pub(crate) struct RequestHandling {
     /// The types of requests.
@@ -46,7 +46,7 @@ pub(crate) struct RequestHandling {
     pub(crate) hooks: Vec<Box<dyn RequestHooks>>,
 }
 
-/// The connections of callers, and what they hold.
+/// The connections of callers, and their limits.
 #[derive(Debug)]
 pub struct CallerConnections {
     /// Connections and upgrades. Once the group drains, connections close when they are idle.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl LeaseStore for RedisStore {
-    /// Renews leases of a replica, with one script for all agents.
+    // One script for all agents.
     fn renew_leases<'a>(
         &'a self,
         replica: ReplicaId,

@@ -1,4 +1,4 @@
-//! The record of a session in the route store, which is not trusted.
+//! The record of a session in the store, which is not trusted.
 //!
 //! A reader of the store must not learn tokens, and a writer must not be able to make a session. So the record is encrypted with a key that
 //! is derived from the cookie, which only the browser has, and its key in the store is a hash of the cookie.

@@ -1,6 +1,6 @@
 //! The sessions of browsers. A session stands for the token with which it began: what the token may do is asked at each request.
 //!
-//! The route store has the sessions of all replicas, as [records](super::session_record) that only the holder of the cookie can open. A
+//! The store has the sessions of all replicas, as [records](super::session_record) that only the holder of the cookie can open. A
 //! replica keeps those that its browsers use, and checks every few seconds whether they have ended. While Redis does not respond, these go
 //! on.
 

@@ -1,4 +1,4 @@
--- Applies rate limits, as `Gcra` in store/src/rate_limit.rs, by the server's clock.
+-- Applies rate limits, as `Gcra` in store/src/gcra.rs, by the server's clock.
 -- KEYS: limits, on one node of a Cluster. ARGV: for each, interval in microseconds, burst in microseconds.
 -- Returns 0 and 0, or the position of the first limit that is reached and the microseconds to wait. The limits before it
 -- have counted the event.
