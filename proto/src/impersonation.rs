@@ -99,9 +99,9 @@ impl Impersonation {
 }
 
 impl Identity {
-    /// Returns the identity that a request acts as: its headers whose names begin with `prefix`.
-    pub fn of_request(headers: &HeaderMap, prefix: &str) -> Self {
-        let named = headers.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
+    /// Returns the identity that a request acts as: its headers whose names begin with [`PREFIX`].
+    pub fn of_request(headers: &HeaderMap) -> Self {
+        let named = headers.iter().filter(|(name, _)| name.as_str().starts_with(PREFIX));
         Self(named.map(|(name, value)| (name.clone(), value.as_bytes().to_vec())).collect())
     }
 

@@ -81,7 +81,7 @@ pub(crate) struct Alerts {
     metrics: AlertsMetrics,
 }
 
-/// What is an alert: the section of the configuration, within the scope.
+/// Decides which drops and violations are alerts: the section of the configuration, within the scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Filter {
     section: Arc<AlertsSection>,

@@ -14,11 +14,7 @@ use std::sync::Arc;
 
 use cluster_audit::RingView;
 use http::{Method, Request, Response};
-use proto::{
-    Reason,
-    audit::EVENTS_PATH,
-    impersonation::{self, Identity},
-};
+use proto::{Reason, audit::EVENTS_PATH, impersonation::Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;
@@ -75,7 +71,7 @@ impl RequestHandler for AuditHandler {
         }
         let parameters = Parameters::parse(request.uri().query().unwrap_or_default());
         let parameters = parameters.map_err(|error| bad_request(&error.to_string()))?;
-        let caller = Identity::of_request(request.headers(), impersonation::PREFIX);
+        let caller = Identity::of_request(request.headers());
         let permit = self.readers.try_acquire(caller).map_err(|reason| {
             let what = match reason {
                 NoPermit::All => format!("{MAX_READERS} callers read the audit log, which is the most"),

@@ -31,7 +31,7 @@ use proto::{
         ViewList, WATCH_PATH,
     },
     header::accepts_gzip,
-    impersonation::{self, Identity},
+    impersonation::Identity,
 };
 use resource_graph::{Access, Cache, CacheConfig, Query, RateLimit, Reviews};
 use tokio::{
@@ -278,7 +278,7 @@ impl RequestHandler for GraphHandler {
         }
         let parameters = Parameters::parse(path, request.uri().query().unwrap_or_default())
             .map_err(|error| bad_request(&error.to_string()))?;
-        let identity = Identity::of_request(request.headers(), impersonation::PREFIX);
+        let identity = Identity::of_request(request.headers());
         let view = self.0.view();
         if path == WATCH_PATH {
             return stream::respond(

@@ -183,7 +183,7 @@ impl Notify {
         let sections = self.sections.borrow();
         let named: BTreeSet<&String> = sections.notify.projects.iter().map(|project| &project.id).collect();
         let flux = self.flux_projects.borrow();
-        // Whoever may create sources of Flux must not crowd out the projects of the configuration.
+        // People who may create sources of Flux must not crowd out the projects of the configuration.
         let wanted = named.iter().copied().chain(flux.iter().filter(|project| !named.contains(project)));
         wanted.take(MAX_PROJECTS).cloned().collect()
     }
@@ -256,7 +256,7 @@ impl NotifyTasks {
                 for (key, what) in notify.apply_policy() {
                     tracing::warn!(key, what, "the new policy refuses a key of the configuration");
                 }
-                // What the policy before has refused may pass now.
+                // Another policy may allow a write that the last one has refused.
                 notify.records.forget_refused();
                 notify.generation.send_modify(|generation| *generation += 1);
             }

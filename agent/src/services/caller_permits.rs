@@ -110,7 +110,7 @@ mod tests {
     fn caller(user: &str) -> Identity {
         let mut headers = HeaderMap::new();
         headers.insert("impersonate-user", user.parse().unwrap());
-        Identity::of_request(&headers, "impersonate-")
+        Identity::of_request(&headers)
     }
 
     #[test]

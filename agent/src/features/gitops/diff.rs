@@ -10,7 +10,7 @@ use kube_cluster::{Fence, Stopped};
 use proto::{
     AgentId, Reason,
     gitops::{DiffLine, DiffRequest, DiffSummary, ObjectCounts, PreviewRequest},
-    impersonation::{self, Identity},
+    impersonation::Identity,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
@@ -61,7 +61,7 @@ pub(super) struct AdmittedDiff {
 ///
 /// The request is invalid, its body does not arrive in time, or other diffs take too long.
 pub(super) async fn admit(gitops: &Gitops, request: Request<Body>) -> Result<AdmittedDiff, ServiceError> {
-    let caller = Identity::of_request(request.headers(), impersonation::PREFIX);
+    let caller = Identity::of_request(request.headers());
     let mut bytes = gitops.diff_bodies.none(caller);
     let body = timeout(BODY_TIMEOUT, receive(request.into_body(), &mut bytes)).await;
     let body = body.map_err(|_| bad_request("the manifests were not received in time"))??;
