@@ -54,13 +54,12 @@ use crate::{
             webhooks::{Webhook, WebhookContext, WebhookMetrics},
         },
         request_types,
-        web::WebServer,
+        web::{Recent, WebServer},
     },
     kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
-    recent::Recent,
     tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
@@ -206,7 +205,7 @@ impl App {
         let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config, &mut registry));
-        let web = config.web.as_ref().map(|web| {
+        let web = config.web.as_ref().zip(shared.recent.clone()).map(|(web, recent)| {
             let environments = environment_sources(&environments, &features);
             let oidc = (issuers.clone(), oidc);
             Arc::new(WebServer::new(
@@ -215,6 +214,7 @@ impl App {
                 oidc,
                 &web.listen,
                 environments,
+                recent,
                 &mut registry,
             ))
         });

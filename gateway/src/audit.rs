@@ -31,7 +31,7 @@ pub(crate) use self::record::{AuditRecord, ByteCounts, NewRequest};
 use self::{file::RotatingFile, strangers::StrangerLimit};
 use crate::{
     config::{AuditConfig, AuditSink},
-    recent::Recent,
+    request_hooks::RequestObserver,
 };
 use files::unreadable;
 use settings::ConfigError;
@@ -53,7 +53,7 @@ pub struct AuditLog {
     replica: Arc<str>,
     strangers: Arc<StrangerLimit>,
     metrics: AuditMetrics,
-    recent: Option<Arc<Recent>>,
+    observers: Arc<[Arc<dyn RequestObserver>]>,
 }
 
 /// The metrics of the audit log.
@@ -72,18 +72,18 @@ struct ReportingSink<S> {
 }
 
 impl AuditLog {
-    /// Starts the thread that writes lines to `sink`. `recent` keeps the last ones for the web page.
+    /// Starts the thread that writes lines to `sink`. The observers see each line.
     pub fn start(
         sink: impl Write + Send + 'static,
         metrics: AuditMetrics,
         replica: ReplicaId,
-        recent: Option<Arc<Recent>>,
+        observers: &[Arc<dyn RequestObserver>],
     ) -> Self {
         let losses = Arc::new(LogLimiter::new(LOG_PERIOD));
         let sink = ReportingSink { sink, losses: Arc::clone(&losses) };
         let lines = LineWriter::start("audit", MAX_QUEUED, sink, metrics.dropped.clone(), |_| {});
         let (replica, strangers) = (replica.to_string().into(), Arc::default());
-        Self { lines, losses, replica, strangers, metrics, recent }
+        Self { lines, losses, replica, strangers, metrics, observers: observers.into() }
     }
 
     /// Returns the sink of the configuration, or `None` if there is none. Creates the file if it does not exist.
@@ -133,8 +133,8 @@ impl AuditLog {
     }
 
     fn send(&self, line: Vec<u8>) {
-        if let Some(recent) = &self.recent {
-            recent.audit.push(&line);
+        for observer in &*self.observers {
+            observer.on_audit_line(&line);
         }
         if !self.lines.send(line) {
             report(&self.losses, "the sink is too slow, and the queue is full");

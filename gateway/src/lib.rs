@@ -12,7 +12,6 @@
 //! * `proxy` serves callers: start with its function `handle`. It uses the crate [`access`] (the path, authentication and
 //!   authorization, errors), `headers`, `cors`, the crate [`promql`] (queries of restricted callers) and `traces`.
 //! * [`audit`] writes the audit log.
-//! * `recent` keeps the last requests and lines of the audit log for the web page.
 //! * [`kill_switch`] has the rules by which the operator disables requests.
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
@@ -59,7 +58,6 @@ mod listen;
 pub mod metrics;
 pub mod peers;
 mod proxy;
-mod recent;
 mod request_hooks;
 mod request_types;
 mod tasks;

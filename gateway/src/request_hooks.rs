@@ -1,13 +1,14 @@
 //! The hooks by which features take part in the requests of callers.
 
-use std::{fmt::Debug, net::IpAddr, sync::Arc};
+use std::{fmt::Debug, net::IpAddr, sync::Arc, time::SystemTime};
 
 use access::{Grant, ManagedEnvironment, RequestError};
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, HeaderValue, Method, Response, Uri};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri};
+use proto::{Hello, ReplicaId, TunnelId};
 use tunnel::Body;
 
-use crate::destination::Destination;
+use crate::{destination::Destination, timing::RequestTiming};
 
 /// A request whose caller may send it.
 #[derive(Clone, Copy, Debug)]
@@ -63,4 +64,54 @@ pub(crate) trait RequestHooks: Debug + Send + Sync {
     ) -> Result<Response<Body>, RequestError> {
         Ok(response)
     }
+}
+
+/// Lets a feature see what became of each request, and each line of the audit log. The methods are called while callers wait, so that they do
+/// no I/O.
+pub trait RequestObserver: Debug + Send + Sync {
+    /// A request has its response. Each request comes here at most once.
+    fn on_result(&self, request: &ObservedRequest<'_>);
+
+    /// The audit log has a new line, which ends with a line break.
+    fn on_audit_line(&self, line: &[u8]);
+}
+
+/// A request of a caller, and what became of it.
+#[derive(Debug)]
+pub struct ObservedRequest<'a> {
+    /// The time at which the head of the request was complete.
+    pub(crate) time: SystemTime,
+    /// Identifies the request in the response and in all logs.
+    pub(crate) id: &'a HeaderValue,
+    /// The method.
+    pub(crate) method: &'a Method,
+    /// The rights of the caller and the agent, if the request was authorized.
+    pub(crate) access: Option<(&'a Arc<Grant>, &'a Destination)>,
+    /// What became of it.
+    pub(crate) result: RequestResult<'a>,
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub(crate) enum RequestResult<'a> {
+    /// The response begins.
+    Answered {
+        /// The status of the response.
+        status: StatusCode,
+        /// The times up to the head of the response.
+        timing: RequestTiming,
+        /// The receiver of the request, unless a feature has answered it.
+        hop: Option<Hop>,
+    },
+    /// The caller receives an error of kas or of its agent.
+    Refused(&'a RequestError),
+}
+
+/// The receiver of a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Hop {
+    /// A tunnel to this replica.
+    Tunnel(TunnelId, Arc<Hello>),
+    /// A replica that holds a tunnel.
+    Replica(ReplicaId),
 }

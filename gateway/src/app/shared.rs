@@ -33,7 +33,7 @@ use crate::{
         cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics},
         environments::Provisioner,
         events::{self, EventRequests, Events, sources::EventSources},
-        web::RecentAnswers,
+        web::{Recent, RecentAnswers},
     },
     forward::Forwarder,
     kill_switch::KillSwitch,
@@ -41,8 +41,7 @@ use crate::{
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerHooks, PeerServer},
     proxy::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling, RequestObservers},
-    recent::Recent,
-    request_hooks::RequestHooks,
+    request_hooks::{RequestHooks, RequestObserver},
     request_types::RequestTypes,
     tasks::TaskGroup,
     traces::Traces,
@@ -204,12 +203,17 @@ impl SharedState {
                 metrics: self.metrics.clone(),
                 traces,
                 audit: Arc::clone(&self.audit),
-                recent: self.recent.clone(),
+                features: self.request_observers(),
                 log_limit: LogLimiter::new(LOG_PERIOD),
             },
             connections: CallerConnections::new(self.caller_connections.clone(), &config.limits),
             config,
         }
+    }
+
+    /// Returns the features that see each request.
+    fn request_observers(&self) -> Vec<Arc<dyn RequestObserver>> {
+        self.recent.iter().map(|recent| Arc::clone(recent) as Arc<dyn RequestObserver>).collect()
     }
 
     /// Returns the hooks of features, in the order in which they are called.

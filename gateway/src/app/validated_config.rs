@@ -285,9 +285,9 @@ impl ValidatedConfig {
             kill_switch::fleet::accept(store, &app.callers.kill_switch, record, rules);
         }
         if let Some(AuditOutput(sink)) = self.audit {
-            let metrics = app.callers.observers.metrics.audit.clone();
-            let recent = app.callers.observers.recent.clone();
-            app.callers.observers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica, recent));
+            let observers = &app.callers.observers;
+            let metrics = observers.metrics.audit.clone();
+            observers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica, &observers.features));
         }
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate);
         app.credentials.certificates =

@@ -55,7 +55,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-pub(crate) use self::recent::RecentAnswers;
+pub(crate) use self::recent::{Recent, api::RecentAnswers};
 use self::{
     agent_details::AgentInspector,
     agent_exchange::{contain, is_web_content, with_token},
@@ -112,6 +112,7 @@ pub struct WebServer {
     replica: ReplicaId,
     environments: EnvironmentSources,
     inspector: AgentInspector,
+    recent: Arc<Recent>,
     metrics: WebMetrics,
 }
 
@@ -173,6 +174,7 @@ impl WebServer {
         (issuers, oidc): (Issuers, Arc<OidcAuthorizer>),
         listen: &WebListen,
         environments: EnvironmentSources,
+        recent: Arc<Recent>,
         registry: &mut Registry,
     ) -> Self {
         let sessions = Sessions::new(Arc::clone(&agents.store));
@@ -193,6 +195,7 @@ impl WebServer {
             replica: agents.replica,
             environments,
             inspector: AgentInspector::new(agents),
+            recent,
             metrics,
         }
     }
@@ -444,8 +447,8 @@ impl WebServer {
                 (Some(_), _) => wrong_method("GET, HEAD"),
                 (None, _) => no_session(),
             },
-            (path, _) if recent::is_path(path) => match session {
-                Some((_, grant)) => recent::respond(self, &request, &grant).await,
+            (path, _) if recent::api::is_path(path) => match session {
+                Some((_, grant)) => recent::api::respond(self, &request, &grant).await,
                 None => no_session(),
             },
             (ISSUERS_PATH, &Method::GET) => json(&IssuerList { issuers: self.logins.issuers() }),

@@ -1,4 +1,4 @@
-//! The facts of a request for all that observe it: its span, its line of the audit log, its record for the web page, metrics, the log of kas.
+//! The facts of a request for all that observe it: its span, its line of the audit log, the observers of features, metrics, the log of kas.
 //!
 //! ```text
 //!   new: head ─► authorized ─► sent ─► answered, or refused ─► dropped: end of the response
@@ -28,8 +28,7 @@ use super::request_access::Access;
 use crate::{
     audit::{AuditLog, AuditRecord, AuditedAccess, ByteCounts, NewRequest},
     metrics::{Metrics, ServiceMetrics},
-    recent::{Hop, Recent, RequestRecord},
-    request_hooks::AuthorizedRequest,
+    request_hooks::{AuthorizedRequest, Hop, ObservedRequest, RequestObserver, RequestResult},
     request_types::RequestTypes,
     timing::RequestTiming,
     traces::{RequestTrace, Traces},
@@ -44,8 +43,8 @@ pub struct RequestObservers {
     pub traces: Option<Traces>,
     /// The audit log, if it is configured.
     pub audit: Arc<OnceLock<AuditLog>>,
-    /// Keeps the last requests for the web page, if kas serves it.
-    pub recent: Option<Arc<Recent>>,
+    /// The features that see each request.
+    pub features: Vec<Arc<dyn RequestObserver>>,
     /// Limits the log lines of failed requests.
     pub log_limit: LogLimiter<Reason>,
 }
@@ -66,8 +65,8 @@ pub(super) struct RequestLog {
     trace: Mutex<RequestTrace>,
     /// The record for the audit log, if there is one. The line is written when it is dropped.
     audit: Option<Box<Mutex<AuditRecord>>>,
-    /// The record for the web page was made.
-    is_recorded: AtomicBool,
+    /// The features have seen the request.
+    is_observed: AtomicBool,
 }
 
 /// Counts the bytes of the bodies of a request, or of the raw streams after an upgrade.
@@ -117,7 +116,7 @@ impl RequestLog {
             access: OnceLock::new(),
             trace: Mutex::default(),
             audit,
-            is_recorded: AtomicBool::new(false),
+            is_observed: AtomicBool::new(false),
         }
     }
 
@@ -207,7 +206,7 @@ impl RequestLog {
             upstream = ?timing.upstream,
             "request answered"
         );
-        self.record(observers, |record| record.answered(status.as_u16(), *timing, hop()));
+        self.show(observers, || RequestResult::Answered { status, timing: *timing, hop: hop() });
         metrics
     }
 
@@ -223,7 +222,7 @@ impl RequestLog {
         let trace = self.trace_id();
         observers.metrics.count_error(reason);
         self.audit(|record| record.refuse(error, trace));
-        self.record(observers, |record| record.refused(error.reason, error.caller.clone()));
+        self.show(observers, || RequestResult::Refused(error));
         if let Some(suppressed) = observers.log_limit.admit(error.reason, std::time::Instant::now()) {
             let (client, id, trace_id) = (self.client, self.id.to_str().ok(), trace.map(display));
             tracing::info!(%client, request.id = id, trace_id, reason, suppressed, %error, "request failed");
@@ -236,13 +235,20 @@ impl RequestLog {
         }
     }
 
-    /// Shows the request to the readers of the web page, with the first response that begins.
-    fn record(&self, observers: &RequestObservers, complete: impl FnOnce(RequestRecord) -> RequestRecord) {
-        let Some(recent) = &observers.recent else { return };
-        if !self.is_recorded.swap(true, Relaxed) {
-            let access =
-                self.access.get().map(|access| (Arc::clone(&access.grant), access.destination.clone()));
-            recent.requests.push(complete(RequestRecord::new(self.time, &self.id, &self.method, access)));
+    /// Shows the request to features, with the first response that begins.
+    fn show<'a>(&'a self, observers: &RequestObservers, result: impl FnOnce() -> RequestResult<'a>) {
+        if observers.features.is_empty() || self.is_observed.swap(true, Relaxed) {
+            return;
+        }
+        let request = ObservedRequest {
+            time: self.time,
+            id: &self.id,
+            method: &self.method,
+            access: self.access.get().map(|access| (&access.grant, &access.destination)),
+            result: result(),
+        };
+        for feature in &observers.features {
+            feature.on_result(&request);
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     forward::{ForwardedResponse, agent_error},
     headers::{self, ResponsePolicy},
-    recent::Hop,
+    request_hooks::Hop,
     timing::RequestTiming,
     tunnel_entry::TunnelEntry,
 };

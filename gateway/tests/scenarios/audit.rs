@@ -44,11 +44,10 @@ impl Write for Sink {
 /// Starts an audit log of a replica.
 pub(crate) fn audit(world: &World) -> Sink {
     let sink = Sink::default();
-    let callers = &world.kas.callers;
-    let metrics = callers.observers.metrics.audit.clone();
-    let log =
-        AuditLog::start(sink.clone(), metrics, world.kas.agents.replica, callers.observers.recent.clone());
-    callers.observers.audit.set(log.clone()).unwrap();
+    let observers = &world.kas.callers.observers;
+    let metrics = observers.metrics.audit.clone();
+    let log = AuditLog::start(sink.clone(), metrics, world.kas.agents.replica, &observers.features);
+    observers.audit.set(log.clone()).unwrap();
     tokio::spawn(async move { log.run().await });
     sink
 }

@@ -229,8 +229,8 @@ async fn replica_with_another_secret_is_not_believed() {
 #[tokio::test(start_paused = true)]
 async fn replica_without_the_page_keeps_nothing() {
     let fleet = Fleet::new().await;
-    assert!(fleet.fleet.replicas[0].kas.callers.observers.recent.is_some());
-    assert!(World::new().kas.callers.observers.recent.is_none());
+    assert!(fleet.fleet.replicas[0].kas.callers.observers.features.len() == 1);
+    assert!(World::new().kas.callers.observers.features.is_empty());
     let mut alone = Browser::new();
     alone.log_in().await;
     let page = get(&alone, "/web/v1/audit").await;

@@ -11,7 +11,11 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::{MAX_ENTRIES, Reader};
-use crate::{destination::Destination, timing::RequestTiming};
+use crate::{
+    destination::Destination,
+    request_hooks::{Hop, ObservedRequest, RequestResult},
+    timing::RequestTiming,
+};
 
 /// The most requests of one answer: a caller may give several requests the same id.
 const MAX_FOUND: usize = 20;
@@ -39,15 +43,6 @@ pub(crate) struct RequestRecord {
     reason: Option<Reason>,
     hop: Option<Hop>,
     timing: Option<RequestTiming>,
-}
-
-/// The receiver of a request.
-#[derive(Clone, Debug)]
-pub(crate) enum Hop {
-    /// A tunnel to this replica.
-    Tunnel(TunnelId, Arc<Hello>),
-    /// A replica that holds a tunnel.
-    Replica(ReplicaId),
 }
 
 /// A request of another replica that this one has sent into a tunnel.
@@ -171,34 +166,30 @@ fn push<T>(ring: &mut VecDeque<T>, entry: T, most: usize) {
 }
 
 impl RequestRecord {
-    /// Begins the record of a request whose head arrived at `time`. `access` is the result of the authorization, if it got so far.
-    pub(crate) fn new(
-        time: SystemTime,
-        id: &HeaderValue,
-        method: &Method,
-        access: Option<(Arc<Grant>, Destination)>,
-    ) -> Self {
-        Self {
-            time,
-            id: id.clone(),
-            method: method.clone(),
-            access,
+    /// Returns the record of a request.
+    pub(super) fn new(request: &ObservedRequest<'_>) -> Self {
+        let base = Self {
+            time: request.time,
+            id: request.id.clone(),
+            method: request.method.clone(),
+            access: request.access.map(|(grant, destination)| (Arc::clone(grant), destination.clone())),
             refused: None,
             status: 0,
             reason: None,
             hop: None,
             timing: None,
+        };
+        match &request.result {
+            RequestResult::Answered { status, timing, hop } => {
+                Self { status: status.as_u16(), timing: Some(*timing), hop: hop.clone(), ..base }
+            }
+            RequestResult::Refused(error) => Self {
+                status: error.reason.status().as_u16(),
+                reason: Some(error.reason),
+                refused: error.caller.clone(),
+                ..base
+            },
         }
-    }
-
-    /// Completes the record with the head of the response.
-    pub(crate) fn answered(self, status: u16, timing: RequestTiming, hop: Option<Hop>) -> Self {
-        Self { status, timing: Some(timing), hop, ..self }
-    }
-
-    /// Completes the record with the error that the caller receives.
-    pub(crate) fn refused(self, reason: Reason, caller: Option<Box<CallerNames>>) -> Self {
-        Self { status: reason.status().as_u16(), reason: Some(reason), refused: caller, ..self }
     }
 
     /// Returns the request, unless the reader may not see it.
@@ -264,13 +255,20 @@ impl From<RequestTiming> for TimingView {
 
 #[cfg(test)]
 mod tests {
+    use access::RequestError;
+
     use super::*;
 
     fn refused(id: &str, caller: Option<&str>) -> RequestRecord {
-        let id = HeaderValue::from_str(id).unwrap();
-        let record = RequestRecord::new(SystemTime::now(), &id, &Method::GET, None);
         let names = caller.map(|name| Box::new(CallerNames { name: name.to_owned(), user: None }));
-        record.refused(Reason::UnknownAgent, names)
+        let error = RequestError { caller: names, ..RequestError::new(Reason::UnknownAgent, "unknown") };
+        RequestRecord::new(&ObservedRequest {
+            time: SystemTime::now(),
+            id: &HeaderValue::from_str(id).unwrap(),
+            method: &Method::GET,
+            access: None,
+            result: RequestResult::Refused(&error),
+        })
     }
 
     #[test]
