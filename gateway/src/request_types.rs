@@ -4,15 +4,18 @@
 
 mod kubernetes;
 
-use std::{fmt::Debug, sync::Arc};
+use std::{fmt::Debug, future::ready, sync::Arc};
 
-use access::{ErrorDialect, Target, UrlPathPrefix};
-use http::{Method, Uri};
+use access::{ErrorDialect, RequestError, Target, UrlPathPrefix};
+use futures_util::future::BoxFuture;
+use http::{Method, Request, Uri};
 use percent_encoding::percent_decode_str;
-use proto::ServiceName;
+use proto::{Reason, ServiceName};
 use router::RequestClass;
+use tunnel::Body;
 
 use self::kubernetes::Kubernetes;
+use crate::request_hooks::AuthorizedRequest;
 
 /// A type of requests that callers send. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Debug + Send + Sync {
@@ -37,6 +40,26 @@ pub(crate) trait RequestType: Debug + Send + Sync {
     /// Returns whether the response is one of an application in the cluster, to which the service only forwards.
     fn is_application(&self, _path: &str) -> bool {
         false
+    }
+
+    /// Returns whether the rights of the caller require that the request is restricted.
+    fn restricts(&self, _authorized: AuthorizedRequest<'_>) -> bool {
+        false
+    }
+
+    /// Restricts a request to what its caller may see. May read its body, if that is a form of at most `max_form` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The request cannot be restricted. `body-too-large`: its form has more bytes.
+    fn restrict<'a>(
+        &'a self,
+        _authorized: AuthorizedRequest<'a>,
+        _request: Request<Body>,
+        _max_form: usize,
+    ) -> BoxFuture<'a, Result<Request<Body>, RequestError>> {
+        let what = "kas cannot restrict requests of this type";
+        Box::pin(ready(Err(RequestError::new(Reason::NotEnforceable, what))))
     }
 
     /// Interprets a request for the audit log. `uri` is the path with the query as the service receives it.

@@ -9,7 +9,6 @@ use http::{
 };
 use hyper::upgrade::OnUpgrade;
 use ipnet::IpNet;
-use promql::{Labels, QueryError};
 use proto::{Reason, header};
 use tunnel::Body;
 
@@ -119,25 +118,17 @@ pub(super) async fn to_agent(
 
     let body = context.body.take(server, || log.body_bytes(server.observers.metrics.service(service)));
     let request = request.map(|()| body);
-    let request = match access.grant.caller.labels(service) {
-        // Boxed: most requests are not restricted, and should not reserve memory for it.
-        Some(labels) => Box::pin(restrict(context, request, labels)).await?,
-        None => request,
-    };
-    Ok((request, upgrade))
-}
-
-/// Restricts the queries of a caller that may see only certain series.
-async fn restrict(
-    context: &RequestContext,
-    request: Request<Body>,
-    labels: &Labels,
-) -> Result<Request<Body>, RequestError> {
-    let restricted = promql::enforce(labels, request, context.server.config.limits.max_form_bytes).await;
-    if let Err(QueryError { reason: Reason::BodyTooLarge, .. }) = &restricted {
-        context.server.observers.metrics.count_limit(Limit::Form);
+    let kind = server.handling.types.of(service);
+    if !kind.restricts(log.request()) {
+        return Ok((request, upgrade));
     }
-    Ok(restricted?.map(Body::from))
+    let restricted = kind.restrict(log.request(), request, server.config.limits.max_form_bytes).await;
+    let restricted = restricted.inspect_err(|error| {
+        if error.reason == Reason::BodyTooLarge {
+            server.observers.metrics.count_limit(Limit::Form);
+        }
+    });
+    Ok((restricted?, upgrade))
 }
 
 /// Returns an error if kas does not serve the request, or if two servers could parse its head differently.

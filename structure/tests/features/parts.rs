@@ -79,7 +79,6 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", "alerts", "events", 2),
     ("gateway", CORE, "environments", 2),
     ("gateway", CORE, "gitlab", 5),
-    ("gateway", CORE, "promql", 1),
     ("gateway", "environments", "gitlab", 3),
     ("gateway", "events", "alerts", 1),
     ("gateway", "gitops", "gitlab", 3),
