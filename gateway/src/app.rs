@@ -47,7 +47,7 @@ use crate::{
     features::{
         FeatureContext, Features,
         cluster_audit::AccessRing,
-        environments::{api::EnvironmentsApi, health::HealthInquiry},
+        environments::{api::EnvironmentsApi, check_template, health::HealthInquiry},
         events::{
             Events,
             sources::EventSources,
@@ -193,7 +193,8 @@ impl App {
             registry: &mut registry,
         });
         let settings = &config.agent.configuration;
-        let configuration = ConfigurationService::new(settings, &shared.identities, &mut registry);
+        let configuration =
+            ConfigurationService::new(settings, &shared.identities, check_template, &mut registry);
         if let Some((client, agents)) = gitlab.clone() {
             configuration.add_observer(gitlab::observer(client, agents.clone()));
             let source = GitLabSource::new(agents, gitaly.clone(), settings.max_configuration_file_size);

@@ -35,7 +35,7 @@ use self::poller::Poller;
 pub(crate) use self::{
     metrics::ConfigurationMetrics,
     pusher::ConfigurationPusher,
-    state::{ConfigurationState, ConfigurationStatus},
+    state::{ConfigurationState, ConfigurationStatus, TemplateCheck},
 };
 use crate::weak_map::WeakMap;
 
@@ -49,6 +49,7 @@ pub(crate) struct Shared {
     sources: RwLock<Vec<Arc<dyn ConfigurationSource>>>,
     observers: RwLock<Vec<ConfigurationObserver>>,
     pollers: WeakMap<AgentId, Poller>,
+    template_check: TemplateCheck,
     metrics: ConfigurationMetrics,
 }
 
@@ -57,6 +58,7 @@ impl ConfigurationService {
     pub(crate) fn new(
         settings: &AgentConfigurationConfig,
         identities: &Identities,
+        template_check: TemplateCheck,
         registry: &mut Registry,
     ) -> Self {
         let max_bytes = settings.max_configuration_file_size;
@@ -66,6 +68,7 @@ impl ConfigurationService {
             sources: RwLock::new(vec![Arc::new(configured)]),
             observers: RwLock::default(),
             pollers: WeakMap::default(),
+            template_check,
             metrics: ConfigurationMetrics::register(registry),
         }))
     }

@@ -99,7 +99,7 @@ fn local_template(path: &Path, text: &str) -> Option<TemplateFile> {
         return None;
     }
     let path = template_path(&path.to_string_lossy());
-    let text = match files::read_text_at_most(Path::new(&path), environment_templates::MAX_BYTES as u64) {
+    let text = match files::read_text_at_most(Path::new(&path), TemplateFile::MAX_BYTES as u64) {
         Err(error) if error.kind() == ErrorKind::NotFound => return None,
         result => result.map_err(|error| format!("{path}: {}", unreadable(&error))),
     };

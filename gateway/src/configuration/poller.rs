@@ -119,7 +119,7 @@ impl PollerState {
         });
         let before = self.state.borrow().clone();
         let mut after = before.clone();
-        let result = after.apply(reading, SystemTime::now());
+        let result = after.apply(reading, SystemTime::now(), service.template_check);
         self.log(&before, &after);
         // Without a version there is no file: GitLab keeps what it has.
         if after.written() != before.written()

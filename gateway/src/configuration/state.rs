@@ -8,7 +8,6 @@ use std::{
 };
 
 use access::{AgentIdentity, ConfigurationFile, FileKey, ReadError, Reading, is_about_managed_resources};
-use environment_templates::EnvironmentTemplate;
 use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate, ProvisionSettings, TemplateFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -40,6 +39,9 @@ pub(crate) struct ConfigurationState {
     /// The template of environments beside the newest file.
     template: Option<TemplateFile>,
 }
+
+/// Returns what is wrong with a template of environments, if there is something.
+pub(crate) type TemplateCheck = fn(&TemplateFile) -> Option<String>;
 
 /// The reason why the newest version cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,11 +87,12 @@ pub(super) enum ReadResult {
 }
 
 impl ConfigurationState {
-    /// Applies the result of reading the sources at `now`.
+    /// Applies the result of reading the sources at `now`. `check` finds what is wrong with a template.
     pub(super) fn apply(
         &mut self,
         result: Result<Option<Reading>, ReadError>,
         now: SystemTime,
+        check: TemplateCheck,
     ) -> ReadResult {
         if !matches!(result, Err(ReadError::Unavailable(_))) {
             self.observed = Some(now);
@@ -111,7 +114,7 @@ impl ConfigurationState {
                 }
                 ReadResult::Unchanged
             }
-            Ok(Some(Reading::File(file))) => self.apply_file(file, now),
+            Ok(Some(Reading::File(file))) => self.apply_file(file, now, check),
             Err(ReadError::Unavailable(what)) => {
                 self.set_error(format!("{UNAVAILABLE}{what}"), now);
                 ReadResult::Unavailable
@@ -124,7 +127,7 @@ impl ConfigurationState {
         }
     }
 
-    fn apply_file(&mut self, file: ConfigurationFile, now: SystemTime) -> ReadResult {
+    fn apply_file(&mut self, file: ConfigurationFile, now: SystemTime, check: TemplateCheck) -> ReadResult {
         self.last = Some(file.key);
         self.project = file.project;
         let managed = file.content.as_deref().is_some_and(is_about_managed_resources);
@@ -132,7 +135,7 @@ impl ConfigurationState {
             Ok(ParsedFile { configuration, written, places }) => {
                 self.warnings = configuration.warnings();
                 self.places = places;
-                self.warnings.extend(file.template.as_ref().and_then(problem));
+                self.warnings.extend(file.template.as_ref().and_then(check));
                 self.managed = managed;
                 self.template = file.template;
                 let value = serde_json::to_value(&configuration).expect("serializable");
@@ -270,15 +273,6 @@ fn parse(path: &Path, content: Option<Vec<u8>>) -> Result<ParsedFile, String> {
     Ok(ParsedFile { configuration, written, places: keys.into_iter().filter_map(place).collect() })
 }
 
-/// Returns the problem of a template, which fails the jobs of environments.
-fn problem(template: &TemplateFile) -> Option<String> {
-    let error = match &template.text {
-        Ok(text) => EnvironmentTemplate::parse(Path::new(&template.path), text).err()?.to_string(),
-        Err(what) => what.clone(),
-    };
-    Some(format!("{error}: jobs of environments with resource_management fail until it is correct"))
-}
-
 impl ReadResult {
     /// Returns the value of the metric's label.
     pub(super) fn label(self) -> &'static str {
@@ -320,6 +314,11 @@ mod tests {
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
 
+    /// Finds something wrong with each template that has no text.
+    fn check(template: &TemplateFile) -> Option<String> {
+        template.text.as_ref().is_ok_and(String::is_empty).then(|| format!("{}: it is empty", template.path))
+    }
+
     fn at(seconds: u64) -> SystemTime {
         START + Duration::from_secs(seconds)
     }
@@ -345,10 +344,13 @@ mod tests {
     fn invalid_file_keeps_the_last_good_one() {
         let mut state = ConfigurationState::default();
         assert_eq!(state.update(&agent()), None, "nothing is sent before the first reading");
-        assert_eq!(state.apply(file("1", Some(LEVEL)), at(1)), ReadResult::Ok);
+        assert_eq!(state.apply(file("1", Some(LEVEL)), at(1), check), ReadResult::Ok);
         let good = state.update(&agent()).unwrap();
 
-        assert_eq!(state.apply(file("2", Some("observability: {login: {}}")), at(2)), ReadResult::Invalid);
+        assert_eq!(
+            state.apply(file("2", Some("observability: {login: {}}")), at(2), check),
+            ReadResult::Invalid
+        );
         let update = state.update(&agent()).unwrap();
         assert_eq!((&update.version, &update.configuration), (&good.version, &good.configuration));
         let error = update.error.unwrap();
@@ -358,10 +360,10 @@ mod tests {
         );
         assert!(error.ends_with("(version 2)"), "{error}");
         assert_eq!(state.last(), Some(&FileKey("2".to_owned())), "it is not read again");
-        state.apply(Ok(Some(Reading::Unchanged)), at(3));
+        state.apply(Ok(Some(Reading::Unchanged)), at(3), check);
         assert_eq!(state.status().error_since, Some(at(2)));
 
-        assert_eq!(state.apply(file("3", None), at(4)), ReadResult::Ok);
+        assert_eq!(state.apply(file("3", None), at(4), check), ReadResult::Ok);
         assert_eq!(state.status().error, None);
         assert_eq!(state.update(&agent()).unwrap().configuration, Some(serde_json::json!({})));
     }
@@ -370,26 +372,26 @@ mod tests {
     fn outage_is_an_error_until_the_source_responds() {
         let mut state = ConfigurationState::default();
         let outage = || Err(ReadError::Unavailable("connection refused".to_owned()));
-        assert_eq!(state.apply(outage(), at(1)), ReadResult::Unavailable);
+        assert_eq!(state.apply(outage(), at(1), check), ReadResult::Unavailable);
         assert_eq!(state.update(&agent()).unwrap().configuration, None, "agentk keeps the one that it has");
         assert!(state.error().is_some() && state.fault().is_none(), "the configuration may be valid");
-        state.apply(file("1", Some(LEVEL)), at(2));
+        state.apply(file("1", Some(LEVEL)), at(2), check);
         let good = state.clone();
-        state.apply(outage(), at(3));
+        state.apply(outage(), at(3), check);
         assert!(state.differs(&good));
         assert_eq!(state.status().read, Some(at(2)));
-        state.apply(outage(), at(4));
+        state.apply(outage(), at(4), check);
         assert_eq!(state.status().error_since, Some(at(3)));
-        state.apply(Ok(Some(Reading::Unchanged)), at(5));
+        state.apply(Ok(Some(Reading::Unchanged)), at(5), check);
         assert!(!state.differs(&good));
     }
 
     #[test]
     fn refused_entry_is_read_again_each_time() {
         let mut state = ConfigurationState::default();
-        state.apply(file("1", Some(LEVEL)), at(1));
+        state.apply(file("1", Some(LEVEL)), at(1), check);
         let refused = Err(ReadError::Refused("config.yaml is a directory".to_owned()));
-        assert_eq!(state.apply(refused, at(2)), ReadResult::Refused);
+        assert_eq!(state.apply(refused, at(2), check), ReadResult::Refused);
         assert_eq!((state.last(), state.status().version.as_deref()), (None, Some("1")));
     }
 
@@ -401,16 +403,12 @@ mod tests {
             let template = TemplateFile { path: "t/default.yaml".to_owned(), text: Ok(text.to_owned()) };
             Ok(Some(Reading::File(ConfigurationFile { template: Some(template), ..file })))
         };
-        assert_eq!(state.apply(with_template("1", "objects: []"), at(1)), ReadResult::Ok);
-        assert_eq!(state.warnings().len(), 1);
-        assert!(state.warnings()[0].starts_with("t/default.yaml:1:10: objects: "), "{:?}", state.warnings());
+        assert_eq!(state.apply(with_template("1", ""), at(1), check), ReadResult::Ok);
+        assert_eq!(state.warnings(), ["t/default.yaml: it is empty"]);
         let before = state.clone();
         let settings = state.update(&agent()).unwrap().provision.unwrap();
-        assert_eq!(
-            (settings.agent, settings.template.unwrap().text),
-            (AgentId(7), Ok("objects: []".to_owned()))
-        );
-        state.apply(with_template("1", environment_templates::DEFAULT_TEMPLATE), at(2));
+        assert_eq!((settings.agent, settings.template.unwrap().text), (AgentId(7), Ok(String::new())));
+        state.apply(with_template("1", "objects: []"), at(2), check);
         assert!(state.warnings().is_empty() && state.differs(&before));
     }
 
@@ -420,7 +418,7 @@ mod tests {
         let mut state = ConfigurationState::default();
         let managed = "ci_access: {projects: [{id: a/b, resource_management: {enabled: true}}]}";
         let mut is_managed = |result| {
-            state.apply(result, at(1));
+            state.apply(result, at(1), check);
             state.update(&agent()).unwrap().provision.unwrap().managed
         };
         assert!(!is_managed(file("1", Some(LEVEL))));
@@ -434,8 +432,8 @@ mod tests {
     #[test]
     fn agent_without_source_has_an_empty_configuration() {
         let mut state = ConfigurationState::default();
-        state.apply(file("1", Some(LEVEL)), at(1));
-        assert_eq!(state.apply(Ok(None), at(2)), ReadResult::None);
+        state.apply(file("1", Some(LEVEL)), at(1), check);
+        assert_eq!(state.apply(Ok(None), at(2), check), ReadResult::None);
         let update = state.update(&agent()).unwrap();
         assert_eq!((update.version, update.configuration), (None, Some(serde_json::json!({}))));
     }

@@ -4,5 +4,6 @@ pub(crate) mod api;
 pub(crate) mod health;
 mod named;
 mod provisioner;
+mod template;
 
-pub(crate) use self::{named::AgentEnvironments, provisioner::Provisioner};
+pub(crate) use self::{named::AgentEnvironments, provisioner::Provisioner, template::check_template};

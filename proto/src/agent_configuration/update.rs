@@ -78,6 +78,11 @@ pub struct TemplateFile {
     pub text: Result<String, String>,
 }
 
+impl TemplateFile {
+    /// The largest template, in bytes.
+    pub const MAX_BYTES: usize = 64 << 10;
+}
+
 /// The keys of the file that agentk applies.
 ///
 /// A newer kas may send keys that this agentk does not have. Those of [`Scope`] restrict requests, so an unknown one is an
