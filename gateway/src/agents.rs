@@ -1,17 +1,17 @@
 //! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
-mod admission;
+pub(crate) mod admission;
 mod announcements;
+mod calls;
 mod clusters;
 mod control;
 mod drain;
-mod gitlab;
 mod kill_switch;
 mod lifetime;
 mod max_age;
 mod rebalancer;
 mod receptive;
-mod refusal;
+pub(crate) mod refusal;
 mod repeated_tokens;
 mod session;
 mod tunnel_ends;
@@ -26,9 +26,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use gitlab_tunnel::AuthorityFilter;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::{
     body::Incoming,
@@ -53,6 +53,7 @@ use tunnel::{
     websocket::{Role, WebSocket},
 };
 
+pub(crate) use self::calls::{CallConnection, CallServer};
 pub use self::rebalancer::Rebalancer;
 pub use self::receptive::ReceptiveAgents;
 pub(crate) use self::{
@@ -69,7 +70,6 @@ use self::{
     session::TunnelSession,
 };
 pub(crate) use self::{
-    gitlab::RpcMetrics,
     max_age::MaxAge,
     receptive::{AgentDialer, DialErrors},
     repeated_tokens::RepeatedTokens,
@@ -77,7 +77,7 @@ pub(crate) use self::{
 use crate::{
     addresses::AddressRules,
     attachments::TunnelFeature,
-    config::{AgentProtocol, ServicePath},
+    config::AgentProtocol,
     configuration::ConfigurationService,
     io::{Rewind, StallGuard, is_stall},
     kill_switch::KillSwitch,
@@ -85,7 +85,6 @@ use crate::{
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
-use ::gitlab::{GitLabClient, Usage};
 use access::{AgentIdentity, AgentSources, Identities, address_key, token::TokenHash};
 use telemetry::GaugeGuard;
 
@@ -96,20 +95,12 @@ pub struct AgentServer {
     pub identities: Identities,
     /// `agent.listen.protocols`.
     pub protocols: BTreeSet<AgentProtocol>,
-    /// `agent.gitlab_agentk.prometheus_service`.
-    pub gitlab_prometheus: Option<ServicePath>,
-    /// The metrics of GitLab's agentk.
-    pub gitlab_calls: RpcMetrics,
-    /// Sends the requests of modules of GitLab's agentk.
-    pub gitlab: Option<GitLabClient>,
-    /// The address of GitLab for people, which Flux in a cluster compares with those of its sources; empty if it is not configured.
-    pub gitlab_url: String,
+    /// Serves GitLab's agentk.
+    pub(crate) calls: Arc<dyn CallServer>,
     /// Decides which agent holds a token.
     pub sources: AgentSources,
     /// True if agents come from GitLab too.
     pub has_gitlab: bool,
-    /// The agents that connect, for GitLab.
-    pub usage: Usage,
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     /// The store that all replicas share.
@@ -163,7 +154,7 @@ pub struct AgentServer {
 }
 
 /// A tunnel whose agent has responded.
-struct OpenTunnel {
+pub(crate) struct OpenTunnel {
     tunnel: Tunnel,
     /// Drives the connection until it ends.
     driving: BoxFuture<'static, CloseReason>,
@@ -226,7 +217,8 @@ impl AgentServer {
         let (first, io) = io.into_parts();
         let stalls = self.metrics.tunnel_write_stalls.clone();
         let io = StallGuard::new(io, self.write_stall_timeout, stalls);
-        gitlab::serve(Arc::clone(self), AuthorityFilter::new(io, &first), client, Some(peer), stranger).await;
+        let connection = CallConnection { io: Box::new(io), first, client, peer: Some(peer), stranger };
+        Arc::clone(&self.calls).serve(Arc::clone(self), connection).await;
     }
 
     async fn handle<T>(
@@ -322,7 +314,9 @@ impl AgentServer {
         let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
         let socket = WebSocket::new(io, parts.read_buf, Role::Server).with_gitlab_roles();
         let (cut, replaced) = (self.connections.cut.child_token(), stranger.replaced());
-        let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client, None, stranger);
+        let (io, first) = (Box::new(socket), Bytes::new());
+        let connection = CallConnection { io, first, client, peer: None, stranger };
+        let serving = Arc::clone(&self.calls).serve(self, connection);
         tokio::select! {
             biased;
             () = serving => {}
@@ -354,7 +348,7 @@ impl AgentServer {
     }
 
     /// Serves a tunnel until its end: callers may use it from now on.
-    async fn serve_tunnel(&self, agent: &AuthenticatedAgent, opened: OpenTunnel) {
+    pub(crate) async fn serve_tunnel(&self, agent: &AuthenticatedAgent, opened: OpenTunnel) {
         let OpenTunnel { tunnel, driving, mut session } = opened;
         let registered = self.register(agent, &tunnel);
         let supervisor = poll_on_wake(self.supervise(agent, &tunnel, &registered));
@@ -402,7 +396,7 @@ impl AgentServer {
     }
 
     /// Waits until agentk is ready for requests, and prepares what kas does in the tunnel by itself.
-    async fn prepare(
+    pub(crate) async fn prepare(
         &self,
         agent: &AuthenticatedAgent,
         tunnel: Tunnel,

@@ -185,6 +185,7 @@ impl App {
             identities: &shared.identities,
             gitlab: gitlab.as_ref(),
             gitaly: &gitaly,
+            usage: &shared.usage,
             configuration: &config.agent.configuration,
             gitops: &config.agent.gitops,
             store: &shared.store,

@@ -39,6 +39,9 @@ pub(crate) struct OpeningTunnel<'a> {
 pub(crate) trait TunnelFeature: Debug + Send + Sync {
     /// Returns what runs while the tunnel is open, or `None` if agentk does not accept it.
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>>;
+
+    /// An agent describes itself in a tunnel: when the tunnel is open, and GitLab's agentk also later.
+    fn on_description(&self, _agent: &AgentIdentity, _hello: &Hello) {}
 }
 
 /// The work of a feature in one tunnel.

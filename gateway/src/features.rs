@@ -14,7 +14,7 @@ pub(crate) mod web;
 
 use std::sync::Arc;
 
-use ::gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
+use ::gitlab::{GitLabAgents, GitLabClient, Usage, gitaly::GitalyClient};
 use access::Identities;
 use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
@@ -29,6 +29,7 @@ use self::{
         Events,
         agents::{AgentEvents, ConfigurationReports},
     },
+    gitlab::UsageReports,
     gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
     graph::{Graph, views::ViewsService},
     notify::NotifyService,
@@ -68,6 +69,9 @@ pub struct Features {
     pub environments: AgentEnvironments,
     /// Follows the events of each agent.
     pub events: AgentEvents,
+    identities: Identities,
+    /// The agents and the requests, for GitLab.
+    usage: Usage,
 }
 
 /// The parts of a replica from which features are built.
@@ -78,6 +82,8 @@ pub(crate) struct FeatureContext<'a> {
     /// The client of a GitLab, and its agents.
     pub(crate) gitlab: Option<&'a (GitLabClient, GitLabAgents)>,
     pub(crate) gitaly: &'a GitalyClient,
+    /// The agents and the requests, for GitLab.
+    pub(crate) usage: &'a Usage,
     pub(crate) configuration: &'a AgentConfigurationConfig,
     pub(crate) gitops: &'a GitopsConfig,
     pub(crate) events: &'a Events,
@@ -112,6 +118,8 @@ impl Features {
             views: ViewsService::new(context.replica, context.redis.cloned()),
             environments: AgentEnvironments::new(context.redis.cloned()),
             events: AgentEvents::new(context.events.clone()),
+            identities: context.identities.clone(),
+            usage: context.usage.clone(),
         }
     }
 
@@ -124,6 +132,7 @@ impl Features {
             Box::new(self.environments.clone()),
             Box::new(self.events.clone()),
             Box::new(ConfigurationReports(self.events.clone())),
+            Box::new(UsageReports { identities: self.identities.clone(), usage: self.usage.clone() }),
         ]
     }
 

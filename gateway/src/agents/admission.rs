@@ -21,29 +21,29 @@ use crate::{agent_memory::AgentMemory, metrics::Limit};
 
 /// An agent whose token is valid and whose tunnel is within the limits.
 #[derive(Clone, Debug)]
-pub(super) struct Admission {
-    pub(super) identity: AgentIdentity,
-    pub(super) token: SecretString,
+pub(crate) struct Admission {
+    pub(crate) identity: AgentIdentity,
+    pub(crate) token: SecretString,
     /// Reports the revocation of the token.
     source: Arc<dyn AgentAuthenticator>,
     permit: Arc<TunnelPermit>,
     client: ClientAddress,
     /// The identity file did not have the agent.
-    pub(super) is_of_gitlab: bool,
+    pub(crate) is_of_gitlab: bool,
 }
 
 /// An agent whose tunnel is admitted.
 #[derive(Debug)]
-pub(super) struct AuthenticatedAgent {
-    pub(super) identity: AgentIdentity,
-    pub(super) token: SecretString,
+pub(crate) struct AuthenticatedAgent {
+    pub(crate) identity: AgentIdentity,
+    pub(crate) token: SecretString,
     /// Reports the revocation of the token.
     pub(super) source: Arc<dyn AgentAuthenticator>,
     pub(super) hello: Arc<Hello>,
     /// The hello with what GitLab's agentk says later.
-    pub(super) described: Arc<ArcSwap<Hello>>,
+    pub(crate) described: Arc<ArcSwap<Hello>>,
     pub(super) tunnel: TunnelId,
-    pub(super) client: ClientAddress,
+    pub(crate) client: ClientAddress,
     /// The slot of the tunnel, if kas has dialled it.
     pub(super) dialled: Option<DialledTunnel>,
     permit: Arc<TunnelPermit>,
@@ -51,21 +51,21 @@ pub(super) struct AuthenticatedAgent {
 
 /// The address of an agent.
 #[derive(Clone, Debug)]
-pub(super) struct ClientAddress {
+pub(crate) struct ClientAddress {
     pub(super) address: IpAddr,
     /// The address for people, with its port if that is known.
-    pub(super) text: String,
+    pub(crate) text: String,
 }
 
 impl Admission {
     /// Returns the memory of the agent.
-    pub(super) fn memory(&self) -> &AgentMemory {
+    pub(crate) fn memory(&self) -> &AgentMemory {
         &self.permit.memory
     }
 }
 
 impl AuthenticatedAgent {
-    pub(super) fn new(admission: Admission, hello: Hello) -> Self {
+    pub(crate) fn new(admission: Admission, hello: Hello) -> Self {
         let Admission { identity, token, source, permit, client, is_of_gitlab: _ } = admission;
         let (hello, tunnel) = (Arc::new(hello), TunnelId::random());
         let described = Arc::new(ArcSwap::new(Arc::clone(&hello)));
@@ -73,7 +73,7 @@ impl AuthenticatedAgent {
     }
 
     /// Returns the memory of the agent.
-    pub(super) fn memory(&self) -> &AgentMemory {
+    pub(crate) fn memory(&self) -> &AgentMemory {
         &self.permit.memory
     }
 }
@@ -98,7 +98,7 @@ impl AgentServer {
     }
 
     /// Authenticates an agent that describes itself later, and applies the limits of its tunnel.
-    pub(super) async fn admit_agent(
+    pub(crate) async fn admit_agent(
         &self,
         headers: &HeaderMap,
         client: &ClientAddress,
@@ -115,7 +115,7 @@ impl AgentServer {
     }
 
     /// Logs and counts the refusal of an agent.
-    pub(super) fn report_refusal(&self, client: &ClientAddress, error: &HandshakeError) {
+    pub(crate) fn report_refusal(&self, client: &ClientAddress, error: &HandshakeError) {
         let reason = error.label();
         self.metrics.count_handshake(reason);
         if let Some(suppressed) = self.log_limit.admit(reason, std::time::Instant::now()) {
@@ -232,14 +232,14 @@ impl AgentServer {
 }
 
 impl ClientAddress {
-    pub(super) fn new(address: IpAddr, peer: SocketAddr) -> Self {
+    pub(crate) fn new(address: IpAddr, peer: SocketAddr) -> Self {
         let text = if address == peer.ip().to_canonical() { peer.to_string() } else { address.to_string() };
         Self { address, text }
     }
 }
 
 /// Returns the token of the agent, if there is exactly one `Authorization` header with it.
-pub(super) fn bearer(headers: &HeaderMap) -> Option<SecretString> {
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<SecretString> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return None;

@@ -30,16 +30,11 @@ impl AgentServer {
     }
 
     /// Publishes the agent as it has described itself.
-    pub(super) fn publish_description(&self, authenticated: &AuthenticatedAgent) {
+    pub(crate) fn publish_description(&self, authenticated: &AuthenticatedAgent) {
         let AuthenticatedAgent { identity, described, .. } = authenticated;
         let hello = described.load();
-        // The other tunnels of the process would repeat it.
-        if let Some(project) = identity.project
-            && self.identities.load().name(identity.id).is_none()
-            && hello.tunnel_index == 0
-            && hello.is_described()
-        {
-            self.usage.register_agent(identity.id, project, &hello);
+        for feature in &self.features {
+            feature.on_description(identity, &hello);
         }
         self.describe(identity.id);
     }

@@ -113,7 +113,7 @@ impl HandshakeError {
         }
     }
 
-    pub(super) fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Protocol { status, .. } => *status,
             Self::Draining | Self::SourceUnavailable(_) | Self::ReplicaRateLimit { .. } => {

@@ -23,7 +23,7 @@ use crate::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
-    agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RepeatedTokens, RpcMetrics, TunnelPermits},
+    agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RepeatedTokens, TunnelPermits},
     audit::AuditLog,
     config::Config,
     configuration::ConfigurationService,
@@ -33,6 +33,7 @@ use crate::{
         cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics},
         environments::Provisioner,
         events::{self, EventRequests, Events, sources::EventSources},
+        gitlab::GitlabAgentk,
         web::{Recent, RecentAnswers},
     },
     forward::Forwarder,
@@ -114,18 +115,15 @@ impl SharedState {
         let conflicts = Arc::new(AgentConflicts::default());
         conflicts.register(registry);
         AgentServer {
-            gitlab: gitlab.map(|(client, _)| client.clone()),
             protocols: listen.enabled_protocols(),
-            gitlab_prometheus: config.agent.gitlab_agentk.prometheus_service.clone(),
-            gitlab_calls: RpcMetrics::register(registry),
-            gitlab_url: config
-                .gitlab
-                .as_ref()
-                .and_then(|gitlab| gitlab.external_url.clone())
-                .unwrap_or_default(),
+            calls: Arc::new(GitlabAgentk::new(
+                &config.agent.gitlab_agentk,
+                gitlab.map(|(client, _)| client.clone()),
+                config.gitlab.as_ref().and_then(|gitlab| gitlab.external_url.clone()).unwrap_or_default(),
+                registry,
+            )),
             conflicts,
             kill_switch: Arc::clone(&self.kill_switch),
-            usage: self.usage.clone(),
             configuration,
             features: features.tunnel_features(),
             identities: self.identities.clone(),

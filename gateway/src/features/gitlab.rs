@@ -1,3 +1,7 @@
-//! GitLab as a client of kas: the RPCs that it calls.
+//! GitLab: its agentk, which connects to kas, and the RPCs that GitLab calls.
 
+mod agentk;
 pub(crate) mod rpcs;
+mod usage;
+
+pub(crate) use self::{agentk::GitlabAgentk, usage::UsageReports};

@@ -49,14 +49,14 @@ pub(super) struct Bridge {
 
 impl Bridge {
     pub(super) fn new(connection: &GitlabConnection) -> Self {
-        let server = &connection.server;
+        let (server, gitlab) = (&connection.server, &connection.gitlab);
         Self {
             pool: connection.pool.clone(),
-            prometheus: server.gitlab_prometheus.clone(),
+            prometheus: gitlab.prometheus.clone(),
             leaving: connection.leaving.clone(),
             limits: ResponseLimits {
                 max_header_bytes: server.settings.max_header_bytes as usize,
-                metrics: server.gitlab_calls.clone(),
+                metrics: gitlab.metrics.clone(),
             },
         }
     }

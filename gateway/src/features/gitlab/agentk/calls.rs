@@ -39,7 +39,7 @@ const UNKNOWN: &str = "unknown";
 
 /// Authenticates a call and handles it. The response begins before the call has ended.
 pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<Body>) -> Response<Body> {
-    let metrics = connection.server.gitlab_calls.clone();
+    let metrics = connection.gitlab.metrics.clone();
     let methods = [CONNECT, GET_CONFIGURATION, REGISTER, UNREGISTER, RECONCILE_PROJECTS, GITLAB_ACCESS];
     let method = methods.into_iter().find(|method| *method == request.uri().path()).unwrap_or(UNKNOWN);
     let (head, body) = request.into_parts();
@@ -122,7 +122,7 @@ async fn connect(
     monitor: Option<StreamMonitor>,
 ) -> Result<Steps, Status> {
     let violation = |what: String| {
-        connection.server.gitlab_calls.count_violation();
+        connection.gitlab.metrics.count_violation();
         Status::invalid_argument(what)
     };
     let first = timeout(connection.server.handshake_timeout, incoming.message()).await;

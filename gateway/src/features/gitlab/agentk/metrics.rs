@@ -9,14 +9,14 @@ use tonic::Code;
 
 /// Counts the calls of GitLab's agentk.
 #[derive(Clone, Debug)]
-pub struct RpcMetrics {
+pub(super) struct RpcMetrics {
     calls: Family<[(&'static str, String); 2], Counter>,
     violations: Counter,
 }
 
 impl RpcMetrics {
     /// Registers the metrics.
-    pub fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(registry: &mut Registry) -> Self {
         Self {
             calls: registry.create(
                 "kas_gitlab_agentk_calls",

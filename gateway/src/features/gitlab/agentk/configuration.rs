@@ -40,7 +40,7 @@ pub(super) fn follow(
     // The poller runs as long as its pusher exists.
     let pusher = connection.server.configuration.subscribe(&admission.identity, &hello);
     let identity = admission.identity.clone();
-    let url = connection.server.gitlab_url.clone();
+    let url = connection.gitlab.external_url.clone();
     let state = (pusher.state(), pusher, commit_id, memory);
     let versions = stream::try_unfold(state, move |(mut state, pusher, last, memory)| {
         let (url, identity) = (url.clone(), identity.clone());

@@ -35,15 +35,15 @@ use ::gitlab::GitLabClient;
 use access::token::TokenHash;
 use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use gitlab_tunnel::messages::AgentMeta;
+use gitlab_tunnel::{AuthorityFilter, messages::AgentMeta};
 use http::HeaderMap;
 use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
 use prost::Message as _;
 use proto::{Hello, ServiceName};
 use secrecy::SecretString;
 use strangers::Stranger;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     sync::{OnceCell, Semaphore, oneshot, watch},
     time::{sleep, timeout},
 };
@@ -51,14 +51,16 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tunnel::{CloseReason, DrainHandle, Tunnel, TunnelConfig, direct};
 
-pub(crate) use self::metrics::RpcMetrics;
-use self::{bridge::Bridge, hello::hello, pool::StreamPool};
-use super::{
-    AgentServer,
-    admission::{Admission, AuthenticatedAgent, ClientAddress},
-    refusal::HandshakeError,
+use self::{bridge::Bridge, hello::hello, metrics::RpcMetrics, pool::StreamPool};
+use crate::{
+    agent_memory::MemoryGuard,
+    agents::{
+        AgentServer, CallConnection, CallServer,
+        admission::{Admission, AuthenticatedAgent, ClientAddress, bearer},
+        refusal::HandshakeError,
+    },
+    config::{GitlabAgentkConfig, ServicePath},
 };
-use crate::agent_memory::MemoryGuard;
 
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
 const CALL_WINDOW: u32 = 1 << 20;
@@ -76,8 +78,22 @@ const META_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that agentk has to open another connection before this one takes no more requests.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Serves GitLab's agentk.
+#[derive(Debug)]
+pub(crate) struct GitlabAgentk {
+    /// `agent.gitlab_agentk.prometheus_service`.
+    prometheus: Option<ServicePath>,
+    /// Sends the requests of modules.
+    client: Option<GitLabClient>,
+    /// The address of GitLab for people, which Flux in a cluster compares with those of its sources; empty if it is not configured.
+    external_url: String,
+    metrics: RpcMetrics,
+}
+
 /// One connection of GitLab's agentk.
 struct GitlabConnection {
+    /// What all connections of GitLab's agentk share.
+    gitlab: Arc<GitlabAgentk>,
     server: Arc<AgentServer>,
     client: ClientAddress,
     /// The other end of a connection without a WebSocket. The headers of its first call have the client, if it is a proxy.
@@ -101,19 +117,38 @@ struct GitlabConnection {
     leaving: watch::Sender<Option<Duration>>,
 }
 
-/// Serves a connection until it ends.
-pub(super) fn serve<S>(
+impl GitlabAgentk {
+    /// Returns what serves GitLab's agentk. `client` is that of the GitLab, with its address for people, if one is configured.
+    pub(crate) fn new(
+        config: &GitlabAgentkConfig,
+        client: Option<GitLabClient>,
+        external_url: String,
+        registry: &mut Registry,
+    ) -> Self {
+        let (prometheus, metrics) = (config.prometheus_service.clone(), RpcMetrics::register(registry));
+        Self { prometheus, client, external_url, metrics }
+    }
+}
+
+impl CallServer for GitlabAgentk {
+    fn serve(
+        self: Arc<Self>,
+        server: Arc<AgentServer>,
+        connection: CallConnection,
+    ) -> BoxFuture<'static, ()> {
+        serve(self, server, connection)
+    }
+}
+
+fn serve(
+    gitlab: Arc<GitlabAgentk>,
     server: Arc<AgentServer>,
-    io: S,
-    client: ClientAddress,
-    peer: Option<SocketAddr>,
-    stranger: Arc<Stranger>,
-) -> BoxFuture<'static, ()>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+    CallConnection { io, first, client, peer, stranger }: CallConnection,
+) -> BoxFuture<'static, ()> {
+    let io = AuthorityFilter::new(io, &first);
     let (calls, drain) = direct::accept_calls(io, &call_settings(&server.settings));
     let connection = Arc::new(GitlabConnection {
+        gitlab,
         server,
         client,
         peer,
@@ -179,7 +214,7 @@ impl GitlabConnection {
                 self.agent.get_or_try_init(|| first).await.map_err(|error| status(&error))?
             }
         };
-        match super::admission::bearer(headers) {
+        match bearer(headers) {
             Some(token) if TokenHash::of(&token) == TokenHash::of(&agent.token) => Ok(agent),
             _ => Err(status(&HandshakeError::Unauthorized)),
         }
@@ -190,7 +225,7 @@ impl GitlabConnection {
         let agent = self.agent.get().expect("each call is admitted");
         let is_of_gitlab =
             agent.is_of_gitlab && self.server.identities.load().name(agent.identity.id).is_none();
-        let gitlab = self.server.gitlab.as_ref().filter(|_| is_of_gitlab);
+        let gitlab = self.gitlab.client.as_ref().filter(|_| is_of_gitlab);
         let what = "this agent is not one of GitLab, so that its modules cannot reach GitLab";
         Ok((gitlab.ok_or_else(|| Status::failed_precondition(what))?, &agent.token))
     }
@@ -199,7 +234,7 @@ impl GitlabConnection {
     fn describe(&self, meta: Option<AgentMeta>) {
         let Some(meta) = meta else { return };
         if meta.encoded_len() > MAX_META {
-            self.server.gitlab_calls.count_violation();
+            self.gitlab.metrics.count_violation();
             return;
         }
         self.meta.send_if_modified(|known| {
@@ -243,7 +278,7 @@ impl GitlabConnection {
     /// Returns the agent as it has described itself.
     fn hello(&self, admission: &Admission, meta: &AgentMeta) -> Hello {
         let mut hello = hello(admission, meta);
-        if self.server.gitlab_prometheus.is_some() {
+        if self.gitlab.prometheus.is_some() {
             hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
         }
         hello
