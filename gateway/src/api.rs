@@ -44,7 +44,7 @@ use crate::{
     listen::LOG_PERIOD,
     metrics::Metrics,
 };
-use gitlab::Verifier;
+use access::ApiTokenVerifier;
 
 /// The time that a client may take for the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -52,7 +52,7 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Serves the internal API.
 #[derive(Debug)]
 pub struct ApiServer {
-    verifier: Verifier,
+    verifier: ApiTokenVerifier,
     addresses: AddressRules,
     context: ApiContext,
     configuration: ConfigurationService,
@@ -87,7 +87,7 @@ pub struct ApiRoutes {
 #[derive(Debug)]
 pub struct ApiParts {
     /// Clients are those whose token passes it.
-    pub verifier: Verifier,
+    pub verifier: ApiTokenVerifier,
     /// The rules of the listener about addresses.
     pub addresses: AddressRules,
     /// The routes of features.

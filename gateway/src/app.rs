@@ -64,9 +64,9 @@ use crate::{
     tls::Certificate,
     traces::Traces,
 };
-use access::{Identities, Identity};
+use access::{ApiTokenVerifier, Identities, Identity};
 use gitlab::{
-    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabSource, Usage, Verifier,
+    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabSource, Usage,
     deployments::Deployments,
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitaly::GitalyClient,
@@ -347,7 +347,7 @@ impl App {
     }
 
     /// Builds the server of the internal API, which accepts the tokens of `verifier`.
-    fn api_server(&self, verifier: Verifier) -> ApiServer {
+    fn api_server(&self, verifier: ApiTokenVerifier) -> ApiServer {
         let addresses = self.config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
         let gitlab = self.gitlab.clone().map(|client| {
             let section = &self.config.agent.kubernetes_api;

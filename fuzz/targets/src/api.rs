@@ -3,8 +3,8 @@
 //! * A valid query returns between 1 and 500 agents. The error of an invalid query is short.
 //! * No token is accepted, because no input is signed with the secret.
 
+use access::ApiTokenVerifier;
 use gateway::test_support::Query;
-use gitlab::Verifier;
 use settings::Secret;
 
 /// Checks one input.
@@ -15,5 +15,5 @@ pub fn run(data: &[u8]) {
         Err(error) => assert!(error.to_string().len() < 4096),
     }
     let secret = Secret::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").expect("it is long enough");
-    assert!(Verifier::new(secret, None).check(text).is_err());
+    assert!(ApiTokenVerifier::new(secret, None).check(text).is_err());
 }

@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod address;
+mod api_token;
 mod configuration;
 mod credential;
 mod error;
@@ -35,6 +36,7 @@ use proto::{
 
 pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},
+    api_token::{ApiTokenError, ApiTokenVerifier},
     configuration::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
         RepositoryPlace, is_about_managed_resources, read_repository, template_path,

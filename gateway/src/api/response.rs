@@ -5,9 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::SourceUnavailable;
+use access::{ApiTokenError, SourceUnavailable};
 use axum::response::{IntoResponse, Response};
-use gitlab::ApiTokenError;
 use http::{
     HeaderValue, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},

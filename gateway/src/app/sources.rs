@@ -1,9 +1,11 @@
 //! The sources of agents and callers, and their order.
 
-use access::{AccessControl, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials};
+use access::{
+    AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials,
+};
 use gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, InFlightCounters,
-    InternalApiAuthorizer, Verifier, deployments::Deployments, environments::EnvironmentFile,
+    InternalApiAuthorizer, deployments::Deployments, environments::EnvironmentFile,
 };
 use oidc::Issuers;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ pub struct ReplicaSources {
     /// The TLS configuration of connections to Gitaly. Without it, they trust the authorities of the system.
     pub gitaly_tls: Option<Arc<rustls::ClientConfig>>,
     /// The tokens of GitLab and other clients of the internal API, if it is configured.
-    pub api_tokens: Option<Verifier>,
+    pub api_tokens: Option<ApiTokenVerifier>,
     /// The file of environments, if there is one.
     pub environments: Option<EnvironmentFile>,
 }
@@ -48,7 +50,7 @@ pub(super) fn access_control(
     shared: &SharedState,
     issuers: &Issuers,
     gitlab: Option<(GitLabClient, GitLabAgents)>,
-    api_tokens: Option<Verifier>,
+    api_tokens: Option<ApiTokenVerifier>,
     deployments: Deployments,
     config: &Config,
 ) -> CallerSources {

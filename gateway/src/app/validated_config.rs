@@ -8,9 +8,9 @@ use std::{
     time::SystemTime,
 };
 
-use access::{ConfigurationLocation, Identity};
+use access::{ApiTokenVerifier, ConfigurationLocation, Identity};
 use files::{SecretFile, unreadable};
-use gitlab::{GitLabSetup, Verifier, environments::EnvironmentFile};
+use gitlab::{GitLabSetup, environments::EnvironmentFile};
 use oidc::Issuers;
 use proto::ReplicaId;
 use serde_saphyr::Spanned;
@@ -270,7 +270,8 @@ impl ValidatedConfig {
         }
         let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
         let issuer = config.api.as_ref().and_then(|api| api.listen.authentication_issuer.as_deref());
-        let api_tokens = self.api_secret.as_ref().map(|file| Verifier::new(file.secret().clone(), issuer));
+        let api_tokens =
+            self.api_secret.as_ref().map(|file| ApiTokenVerifier::new(file.secret().clone(), issuer));
         let sources = ReplicaSources {
             identity: self.identity,
             issuers: self.issuers,

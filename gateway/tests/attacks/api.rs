@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use access::{ApiTokenError, ApiTokenVerifier};
 use gateway::test_support::api_messages::{Empty, GetServerInfoResponse};
-use gitlab::{ApiTokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use kas_testing::{
     fleet::secret,
@@ -162,7 +162,7 @@ async fn attack_37_oversized_token_ends_the_connection() {
 #[test]
 fn attack_37_other_encodings_of_the_secret_are_refused() {
     let token = valid_token();
-    assert_eq!(Verifier::new(secret(1), None).check(&token), Ok(()));
-    let denied = Verifier::new(secret(2), None).check(&token).unwrap_err();
+    assert_eq!(ApiTokenVerifier::new(secret(1), None).check(&token), Ok(()));
+    let denied = ApiTokenVerifier::new(secret(2), None).check(&token).unwrap_err();
     assert!(matches!(denied, ApiTokenError::Invalid(why) if why.contains("secret")), "{denied}");
 }

@@ -316,7 +316,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
         3,
         "in constant time: of requests, of answers, of records and URLs"
     );
-    let text = include_str!("../../../features/gitlab/kas/src/api_token.rs");
+    let text = include_str!("../../access/src/api_token.rs");
     assert!(
         text.contains("decode(token, &key") && !text.contains(".bytes() =="),
         "in constant time, by AWS-LC"

@@ -8,7 +8,7 @@ use std::{
 };
 
 use access::{
-    Identity,
+    ApiTokenVerifier, Identity,
     token::{self, Holder, TokenHash},
 };
 use agent::Services;
@@ -18,7 +18,6 @@ use base64::{
 };
 use gateway::peers::ReplicaContext;
 use gitlab::{
-    Verifier,
     deployments::Deployment,
     environments::{EnvironmentFile, EnvironmentSources, Tier},
 };
@@ -195,7 +194,7 @@ async fn invalid_request_is_refused_with_its_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
-    let verifier = Verifier::new(kas_testing::fleet::secret(1), Some("gitlab.example.com"));
+    let verifier = ApiTokenVerifier::new(kas_testing::fleet::secret(1), Some("gitlab.example.com"));
     let check = |issuer: &Value| {
         let mut claims = json!({"aud": "gitlab-kas", "exp": now() + 60});
         if !issuer.is_null() {
@@ -219,7 +218,7 @@ async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
 #[tokio::test(start_paused = true)]
 async fn tokens_of_every_length_of_hmac_are_good() {
     let secret = [1; 32];
-    let verifier = Verifier::new(kas_testing::fleet::secret(1), None);
+    let verifier = ApiTokenVerifier::new(kas_testing::fleet::secret(1), None);
     let claims = json!({"aud": ["other", "gitlab-kas"], "iss": "gitlab.example.com", "exp": now() + 600});
     let claims = BASE64_URL_SAFE_NO_PAD.encode(claims.to_string());
     let sealed = |algorithm: &str, seal: fn(&[u8], &[u8]) -> Vec<u8>| {

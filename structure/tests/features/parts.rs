@@ -76,7 +76,6 @@ pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("agent", CORE, "gitlab", 7),
     ("agent", "environments", "gitops", 1),
     ("gateway", "alerts", "events", 2),
-    ("gateway", CORE, "gitlab", 2),
     ("gateway", "environments", "gitlab", 3),
     ("gateway", "events", "alerts", 1),
     ("gateway", "gitops", "gitlab", 3),

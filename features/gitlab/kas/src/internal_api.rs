@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
-use access::{AccessAs, Caller, CallerNames, Grant, Identities, RequestError, Target};
-use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
+use access::{
+    AccessAs, ApiTokenVerifier, AuthorizedCaller, Caller, CallerAuthorizer, CallerNames, Credential, Grant,
+    Identities, RequestError, Target, TokenKind, unauthorized,
+};
 use futures_util::future::BoxFuture;
 use jsonwebtoken::{Algorithm, decode_header};
 use proto::{AgentId, AgentName, Reason};
@@ -18,7 +20,6 @@ use super::{
     agent_names::GitLabAgentName,
     in_flight::{InFlightCounters, Subject},
 };
-use crate::api_token::Verifier;
 
 /// An agent, with its name and the path of its project if they are known.
 struct FoundAgent {
@@ -30,7 +31,7 @@ struct FoundAgent {
 /// Authorizes requests of GitLab for PromQL.
 #[derive(Debug)]
 pub struct InternalApiAuthorizer {
-    verifier: Verifier,
+    verifier: ApiTokenVerifier,
     identities: Identities,
     /// The names of GitLab's agents, which the identity file does not have.
     names: Option<AgentNames>,
@@ -45,7 +46,7 @@ struct Claims {
 impl InternalApiAuthorizer {
     /// Creates a source that accepts the tokens of `verifier`. `identities` has the agents of the file.
     pub fn new(
-        verifier: Verifier,
+        verifier: ApiTokenVerifier,
         identities: Identities,
         names: Option<AgentNames>,
         in_flight: InFlightCounters,

@@ -9,7 +9,6 @@
 //! | `callers` | [`GitLabAuthorizer`]: jobs and users of GitLab, as a source of `access` |
 //! | `internal_api` | the requests of GitLab itself, as a source of `access` |
 //! | `configurations` | the configurations of agents in the repositories of GitLab |
-//! | `api_token` | [`Verifier`]: the tokens with which GitLab and programs use the internal API of kas |
 //! | `environments`, `deployments` | the environments of projects, and the deployments of CI jobs that were seen |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
@@ -30,7 +29,6 @@ mod agent_configuration;
 mod agent_info;
 mod agent_names;
 mod agents;
-mod api_token;
 mod budget;
 mod callers;
 mod client;
@@ -60,7 +58,6 @@ pub use self::{
     agent_info::AgentInfo,
     agent_names::AgentNames,
     agents::{CacheTtls, GitLabAgents},
-    api_token::{ApiTokenError, Verifier},
     budget::BudgetShare,
     callers::{CallerValidity, GitLabAuthorizer},
     client::GitLabClient,

@@ -2,9 +2,10 @@
 
 use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
+use access::ApiTokenVerifier;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use gateway::test_support::{AddressRules, ApiContext, ApiParts, ApiServer, EnvironmentsApi, HealthInquiry};
-use gitlab::{Verifier, environments::EnvironmentSources};
+use gitlab::environments::EnvironmentSources;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
 use hyper::body::Incoming;
@@ -73,7 +74,7 @@ pub fn server(world: &World, environments: EnvironmentSources, addresses: Addres
         deployments: kas.deployments.clone(),
     };
     let parts = ApiParts {
-        verifier: Verifier::new(secret(1), None),
+        verifier: ApiTokenVerifier::new(secret(1), None),
         addresses,
         routes: kas.features.api_routes(&ApiContext::new(&kas.agents), environments, kas.gitaly.clone()),
     };

@@ -8,7 +8,7 @@ use std::{
 };
 
 use access::{
-    Identity,
+    ApiTokenVerifier, Identity,
     token::{self, Holder, TokenHash},
 };
 use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
@@ -19,7 +19,7 @@ use gateway::{
     peers::ReplicaContext,
     test_support::{TlsName, Traces},
 };
-use gitlab::{GitLabClient, Verifier};
+use gitlab::GitLabClient;
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -164,7 +164,7 @@ impl World {
         agent_token: impl Into<SecretString>,
     ) -> Self {
         let caller = token::new(Holder::Caller);
-        let api_tokens = Some(Verifier::new(secret(1), None));
+        let api_tokens = Some(ApiTokenVerifier::new(secret(1), None));
         let sources = ReplicaSources { gitlab: Some(gitlab), api_tokens, ..identity(&[], &caller).into() };
         Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
     }

@@ -30,7 +30,7 @@ const MAX_LIFE: u64 = 600;
 
 /// Verifies tokens. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Verifier {
+pub struct ApiTokenVerifier {
     secret: Secret,
     validation: Arc<Validation>,
 }
@@ -58,7 +58,7 @@ struct Claims<T> {
     others: T,
 }
 
-impl Verifier {
+impl ApiTokenVerifier {
     /// Creates a verifier of tokens that were signed with one of the keys of the secret, by `issuer` if one is given.
     pub fn new(secret: Secret, issuer: Option<&str>) -> Self {
         let mut validation = Validation::new_for_family(AlgorithmFamily::Hmac);
@@ -93,7 +93,7 @@ impl Verifier {
     }
 
     /// Verifies a token, and returns its claims.
-    pub(crate) fn claims<T: DeserializeOwned>(&self, token: &str) -> Result<T, ApiTokenError> {
+    pub fn claims<T: DeserializeOwned>(&self, token: &str) -> Result<T, ApiTokenError> {
         if token.len() > MAX_LENGTH {
             return Err(ApiTokenError::Invalid("it is longer than 4096 bytes"));
         }
