@@ -25,7 +25,7 @@ use kube_cluster::{AllowedKinds, Kind, KubeCluster};
 use parking_lot::Mutex;
 use proto::{
     Reason, ServiceName,
-    agent_configuration::ProvisionSettings,
+    agent_configuration::{ProvisionSettings, TemplateFile},
     gitops::ObjectId,
     impersonation,
     provision::{
@@ -327,7 +327,7 @@ fn values(settings: &ProvisionSettings, key: &EnvironmentKey, job: &EnvironmentJ
 /// Returns what the annotation of the objects says. It is the same for all jobs of an environment, so that they do not change it.
 fn facts(settings: &ProvisionSettings, key: &EnvironmentKey, job: &EnvironmentJob) -> Map<String, Value> {
     let tier: String = job.tier.chars().filter(|c| !c.is_control()).take(MAX_FACT).collect();
-    let template = settings.template.as_ref().map_or("built-in", |_| environment_templates::DEFAULT_NAME);
+    let template = settings.template.as_ref().map_or("built-in", |_| TemplateFile::DEFAULT_NAME);
     let facts: [(&str, Value); 6] = [
         ("environment_slug", key.slug().into()),
         ("environment_tier", tier.into()),

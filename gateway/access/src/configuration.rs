@@ -140,11 +140,7 @@ pub fn is_about_managed_resources(content: &[u8]) -> bool {
 pub fn template_path(configuration: &str) -> String {
     let directory = configuration.rsplit_once('/').map_or("", |(directory, _)| directory);
     let separator = if directory.is_empty() { "" } else { "/" };
-    format!(
-        "{directory}{separator}{}/{}.yaml",
-        environment_templates::DIRECTORY,
-        environment_templates::DEFAULT_NAME
-    )
+    format!("{directory}{separator}{}/{}.yaml", TemplateFile::DIRECTORY, TemplateFile::DEFAULT_NAME)
 }
 
 /// Reads the template of environments. One that cannot be used fails the jobs of environments, and not the configuration.
@@ -154,7 +150,7 @@ async fn read_template(
     path: &str,
 ) -> Result<Option<TemplateFile>, ReadError> {
     let file = |text| Some(TemplateFile { path: path.to_owned(), text });
-    match repository.read_file(commit, path, environment_templates::MAX_BYTES).await {
+    match repository.read_file(commit, path, TemplateFile::MAX_BYTES).await {
         Ok(None) => Ok(None),
         Ok(Some(content)) => {
             let text = String::from_utf8(content).map_err(|_| format!("{path}: the file is not UTF-8 text"));

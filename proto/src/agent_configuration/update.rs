@@ -79,6 +79,10 @@ pub struct TemplateFile {
 }
 
 impl TemplateFile {
+    /// The name of the template that applies to each environment.
+    pub const DEFAULT_NAME: &str = "default";
+    /// The directory of the templates, beside the configuration file of the agent.
+    pub const DIRECTORY: &str = "environment_templates";
     /// The largest template, in bytes.
     pub const MAX_BYTES: usize = 64 << 10;
 }

@@ -16,16 +16,10 @@ mod variable;
 
 pub use self::{
     object::RenderedObject,
-    parse::{ApplyResources, DeleteResources, EnvironmentTemplate, MAX_BYTES, MAX_OBJECTS},
+    parse::{ApplyResources, DeleteResources, EnvironmentTemplate, MAX_OBJECTS},
     render::EnvironmentRenderError,
     variable::{Values, Variable},
 };
-
-/// The name of the template that applies to each environment.
-pub const DEFAULT_NAME: &str = "default";
-
-/// The directory of the templates, beside the configuration file of the agent.
-pub const DIRECTORY: &str = "environment_templates";
 
 /// The template of agents without one of their own: a namespace, in which the jobs of the environment are administrators.
 pub const DEFAULT_TEMPLATE: &str = include_str!("default.yaml");

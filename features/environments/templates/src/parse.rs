@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
+use proto::agent_configuration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use settings::{Budget, ConfigError, Spanned, parse_with_budget};
 
 use crate::marks::{has_marks, mark};
 
-/// The largest template, in bytes.
-pub const MAX_BYTES: usize = 64 << 10;
 /// The most objects of a template.
 pub const MAX_OBJECTS: usize = 50;
 
@@ -71,8 +70,9 @@ impl EnvironmentTemplate {
     /// The text is not YAML, has an unknown key, an expression that is no variable, no object, or too many of them. The error names
     /// file and line.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        if text.len() > MAX_BYTES {
-            return Err(ConfigError::whole(file, format!("a template has at most {MAX_BYTES} bytes")));
+        let max = agent_configuration::TemplateFile::MAX_BYTES;
+        if text.len() > max {
+            return Err(ConfigError::whole(file, format!("a template has at most {max} bytes")));
         }
         let text = text.trim_start_matches('\u{feff}');
         let parsed: TemplateFile = parse_with_budget(file, &mark(file, text)?, budget())?;

@@ -293,7 +293,11 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}\ngave {error}");
         }
-        assert!(parse(&" ".repeat(crate::MAX_BYTES + 1)).unwrap_err().contains("at most 65536 bytes"));
+        assert!(
+            parse(&" ".repeat(proto::agent_configuration::TemplateFile::MAX_BYTES + 1))
+                .unwrap_err()
+                .contains("at most 65536 bytes")
+        );
         let many = format!("objects: [{}]", "{},".repeat(crate::MAX_OBJECTS + 1));
         assert!(parse(&many).unwrap_err().contains("at most 50 objects"));
     }
