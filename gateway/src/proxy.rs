@@ -68,9 +68,7 @@ use crate::{
     kill_switch::RequestAttributes,
     metrics::Limit,
 };
-use access::{
-    AgentAttributes, AuthorizedCaller, Grant, RequestError, take_websocket_token, without_credentials,
-};
+use access::{AgentAttributes, AuthorizedCaller, Grant, RequestError, take_websocket_token};
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -140,7 +138,7 @@ async fn check_access<'a>(
     let disabled = switch.check(&request);
 
     let upgrade = hop_by_hop::requested_upgrade(head.method(), head.headers()).is_some();
-    let path = without_credentials(target.path);
+    let path = context.server.access.without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let prefix = outside_prefix(head.uri().path(), uri.path()).into();
     let types = &context.server.handling.types;

@@ -1,17 +1,17 @@
 //! The credential of a caller: its `Authorization` header, or its browser session.
 
-use std::net::IpAddr;
+use std::{borrow::Cow, fmt, net::IpAddr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION};
 use proto::AgentId;
 use secrecy::SecretString;
 
-use super::{session::BrowserSession, unauthorized};
+use super::unauthorized;
 use crate::{error::RequestError, token::TokenHash};
 
 /// The longest token or cookie, in bytes. Job tokens of GitLab are JWTs of about 1,000 bytes.
-const MAX_TOKEN: usize = 32 << 10;
+pub const MAX_TOKEN: usize = 32 << 10;
 
 /// The credential of a request. It is parsed and not yet verified.
 #[derive(Clone, Debug)]
@@ -39,8 +39,35 @@ pub enum TokenKind {
     CiJob(AgentId),
     /// `pat:<agent id>:<token>`: the personal access token of a user, for this agent.
     Personal(AgentId),
-    /// The cookie `_gitlab_kas` of a browser session, for this agent.
+    /// The cookie of a browser session, for this agent.
     Session(AgentId),
+}
+
+/// A browser session, as the request names it.
+#[derive(Clone, Debug)]
+pub struct BrowserSession {
+    /// The agent.
+    pub agent: AgentId,
+    /// The value of the cookie, unescaped.
+    pub cookie: SecretString,
+    /// The CSRF token that belongs to the cookie.
+    pub csrf_token: SecretString,
+}
+
+/// Parses the browser sessions of a server whose pages send requests to clusters. They are credentials without a header
+/// `Authorization`.
+pub trait SessionParser: fmt::Debug + Send + Sync {
+    /// Parses the session of a request, or returns `None` if the request has none. A cookie or CSRF token has at most [`MAX_TOKEN`]
+    /// bytes.
+    ///
+    /// # Errors
+    ///
+    /// The text names the missing or malformed part.
+    fn parse(&self, headers: &HeaderMap, query: Option<&str>)
+    -> Result<Option<BrowserSession>, &'static str>;
+
+    /// Removes the credentials of a session from a path with a query. All other bytes stay as they are.
+    fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str>;
 }
 
 impl TokenKind {
@@ -59,11 +86,21 @@ impl Credential {
     /// # Errors
     ///
     /// The reason is `unauthorized` if there is no credential, more than one, or a malformed one.
-    pub fn parse(headers: &HeaderMap, query: Option<&str>, address: IpAddr) -> Result<Self, RequestError> {
+    pub fn parse(
+        headers: &HeaderMap,
+        query: Option<&str>,
+        address: IpAddr,
+        sessions: Option<&dyn SessionParser>,
+    ) -> Result<Self, RequestError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = match (values.next(), values.next()) {
             (Some(value), None) => value,
-            (None, _) => return Self::session(headers, query, address),
+            (None, _) => {
+                let session = sessions.map_or(Ok(None), |sessions| sessions.parse(headers, query));
+                let session = session.map_err(unauthorized)?.map(|session| Self::session(session, address));
+                return session
+                    .ok_or_else(|| unauthorized("an Authorization header with a token is missing"));
+            }
             (Some(_), Some(_)) => return Err(unauthorized("there is more than one Authorization header")),
         };
         let value = value.to_str().map_err(|_| unauthorized("the Authorization header is malformed"))?;
@@ -108,22 +145,15 @@ impl Credential {
         Some(credential)
     }
 
-    fn session(headers: &HeaderMap, query: Option<&str>, address: IpAddr) -> Result<Self, RequestError> {
-        let session = BrowserSession::parse(headers, query).map_err(unauthorized)?;
-        let session =
-            session.ok_or_else(|| unauthorized("an Authorization header with a token is missing"))?;
-        if session.cookie.len() > MAX_TOKEN || session.csrf_token.len() > MAX_TOKEN {
-            return Err(unauthorized("the cookie _gitlab_kas or its CSRF token is too long"));
-        }
-        let token = SecretString::from(session.cookie);
-        Ok(Self {
-            hash: TokenHash::of(&token),
-            token,
-            csrf_token: Some(session.csrf_token.into()),
+    fn session(session: BrowserSession, address: IpAddr) -> Self {
+        Self {
+            hash: TokenHash::of(&session.cookie),
+            token: session.cookie,
+            csrf_token: Some(session.csrf_token),
             kind: TokenKind::Session(session.agent),
             name: None,
             address,
-        })
+        }
     }
 }
 

@@ -19,13 +19,12 @@ mod file_tokens;
 mod identity;
 mod oidc_tokens;
 mod selector;
-mod session;
 mod target;
 pub mod token;
 mod unknown;
 mod websocket_token;
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
@@ -41,7 +40,7 @@ pub use self::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
         RepositoryPlace, is_about_managed_resources, read_repository, template_path,
     },
-    credential::{Credential, TokenKind},
+    credential::{BrowserSession, Credential, MAX_TOKEN, SessionParser, TokenKind},
     error::{ErrorDialect, ErrorFormat, RequestError},
     identity::{
         AccessAs, AgentAttributes, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError,
@@ -50,7 +49,6 @@ pub use self::{
     },
     oidc_tokens::{OidcAuthorizer, OidcCaller},
     selector::{AgentSelector, InvalidAgentSelector},
-    session::without_credentials,
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
     websocket_token::take_websocket_token,
@@ -105,6 +103,7 @@ pub struct ManagedEnvironment {
 #[derive(Clone, Debug)]
 pub struct AccessControl {
     sources: Arc<[Arc<dyn CallerAuthorizer>]>,
+    sessions: Option<Arc<dyn SessionParser>>,
     unknown: Arc<UnknownCredentials>,
 }
 
@@ -114,7 +113,13 @@ impl AccessControl {
         sources: impl IntoIterator<Item = Arc<dyn CallerAuthorizer>>,
         unknown: Arc<UnknownCredentials>,
     ) -> Self {
-        Self { sources: sources.into_iter().collect(), unknown }
+        Self { sources: sources.into_iter().collect(), sessions: None, unknown }
+    }
+
+    /// Accepts browser sessions as credentials.
+    #[must_use]
+    pub fn with_sessions(self, sessions: Arc<dyn SessionParser>) -> Self {
+        Self { sessions: Some(sessions), ..self }
     }
 
     /// Authenticates the caller by its `Authorization` header or its browser session, and authorizes its request from `address`.
@@ -129,7 +134,7 @@ impl AccessControl {
         target: &Target<'_>,
         address: IpAddr,
     ) -> Result<AuthorizedCaller, RequestError> {
-        let credential = Credential::parse(headers, target.query(), address)?;
+        let credential = Credential::parse(headers, target.query(), address, self.sessions.as_deref())?;
         for source in &*self.sources {
             if let Some(caller) = source.authorize(&credential, target).await? {
                 return Ok(caller);
@@ -141,6 +146,11 @@ impl AccessControl {
 }
 
 impl AccessControl {
+    /// Removes the credentials of a browser session from a path with a query.
+    pub fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str> {
+        self.sessions.as_ref().map_or(Cow::Borrowed(path), |sessions| sessions.without_credentials(path))
+    }
+
     /// Checks an address before an unknown credential is looked up in place of [`Self::authorize`]. It counts nothing.
     ///
     /// # Errors

@@ -4,8 +4,8 @@ use access::{
     AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials,
 };
 use gitlab::{
-    AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, InFlightCounters,
-    InternalApiAuthorizer, deployments::Deployments, environments::EnvironmentFile,
+    AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabSessions,
+    InFlightCounters, InternalApiAuthorizer, deployments::Deployments, environments::EnvironmentFile,
 };
 use oidc::Issuers;
 use std::sync::Arc;
@@ -90,5 +90,7 @@ pub(super) fn access_control(
         ))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
-    CallerSources { access: AccessControl::new(sources, unknown), oidc, gitlab }
+    // Without a GitLab, too: its cookie must not reach a cluster in a query.
+    let access = AccessControl::new(sources, unknown).with_sessions(Arc::new(GitLabSessions));
+    CallerSources { access, oidc, gitlab }
 }

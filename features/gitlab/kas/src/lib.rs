@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `agents` | [`GitLabAgents`]: the agents of GitLab, as a source of `access` |
 //! | `callers` | [`GitLabAuthorizer`]: jobs and users of GitLab, as a source of `access` |
+//! | `session` | [`GitLabSessions`]: the credential of a browser session of GitLab |
 //! | `internal_api` | the requests of GitLab itself, as a source of `access` |
 //! | `configurations` | the configurations of agents in the repositories of GitLab |
 //! | `environments`, `deployments` | the environments of projects, and the deployments of CI jobs that were seen |
@@ -46,6 +47,7 @@ mod metrics;
 mod project_environments;
 mod project_info;
 mod response;
+mod session;
 mod setup;
 mod switch;
 mod switch_monitor;
@@ -70,6 +72,7 @@ pub use self::{
     project_environments::ProjectEnvironment,
     project_info::ProjectInfo,
     response::GitLabError,
+    session::GitLabSessions,
     setup::GitLabSetup,
     switch_monitor::SwitchMonitor,
     transport::{Stream, Transport},

@@ -4,9 +4,9 @@
 
 use std::borrow::Cow;
 
+use access::{BrowserSession, MAX_TOKEN, SessionParser};
 use http::{HeaderMap, header::COOKIE};
 use percent_encoding::percent_decode_str;
-use proto::AgentId;
 
 /// The cookie of GitLab.
 const SESSION_COOKIE: &str = "_gitlab_kas";
@@ -15,22 +15,16 @@ const CSRF_HEADER: &str = "x-csrf-token";
 const AGENT_ID_PARAMETER: &str = "gitlab-agent-id";
 const CSRF_PARAMETER: &str = "gitlab-csrf-token";
 
-/// A browser session, as the request names it.
-#[derive(PartialEq, Eq)]
-pub(super) struct BrowserSession {
-    pub(super) agent: AgentId,
-    /// The value of the cookie, unescaped.
-    pub(super) cookie: String,
-    pub(super) csrf_token: String,
-}
+/// Parses the browser sessions of GitLab.
+#[derive(Clone, Copy, Debug)]
+pub struct GitLabSessions;
 
-impl BrowserSession {
-    /// Parses the session of a request, or returns `None` if the request has no cookie of GitLab.
-    ///
-    /// # Errors
-    ///
-    /// The text names the missing or malformed part.
-    pub(super) fn parse(headers: &HeaderMap, query: Option<&str>) -> Result<Option<Self>, &'static str> {
+impl SessionParser for GitLabSessions {
+    fn parse(
+        &self,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Result<Option<BrowserSession>, &'static str> {
         let Some(cookie) = cookie(headers) else { return Ok(None) };
         let cookie = unescape(cookie).ok_or("the cookie _gitlab_kas is malformed")?;
         let agent = value(headers, AGENT_ID_HEADER, query, AGENT_ID_PARAMETER);
@@ -43,7 +37,26 @@ impl BrowserSession {
             .map_err(|()| "the request has more than one CSRF token")?
             .filter(|token| !token.trim().is_empty())
             .ok_or("a request with the cookie _gitlab_kas needs the header X-Csrf-Token or the parameter gitlab-csrf-token")?;
-        Ok(Some(Self { agent, cookie, csrf_token }))
+        if cookie.len() > MAX_TOKEN || csrf_token.len() > MAX_TOKEN {
+            return Err("the cookie _gitlab_kas or its CSRF token is too long");
+        }
+        Ok(Some(BrowserSession { agent, cookie: cookie.into(), csrf_token: csrf_token.into() }))
+    }
+
+    fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str> {
+        let is_credential = |pair: &&str| {
+            let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
+            is_named(name, AGENT_ID_PARAMETER) || is_named(name, CSRF_PARAMETER)
+        };
+        let Some((before, query)) = path.split_once('?') else { return Cow::Borrowed(path) };
+        if !query.split('&').any(|pair| is_credential(&pair)) {
+            return Cow::Borrowed(path);
+        }
+        let rest: Vec<&str> = query.split('&').filter(|pair| !is_credential(pair)).collect();
+        if rest.is_empty() {
+            return Cow::Borrowed(before);
+        }
+        Cow::Owned(format!("{before}?{}", rest.join("&")))
     }
 }
 
@@ -82,23 +95,6 @@ fn value(
     }
 }
 
-/// Removes the credentials of a session from a path with a query. All other bytes stay as they are.
-pub fn without_credentials(path: &str) -> Cow<'_, str> {
-    let is_credential = |pair: &&str| {
-        let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
-        is_named(name, AGENT_ID_PARAMETER) || is_named(name, CSRF_PARAMETER)
-    };
-    let Some((before, query)) = path.split_once('?') else { return Cow::Borrowed(path) };
-    if !query.split('&').any(|pair| is_credential(&pair)) {
-        return Cow::Borrowed(path);
-    }
-    let rest: Vec<&str> = query.split('&').filter(|pair| !is_credential(pair)).collect();
-    if rest.is_empty() {
-        return Cow::Borrowed(before);
-    }
-    Cow::Owned(format!("{before}?{}", rest.join("&")))
-}
-
 /// Returns whether the name of a parameter is this one. Its characters may be percent-encoded.
 fn is_named(name: &str, expected: &str) -> bool {
     percent_decode_str(name).eq(expected.bytes())
@@ -117,6 +113,7 @@ fn unescape(value: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use http::{HeaderName, HeaderValue};
+    use secrecy::{ExposeSecret as _, SecretString};
 
     use super::*;
 
@@ -125,8 +122,9 @@ mod tests {
         for (name, value) in headers {
             map.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());
         }
-        let session = BrowserSession::parse(&map, Some(query))?;
-        Ok(session.map(|session| (session.agent.0, session.cookie, session.csrf_token)))
+        let text = |secret: &SecretString| secret.expose_secret().to_owned();
+        let session = GitLabSessions.parse(&map, Some(query))?;
+        Ok(session.map(|session| (session.agent.0, text(&session.cookie), text(&session.csrf_token))))
     }
 
     fn session(cookie: &str) -> Result<Option<(u64, String, String)>, &'static str> {
@@ -178,6 +176,16 @@ mod tests {
     }
 
     #[test]
+    fn long_session_is_refused() {
+        let long = "c".repeat(MAX_TOKEN + 1);
+        let cookie = format!("_gitlab_kas={long}");
+        for headers in [[("cookie", &*cookie), AGENT, CSRF], [COOKIE, AGENT, ("x-csrf-token", &long)]] {
+            let error = parse(&headers, "").unwrap_err();
+            assert_eq!(error, "the cookie _gitlab_kas or its CSRF token is too long");
+        }
+    }
+
+    #[test]
     fn credentials_are_removed_from_the_query_and_nothing_else() {
         for (path, expected) in [
             ("/api?a=%20&gitlab-agent-id=7&b==&&gitlab-csrf-token=t&c", "/api?a=%20&b==&&c"),
@@ -188,7 +196,7 @@ mod tests {
             ("/gitlab-agent-id=7?", "/gitlab-agent-id=7?"),
             ("/api", "/api"),
         ] {
-            assert_eq!(without_credentials(path), expected, "{path}");
+            assert_eq!(GitLabSessions.without_credentials(path), expected, "{path}");
         }
     }
 }
