@@ -96,7 +96,7 @@ fn example_explains_every_key() {
         include_str!("api.rs"),
         include_str!("web.rs"),
         include_str!("../../../features/gitlab/kas/src/config.rs"),
-        include_str!("../../../features/oidc/src/config.rs"),
+        include_str!("../../../features/oidc/tokens/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/gitaly/config.rs"),
         include_str!("file_sections.rs"),
         include_str!("events.rs"),
