@@ -20,32 +20,38 @@ impl CallerAuthorizer for Identities {
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
         let identity = self.load();
         let authorized = match identity.grant(&credential.hash) {
-            Some(grant) => authorize(&identity, grant, credential, target),
+            Some(grant) => identity.authorize(grant, credential, target),
             None => Ok(None),
         };
         Box::pin(ready(authorized))
     }
 }
 
-/// Authorizes the request of a caller by one version of the identity file. Returns `None` if the user name of basic
-/// authentication is that of another caller.
-pub(super) fn authorize(
-    identity: &Identity,
-    grant: &Arc<Grant>,
-    credential: &Credential,
-    target: &Target<'_>,
-) -> Result<Option<AuthorizedCaller>, RequestError> {
-    // A token must not be accepted as a cookie, which browsers send without the will of the user.
-    if matches!(credential.kind, TokenKind::Session(_)) {
-        return Ok(None);
+impl Identity {
+    /// Authorizes the request of a caller with these rights, whose credential is valid. Returns `None` if the user name of basic
+    /// authentication is that of another caller.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CallerAuthorizer::authorize`], with the names of the caller.
+    pub fn authorize(
+        &self,
+        grant: &Arc<Grant>,
+        credential: &Credential,
+        target: &Target<'_>,
+    ) -> Result<Option<AuthorizedCaller>, RequestError> {
+        // A token must not be accepted as a cookie, which browsers send without the will of the user.
+        if matches!(credential.kind, TokenKind::Session(_)) {
+            return Ok(None);
+        }
+        let caller = &grant.caller;
+        if credential.name.as_ref().is_some_and(|name| *name != caller.name()) {
+            return Ok(None);
+        }
+        authorize_caller(self, grant, credential, target)
+            .map(Some)
+            .map_err(|error| error.with_caller(caller.names()))
     }
-    let caller = &grant.caller;
-    if credential.name.as_ref().is_some_and(|name| *name != caller.name()) {
-        return Ok(None);
-    }
-    authorize_caller(identity, grant, credential, target)
-        .map(Some)
-        .map_err(|error| error.with_caller(caller.names()))
 }
 
 /// Authorizes the request of a caller whose credential is valid.

@@ -1,6 +1,5 @@
 //! Sources that know which agent holds a token. The first one is the identity file, with agents, callers and their tokens.
 
-mod ci_job;
 mod configuration;
 mod current;
 mod dial_target;
@@ -27,9 +26,9 @@ pub use self::{
     configuration::ConfigurationLocation,
     current::Identities,
     dial_target::{AgentUrl, AgentUrlError, DialTarget},
+    oidc::VerifiedClaims,
 };
 use crate::{address::AllowedNetworks, token::TokenHash};
-use ::oidc::VerifiedToken;
 use promql::Labels;
 use settings::ConfigError;
 
@@ -252,7 +251,7 @@ impl Identity {
     }
 
     /// Returns the rights of an OIDC token: those of the first entry that matches it.
-    pub fn oidc_grant(&self, token: &VerifiedToken) -> Option<Arc<Grant>> {
+    pub fn oidc_grant(&self, token: &VerifiedClaims) -> Option<Arc<Grant>> {
         self.oidc_rules.iter().find_map(|rule| rule.grant(token)).map(Arc::new)
     }
 

@@ -5,9 +5,9 @@
 //!  agent ───► token ───────► AgentSources ───► AgentAuthenticator (1..n) ──► AgentIdentity
 //! ```
 //!
-//! The sources of this crate are the identity file ([`Identities`]): its agents, the tokens of its callers (`file_tokens`), and its
-//! entries for the tokens of OIDC issuers (`oidc_tokens`). Other crates bring more. A source that refuses says why as a
-//! [`RequestError`], which is rendered in the dialect of the client.
+//! The source of this crate is the identity file ([`Identities`]): its agents, and the tokens of its callers (`file_tokens`). Its entries
+//! for the tokens of OIDC issuers have the rights of [`VerifiedClaims`]. Other crates bring more sources. A source that refuses says why
+//! as a [`RequestError`], which is rendered in the dialect of the client.
 #![warn(missing_docs)]
 
 mod address;
@@ -17,14 +17,13 @@ mod credential;
 mod error;
 mod file_tokens;
 mod identity;
-mod oidc_tokens;
 mod selector;
 mod target;
 pub mod token;
 mod unknown;
 mod websocket_token;
 
-use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc, time::SystemTime};
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
@@ -32,6 +31,7 @@ use proto::{
     AgentId, AgentName, Reason,
     provision::{EnvironmentJob, EnvironmentKey},
 };
+use secrecy::SecretString;
 
 pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},
@@ -45,9 +45,8 @@ pub use self::{
     identity::{
         AccessAs, AgentAttributes, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError,
         Caller, CallerNames, ConfigurationLocation, DialTarget, Grant, Identities, Identity,
-        SourceUnavailable,
+        SourceUnavailable, VerifiedClaims,
     },
-    oidc_tokens::{OidcAuthorizer, OidcCaller},
     selector::{AgentSelector, InvalidAgentSelector},
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
@@ -71,6 +70,35 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
         credential: &'a Credential,
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>>;
+}
+
+/// A source of callers whose tokens name a user.
+pub trait UserAuthenticator: fmt::Debug + Send + Sync {
+    /// Authenticates the holder of a token, before it names an agent. Returns `None` if the token is not one of this source.
+    ///
+    /// # Errors
+    ///
+    /// * `unauthorized`: the token is refused, or no entry of the identity file matches it.
+    /// * `identity-unavailable`: kas cannot verify the token now.
+    /// * `too-many-requests`: the address has sent too many unknown credentials.
+    fn authenticate<'a>(
+        &'a self,
+        token: &'a SecretString,
+        address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<AuthenticatedUser>, RequestError>>;
+}
+
+/// The holder of a valid token that names a user.
+#[derive(Debug)]
+pub struct AuthenticatedUser {
+    /// Its rights.
+    pub grant: Arc<Grant>,
+    /// The name of the issuer.
+    pub issuer: String,
+    /// The name of the user in a cluster.
+    pub username: String,
+    /// The time at which the token expires.
+    pub expires: SystemTime,
 }
 
 /// A caller that may send its request to the agent.

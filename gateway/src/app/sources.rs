@@ -1,12 +1,13 @@
 //! The sources of agents and callers, and their order.
 
 use access::{
-    AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials,
+    AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, UnknownCredentials, UserAuthenticator,
 };
 use gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabSessions,
     InFlightCounters, InternalApiAuthorizer, deployments::Deployments, environments::EnvironmentFile,
 };
+use kas_oidc::OidcAuthorizer;
 use oidc::Issuers;
 use std::sync::Arc;
 
@@ -40,7 +41,7 @@ impl From<Identity> for ReplicaSources {
 pub(super) struct CallerSources {
     /// All of them, in their order.
     pub(super) access: AccessControl,
-    pub(super) oidc: Arc<OidcAuthorizer>,
+    pub(super) oidc: Arc<dyn UserAuthenticator>,
     /// The jobs and users of GitLab, if one is configured.
     pub(super) gitlab: Option<Arc<GitLabAuthorizer>>,
 }

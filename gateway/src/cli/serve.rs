@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 25] = [
+const OURS: [&str; 26] = [
     "access",
     "backoff",
     "cli",
@@ -55,6 +55,7 @@ const OURS: [&str; 25] = [
     "git",
     "gitlab",
     "gitlab_tunnel",
+    "kas_oidc",
     "oci",
     "oidc",
     "outbound",

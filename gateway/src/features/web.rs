@@ -37,7 +37,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{AgentAttributes, Grant, OidcAuthorizer};
+use access::{AgentAttributes, Grant, UserAuthenticator};
 use axum::body::Body;
 use gitlab::environments::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -171,7 +171,7 @@ impl WebServer {
     pub(crate) fn new(
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
-        (issuers, oidc): (Issuers, Arc<OidcAuthorizer>),
+        (issuers, oidc): (Issuers, Arc<dyn UserAuthenticator>),
         listen: &WebListen,
         environments: EnvironmentSources,
         recent: Arc<Recent>,

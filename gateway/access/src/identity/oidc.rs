@@ -4,19 +4,38 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Weak, atomic::AtomicU32},
+    time::SystemTime,
 };
 
-use oidc::{Claims, VerifiedToken};
+use http::HeaderMap;
 use parking_lot::Mutex;
+use proto::audit::CiJob;
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 use settings::Location;
 use tokio_util::sync::CancellationToken;
 
-use super::{AccessAs, Caller, Grant, Rights, ci_job};
+use super::{AccessAs, Caller, Grant, Rights};
+
+/// The claims of a token that its issuer has signed, and that was valid when it was verified.
+#[derive(Debug)]
+pub struct VerifiedClaims {
+    /// The name of the issuer in the configuration of kas.
+    pub issuer: String,
+    /// The claims.
+    pub claims: Map<String, Value>,
+    /// The name of the user in a cluster, with the prefix of the issuer.
+    pub username: String,
+    /// The `Impersonate-*` headers of the user and its groups.
+    pub impersonation: HeaderMap,
+    /// The time at which the streams of the token end, if they do.
+    pub streams_end: Option<SystemTime>,
+    /// The CI job that the claims describe.
+    pub job: Option<Box<CiJob>>,
+}
 
 /// An entry of the identity file with `oidc`.
 #[derive(Clone, Debug)]
@@ -61,7 +80,7 @@ pub(super) struct ClaimValues(pub(super) Vec<String>);
 
 impl OidcRule {
     /// Returns the rights of a token, or `None` if the entry does not match it.
-    pub(super) fn grant(&self, token: &VerifiedToken) -> Option<Grant> {
+    pub(super) fn grant(&self, token: &VerifiedClaims) -> Option<Grant> {
         let matches =
             self.issuer == token.issuer && self.claims.iter().all(|rule| rule.matches(&token.claims));
         let access_as = match &self.access {
@@ -73,9 +92,8 @@ impl OidcRule {
             },
         };
         let user = Some(token.username.clone());
-        let job = ci_job::of_claims(&token.claims).map(Box::new);
         Some(Grant {
-            caller: Arc::new(Caller { rights: self.rights.clone(), access_as, user, job }),
+            caller: Arc::new(Caller { rights: self.rights.clone(), access_as, user, job: token.job.clone() }),
             revoked: self.revoked.clone(),
             in_flight: self.in_flight.of(&token.username),
             streams_end: token.streams_end,
@@ -117,7 +135,7 @@ pub(super) fn inherit(new: &mut [OidcRule], previous: &[OidcRule]) {
 }
 
 impl ClaimRule {
-    fn matches(&self, claims: &Claims) -> bool {
+    fn matches(&self, claims: &Map<String, Value>) -> bool {
         match claims.get(&self.name) {
             None => false,
             Some(Value::Array(list)) => list.iter().any(|value| self.allows(value)),

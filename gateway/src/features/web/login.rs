@@ -16,7 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{AccessControl, Grant, Identities, OidcAuthorizer, RequestError, token::TokenHash};
+use access::{AccessControl, Grant, Identities, RequestError, UserAuthenticator, token::TokenHash};
 use axum::body::Body;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{
@@ -50,7 +50,7 @@ pub(super) const CALLBACK_PREFIX: &str = "/web/v1/callback/";
 pub(super) struct Logins {
     pub(super) identities: Identities,
     pub(super) issuers: Issuers,
-    pub(super) oidc: Arc<OidcAuthorizer>,
+    pub(super) oidc: Arc<dyn UserAuthenticator>,
     pub(super) access: AccessControl,
     /// The listener has TLS.
     pub(super) has_tls: bool,

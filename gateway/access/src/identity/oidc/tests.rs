@@ -18,13 +18,13 @@ fn entry(name: &str, claims: &str) -> String {
     )
 }
 
-fn token(claims: Value) -> VerifiedToken {
-    VerifiedToken {
+fn token(claims: Value) -> VerifiedClaims {
+    VerifiedClaims {
         issuer: "test".into(),
         username: "test:alice".into(),
         impersonation: HeaderMap::new(),
-        expires: 0,
         streams_end: None,
+        job: None,
         claims: claims.as_object().unwrap().clone(),
     }
 }
@@ -70,7 +70,7 @@ fn first_matching_entry_of_the_issuer_decides() {
     assert_eq!(name(&identity, json!({"a": "b", "c": "d"})).as_deref(), Some("both"));
     assert_eq!(name(&identity, json!({"a": "b"})).as_deref(), Some("one"));
     assert_eq!(name(&identity, json!({"c": "d"})), None);
-    let other = VerifiedToken { issuer: "other".into(), ..token(json!({"a": "b"})) };
+    let other = VerifiedClaims { issuer: "other".into(), ..token(json!({"a": "b"})) };
     assert!(identity.oidc_grant(&other).is_none(), "the claims are those of another issuer");
     assert!(identity.check_issuers(Path::new("id.yaml"), &["test".into()]).is_ok());
     let error = identity.check_issuers(Path::new("id.yaml"), &["dex".into()]).unwrap_err().to_string();
@@ -99,7 +99,7 @@ fn user_of_the_token_is_impersonated_if_the_entry_wants_it() {
 fn limit_of_requests_is_per_user_and_survives_a_new_version() {
     let identity = parse(&entry("x", "a: b")).unwrap();
     let of = |identity: &Identity, user: &str| {
-        let token = VerifiedToken { username: user.to_owned(), ..token(json!({"a": "b"})) };
+        let token = VerifiedClaims { username: user.to_owned(), ..token(json!({"a": "b"})) };
         identity.oidc_grant(&token).unwrap().in_flight.clone()
     };
     let alice = of(&identity, "alice");

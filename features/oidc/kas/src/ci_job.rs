@@ -11,7 +11,7 @@ const MAX_TEXT: usize = 255;
 ///
 /// These are the claims of [GitLab](https://docs.gitlab.com/ci/secrets/id_token_authentication/) and of
 /// [GitHub](https://docs.github.com/en/actions/reference/security/oidc).
-pub(super) fn of_claims(claims: &Claims) -> Option<CiJob> {
+pub(crate) fn of_claims(claims: &Claims) -> Option<CiJob> {
     let is_github = !claims.contains_key("job_id");
     let claim = |gitlab: &str, github: &str| text(claims.get(if is_github { github } else { gitlab })?);
     if is_github && !(claims.contains_key("run_id") && claims.contains_key("repository")) {

@@ -1,4 +1,4 @@
-//! Callers with OIDC tokens. The issuer proves who the caller is, and the identity file has the rights.
+//! The authorizer: verifies tokens, and keeps them with their rights.
 
 use std::{
     net::IpAddr,
@@ -6,6 +6,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use access::{
+    AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, Grant, Identities, Identity,
+    RequestError, Target, TokenKind, UnknownCredentials, UserAuthenticator, VerifiedClaims, token::TokenHash,
+    unauthorized,
+};
 use arc_swap::ArcSwapOption;
 use futures_util::future::BoxFuture;
 use moka::sync::Cache;
@@ -13,15 +18,7 @@ use oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken}
 use proto::Reason;
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::{
-    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials, file_tokens, unauthorized,
-};
-use crate::{
-    error::RequestError,
-    identity::{Grant, Identities, Identity},
-    target::Target,
-    token::TokenHash,
-};
+use crate::ci_job;
 
 /// The time for which a token is not verified again. A key that its issuer has removed is used for this time longer.
 const CACHE_TIME: Duration = Duration::from_secs(300);
@@ -42,22 +39,11 @@ pub struct OidcAuthorizer {
 /// A verified token, and its rights in one version of the identity file.
 #[derive(Debug)]
 struct CachedToken {
-    token: VerifiedToken,
+    claims: VerifiedClaims,
+    /// The time at which it expires, with the leeway, in seconds since 1970.
+    expires: u64,
     bytes: u32,
     rights: ArcSwapOption<VersionedRights>,
-}
-
-/// The holder of a valid token.
-#[derive(Debug)]
-pub struct OidcCaller {
-    /// Its rights.
-    pub grant: Arc<Grant>,
-    /// The name of the issuer.
-    pub issuer: String,
-    /// The name of the user in a cluster.
-    pub username: String,
-    /// The time at which the token expires.
-    pub expires: SystemTime,
 }
 
 /// A valid token with rights.
@@ -86,26 +72,19 @@ impl OidcAuthorizer {
         Self { issuers, identities, verified, unknown }
     }
 
-    /// Authenticates the holder of a token, before it names an agent. Returns `None` if it is no token of an issuer.
-    ///
-    /// # Errors
-    ///
-    /// * `unauthorized`: the token is refused, or no entry of the identity file matches it.
-    /// * `identity-unavailable`: kas has no keys of the issuer.
-    /// * `too-many-requests`: the address has sent too many unknown credentials.
-    pub async fn authenticate(
+    async fn authenticate(
         &self,
         token: &SecretString,
         address: IpAddr,
-    ) -> Result<Option<OidcCaller>, RequestError> {
+    ) -> Result<Option<AuthenticatedUser>, RequestError> {
         let (token, hash, kind) = (token.clone(), TokenHash::of(token), TokenKind::Plain);
         let credential = Credential { token, hash, csrf_token: None, kind, name: None, address };
         let granted = self.grant(&credential).await?;
-        Ok(granted.map(|Granted { grant, token, .. }| OidcCaller {
+        Ok(granted.map(|Granted { grant, token, .. }| AuthenticatedUser {
             grant,
-            issuer: token.token.issuer.clone(),
-            username: token.token.username.clone(),
-            expires: UNIX_EPOCH + Duration::from_secs(token.token.expires.min(MAX_EXPIRES)),
+            issuer: token.claims.issuer.clone(),
+            username: token.claims.username.clone(),
+            expires: UNIX_EPOCH + Duration::from_secs(token.expires.min(MAX_EXPIRES)),
         }))
     }
 
@@ -115,7 +94,7 @@ impl OidcAuthorizer {
         target: &Target<'_>,
     ) -> Result<Option<AuthorizedCaller>, RequestError> {
         let Some(Granted { grant, login, .. }) = self.grant(credential).await? else { return Ok(None) };
-        let caller = file_tokens::authorize(&self.identities.load(), &grant, credential, target)?;
+        let caller = self.identities.load().authorize(&grant, credential, target)?;
         Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
     }
 
@@ -135,16 +114,16 @@ impl OidcAuthorizer {
         };
         let identity = self.identities.load();
         let grant = match cached.grant(&identity) {
-            _ if now >= cached.token.expires => Err(TokenError::Expired),
+            _ if now >= cached.expires => Err(TokenError::Expired),
             Some(grant) => Ok(grant),
             None => Err(TokenError::NoMatchingCaller),
         };
         let grant = grant.map_err(|error| {
-            let (issuer, user) = (&*cached.token.issuer, &*cached.token.username);
+            let (issuer, user) = (&*cached.claims.issuer, &*cached.claims.username);
             self.issuers.metrics.count_token(issuer, Some(error));
             tracing::debug!(issuer, user, class = error.class(), "OIDC token refused");
             match error {
-                TokenError::NoMatchingCaller => self.no_matching_caller(&identity, &cached.token),
+                TokenError::NoMatchingCaller => self.no_matching_caller(&identity, &cached.claims),
                 error => refused(error),
             }
         })?;
@@ -152,7 +131,7 @@ impl OidcAuthorizer {
     }
 
     /// Returns the error of a valid token that no entry of the identity file matches, with the claims that it lacks.
-    fn no_matching_caller(&self, identity: &Identity, token: &VerifiedToken) -> RequestError {
+    fn no_matching_caller(&self, identity: &Identity, token: &VerifiedClaims) -> RequestError {
         let issuer = self.issuers.named(&token.issuer);
         let remedy = issuer.and_then(|issuer| {
             let mut needed = identity.oidc_claims(&token.issuer);
@@ -192,13 +171,20 @@ impl OidcAuthorizer {
             }
         };
         let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let cached = Arc::new(CachedToken { token, bytes, rights: ArcSwapOption::empty() });
+        let cached = Arc::new(CachedToken::new(token, bytes));
         self.verified.insert(credential.hash, Arc::clone(&cached));
         Ok(Some(cached))
     }
 }
 
 impl CachedToken {
+    fn new(token: VerifiedToken, bytes: u32) -> Self {
+        let job = ci_job::of_claims(&token.claims).map(Box::new);
+        let VerifiedToken { issuer, claims, username, impersonation, expires, streams_end } = token;
+        let claims = VerifiedClaims { issuer, claims, username, impersonation, streams_end, job };
+        Self { claims, expires, bytes, rights: ArcSwapOption::empty() }
+    }
+
     /// Returns the rights of the token in this version of the identity file.
     fn grant(&self, identity: &Identity) -> Option<Arc<Grant>> {
         if let Some(rights) = &*self.rights.load()
@@ -206,7 +192,7 @@ impl CachedToken {
         {
             return rights.grant.clone();
         }
-        let grant = identity.oidc_grant(&self.token);
+        let grant = identity.oidc_grant(&self.claims);
         let rights = VersionedRights { version: identity.version(), grant: grant.clone() };
         self.rights.store(Some(Arc::new(rights)));
         grant
@@ -220,6 +206,16 @@ impl CallerAuthorizer for OidcAuthorizer {
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
         Box::pin(self.authorize(credential, target))
+    }
+}
+
+impl UserAuthenticator for OidcAuthorizer {
+    fn authenticate<'a>(
+        &'a self,
+        token: &'a SecretString,
+        address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<AuthenticatedUser>, RequestError>> {
+        Box::pin(self.authenticate(token, address))
     }
 }
 

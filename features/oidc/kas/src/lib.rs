@@ -1,0 +1,7 @@
+//! Callers with OIDC tokens, as a source of `access`. The issuer proves who the caller is, and the identity file has the rights.
+#![warn(missing_docs)]
+
+mod authorizer;
+mod ci_job;
+
+pub use self::authorizer::OidcAuthorizer;
