@@ -46,7 +46,7 @@ use crate::{
 /// Returns the request types that kas knows.
 pub fn request_types() -> RequestTypes {
     RequestTypes::with(vec![
-        Box::new(Prometheus),
+        Box::new(Prometheus::default()),
         Box::new(Named(ServiceName::ALERTS)),
         Box::new(Audit),
         Box::new(Named(ServiceName::EVENTS)),

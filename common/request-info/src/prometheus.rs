@@ -1,10 +1,14 @@
-//! The list of requests to Prometheus that only read.
+//! The list of requests to Prometheus that only read, and the labels of the series that a caller may see.
 //!
 //! Paths are compared byte by byte with those of Prometheus. Another spelling of the same path is refused, so that no
 //! spelling bypasses the list.
 
+mod series_labels;
+
 use http::Method;
 use percent_encoding::percent_decode_str;
+
+pub use self::series_labels::{SeriesLabels, SeriesLabelsError};
 
 /// The result of [`check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,12 +34,7 @@ use http_body::Body;
 use proto::Reason;
 
 use self::{endpoints::Endpoint, parameters::Parameters};
-pub use self::{
-    endpoints::is_query,
-    error::QueryError,
-    labels::{Labels, LabelsError},
-    selectors::Rewriter,
-};
+pub use self::{endpoints::is_query, error::QueryError, labels::Labels, selectors::Rewriter};
 
 /// The longest path and query of a rewritten request: a little less than the limit of the `http` crate, 64 KiB.
 const MAX_URL_BYTES: usize = 60 << 10;

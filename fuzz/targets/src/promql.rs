@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use promql::{Labels, Rewriter};
 use promql_parser::parser::{self, Expr, VectorSelector};
+use request_info::prometheus::SeriesLabels;
 
 const MATCHERS: [&str; 2] = [r#"cluster="one""#, r#"ns=~"a\\.b|c""#];
 /// Words outside of braces other than functions, operators with parentheses, and metrics.
@@ -24,7 +25,7 @@ static LABELS: LazyLock<Labels> = LazyLock::new(|| {
     let labels = [("cluster", &["one"][..]), ("ns", &["a.b", "c"])];
     let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
     let map: BTreeMap<_, _> = labels.map(|(name, values)| (name.to_owned(), owned(values))).into();
-    Labels::new(&map).expect("they are labels")
+    Labels::new(&SeriesLabels::new(map).expect("they are labels")).expect("they are matchers")
 });
 
 /// Checks one input.

@@ -11,7 +11,6 @@ use http::{
     HeaderValue, Response,
     header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WARNING, WWW_AUTHENTICATE},
 };
-use promql::QueryError;
 use proto::{Reason, header};
 use serde_json::json;
 use telemetry::TraceId;
@@ -35,13 +34,6 @@ pub struct RequestError {
     pub allow: Option<HeaderValue>,
     /// The caller of a refused request, if its credential is valid.
     pub caller: Option<Box<CallerNames>>,
-}
-
-impl From<QueryError> for RequestError {
-    fn from(error: QueryError) -> Self {
-        let of_body = error.body.and_then(|body| body.downcast_ref().and_then(Self::of_body));
-        of_body.unwrap_or_else(|| Self::new(error.reason, error.message))
-    }
 }
 
 impl RequestError {

@@ -29,7 +29,7 @@ pub use self::{
     oidc::VerifiedClaims,
 };
 use crate::{address::AllowedNetworks, token::TokenHash};
-use promql::Labels;
+use request_info::prometheus::SeriesLabels;
 use settings::ConfigError;
 
 /// A source of answers: who is this agent?
@@ -157,7 +157,7 @@ struct Rights {
     name: String,
     agents: Allowed<AgentId>,
     services: Allowed<ServiceName>,
-    labels: Option<Labels>,
+    labels: Option<SeriesLabels>,
     networks: AllowedNetworks,
     /// May read about the requests of all callers.
     audit: bool,
@@ -441,7 +441,7 @@ impl Caller {
 
     /// Returns the labels to which requests to this service are restricted. Only `prometheus` and `prometheus.<name>` are
     /// restricted.
-    pub fn labels(&self, service: &ServiceName) -> Option<&Labels> {
+    pub fn labels(&self, service: &ServiceName) -> Option<&SeriesLabels> {
         self.rights.labels.as_ref().filter(|_| service.is_prometheus())
     }
 }

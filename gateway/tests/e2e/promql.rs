@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use promql::{Labels, Rewriter};
+use request_info::prometheus::SeriesLabels;
 use serde_json::Value;
 
 use crate::support::{Prometheus, curl};
@@ -26,7 +27,8 @@ fn result(prometheus: &Prometheus, query: &str) -> Option<Value> {
 #[test]
 fn query_that_prometheus_accepts_has_the_same_result_for_a_tenant() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let labels = Labels::new(&BTreeMap::from([("job".to_owned(), vec!["self".to_owned()])])).unwrap();
+    let labels = BTreeMap::from([("job".to_owned(), vec!["self".to_owned()])]);
+    let labels = Labels::new(&SeriesLabels::new(labels).unwrap()).unwrap();
     let (mut compared, mut wrong) = (0, Vec::new());
     for query in QUERIES.lines() {
         // A newer Prometheus understands more.

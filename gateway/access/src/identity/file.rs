@@ -6,10 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use promql::Labels;
 use proto::{
     AgentId, AgentName, IdentityValue, InvalidServiceName, ServiceName, impersonation::Impersonation,
 };
+use request_info::prometheus::SeriesLabels;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{Budget, ConfigError, Network, parse_with_budget};
@@ -266,7 +266,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         Ok(service)
     })?;
     let labels = entry.prometheus.map(|entry| {
-        Labels::new(&entry.labels.value)
+        SeriesLabels::new(entry.labels.value.clone())
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
     });
     let (labels, networks) = (labels.transpose()?, networks(entry.allowed_networks, at)?.unwrap_or_default());
