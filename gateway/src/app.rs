@@ -39,11 +39,7 @@ use self::{
 use outbound::AddressPolicy;
 
 use crate::{
-    admin::{AdminServer, Readiness},
-    agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
-    api::{ApiContext, ApiParts, ApiServer},
     config::Config,
-    configuration::ConfigurationService,
     features::{
         FeatureContext, Features,
         cluster_audit::AccessRing,
@@ -56,13 +52,6 @@ use crate::{
         request_types,
         web::{Recent, WebServer},
     },
-    kill_switch::{KillSwitch, fleet},
-    metrics::{Metrics, certificate::CertificateExpirations},
-    peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
-    proxy::ProxyServer,
-    tasks::TaskGroup,
-    tls::Certificate,
-    traces::Traces,
 };
 use access::{ApiTokenVerifier, Identities, Identity};
 use gitlab::{
@@ -70,6 +59,19 @@ use gitlab::{
     deployments::Deployments,
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitaly::GitalyClient,
+};
+use kas_core::{
+    admin::{AdminServer, Readiness},
+    agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
+    api::{ApiContext, ApiParts, ApiServer},
+    configuration::ConfigurationService,
+    kill_switch::{KillSwitch, fleet},
+    metrics::{Metrics, certificate::CertificateExpirations},
+    peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
+    proxy::ProxyServer,
+    tasks::TaskGroup,
+    tls::Certificate,
+    traces::Traces,
 };
 use oidc::Issuers;
 

@@ -3,25 +3,12 @@
 //! The keys are those of GitLab's kas where the concept exists. Paths are relative to the configuration file. Every key is
 //! explained in `deploy/kas.example.yaml`, which a test reads.
 
-mod agent;
-mod api;
 #[cfg(test)]
 mod bounds;
-mod events;
-mod file_sections;
 mod gitlab_keys;
-mod kubernetes_api;
-mod listen_address;
 mod listeners;
-mod managed_resources;
-mod observability;
-mod patterns;
-mod private_api;
-mod receptive;
-mod redis;
 mod schema;
 mod tunnels;
-mod web;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -34,30 +21,28 @@ use serde::Deserialize;
 use settings::{ConfigError, KeyLocations, Timeout, parse};
 
 use self::gitlab_keys::ExternalConfig;
-use crate::cors::Origin;
-use crate::gitlab_key::GitLabKey;
+use kas_core::cors::Origin;
+use kas_core::gitlab_key::GitLabKey;
 
-pub use self::agent::{
-    AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge, GitlabAgentkConfig, ServicePath,
-};
-pub use self::api::{ApiConfig, ApiListen};
-pub use self::events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
-pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
-pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
-pub use self::listen_address::ListenNetwork;
-pub use self::managed_resources::ManagedResourcesConfig;
-pub use self::observability::{
-    AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
-    TracingConfig,
-};
-pub use self::private_api::{PrivateApiConfig, PrivateListen};
-pub use self::receptive::ReceptiveConfig;
-pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
-pub use self::web::{WebConfig, WebListen};
-pub use crate::addresses::ProxyProtocol;
-pub use crate::configuration::AgentConfigurationConfig;
-pub use crate::features::gitops::GitopsConfig;
+pub use crate::features::{
+    environments::ManagedResourcesConfig,
+    events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
+    gitlab::GitlabAgentkConfig,
+    gitops::GitopsConfig,
+    web::{WebConfig, WebListen},
+};
+pub use kas_core::{
+    addresses::ProxyProtocol,
+    config::{
+        AgentListen, AgentProtocol, AgentTunnelConfig, ApiConfig, ApiListen, AuditConfig, AuditSink,
+        CallerLimits, ConnectionAge, DisabledConfig, EnvironmentsConfig, IdentityConfig, KubernetesApiConfig,
+        ListenNetwork, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
+        PrivateApiConfig, PrivateListen, PublicListen, ReceptiveConfig, RedisCluster, RedisConfig,
+        RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls, TracingConfig,
+    },
+    configuration::AgentConfigurationConfig,
+};
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

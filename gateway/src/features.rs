@@ -9,6 +9,8 @@ pub(crate) mod gitlab;
 pub(crate) mod gitops;
 pub(crate) mod graph;
 pub(crate) mod notify;
+#[cfg(test)]
+mod openapi;
 mod promql;
 pub(crate) mod web;
 
@@ -36,7 +38,7 @@ use self::{
     promql::Prometheus,
 };
 
-use crate::{
+use kas_core::{
     api::{ApiContext, ApiRoutes},
     attachments::TunnelFeature,
     configuration::AgentConfigurationConfig,
@@ -175,7 +177,7 @@ mod tests {
     use router::RequestClass;
 
     use super::*;
-    use crate::request_types::Operation;
+    use kas_core::request_types::RequestOperation;
 
     #[test]
     fn long_requests_are_recognized() {
@@ -222,7 +224,7 @@ mod tests {
     /// The verb of a request, and what it does.
     fn operation(method: &str, service: &str, uri: &str) -> String {
         let (method, service) = (method.parse().unwrap(), service.parse().unwrap());
-        let Operation { verb, changes, reads_secret, unclear_path } =
+        let RequestOperation { verb, changes, reads_secret, unclear_path } =
             request_types().of(&service).operation(&method, &uri.parse().unwrap());
         let facts = [(changes, "Change"), (reads_secret, "SecretRead"), (unclear_path, "UnclearPath")];
         let facts: Vec<_> = facts.into_iter().filter_map(|(is, fact)| is.then_some(fact)).collect();

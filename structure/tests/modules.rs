@@ -22,7 +22,7 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("agent", "features::notify::objects", "features::notify::lane"),
     ("agent", "features::notify::record", "features::notify::lane"),
     ("agent", "features::notify::repository", "features::notify::lane"),
-    ("gateway", "agents::receptive::slot", "agents::admission"),
+    ("kas-core", "agents::receptive::slot", "agents::admission"),
     ("gateway", "features::gitops::config", "features::gitops::sources"),
     ("gateway", "features::gitops::versions", "features::gitops::feed"),
     ("gateway", "features::notify::access", "features::notify::feed"),

@@ -4,8 +4,8 @@
 //! * A response without a valid MAC is rejected. The message of an unsigned response is one line of limited length.
 //! * An address that parses is written as one that parses to the same address, with scheme, host and port only.
 
-use gateway::peers::{DecodeError, Mac, PEER_HEADER, PeerHeader, PeerUrl, ProbeResponse, ResponseKey};
 use http::{HeaderMap, HeaderValue};
+use kas_core::peers::{DecodeError, Mac, PEER_HEADER, PeerHeader, PeerUrl, ProbeResponse, ResponseKey};
 use settings::Secret;
 
 /// Checks one input.

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{App, Listeners, shutdown::Shutdown};
-use crate::{hosts::TlsName, tasks::TaskGroup};
+use kas_core::{hosts::TlsName, tasks::TaskGroup};
 
 impl App {
     /// Spawns an accept loop for each listener, as a task of the background.

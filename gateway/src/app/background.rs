@@ -7,7 +7,7 @@ use gitlab::{SwitchMonitor, UsageReporter};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;
-use crate::{kill_switch::KillSwitch, tasks::TaskGroup};
+use kas_core::{kill_switch::KillSwitch, tasks::TaskGroup};
 
 impl App {
     /// Spawns the tasks that run from time to time, until the group drains.

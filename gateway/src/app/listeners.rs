@@ -5,9 +5,9 @@ use std::{path::Path, time::Duration};
 use settings::ConfigError;
 
 use super::connection_limits::ConnectionLimits;
-use crate::{
+use crate::config::{AgentProtocol, Config};
+use kas_core::{
     addresses::AddressRules,
-    config::{AgentProtocol, Config},
     listen::{BindError, Listener},
     peers::PeerConfig,
     tls::Certificate,

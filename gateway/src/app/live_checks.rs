@@ -12,9 +12,8 @@ use store::{
 };
 
 use super::ValidatedConfig;
-use crate::{
-    config::Config,
-    features::request_types,
+use crate::{config::Config, features::request_types};
+use kas_core::{
     listen::Listener,
     metrics::Metrics,
     peers::{self, PeerClient, PeerConfig, PeerServer, ReplicaContext},

@@ -20,14 +20,7 @@ use tokio::time::Instant;
 use tunnel::TunnelConfig;
 
 use crate::{
-    admin::{AdminServer, Readiness},
-    agent_list::AgentLister,
-    agent_metrics::AgentMonitor,
-    agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RepeatedTokens, TunnelPermits},
-    audit::AuditLog,
     config::Config,
-    configuration::ConfigurationService,
-    cors::Cors,
     features::{
         Features,
         cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics},
@@ -36,6 +29,15 @@ use crate::{
         gitlab::GitlabAgentk,
         web::{Recent, RecentAnswers},
     },
+};
+use kas_core::{
+    admin::{AdminServer, Readiness},
+    agent_list::AgentLister,
+    agent_metrics::AgentMonitor,
+    agents::{AgentConflicts, AgentServer, DialErrors, MaxAge, RepeatedTokens, TunnelPermits},
+    audit::AuditLog,
+    configuration::ConfigurationService,
+    cors::Cors,
     forward::Forwarder,
     kill_switch::KillSwitch,
     listen::LOG_PERIOD,

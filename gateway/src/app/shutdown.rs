@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::{admin::Readiness, tasks::TaskGroup};
+use kas_core::{admin::Readiness, tasks::TaskGroup};
 
 /// The time that agents may take to leave after the requests in flight. An agent needs a few round trips for another tunnel.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -12,7 +12,8 @@ use oidc::Issuers;
 use std::sync::Arc;
 
 use super::shared::SharedState;
-use crate::{config::Config, metrics::Limit};
+use crate::config::Config;
+use kas_core::metrics::Limit;
 
 /// The sources of agents and callers.
 #[derive(Debug, Default)]

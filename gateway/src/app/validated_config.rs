@@ -27,9 +27,11 @@ use super::{
     listeners::{ListenerCertificates, Listeners},
 };
 use crate::{
-    audit::{self, AuditLog},
     config::{Config, IdentityConfig},
     features::events::webhooks::Webhook,
+};
+use kas_core::{
+    audit::{self, AuditLog},
     kill_switch::{self, DisableRule},
     listen::BindError,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},

@@ -8,8 +8,8 @@ use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::App;
-use crate::{
-    config::IdentityConfig,
+use crate::config::IdentityConfig;
+use kas_core::{
     metrics::certificate::CertificateExpirations,
     tasks::TaskGroup,
     tls::{Certificate, MutualTls},

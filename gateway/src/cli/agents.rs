@@ -27,7 +27,8 @@ use self::{
     tables::{summary, wide},
 };
 use super::ConfigFile;
-use crate::{agent_list::AgentList, config::Config};
+use crate::config::Config;
+use kas_core::agent_list::AgentList;
 
 /// List the agents of a running kas, and their tunnels
 ///

@@ -12,11 +12,9 @@ use clap::ValueHint;
 use ipnet::IpNet;
 use proto::ServiceName;
 
-use crate::{
-    config::Config,
-    kill_switch::{DisableRule, Selector, file},
-};
+use crate::config::Config;
 use cli::{CliError, CommandResult, print, warn};
+use kas_core::kill_switch::{DisableRule, Selector, file};
 
 /// Disable requests: of everything, a service, an agent or a caller
 ///

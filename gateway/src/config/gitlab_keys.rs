@@ -8,7 +8,7 @@ use serde::Deserialize;
 use settings::ConfigError;
 
 use super::Config;
-use crate::gitlab_key::GitLabKey;
+use kas_core::gitlab_key::GitLabKey;
 
 /// Section `config` of GitLab's kas. Omnibus always writes it, mostly without a key.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

@@ -35,7 +35,7 @@ use self::{
     accesses::{AccessAnswer, AccessQuery, AccessQuestion, AccessView, MAX_IDS},
     matching::Relation,
 };
-use crate::peers::PeerClient;
+use kas_core::peers::PeerClient;
 
 /// The most requests whose end is remembered for a reader.
 const MAX_ENDED: usize = 10_000;

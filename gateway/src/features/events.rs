@@ -12,6 +12,7 @@ pub(crate) mod admin;
 pub(crate) mod agents;
 mod answer;
 pub(crate) mod api;
+pub(crate) mod config;
 mod filter;
 mod list;
 mod metrics;
@@ -34,6 +35,7 @@ use tokio::{
     time::sleep,
 };
 
+pub use self::config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 use self::watchers::Watchers;
 pub(crate) use self::{
     answer::{EventAnswer, EventRequest, EventRequestError},

@@ -4,4 +4,5 @@ mod agentk;
 pub(crate) mod rpcs;
 mod usage;
 
+pub use self::agentk::GitlabAgentkConfig;
 pub(crate) use self::{agentk::GitlabAgentk, usage::UsageReports};

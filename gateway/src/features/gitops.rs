@@ -43,7 +43,7 @@ use self::{
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
-use crate::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
+use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
 /// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]

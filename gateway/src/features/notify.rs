@@ -36,7 +36,7 @@ use tokio::{
 use self::feed::{NotifyFeed, SUBSCRIPTION};
 use self::metrics::NotifyMetrics;
 use super::gitops::GitopsService;
-use crate::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
+use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;

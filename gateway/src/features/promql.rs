@@ -11,9 +11,9 @@ use proto::ServiceName;
 use request_info::prometheus::SeriesLabels;
 use tunnel::Body;
 
-use crate::{
+use kas_core::{
     request_hooks::AuthorizedRequest,
-    request_types::{Operation, RequestType, asks_for_stream},
+    request_types::{RequestOperation, RequestType, asks_for_stream},
 };
 
 /// The labels of callers whose matchers are kept. Each has a compiled regular expression.
@@ -81,11 +81,11 @@ impl RequestType for Prometheus {
         })
     }
 
-    fn operation(&self, method: &Method, uri: &Uri) -> Operation {
-        let by_method = Operation::of_method(method);
+    fn operation(&self, method: &Method, uri: &Uri) -> RequestOperation {
+        let by_method = RequestOperation::of_method(method);
         // PromQL in a form is a read, which Grafana sends as POST.
         let changes = by_method.changes && !is_query(method, uri.path());
-        Operation { changes, ..by_method }
+        RequestOperation { changes, ..by_method }
     }
 }
 

@@ -16,6 +16,7 @@
 mod agent_details;
 mod agent_exchange;
 mod assets;
+mod config;
 mod cookies;
 mod disabled;
 mod environments;
@@ -55,6 +56,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+pub use self::config::{WebConfig, WebListen};
 pub(crate) use self::recent::{Recent, api::RecentAnswers};
 use self::{
     agent_details::AgentInspector,
@@ -68,11 +70,10 @@ use self::{
     },
     sessions::{Session, Sessions},
 };
-use crate::{
+use kas_core::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentOwner, AgentState},
     agents::AgentServer,
-    config::WebListen,
     headers::PeerAddress,
     proxy::{CallerBody, ProxyServer, RequestGuard},
 };

@@ -310,7 +310,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
     assert!(hash("a") == hash("a") && hash("a") != hash("b"));
     let text = include_str!("../../access/src/token.rs");
     assert!(text.contains("self.0.ct_eq(&other.0).into()"), "in constant time");
-    let text = include_str!("../../src/peers/auth.rs");
+    let text = include_str!("../../core/src/peers/auth.rs");
     assert_eq!(
         text.matches(".verify_slice(&").count(),
         3,

@@ -9,8 +9,8 @@ use std::{
 };
 
 use agent::Services;
-use gateway::peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest};
 use http::{HeaderMap, Method, Request, Response, Uri};
+use kas_core::peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest};
 use proto::{AgentId, ReplicaId};
 use router::RequestClass;
 use settings::Secret;

@@ -9,8 +9,8 @@ use std::{
 };
 
 use agent::Services;
-use gateway::kill_switch;
 use http::{Request, Response, StatusCode};
+use kas_core::kill_switch;
 use kas_testing::{fleet::TestFleet, server, world::World};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},

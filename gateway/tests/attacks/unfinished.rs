@@ -3,9 +3,9 @@
 use std::{path::Path, time::Duration};
 
 use agent::Services;
-use gateway::kill_switch;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use kas_core::kill_switch;
 use kas_testing::{
     fleet::TestFleet,
     server,

@@ -9,9 +9,9 @@ use std::{
 };
 
 use agent::Services;
-use gateway::{audit::AuditLog, kill_switch::file};
 use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
+use kas_core::{audit::AuditLog, kill_switch::file};
 use kas_testing::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},

@@ -7,10 +7,10 @@ use access::token::{self, Holder, TokenHash};
 use agent::Services;
 use bytes::Bytes;
 use futures_util::stream;
-use gateway::kill_switch::file;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},

@@ -4,11 +4,11 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use agent::Services;
-use gateway::kill_switch::{DisableRule, file};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use kas_core::kill_switch::{DisableRule, file};
 use kas_testing::{
     fleet::TestFleet,
     world::{CALLER, World, endless, text},

@@ -4,9 +4,10 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use agent::Services;
-use gateway::{kill_switch::file, test_support::AddressRules};
+use gateway::test_support::AddressRules;
 use gitlab::environments::{EnvironmentFile, EnvironmentSources};
 use http::{Request, Response, StatusCode};
+use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{self, connect_with, send_over, valid_request},

@@ -13,11 +13,11 @@ use std::{
 use agent::{Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig};
 use bytes::Bytes;
 use futures_util::stream;
-use gateway::kill_switch::file;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
+use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{self, get, valid_request},

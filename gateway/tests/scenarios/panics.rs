@@ -11,13 +11,13 @@ use std::{
 
 use access::token::{self, Holder};
 use futures_util::future::BoxFuture;
-use gateway::peers::ReplicaContext;
 use http::Response;
 use hyper::{
     body::Incoming,
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use kas_core::peers::ReplicaContext;
 use kas_testing::world::{World, configuration, text};
 use proto::{AgentId, InstanceId, ReplicaId, notify::ProjectEvent};
 use store::{

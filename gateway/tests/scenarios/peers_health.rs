@@ -3,12 +3,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gateway::peers::{
-    PEER_HEADER, PeerHeader, ProbeResponse, ProbeSource, ReachabilityError, ReachabilityProbe, ResponseKey,
-};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
+use kas_core::peers::{
+    PEER_HEADER, PeerHeader, ProbeResponse, ProbeSource, ReachabilityError, ReachabilityProbe, ResponseKey,
+};
 use kas_testing::{
     fleet::{PeerBehaviour, TestFleet, secret},
     world::{CALLER, World, text},

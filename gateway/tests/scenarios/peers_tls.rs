@@ -5,10 +5,10 @@ use std::{fs, path::Path, sync::Arc, time::SystemTime};
 
 use access::token::{self, Holder};
 use agent::Services;
-use gateway::peers::{
+use http::{Response, StatusCode};
+use kas_core::peers::{
     NetworkEnv, PeerConfig, ProbeSource, ReachabilityError, ReachabilityProbe, ReplicaContext,
 };
-use http::{Response, StatusCode};
 use kas_testing::{
     fleet::AGENT,
     world::{RunningAgent, World, configuration, text},

@@ -12,10 +12,10 @@ use std::{
 use agent::Services;
 use bytes::Bytes;
 use futures_util::stream;
-use gateway::kill_switch::file;
 use http::{Method, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{send, valid_request},

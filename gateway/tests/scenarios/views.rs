@@ -13,13 +13,11 @@ use std::{
 use agent::Services;
 use bytes::Bytes;
 use futures_util::stream;
-use gateway::{
-    kill_switch::file,
-    test_support::api_messages::{GetAgentViewsRequest, GetAgentViewsResponse},
-};
+use gateway::test_support::api_messages::{GetAgentViewsRequest, GetAgentViewsResponse};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
+use kas_core::kill_switch::file;
 use kas_testing::{
     internal_api,
     world::{RunningAgent, World, endless, text},

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use access::Identity;
 use agent::Services;
-use gateway::{config::Config, kill_switch::file};
+use gateway::config::Config;
 use http::{
     Method, Request, Response, StatusCode,
     header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, LOCATION, ORIGIN, SET_COOKIE},
@@ -13,6 +13,7 @@ use http::{
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use kas_core::kill_switch::file;
 use kas_testing::world::{CALLER, World, endless, parse, text};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use agent::Services;
-use gateway::kill_switch::file;
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use kas_core::kill_switch::file;
 use kas_testing::world::text;
 
 use crate::web::Browser;

@@ -14,11 +14,11 @@ use access::Identity;
 use agent::Services;
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
-use gateway::kill_switch::file;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
+use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     world::{RunningAgent, World, text},

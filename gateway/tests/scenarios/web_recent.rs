@@ -7,8 +7,8 @@ use access::{
     Identity,
     token::{self, Holder, TokenHash},
 };
-use gateway::kill_switch::file;
 use http::{Request, StatusCode};
+use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::{TestFleet, secret},
     world::{RunningAgent, World, text},

@@ -4,10 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use access::token::{self, Holder, TokenHash};
-use gateway::peers::ReplicaContext;
 use http::{Method, Response, header::COOKIE};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use kas_core::peers::ReplicaContext;
 use kas_testing::{
     fleet::TestFleet,
     world::{World, configuration, text},

@@ -12,10 +12,10 @@ use futures_util::FutureExt as _;
 use gateway::{
     app::{App, ReplicaSources},
     config::Config,
-    peers::ReplicaContext,
 };
 use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
+use kas_core::peers::ReplicaContext;
 use proto::{AgentId, ReplicaId};
 use serde_json::json;
 use settings::Secret;

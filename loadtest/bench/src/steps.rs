@@ -18,14 +18,12 @@ use access::{
 use agent::policy::PolicyEnforcer;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
-use gateway::{
-    metrics::Metrics,
-    test_support::{
-        self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace,
-        ResponsePolicy, request_types,
-    },
+use gateway::test_support::{
+    self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, ResponsePolicy,
+    request_types,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
+use kas_core::metrics::Metrics;
 use loadtest::{
     installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file},
     load::{

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   simulator: a Kubernetes cluster in memory      gitlab: the internal API of GitLab in memory
-//!   process, skip: programs as child processes     logs: capture of log lines
+//!   process, skip: programs as child processes     logs: capture of log lines     crates: those of a program
 //!     └─► redis: redis-server
 //! ```
 //!
 //! The features `simulator` and `gitlab` add the modules of these names.
 
+pub mod crates;
 #[cfg(feature = "gitlab")]
 pub mod gitlab;
 pub mod logs;

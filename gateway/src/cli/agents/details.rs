@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::tables::wide;
-use crate::{
+use kas_core::{
     agent_list::AgentList, agent_locations::AgentState, agents::RefusedTunnel,
     configuration::ConfigurationStatus,
 };

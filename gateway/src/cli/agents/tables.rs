@@ -4,12 +4,12 @@ use std::{collections::BTreeSet, time::SystemTime};
 
 use store::ReportedInfo;
 
-use crate::{
+use cli::table::{Table, age, milliseconds};
+use kas_core::{
     agent_list::{AgentList, AgentStatus, ServiceLoad, TunnelStatus},
     agent_locations::{AgentState, InstanceInfo},
     agents::VersionSkew,
 };
-use cli::table::{Table, age, milliseconds};
 
 /// Returns a table with one line per agent.
 pub(super) fn summary(listing: &AgentList) -> String {

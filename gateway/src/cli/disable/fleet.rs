@@ -9,10 +9,8 @@ use store::{
     redis::{DisabledEditor, RedisStore},
 };
 
-use crate::{
-    config::Config,
-    kill_switch::{DisableRule, file, fleet},
-};
+use crate::config::Config;
+use kas_core::kill_switch::{DisableRule, file, fleet};
 
 /// Returns the rules of the fleet.
 pub(super) fn read(config: &Path) -> Result<Vec<DisableRule>, CliError> {

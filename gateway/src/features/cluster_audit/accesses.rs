@@ -20,7 +20,7 @@ use proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{peers::PeerHooks, request_hooks::AuthorizedRequest};
+use kas_core::{peers::PeerHooks, request_hooks::AuthorizedRequest};
 
 /// The most requests that a replica keeps of each kind.
 const MAX_ENTRIES: usize = 10_000;
@@ -276,7 +276,7 @@ mod tests {
     use router::RequestClass;
 
     use super::*;
-    use crate::destination::Destination;
+    use kas_core::destination::Destination;
 
     fn push(ring: &AccessRing, agent: u64, method: Method, path: &str) -> String {
         push_of(ring, 3, agent, method, path)

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tunnel::Body;
 
 use super::AuditJoiner;
-use crate::attachments::Lines;
+use kas_core::attachments::Lines;
 
 /// The most events that are joined together.
 const MAX_BATCH: usize = 256;

@@ -3,7 +3,7 @@
 use http::{Method, Uri};
 use proto::ServiceName;
 
-use crate::request_types::{Operation, RequestType};
+use kas_core::request_types::{RequestOperation, RequestType};
 
 /// The type of the service `audit`.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ impl RequestType for Audit {
     }
 
     /// Whoever reads who did what has a line in the audit log of kas.
-    fn operation(&self, method: &Method, _uri: &Uri) -> Operation {
-        Operation { reads_secret: true, ..Operation::of_method(method) }
+    fn operation(&self, method: &Method, _uri: &Uri) -> RequestOperation {
+        RequestOperation { reads_secret: true, ..RequestOperation::of_method(method) }
     }
 }

@@ -15,7 +15,7 @@ use super::{
     accesses::{AccessRecord, AccessRing, new_audit_id},
     body::join_body,
 };
-use crate::{
+use kas_core::{
     peers::PeerClient,
     request_hooks::{AuthorizedRequest, RequestHooks},
 };

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::health::{EnvironmentStatus, HealthInquiry};
-use crate::api::{
-    ApiContext, ApiError, QueryError, ok,
+use kas_core::api::{
+    ApiContext, InternalApiError, QueryError, ok,
     query::{DEFAULT_LIMIT, MAX_LENGTH, decoded, limit, number, set_once},
 };
 
@@ -87,11 +87,11 @@ async fn list_environments(
     State(state): State<ApiState>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-) -> Result<EnvironmentList, ApiError> {
+) -> Result<EnvironmentList, InternalApiError> {
     let (context, sources) = &*state;
     let (query, with_health) = parse(query.as_deref().unwrap_or_default())?;
     let token = gitlab_token(&headers)?;
-    let environments = sources.environments.list(&query, token.as_ref()).await?;
+    let environments = sources.environments.list(&query, token.as_ref()).await.map_err(refusal)?;
     let environments = if with_health {
         sources.health.complete(environments, &context.lookup).await?
     } else {
@@ -103,7 +103,7 @@ async fn list_environments(
 async fn list_deployments(
     State(state): State<ApiState>,
     RawQuery(query): RawQuery,
-) -> Result<DeploymentList, ApiError> {
+) -> Result<DeploymentList, InternalApiError> {
     let (context, sources) = &*state;
     let (query, limit) = parse_deployments(query.as_deref().unwrap_or_default())?;
     let (deployments, missing) = match sources.deployments.list(&query, limit).await {
@@ -113,13 +113,12 @@ async fn list_deployments(
     Ok(DeploymentList { replica: context.replica, time: SystemTime::now(), missing, deployments })
 }
 
-impl From<EnvironmentError> for ApiError {
-    fn from(error: EnvironmentError) -> Self {
-        match error {
-            EnvironmentError::Unavailable(unavailable) => unavailable.into(),
-            EnvironmentError::Refused(_) => Self::Forbidden(error.to_string()),
-            EnvironmentError::NoProject => Self::BadRequest(error.to_string()),
-        }
+/// Returns the error of a request for which the sources have this one.
+fn refusal(error: EnvironmentError) -> InternalApiError {
+    match error {
+        EnvironmentError::Unavailable(unavailable) => unavailable.into(),
+        EnvironmentError::Refused(_) => InternalApiError::Forbidden(error.to_string()),
+        EnvironmentError::NoProject => InternalApiError::BadRequest(error.to_string()),
     }
 }
 

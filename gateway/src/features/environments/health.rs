@@ -20,9 +20,9 @@ use tokio::{
 };
 use tunnel::Body;
 
-use crate::{
+use kas_core::{
     agent_locations::{AgentLookup, KnownAgent},
-    api::ApiError,
+    api::InternalApiError,
     destination::Destination,
     forward::{ForwardedResponse, Forwarder},
     kill_switch::{KillSwitch, RequestAttributes},
@@ -94,11 +94,11 @@ impl HealthInquiry {
         &self,
         environments: Vec<Environment>,
         agents: &AgentLookup,
-    ) -> Result<Vec<EnvironmentStatus>, ApiError> {
+    ) -> Result<Vec<EnvironmentStatus>, InternalApiError> {
         let places: Vec<EnvironmentAgent> =
             environments.iter().flat_map(|environment| environment.agents.clone()).collect();
         if places.len() > MAX_PLACES {
-            return Err(ApiError::BadRequest(format!(
+            return Err(InternalApiError::BadRequest(format!(
                 "these environments have {} places, and the health of at most {MAX_PLACES} is asked for at once: select with \
                  project, slug, tier, group or agent",
                 places.len()

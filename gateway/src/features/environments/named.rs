@@ -20,7 +20,7 @@ use store::{StoreError, redis::RedisStore};
 use tokio::{sync::watch, time::sleep};
 use tunnel::Tunnel;
 
-use crate::{
+use kas_core::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
 };

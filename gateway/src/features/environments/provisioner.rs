@@ -36,14 +36,14 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tunnel::Body;
 
 use self::metrics::ProvisionerMetrics;
-use crate::{
+use super::config::ManagedResourcesConfig;
+use kas_core::{
     audit::{AuditLog, AuditRecord, AuditedAccess, NewRequest},
-    config::ManagedResourcesConfig,
     destination::Destination,
     forward::{ForwardedResponse, Forwarder, agent_error},
     kill_switch::{KillSwitch, RequestAttributes},
     request_hooks::{AuthorizedRequest, RequestHooks},
-    request_types::Operation,
+    request_types::RequestOperation,
 };
 
 /// The jobs whose results are kept.
@@ -316,7 +316,7 @@ impl Provisioner {
         };
         let mut record = AuditRecord::new(self.audit.get()?, new);
         let grant = Arc::clone(request.grant);
-        let operation = Operation::of_method(&Method::POST);
+        let operation = RequestOperation::of_method(&Method::POST);
         record
             .set_access(AuditedAccess { grant, destination, operation, upgrade: false, login: false }, None);
         record.set_user(&environment.job.username);

@@ -28,11 +28,11 @@ use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
 pub(in crate::features) use self::configuration::ConfigurationReports;
-use crate::{
+use crate::features::events::{AgentEventResult, Events};
+use kas_core::{
     agent_requests::request,
     attachments::{AgentSubscription, Attachment, OpeningTunnel, SubscriptionConfig, TunnelFeature},
     configuration::ConfigurationState,
-    features::events::{AgentEventResult, Events},
     throttle::Throttle,
     weak_map::WeakMap,
 };

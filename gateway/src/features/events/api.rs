@@ -12,7 +12,7 @@ use axum::{
 use http::HeaderMap;
 
 use super::{EventAnswer, EventRequest, EventRequestError, Events, stream_response};
-use crate::api::{ApiContext, ApiError, ok};
+use kas_core::api::{ApiContext, InternalApiError, ok};
 
 /// The state of the routes.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ async fn get_events(
     State(EventsApi { context, events }): State<EventsApi>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-) -> Result<Response, ApiError> {
+) -> Result<Response, InternalApiError> {
     let request = EventRequest {
         query: query.as_deref(),
         headers: &headers,
@@ -45,7 +45,7 @@ async fn get_events(
     })
 }
 
-impl From<EventRequestError> for ApiError {
+impl From<EventRequestError> for InternalApiError {
     fn from(error: EventRequestError) -> Self {
         let message = error.to_string();
         match error {

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
 use super::{EVENT_STREAM, EventAnswer, EventRequest, EventRequestError, Events};
-use crate::request_hooks::{AuthorizedRequest, RequestHooks};
+use kas_core::request_hooks::{AuthorizedRequest, RequestHooks};
 
 /// Answers the requests for the service `events`, whose agent need not be connected.
 #[derive(Debug)]

@@ -16,9 +16,8 @@ use store::{NewEvent, SubjectState, redis::RedisStore};
 use crate::{
     features::events::agents::event_agent,
     features::events::{Events, unique_key},
-    kill_switch::KillSwitch,
-    tunnel_entry::TunnelEntry,
 };
+use kas_core::{kill_switch::KillSwitch, tunnel_entry::TunnelEntry};
 
 /// The parts of a replica in which kas notices events. Clones are cheap.
 #[derive(Clone, Debug)]

@@ -36,10 +36,8 @@ pub(crate) use self::metrics::WebhookMetrics;
 use self::target::WebhookUrl;
 use outbound::AddressPolicy;
 
-use crate::{
-    config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
-    features::events::{EventFilter, Events},
-};
+use super::config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
+use crate::features::events::{EventFilter, Events};
 
 /// The key of the networks of a webhook, for errors.
 const NETWORKS_KEY: &str = "events.webhooks[].allowed_networks";

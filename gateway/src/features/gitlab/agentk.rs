@@ -11,6 +11,7 @@ mod bridge;
 mod call_body;
 mod calls;
 mod codec;
+mod config;
 mod configuration;
 mod exchange;
 mod flux;
@@ -51,15 +52,15 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tunnel::{CloseReason, DrainHandle, Tunnel, TunnelConfig, direct};
 
-use self::{bridge::Bridge, hello::hello, metrics::RpcMetrics, pool::StreamPool};
-use crate::{
+pub use self::config::GitlabAgentkConfig;
+use self::{bridge::Bridge, config::ServicePath, hello::hello, metrics::RpcMetrics, pool::StreamPool};
+use kas_core::{
     agent_memory::MemoryGuard,
     agents::{
         AgentServer, CallConnection, CallServer,
         admission::{Admission, AuthenticatedAgent, ClientAddress, bearer},
         refusal::HandshakeError,
     },
-    config::{GitlabAgentkConfig, ServicePath},
 };
 
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.

@@ -16,7 +16,7 @@ use self::messages::{
     GetConnectedAgentsRequest, GetConnectedAgentsResponse, GetServerInfoResponse, GitalyInfo,
     ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, ServerInfo,
 };
-use crate::{
+use kas_core::{
     agent_locations::{AgentLocations, InstanceInfo},
     api::{
         ApiContext,

@@ -4,7 +4,7 @@ use access::{AgentIdentity, Identities};
 use gitlab::Usage;
 use proto::Hello;
 
-use crate::attachments::{Attachment, OpeningTunnel, TunnelFeature};
+use kas_core::attachments::{Attachment, OpeningTunnel, TunnelFeature};
 
 /// Notes each agent of GitLab as it describes itself.
 #[derive(Debug)]

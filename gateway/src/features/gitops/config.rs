@@ -16,7 +16,7 @@ use serde::Deserialize;
 use settings::{ConfigError, Network, Rate, Spanned, Timeout, Within};
 
 use super::sources::SourceSettings;
-use crate::gitlab_key::GitLabKey;
+use kas_core::gitlab_key::GitLabKey;
 
 /// This program, which sets the limits of programs that render.
 const LIMITER: &str = "/proc/self/exe";

@@ -36,7 +36,7 @@ use super::{
     looks::FollowedReference,
     versions::ClusterReader,
 };
-use crate::{
+use kas_core::{
     agent_requests::{AgentRequestError, json, request, send},
     attachments::{AgentSubscription, Attachment, Lines, SubscriptionConfig},
     configuration::{ConfigurationState, wait_for_configuration},

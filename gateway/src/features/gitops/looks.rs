@@ -8,7 +8,7 @@ use store::redis::{RedisStore, SharedLook};
 use tokio::time::{Instant, sleep};
 
 use super::metrics::GitopsMetrics;
-use crate::throttle::Throttle;
+use kas_core::throttle::Throttle;
 
 /// The longest time since this replica's own look for which it believes the looks of others. Whoever can write to Redis can
 /// delay commits by so much.

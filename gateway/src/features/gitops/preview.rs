@@ -11,7 +11,7 @@ use proto::{
 use tunnel::{Body, Tunnel};
 
 use super::feed::{FeedError, GitopsFeed, SYNC_TIMEOUT, projects, put, sync_body};
-use crate::agent_requests::{self, send};
+use kas_core::agent_requests::{self, send};
 
 /// The age of a look at the repository that a diff accepts.
 const AGE: Duration = Duration::from_secs(1);

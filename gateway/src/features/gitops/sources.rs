@@ -18,7 +18,7 @@ use super::{
     looks::{FollowedReference, SharedLooks},
     metrics::GitopsMetrics,
 };
-use crate::throttle::Throttle;
+use kas_core::throttle::Throttle;
 
 /// The time after which what nobody follows any more is forgotten, with its cache.
 const IDLE: Duration = Duration::from_secs(3600);

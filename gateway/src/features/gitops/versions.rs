@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tunnel::{Body, Tunnel};
 
 use super::feed::REQUEST_TIMEOUT;
-use crate::agent_requests::{AgentRequestError, request, send};
+use kas_core::agent_requests::{AgentRequestError, request, send};
 
 /// Reads what the cluster behind a tunnel is.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use proto::{ServiceName, graph::WATCH_PATH};
 
-use crate::request_types::RequestType;
+use kas_core::request_types::RequestType;
 
 /// The type of the service `graph`.
 #[derive(Debug)]

@@ -35,13 +35,13 @@ use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
 use self::{record::bounded, store::ViewStore};
-use crate::{
+use ::store::{StoreError, redis::RedisStore};
+use kas_core::{
     agent_requests::request,
     attachments::{AgentSubscription, Attachment, OpeningTunnel, SubscriptionConfig, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
     weak_map::WeakMap,
 };
-use ::store::{StoreError, redis::RedisStore};
 
 const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
     service: ServiceName::GRAPH,

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use proto::agent_configuration::notify::{NotifiedProject, Notify};
 
 use super::NotifyFeed;
-use crate::{configuration::ConfigurationState, features::gitops::NO_ANSWER};
+use crate::features::gitops::NO_ANSWER;
+use kas_core::configuration::ConfigurationState;
 
 /// The sections of a configuration about events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

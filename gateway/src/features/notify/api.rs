@@ -17,7 +17,7 @@ use settings::rfc3339;
 use store::RecordedEvent;
 
 use super::{EventOrigin, NotifyService, commit_event_id};
-use crate::api::{ApiError, json, unavailable};
+use kas_core::api::{InternalApiError, json, unavailable};
 
 /// The body of a request.
 #[derive(Debug, Deserialize)]
@@ -48,13 +48,13 @@ struct RecordedBody<'a> {
 
 /// Returns the routes of the events of projects. The log of events is at the same path.
 pub(in crate::features) fn routes(notify: NotifyService) -> Router {
-    let record = post(record_event).fallback(async || ApiError::Method("GET, HEAD, POST"));
+    let record = post(record_event).fallback(async || InternalApiError::Method("GET, HEAD, POST"));
     Router::new().route("/api/v1/events", record).with_state(notify)
 }
 
 /// Keeps an event, and sends it to the agents whose configuration names its project.
-async fn record_event(State(notify): State<NotifyService>, body: Body) -> Result<Response, ApiError> {
-    let invalid = |what: String| ApiError::BadRequest(what);
+async fn record_event(State(notify): State<NotifyService>, body: Body) -> Result<Response, InternalApiError> {
+    let invalid = |what: String| InternalApiError::BadRequest(what);
     let body = Limited::new(body, MAX_EVENT).collect().await;
     let body: Bytes = body
         .map_err(|_| invalid(format!("the event has more than {MAX_EVENT} bytes, or is cut")))?
@@ -67,7 +67,7 @@ async fn record_event(State(notify): State<NotifyService>, body: Body) -> Result
         RecordedEvent::New(_) => StatusCode::CREATED,
         RecordedEvent::Known => StatusCode::OK,
         RecordedEvent::UnknownProject => {
-            return Err(ApiError::NotFound(format!(
+            return Err(InternalApiError::NotFound(format!(
                 "no agent receives events of the project {}: an agent that has been connected must name it in its configuration \
                  (notify.projects) and be allowed to read it; the log of kas has the projects that an agent may not read",
                 event.project()
@@ -82,7 +82,7 @@ pub(super) async fn record(
     notify: &NotifyService,
     event: &ProjectEvent,
     origin: EventOrigin,
-) -> Result<RecordedEvent, ApiError> {
+) -> Result<RecordedEvent, InternalApiError> {
     let recorded = notify.record(event, origin).await;
     recorded.map_err(|error| unavailable(format!("the event is not kept: {error}")))
 }

@@ -27,7 +27,7 @@ use tunnel::{Body, Tunnel};
 use super::{
     EventOrigin, NotifyService, WantedGuard, access::EventSections, commit_event_id, outbox::Outbox,
 };
-use crate::{
+use kas_core::{
     agent_requests::{self, AgentRequestError, json, request},
     attachments::{AgentSubscription, Attachment, SubscriptionConfig},
     configuration::{ConfigurationState, wait_for_configuration},

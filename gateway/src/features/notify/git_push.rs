@@ -12,7 +12,7 @@ use super::{
     EventOrigin, NotifyService,
     api::{random_id, record},
 };
-use crate::api::grpc::{positive, unary};
+use kas_core::api::grpc::{positive, unary};
 
 /// `gitlab.agent.notifications.rpc.GitPushEventRequest`.
 #[derive(Clone, PartialEq, Eq, Message)]

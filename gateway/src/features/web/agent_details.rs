@@ -6,7 +6,7 @@ use proto::AgentId;
 use serde::Serialize;
 use settings::rfc3339;
 
-use crate::{
+use kas_core::{
     agents::{AgentConflicts, AgentServer, DialErrors, TunnelEnd, TunnelEnds},
     configuration::{ConfigurationService, ConfigurationStatus},
 };

@@ -10,7 +10,7 @@ use http::{HeaderValue, Response};
 use proto::{ServiceName, header::ERROR};
 
 use super::{WebServer, response::refused};
-use crate::kill_switch::RequestAttributes;
+use kas_core::kill_switch::RequestAttributes;
 
 impl WebServer {
     /// Returns the response with the rule that disables a request, which is about this agent if it is about one.

@@ -38,7 +38,7 @@ use self::{
     watch::{Watch, WatchSource},
 };
 use super::{WebServer, no_session, refusal, sessions::Session, wrong_method};
-use crate::{
+use kas_core::{
     headers::PeerAddress,
     proxy::{CallerBody, ConcurrencyPermit, RequestGuard},
 };

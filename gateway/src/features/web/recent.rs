@@ -21,7 +21,7 @@ use self::{
     audit_lines::{AuditFilter, AuditRing},
     requests::{RequestRecord, RequestRing},
 };
-use crate::request_hooks::{ObservedRequest, RequestObserver};
+use kas_core::request_hooks::{ObservedRequest, RequestObserver};
 
 /// The most entries that a replica keeps of each kind.
 pub(crate) const MAX_ENTRIES: usize = 10_000;

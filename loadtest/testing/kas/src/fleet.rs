@@ -5,11 +5,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use access::token::{self, Holder};
 use agent::Services;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use gateway::{
-    config::Config,
-    peers::{ConnectFuture, PeerConnector, PeerError, ReplicaContext, handshake},
-};
+use gateway::config::Config;
 use gitlab::GitLabClient;
+use kas_core::peers::{ConnectFuture, PeerConnector, PeerError, ReplicaContext, handshake};
 use parking_lot::Mutex;
 use proto::{AgentId, Epoch, ReplicaId};
 use settings::Secret;

@@ -16,7 +16,6 @@ use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},
     config::Config,
-    peers::ReplicaContext,
     test_support::{TlsName, Traces},
 };
 use gitlab::GitLabClient;
@@ -24,6 +23,7 @@ use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use kas_core::peers::ReplicaContext;
 use oidc::{DocumentSource, Issuers};
 use parking_lot::Mutex;
 use proto::ReplicaId;
@@ -303,14 +303,14 @@ impl World {
 
     /// Returns the value of a metric, which is named as in the text format of Prometheus: `name{label="value"}`.
     pub fn metric(&self, name: &str) -> f64 {
-        let text = gateway::metrics::render(&self.kas.admin.registry);
+        let text = kas_core::metrics::render(&self.kas.admin.registry);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in:\n{text}")).parse().unwrap()
     }
 
     /// Returns whether a metric has a value.
     pub fn has_metric(&self, name: &str) -> bool {
-        let text = gateway::metrics::render(&self.kas.admin.registry);
+        let text = kas_core::metrics::render(&self.kas.admin.registry);
         text.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))
     }
 

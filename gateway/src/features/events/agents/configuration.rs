@@ -10,10 +10,10 @@ use tokio::sync::{Semaphore, watch};
 use tunnel::Tunnel;
 
 use super::{AgentEvents, event_agent};
-use crate::{
+use crate::features::events::unique_key;
+use kas_core::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
-    features::events::unique_key,
 };
 
 /// The state of a configuration that is valid.

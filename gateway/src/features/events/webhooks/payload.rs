@@ -4,7 +4,8 @@ use proto::events::{Event, EventAgent, EventContent, Severity};
 use serde_json::json;
 use store::LoggedEvent;
 
-use crate::{config::WebhookFormat, features::events::ListedEvent};
+use crate::features::events::ListedEvent;
+use crate::features::events::WebhookFormat;
 
 /// Returns the body with an event.
 pub(super) fn body(format: WebhookFormat, logged: &LoggedEvent) -> Vec<u8> {

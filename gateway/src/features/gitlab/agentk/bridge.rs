@@ -24,10 +24,10 @@ use tunnel::{Body, CallError, CallErrorKind};
 
 use super::{
     GitlabConnection,
+    config::ServicePath,
     exchange::{Exchange, ExchangeError, ResponseLimits},
     pool::StreamPool,
 };
-use crate::config::ServicePath;
 
 /// The time that a request waits for a stream. agentk opens ten at once when it has fewer than two.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(2);

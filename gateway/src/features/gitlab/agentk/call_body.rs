@@ -12,7 +12,7 @@ use tonic::Status;
 use tower::BoxError;
 use tunnel::{Body, BodyError};
 
-use crate::agent_memory::{AgentMemory, MemoryGuard, OutOfMemory};
+use kas_core::agent_memory::{AgentMemory, MemoryGuard, OutOfMemory};
 
 /// The bytes that a call needs besides its messages.
 pub(super) const CALL_BYTES: usize = 4 << 10;

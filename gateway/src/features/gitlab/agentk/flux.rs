@@ -19,7 +19,7 @@ use super::{
     call_body::CALL_BYTES,
     responses::{Responses, until_leaving},
 };
-use crate::agent_memory::MemoryGuard;
+use kas_core::agent_memory::MemoryGuard;
 
 /// The most projects of one agent.
 const MAX_PROJECTS: usize = 10_000;

@@ -7,7 +7,7 @@ use prost::{Message, Oneof};
 use ::gitlab::gitaly::messages::RepositoryLocation;
 use gitlab_tunnel::messages::AgentMeta;
 
-use crate::api::grpc::Timestamp;
+use kas_core::api::grpc::Timestamp;
 
 /// A request or a response without fields.
 #[derive(Clone, PartialEq, Eq, Message)]

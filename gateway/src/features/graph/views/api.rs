@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::ViewsService;
-use crate::api::{ApiContext, ApiError, QueryError, ok, unavailable};
+use kas_core::api::{ApiContext, InternalApiError, QueryError, ok, unavailable};
 
 /// The state of the routes.
 #[derive(Clone)]
@@ -60,19 +60,19 @@ async fn get_views(
     uri: Uri,
     name: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
-) -> Result<ViewsResponse, ApiError> {
+) -> Result<ViewsResponse, InternalApiError> {
     // Fails if the name is not UTF-8.
-    let Ok(Path(name)) = name else { return Err(ApiError::no_path(uri.path())) };
+    let Ok(Path(name)) = name else { return Err(InternalApiError::no_path(uri.path())) };
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
     let known = context.lookup.find(&name).await.map(|agent| agent.id);
     // An agent of GitLab that is away is known by its id only.
-    let agent_id = known.or_else(|| name.parse().ok()).ok_or_else(|| ApiError::no_agent(&name))?;
+    let agent_id = known.or_else(|| name.parse().ok()).ok_or_else(|| InternalApiError::no_agent(&name))?;
     let last = views.last(agent_id).await;
     let last = last.map_err(|error| unavailable(format!("the views are not known: {error}")))?;
     if known.is_none() && last.is_none() {
-        return Err(ApiError::no_agent(&name));
+        return Err(InternalApiError::no_agent(&name));
     }
     let values = last.map(|record| Values { time: record.time, views: record.views });
     Ok(ViewsResponse { replica: context.replica, time: SystemTime::now(), agent_id, values })

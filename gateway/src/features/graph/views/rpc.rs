@@ -6,7 +6,7 @@ use proto::AgentId;
 use tonic::Status;
 
 use super::ViewsService;
-use crate::api::grpc::{Timestamp, positive, unary};
+use kas_core::api::grpc::{Timestamp, positive, unary};
 
 /// The most agents of one request, of which each may have 160 KiB.
 const MAX_AGENTS: usize = 20;

@@ -19,11 +19,11 @@ use super::{
     audit_lines::{AuditFilter, AuditLines, AuditOutcome, fields},
     requests::{RequestAnswer, RequestView},
 };
-use crate::{
-    features::web::{
-        WebServer,
-        response::{json, refusal, wrong_method},
-    },
+use crate::features::web::{
+    WebServer,
+    response::{json, refusal, wrong_method},
+};
+use kas_core::{
     peers::{PeerHeader, PeerHooks},
     proxy::CallerBody,
     tunnel_entry::TunnelEntry,

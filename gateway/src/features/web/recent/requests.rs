@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::{MAX_ENTRIES, Reader};
-use crate::{
+use kas_core::{
     destination::Destination,
     request_hooks::{Hop, ObservedRequest, RequestResult},
     timing::RequestTiming,

@@ -1,0 +1,255 @@
+//! Metrics of kas. They are registered once, and used through resolved handles.
+
+pub mod agent;
+pub mod certificate;
+mod limit;
+mod peer;
+pub mod redis;
+mod refused;
+mod service;
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    registry::{Registry, Unit},
+};
+use proto::ServiceName;
+use strum::EnumCount as _;
+use telemetry::{CallbackMetric, CounterByLabel, HistogramFamily, Label, RegistryExt as _};
+use tunnel::{CloseReason, StallCounter};
+
+pub use self::{
+    limit::Limit,
+    peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},
+    refused::RefusedConnection,
+    service::ServiceMetrics,
+};
+use self::{refused::RefusedConnections, service::Services};
+use crate::{audit::AuditMetrics, request_types::RequestTypes};
+
+/// The handles of all metrics. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    services: Services,
+    limits: [Counter; Limit::COUNT],
+    refused_connections: RefusedConnections,
+    /// Metrics of the traffic between replicas.
+    pub peers: PeerMetrics,
+    /// Attempts after the first one of a request.
+    pub retries: Counter,
+    /// Tunnels that end at this replica.
+    pub tunnels: Gauge,
+    tunnel_lifetimes: HistogramFamily<Label>,
+    handshakes: CounterByLabel,
+    dials: CounterByLabel,
+    cut_ages: Family<Label, Gauge>,
+    api_requests: Family<Label, Counter>,
+    /// Tunnels that were moved to other replicas by the rebalancing.
+    pub rebalanced: Counter,
+    /// Open connections of callers.
+    pub connections: Gauge,
+    /// Writes that had to wait for a caller to read.
+    pub write_stalls: Counter,
+    /// Writes to a tunnel that had to wait for its agent to read.
+    pub tunnel_write_stalls: Counter,
+    /// Bytes of responses that callers have not read yet.
+    pub bytes_in_flight: Gauge,
+    /// The metrics of the audit log.
+    pub audit: AuditMetrics,
+    /// Waits of request bodies for an agent, over all tunnels.
+    pub stalls: StallCounter,
+}
+
+impl Metrics {
+    /// Registers all metrics. Requests are counted by their type.
+    pub fn register(registry: &mut Registry, types: &RequestTypes) -> Self {
+        let services = Services::register(registry, types);
+        let limits = limit::register(registry);
+        let refused_connections = RefusedConnections::register(registry);
+        let peers = PeerMetrics::register(registry);
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("kas_build", "The running version", build);
+        let metrics = Self {
+            services,
+            limits,
+            refused_connections,
+            peers,
+            retries: registry.create("kas_retries", "Attempts after the first one of a request"),
+            tunnels: registry.create("kas_tunnels", "Tunnels that end at this replica"),
+            tunnel_lifetimes: registry.histograms(
+                "kas_tunnel_lifetime",
+                "Duration of ended tunnels, by the reason of their end",
+                &LIFETIMES,
+            ),
+            handshakes: registry.counters(
+                "kas_handshakes",
+                "Attempts of agents to open a tunnel, by result",
+                "reason",
+                HANDSHAKE_RESULTS,
+            ),
+            dials: registry.counters(
+                "kas_dials",
+                "Attempts of kas to open a tunnel to an agent with a url, by result",
+                "result",
+                dial_results(),
+            ),
+            cut_ages: registry.create_with_unit(
+                "kas_cut_age",
+                "Age at which a load balancer cuts the connections of a listener, or 0",
+                Unit::Seconds,
+            ),
+            api_requests: registry.create("kas_api_requests", "Requests to the internal API, by result"),
+            rebalanced: registry
+                .create("kas_rebalanced", "Tunnels moved to other replicas by the rebalancing"),
+            connections: registry.create("kas_connections", "Open connections of callers"),
+            write_stalls: registry.create("kas_write_stalls", "Writes that had to wait for a caller to read"),
+            tunnel_write_stalls: registry.create(
+                "kas_tunnel_write_stalls",
+                "Writes to a tunnel that had to wait for its agent to read",
+            ),
+            audit: AuditMetrics {
+                dropped: registry.create(
+                    "kas_audit_dropped",
+                    "Lines of the audit log that were dropped, because the sink was too slow or failed",
+                ),
+                left_out: registry.create(
+                    "kas_audit_left_out",
+                    "Refusals of strangers without a line in the audit log, which counts them",
+                ),
+            },
+            bytes_in_flight: registry.create_with_unit(
+                "kas_in_flight",
+                "Bytes of responses that callers have not read yet",
+                Unit::Bytes,
+            ),
+            stalls: StallCounter::default(),
+        };
+        for reason in CloseReason::LABELS {
+            drop(metrics.tunnel_lifetimes.get_or_create(&[("reason", reason)]));
+        }
+        let stalls = metrics.stalls.clone();
+        let help = "Waits of request bodies until an agent takes more bytes";
+        registry
+            .register_collector(CallbackMetric::counter("kas_tunnel_stalls", help, move || stalls.count()));
+        metrics
+    }
+
+    /// Returns the metrics of a service.
+    pub fn service(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
+        self.services.service(service)
+    }
+
+    /// Counts an error of kas, by reason.
+    pub fn count_error(&self, reason: &'static str) {
+        self.services.count_error(reason);
+    }
+
+    /// Counts that a limit was reached.
+    pub fn count_limit(&self, limit: Limit) {
+        self.limit_counter(limit).inc();
+    }
+
+    /// Returns the counter of a limit.
+    pub fn limit_counter(&self, limit: Limit) -> &Counter {
+        &self.limits[limit as usize]
+    }
+
+    /// Creates the counters of a listener's refused connections.
+    pub fn create_refused_connections(&self, listener: &'static str) {
+        self.refused_connections.create(listener);
+    }
+
+    /// Counts a connection that was closed because of its address or its PROXY header.
+    pub fn count_refused_connection(&self, listener: &'static str, reason: RefusedConnection) {
+        self.refused_connections.count(listener, reason);
+    }
+
+    /// Counts an attempt of an agent to open a tunnel, by result.
+    pub fn count_handshake(&self, result: &'static str) {
+        self.handshakes.get(result).inc();
+    }
+
+    /// Counts an attempt of kas to open a tunnel, by result.
+    pub(crate) fn count_dial(&self, result: &'static str) {
+        self.dials.get(result).inc();
+    }
+
+    /// Returns the metric of the age at which connections of a listener are cut, in seconds. It is 0 until it is set.
+    pub fn cut_age(&self, listener: &'static str) -> Gauge {
+        self.cut_ages.get_or_create(&[("listener", listener)]).clone()
+    }
+
+    /// Counts a request to the internal API, by result.
+    pub fn count_api_request(&self, result: &'static str) {
+        self.api_requests.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Records the end of a tunnel.
+    pub fn observe_tunnel_end(&self, reason: &'static str, lifetime: Duration) {
+        debug_assert!(CloseReason::LABELS.contains(&reason), "{reason} has no series from the start");
+        self.tunnel_lifetimes.get_or_create(&[("reason", reason)]).observe(lifetime);
+    }
+}
+
+/// Registers the counters of all variants of an enum, in their order.
+fn counters<const N: usize>(
+    registry: &mut Registry,
+    name: &'static str,
+    help: &'static str,
+    (label, values): (&'static str, &'static [&'static str]),
+) -> [Counter; N] {
+    let counters = registry.counters(name, help, label, values.iter().copied());
+    std::array::from_fn(|variant| counters.get(values[variant]))
+}
+
+/// Returns the metrics as OpenMetrics text.
+pub fn render(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).expect("writing to a string does not fail");
+    text
+}
+
+/// The values of the label `reason` of `kas_handshakes_total`.
+const HANDSHAKE_RESULTS: [&str; 15] = [
+    "accepted",
+    "unauthorized",
+    "identity-unavailable",
+    "address-not-allowed",
+    "protocol",
+    "invalid-hello",
+    "version",
+    "wrong-cluster",
+    "tunnel-limit",
+    "token-rate-limit",
+    "address-rate-limit",
+    "unknown-token-rate-limit",
+    "replica-rate-limit",
+    "draining",
+    "incomplete",
+];
+
+/// The values of the label `result` of `kas_dials_total` for connections without an agent that kas could admit.
+const DIAL_ERRORS: [&str; 11] = [
+    "dns",
+    "connect",
+    "timeout",
+    "tls",
+    "setup",
+    "lost",
+    "key-refused",
+    "redirect",
+    "refused",
+    "not-agentk",
+    "wrong-agent",
+];
+
+/// Returns the values of the label `result` of `kas_dials_total`: kas admits an agent that it dials like one that connects.
+fn dial_results() -> impl Iterator<Item = &'static str> {
+    let admission = HANDSHAKE_RESULTS.into_iter().filter(|result| *result != "accepted");
+    ["connected"].into_iter().chain(admission).chain(DIAL_ERRORS)
+}
+
+/// Buckets in seconds: from an aborted tunnel to twice the default of `max_connection_age`.
+static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];

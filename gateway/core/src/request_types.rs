@@ -1,0 +1,158 @@
+//! The types of requests that callers send: their names, and what kas has to know of a request to forward it.
+//!
+//! The type `kubernetes` is here. Each feature brings those of its own.
+
+mod kubernetes;
+
+use std::{fmt::Debug, future::ready, sync::Arc};
+
+use access::{ErrorDialect, RequestError, Target, UrlPathPrefix};
+use futures_util::future::BoxFuture;
+use http::{Method, Request, Uri};
+use percent_encoding::percent_decode_str;
+use proto::{Reason, ServiceName};
+use router::RequestClass;
+use tunnel::Body;
+
+use self::kubernetes::Kubernetes;
+use crate::request_hooks::AuthorizedRequest;
+
+/// A type of requests that callers send. The defaults are those of types that kas does not know.
+pub trait RequestType: Debug + Send + Sync {
+    /// Returns the name, which is also the value of the label `service` of metrics.
+    fn name(&self) -> &'static str;
+
+    /// Returns whether this is the type of a service.
+    fn serves(&self, service: &ServiceName) -> bool {
+        service.as_str() == self.name()
+    }
+
+    /// Returns the dialect of errors.
+    fn dialect(&self) -> ErrorDialect {
+        ErrorDialect::Plain
+    }
+
+    /// Returns whether the response is a stream that stays open. The path has no query.
+    fn is_streaming(&self, _path: &str, query: &str) -> bool {
+        asks_for_stream(query)
+    }
+
+    /// Returns whether the response is one of an application in the cluster, to which the service only forwards.
+    fn is_application(&self, _path: &str) -> bool {
+        false
+    }
+
+    /// Returns whether the rights of the caller require that the request is restricted.
+    fn restricts(&self, _authorized: AuthorizedRequest<'_>) -> bool {
+        false
+    }
+
+    /// Restricts a request to what its caller may see. May read its body, if that is a form of at most `max_form` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The request cannot be restricted. `body-too-large`: its form has more bytes.
+    fn restrict<'a>(
+        &'a self,
+        _authorized: AuthorizedRequest<'a>,
+        _request: Request<Body>,
+        _max_form: usize,
+    ) -> BoxFuture<'a, Result<Request<Body>, RequestError>> {
+        let what = "kas cannot restrict requests of this type";
+        Box::pin(ready(Err(RequestError::new(Reason::NotEnforceable, what))))
+    }
+
+    /// Interprets a request for the audit log. `uri` is the path with the query as the service receives it.
+    fn operation(&self, method: &Method, _uri: &Uri) -> RequestOperation {
+        RequestOperation::of_method(method)
+    }
+}
+
+/// The operation of a request in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestOperation {
+    /// For Kubernetes the verb as in RBAC; otherwise the method in lower case.
+    pub verb: String,
+    /// The request may change something.
+    pub changes: bool,
+    /// The request reads secrets or the audit log of the cluster, or creates a token.
+    pub reads_secret: bool,
+    /// Servers could interpret the path differently, so that it may be one of secrets.
+    pub unclear_path: bool,
+}
+
+/// The types that kas knows. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct RequestTypes(Arc<[Box<dyn RequestType>]>);
+
+/// A type with a name, and the defaults.
+#[derive(Debug)]
+pub struct Named(pub &'static str);
+
+/// The types that kas does not know.
+const OTHER: Named = Named("other");
+
+impl RequestType for Named {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+}
+
+impl RequestOperation {
+    /// Interprets a request by its method alone.
+    pub fn of_method(method: &Method) -> Self {
+        Self {
+            verb: method.as_str().to_ascii_lowercase(),
+            changes: !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS),
+            reads_secret: false,
+            unclear_path: false,
+        }
+    }
+}
+
+impl RequestTypes {
+    /// Returns the type `kubernetes` with those of features.
+    pub fn with(features: Vec<Box<dyn RequestType>>) -> Self {
+        let own: [Box<dyn RequestType>; 1] = [Box::new(Kubernetes)];
+        Self(own.into_iter().chain(features).collect())
+    }
+
+    /// Returns the type of a service.
+    pub fn of(&self, service: &ServiceName) -> &dyn RequestType {
+        self.0.iter().find(|known| known.serves(service)).map_or(&OTHER, |known| &**known)
+    }
+
+    /// Returns the names of all types, which are the values of the label `service`. Agents may announce any name, and the number of
+    /// series must not grow with them.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|known| known.name()).chain([OTHER.name()])
+    }
+
+    /// Returns the dialect of errors for a path, which kas needs before the path is parsed.
+    pub fn dialect(&self, path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
+        let service = Target::service_of(path, prefix).and_then(|service| service.parse().ok());
+        service.map_or(ErrorDialect::Plain, |service| self.of(&service).dialect())
+    }
+
+    /// Returns whether the response to a request stays open.
+    pub fn class(&self, target: &Target<'_>, upgrading: bool) -> RequestClass {
+        let (path, query) = target.path.split_once('?').unwrap_or((target.path, ""));
+        if upgrading || self.of(&target.service).is_streaming(path, query) {
+            RequestClass::Streaming
+        } else {
+            RequestClass::Short
+        }
+    }
+}
+
+/// Returns whether a parameter of the query makes the response of an API server a stream. The server treats every value except
+/// `false` and `0` as true, even a missing one (`Convert_Slice_string_To_bool` of apimachinery).
+pub fn asks_for_stream(query: &str) -> bool {
+    query.split('&').any(|parameter| {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let name = percent_decode_str(name);
+        (name.clone().eq(*b"watch") || name.eq(*b"follow"))
+            && value != "0"
+            && !value.eq_ignore_ascii_case("false")
+    })
+}
