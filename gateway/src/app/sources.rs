@@ -92,7 +92,7 @@ pub(super) fn access_control(
         ))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
-    // Without a GitLab, too: its cookie must not reach a cluster in a query.
+    // Without a GitLab, too: the CSRF token of its pages may be in a query, and must not reach a cluster.
     let access = AccessControl::new(sources, unknown).with_sessions(Arc::new(GitLabSessions));
     CallerSources { access, oidc, gitlab }
 }

@@ -118,4 +118,7 @@ async fn attack_38_cookies_are_ignored() {
         format!("{with}Cookie: session=private\r\nX-Csrf-Token: private\r\nContent-Length: 0\r\n\r\n");
     let answer = exchange(&world, request).await;
     assert!(status(&answer) == 200 && !answer.contains("private"), "{answer}");
+    let with = head(&world, "POST", "/kubernetes/page?gitlab-csrf-token=private&gitlab-agent-id=1&x=1");
+    let answer = exchange(&world, format!("{with}Content-Length: 0\r\n\r\n")).await;
+    assert!(answer.contains("POST /page?x=1\n") && !answer.contains("private"), "{answer}");
 }
