@@ -42,7 +42,6 @@ use crate::{
     config::Config,
     features::{
         FeatureContext, Features,
-        cluster_audit::AccessRing,
         environments::{api::EnvironmentsApi, check_template, health::HealthInquiry},
         events::{
             Events,
@@ -60,6 +59,7 @@ use gitlab::{
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitaly::GitalyClient,
 };
+use kas_cluster_audit::AccessRing;
 use kas_core::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},

@@ -2,16 +2,13 @@
 //!
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
-pub(crate) mod cluster_audit;
 pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitlab;
 pub(crate) mod gitops;
-pub(crate) mod graph;
 pub(crate) mod notify;
 #[cfg(test)]
 mod openapi;
-mod promql;
 pub(crate) mod web;
 
 use std::sync::Arc;
@@ -19,13 +16,14 @@ use std::sync::Arc;
 use ::gitlab::{GitLabAgents, GitLabClient, Usage, gitaly::GitalyClient};
 use access::Identities;
 use futures_util::future::BoxFuture;
+use kas_graph::{GraphRequests, views::ViewsService};
+use kas_promql::Prometheus;
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
 use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::broadcast;
 
 use self::{
-    cluster_audit::Audit,
     environments::{AgentEnvironments, api::EnvironmentsApi},
     events::{
         Events,
@@ -33,11 +31,10 @@ use self::{
     },
     gitlab::UsageReports,
     gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
-    graph::{Graph, views::ViewsService},
     notify::NotifyService,
-    promql::Prometheus,
 };
 
+use kas_cluster_audit::Audit;
 use kas_core::{
     api::{ApiContext, ApiRoutes},
     attachments::TunnelFeature,
@@ -53,7 +50,7 @@ pub fn request_types() -> RequestTypes {
         Box::new(Audit),
         Box::new(Named(ServiceName::EVENTS)),
         Box::new(Named(ServiceName::GITOPS)),
-        Box::new(Graph),
+        Box::new(GraphRequests),
         Box::new(Named(ServiceName::PROVISION)),
     ])
 }
@@ -146,11 +143,11 @@ impl Features {
         gitaly: GitalyClient,
     ) -> ApiRoutes {
         let http = environments::api::routes(context.clone(), environments)
-            .merge(graph::views::api::routes(context.clone(), self.views.clone()))
+            .merge(kas_graph::views::api::routes(context.clone(), self.views.clone()))
             .merge(events::api::routes(context.clone(), self.events.log().clone()))
             .merge(notify::api::routes(self.notify.clone()));
         let rpcs = gitlab::rpcs::routes(context.clone(), gitaly)
-            .merge(graph::views::rpc::routes(self.views.clone()))
+            .merge(kas_graph::views::rpc::routes(self.views.clone()))
             .merge(notify::git_push::routes(self.notify.clone()));
         ApiRoutes { http, rpcs }
     }

@@ -41,6 +41,7 @@ pub mod test_support {
 
     /// The messages of the RPCs of the internal API.
     pub mod api_messages {
-        pub use crate::features::{gitlab::rpcs::messages::*, graph::views::rpc::*, notify::git_push::*};
+        pub use crate::features::{gitlab::rpcs::messages::*, notify::git_push::*};
+        pub use kas_graph::views::rpc::*;
     }
 }

@@ -23,13 +23,13 @@ use crate::{
     config::Config,
     features::{
         Features,
-        cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics},
         environments::Provisioner,
         events::{self, EventRequests, Events, sources::EventSources},
         gitlab::GitlabAgentk,
         web::{Recent, RecentAnswers},
     },
 };
+use kas_cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics};
 use kas_core::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,

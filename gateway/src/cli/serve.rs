@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 27] = [
+const OURS: [&str; 30] = [
     "access",
     "backoff",
     "cli",
@@ -55,8 +55,11 @@ const OURS: [&str; 27] = [
     "git",
     "gitlab",
     "gitlab_tunnel",
+    "kas_cluster_audit",
     "kas_core",
+    "kas_graph",
     "kas_oidc",
+    "kas_promql",
     "oci",
     "oidc",
     "outbound",

@@ -4,6 +4,7 @@ use kas_core::api::{
     InternalApiError,
     query::{Query, QueryError},
 };
+use kas_graph::views::api::ViewsResponse;
 use proto::events::EventKind;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -14,7 +15,6 @@ use super::{
         health::EnvironmentHealth,
     },
     events::{EventQuery, EventQueryError},
-    graph::views::api::ViewsResponse,
 };
 
 fn document() -> Value {

@@ -25,7 +25,7 @@ struct ViewsApi {
 
 /// The views of one agent, connected or not.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ViewsResponse {
+pub struct ViewsResponse {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
@@ -50,7 +50,7 @@ impl IntoResponse for ViewsResponse {
 }
 
 /// Returns the routes of the views.
-pub(in crate::features) fn routes(context: ApiContext, views: ViewsService) -> Router {
+pub fn routes(context: ApiContext, views: ViewsService) -> Router {
     let path = "/api/v1/agents/{agent}/views";
     Router::new().route(path, get(get_views)).with_state(ViewsApi { context, views })
 }

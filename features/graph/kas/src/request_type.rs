@@ -6,9 +6,9 @@ use kas_core::request_types::RequestType;
 
 /// The type of the service `graph`.
 #[derive(Debug)]
-pub(in crate::features) struct Graph;
+pub struct GraphRequests;
 
-impl RequestType for Graph {
+impl RequestType for GraphRequests {
     fn name(&self) -> &'static str {
         ServiceName::GRAPH
     }

@@ -23,7 +23,7 @@ const IDLE_TIME: Duration = Duration::from_secs(600);
 
 /// The types `prometheus` and `prometheus.<name>`.
 #[derive(Debug)]
-pub(super) struct Prometheus {
+pub struct Prometheus {
     matchers: Cache<SeriesLabels, Arc<Labels>>,
 }
 

@@ -29,8 +29,8 @@ use proto::{
 };
 use store::Store;
 
-pub(super) use self::request_type::Audit;
-pub(crate) use self::{accesses::AccessRing, metrics::ClusterAuditMetrics, requests::ClusterAudit};
+pub use self::request_type::Audit;
+pub use self::{accesses::AccessRing, metrics::ClusterAuditMetrics, requests::ClusterAudit};
 use self::{
     accesses::{AccessAnswer, AccessQuery, AccessQuestion, AccessView, MAX_IDS},
     matching::Relation,

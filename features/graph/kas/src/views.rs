@@ -7,9 +7,9 @@
 //! One tunnel of each agent is followed, at one replica. The last values are kept with their time, so that they can be read while the agent is
 //! away.
 
-pub(crate) mod api;
+pub mod api;
 mod record;
-pub(crate) mod rpc;
+pub mod rpc;
 mod store;
 
 use std::{
@@ -78,7 +78,7 @@ struct ViewsFeed {
 
 impl ViewsService {
     /// Builds the service of a replica.
-    pub(in crate::features) fn new(replica: ReplicaId, redis: Option<RedisStore>) -> Self {
+    pub fn new(replica: ReplicaId, redis: Option<RedisStore>) -> Self {
         Self(Arc::new(Shared { replica, store: ViewStore::new(redis), followers: WeakMap::default() }))
     }
 
