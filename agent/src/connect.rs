@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Dial::dial ──► HTTP/1.1 upgrade ──► 101 with Kas-Welcome ──► PendingTunnel::accept ──► TunnelServer::run
-//!       │                 ├──► 101 of GitLab's kas ───┬──► GitLabStream ──► module gitlab
+//!       │                 ├──► 101 of GitLab's kas ───┬──► GitLabStream ──► ClientProtocol
 //!       │                 └──► any other response     │    becomes a DialError, one readable line
 //!       ├──► DNS, TCP or CONNECT of a proxy, TLS      │
 //!       └──► grpc://, grpcs:// ───────────────────────┘
@@ -62,12 +62,15 @@ pub(crate) const USER_AGENT_VALUE: HeaderValue =
 
 /// The kas to connect to, and what agentk sends to it.
 #[derive(Clone, Copy)]
-pub(crate) struct KasTarget<'a> {
-    pub(crate) kas: &'a KasAddress,
-    pub(crate) protocol: ProtocolChoice,
-    pub(crate) token: &'a AgentToken,
+pub struct KasTarget<'a> {
+    /// The address of kas.
+    pub kas: &'a KasAddress,
+    /// The protocol with kas.
+    pub protocol: ProtocolChoice,
+    /// The agent token.
+    pub token: &'a AgentToken,
     /// The headers to add to the handshake.
-    pub(crate) headers: &'a [KasHeader],
+    pub headers: &'a [KasHeader],
 }
 
 /// A connection whose handshake is complete.

@@ -8,8 +8,9 @@
 //!    │◄── Register, GetConfiguration ─────────────────── registration, configuration
 //! ```
 //!
-//! One stream of HTTP/2 carries one request. [`stream_set`] keeps enough streams open, and ends them at a drain. Requests pass a
-//! tunnel in memory to the dispatcher, so that they are served like those of the other protocol.
+//! [`gitlab_protocol`] gives it to the sessions of agentk. One stream of HTTP/2 carries one request. [`stream_set`] keeps enough streams
+//! open, and ends them at a drain. Requests pass a tunnel in memory to the dispatcher, so that they are served like those of the other
+//! protocol.
 
 mod backoff;
 mod check;
@@ -21,6 +22,7 @@ mod error_response;
 mod http2;
 mod memory_tunnel;
 mod pool;
+mod protocol;
 mod registration;
 mod request;
 mod response;
@@ -28,7 +30,5 @@ mod stream;
 mod stream_set;
 mod upload;
 
-pub(crate) use self::{
-    check::check, connection::GitLabConnection, context::GitLabContext, http2::ConnectionEnd,
-    stream_set::DrainSignals,
-};
+pub(crate) use self::check::check;
+pub use self::protocol::gitlab_protocol;

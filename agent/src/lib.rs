@@ -26,6 +26,7 @@ mod app;
 mod check;
 mod check_report;
 pub mod cli;
+mod client_protocol;
 pub mod cluster;
 pub mod connect;
 mod disabled;
@@ -52,14 +53,16 @@ pub use self::{
     admission::AdmissionApp,
     app::{App, TaskPanicError},
     check::CheckCommand,
+    client_protocol::{ClientProtocol, DrainSignals, NewProtocol, ProtocolFuture, ServeProtocol},
     connect::{AgentToken, Dial, DialError, KasAddress, ProtocolChoice, TcpDialer},
     disabled::DisabledRules,
     events::EventLog,
     features::feature_writes,
+    gitlab::gitlab_protocol,
     health::{AgentHealth, ClusterStatus, Observability},
     log_filter::log_filter,
     metrics::AgentMetrics,
     services::{ServiceError, Services},
     session::{Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, SessionConfig},
-    tunnel_context::{Pod, ServeConfig},
+    tunnel_context::{Pod, ServeConfig, TunnelContext},
 };

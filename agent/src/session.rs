@@ -7,8 +7,8 @@
 //!                                   │                         (which completes its streams meanwhile)
 //!                                   └── shutdown ──► drain, complete the streams, end
 //! ```
-//! Each slot runs one such loop; see `slot`. With GitLab's kas, one slot has a connection of the module `gitlab` instead of a tunnel,
-//! and the others wait.
+//! Each slot runs one such loop; see `slot`. With GitLab's kas, one slot has a connection of the `ClientProtocol` instead of a tunnel, and
+//! the others wait.
 
 mod active_tunnel;
 mod listener;
@@ -30,8 +30,8 @@ pub use self::listener::{ListenConfig, ListenConfigError, ListenKey, ListenTls, 
 use self::{slot::TunnelSlot, spread::ReplicaSpread};
 use crate::{
     AgentToken, Dial, KasAddress, Observability, Services,
+    client_protocol::{ClientProtocol, NewProtocol},
     connect::{KasHeader, KasTarget, ProtocolChoice},
-    gitlab::GitLabContext,
     tunnel_context::{Pod, ServeConfig, TunnelContext},
 };
 
@@ -87,9 +87,9 @@ struct AgentContext<D> {
     /// Limits the log lines of failed dials, by the label of their error.
     dial_errors: LogLimiter<&'static str>,
     shutdown: CancellationToken,
-    gitlab: Arc<GitLabContext>,
+    protocol: Arc<dyn ClientProtocol>,
     /// The permit of the slot that has the connection to GitLab's kas.
-    gitlab_slot: Arc<Semaphore>,
+    client_slot: Arc<Semaphore>,
 }
 
 impl SessionConfig {
@@ -136,15 +136,21 @@ impl SessionConfig {
 }
 
 impl<D: Dial> Agent<D> {
-    /// Returns an agent that has no tunnel until it runs.
-    pub fn new(config: SessionConfig, dialer: D, services: Services, observability: Observability) -> Self {
+    /// Returns an agent that has no tunnel until it runs. `protocol` takes the place of tunnels where kas has no other one.
+    pub fn new(
+        config: SessionConfig,
+        dialer: D,
+        services: Services,
+        observability: Observability,
+        protocol: NewProtocol,
+    ) -> Self {
         let tunnel = Arc::new(TunnelContext::new(config.serve_config(), services, observability.clone()));
         let context = AgentContext {
             spread: Mutex::new(ReplicaSpread::new(usize::from(config.tunnels))),
             dialer,
             shutdown: tunnel.shutdown.clone(),
-            gitlab: Arc::new(GitLabContext::new(Arc::clone(&tunnel))),
-            gitlab_slot: Arc::new(Semaphore::new(1)),
+            protocol: protocol(Arc::clone(&tunnel)),
+            client_slot: Arc::new(Semaphore::new(1)),
             tunnel,
             config,
             observability,

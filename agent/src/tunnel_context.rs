@@ -46,7 +46,7 @@ pub struct ServeConfig {
 }
 
 /// The state that the tunnels of an agent share.
-pub(crate) struct TunnelContext {
+pub struct TunnelContext {
     pub(crate) config: ServeConfig,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) observability: Observability,

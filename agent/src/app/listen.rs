@@ -8,7 +8,7 @@ use super::flags::{check_protocol, dialer};
 use crate::{
     Agent, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability, ProtocolChoice,
     ServeConfig, Services, SessionConfig, TcpDialer, cli::RunOptions, connect::KasHeader,
-    file_followers::FileFollowers,
+    file_followers::FileFollowers, gitlab::gitlab_protocol,
 };
 
 /// The end that opens the tunnels.
@@ -106,7 +106,7 @@ impl KasConnection {
                     tunnel,
                     tracer,
                 };
-                AnyAgent::Dials(Agent::new(config, *dialer, services, observability))
+                AnyAgent::Dials(Agent::new(config, *dialer, services, observability, gitlab_protocol))
             }
             Self::Listens(config) => {
                 AnyAgent::Listens(ListeningAgent::new(config, serve, services, observability))

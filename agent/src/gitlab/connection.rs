@@ -15,10 +15,11 @@ use super::{
     context::GitLabContext,
     http2::{self, ConnectionEnd, Http2Connection},
     memory_tunnel, registration,
-    stream_set::{DrainSignals, StreamSet},
+    stream_set::StreamSet,
 };
 use crate::{
     DialError,
+    client_protocol::DrainSignals,
     connect::{BoxIo, KasTarget},
 };
 

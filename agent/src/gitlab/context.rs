@@ -19,12 +19,12 @@ pub(crate) struct GitLabContext {
 
 impl GitLabContext {
     /// Returns the context of an agent.
-    pub(crate) fn new(tunnel: Arc<TunnelContext>) -> Self {
+    pub(super) fn new(tunnel: Arc<TunnelContext>) -> Self {
         Self { tunnel, commit: Mutex::default(), pod_id: random_pod_id() }
     }
 
     /// Returns the request that registers this process.
-    pub(crate) fn register_request(&self) -> RegisterRequest {
+    pub(super) fn register_request(&self) -> RegisterRequest {
         RegisterRequest { agent_meta: Some(self.agent_meta()), pod_id: self.pod_id }
     }
 

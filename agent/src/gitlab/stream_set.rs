@@ -7,7 +7,7 @@ use proto::{
     short_line,
 };
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::mpsc,
     task::{Id, JoinError, JoinSet},
     time::{Instant, sleep},
 };
@@ -22,6 +22,7 @@ use super::{
     pool::streams_to_open,
     stream::{self, StreamEnd},
 };
+use crate::client_protocol::DrainSignals;
 
 /// The time that requests have after a GOAWAY of kas: the default `max_connection_age` of GitLab's kas.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
@@ -33,18 +34,6 @@ const BACKOFF: BackoffConfig = BackoffConfig {
     jitter: 0.2,
     reset: Duration::from_secs(25),
 };
-
-/// The signals between a connection and its slot.
-pub(crate) struct DrainSignals {
-    /// Starts the drain, with the time that requests in flight may take.
-    pub(crate) drain: oneshot::Receiver<Duration>,
-    /// Starts the drain of all connections.
-    pub(crate) shutdown: CancellationToken,
-    /// The time that requests in flight may take after the shutdown begins.
-    pub(crate) grace: Duration,
-    /// Receives a request for another connection when kas has sent GOAWAY.
-    pub(crate) goaway: watch::Sender<Option<DrainRequest>>,
-}
 
 /// The `Connect` streams of a connection. Dropping it resets them.
 pub(super) struct StreamSet {

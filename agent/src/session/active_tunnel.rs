@@ -1,4 +1,4 @@
-//! One open tunnel, or one connection to GitLab's kas, from the handshake to its end.
+//! One open tunnel, or one connection of another protocol, from the handshake to its end.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use tunnel::{CloseReason, DrainHandle, IDLE_TIMEOUT_HINT, TunnelServer, websocke
 
 use crate::tunnel_context::TunnelContext;
 use crate::{
+    client_protocol::{DrainSignals, ServeProtocol},
     connect::TokenChange,
-    gitlab::{ConnectionEnd, DrainSignals, GitLabConnection, GitLabContext},
     services::control::ControlService,
     upstream::Io,
 };
@@ -26,7 +26,7 @@ const DRAIN_TOLERANCE: Duration = Duration::from_millis(200);
 /// A tunnel that serves requests in a task of its own. Dropping this does not end the task.
 pub(super) struct ActiveTunnel {
     pub(super) id: TunnelId,
-    /// The replica of kas. GitLab's kas does not name it.
+    /// The replica of kas. Other protocols do not name it.
     pub(super) replica: Option<ReplicaId>,
     opened: Instant,
     drain: DrainTrigger,
@@ -38,7 +38,7 @@ pub(super) struct ActiveTunnel {
 /// Starts the drain of a tunnel.
 enum DrainTrigger {
     Tunnel(DrainHandle),
-    GitLab(oneshot::Sender<Duration>),
+    Client(oneshot::Sender<Duration>),
 }
 
 /// An event that ends the use of a tunnel.
@@ -77,34 +77,24 @@ impl ActiveTunnel {
         Self { id, replica: Some(replica), opened: Instant::now(), drain, drain_request, token_change, task }
     }
 
-    /// Spawns a task that serves the requests of a connection to GitLab's kas.
-    pub(super) fn spawn_gitlab(
+    /// Spawns a task that serves the requests of a connection of another protocol.
+    pub(super) fn spawn_client(
         context: &Arc<TunnelContext>,
-        gitlab: &Arc<GitLabContext>,
-        connection: GitLabConnection,
+        serve: ServeProtocol,
         token_change: TokenChange,
     ) -> Self {
         let id = TunnelId::random();
         let (drain, drain_started) = oneshot::channel();
         let (drain_request_sender, drain_request) = watch::channel(None);
-        let task = context.tunnels.spawn({
-            let (context, gitlab) = (Arc::clone(context), Arc::clone(gitlab));
-            async move {
-                let tunnel = context.observability.tunnel_opened();
-                let opened = Instant::now();
-                let signals = DrainSignals {
-                    drain: drain_started,
-                    shutdown: context.shutdown.clone(),
-                    grace: context.config.grace,
-                    goaway: drain_request_sender,
-                };
-                let ended = connection.serve(&gitlab, id, signals).await;
-                drop(tunnel);
-                report_gitlab_end(&context, id, opened, &ended);
-            }
-        });
+        let signals = DrainSignals {
+            drain: drain_started,
+            shutdown: context.shutdown.clone(),
+            grace: context.config.grace,
+            goaway: drain_request_sender,
+        };
+        let task = context.tunnels.spawn(serve(id, signals));
 
-        let drain = DrainTrigger::GitLab(drain);
+        let drain = DrainTrigger::Client(drain);
         Self { id, replica: None, opened: Instant::now(), drain, drain_request, token_change, task }
     }
 
@@ -136,7 +126,7 @@ impl ActiveTunnel {
         match self.drain {
             DrainTrigger::Tunnel(drain) => drain.drain(within),
             // Fails if the connection has ended.
-            DrainTrigger::GitLab(drain) => drop(drain.send(within)),
+            DrainTrigger::Client(drain) => drop(drain.send(within)),
         }
         self.task
     }
@@ -190,13 +180,4 @@ fn report_end(
         CloseReason::TimedOut | CloseReason::Protocol(_) | CloseReason::Flooded => None,
     };
     tracing::warn!(%tunnel, %replica, seconds, reason = %ended, hint, "tunnel lost");
-}
-
-fn report_gitlab_end(context: &TunnelContext, tunnel: TunnelId, opened: Instant, ended: &ConnectionEnd) {
-    context.observability.metrics.record_tunnel_end(ended.label(), opened.elapsed());
-    let seconds = opened.elapsed().as_secs();
-    match ended {
-        ConnectionEnd::Graceful => tracing::info!(%tunnel, seconds, "connection to GitLab's kas ended"),
-        ended => tracing::warn!(%tunnel, seconds, reason = %ended, "connection to GitLab's kas lost"),
-    }
 }

@@ -20,7 +20,6 @@ use super::{
 use crate::{
     Dial, DialError,
     connect::{self, GitLabStream, PendingConnection, PendingTunnel},
-    gitlab::GitLabConnection,
 };
 
 /// The longest time that a stopping replica waits for the next tunnel of this slot. There may be no other replica, and the
@@ -35,12 +34,12 @@ pub(super) struct TunnelSlot<D> {
     index: u16,
     backoff: Backoff,
     /// The permit to have the connection to GitLab's kas, from its handshake until kas has another protocol.
-    gitlab_permit: Option<OwnedSemaphorePermit>,
+    client_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl<D: Dial> TunnelSlot<D> {
     pub(super) fn new(context: Arc<AgentContext<D>>, index: u16) -> Self {
-        Self { context, index, backoff: Backoff::default(), gitlab_permit: None }
+        Self { context, index, backoff: Backoff::default(), client_permit: None }
     }
 
     /// Keeps a tunnel open until the shutdown.
@@ -202,7 +201,7 @@ impl<D: Dial> TunnelSlot<D> {
                     None => continue,
                 },
             };
-            self.gitlab_permit = None;
+            self.client_permit = None;
             let (replica, replicas) = (pending.welcome.replica, pending.welcome.replicas);
             if self.context.spread.lock().claim(search, replica, replicas) {
                 return Ok(self.accept(pending));
@@ -215,25 +214,23 @@ impl<D: Dial> TunnelSlot<D> {
     async fn open_gitlab(&mut self, stream: GitLabStream) -> Result<Option<ActiveTunnel>, DialError> {
         let (context, slot) = (&self.context, self.index);
         context.spread.lock().release(usize::from(slot));
-        if self.gitlab_permit.is_none() {
-            let slots = &context.gitlab_slot;
+        if self.client_permit.is_none() {
+            let slots = &context.client_slot;
             let Ok(permit) = Arc::clone(slots).try_acquire_owned() else {
                 stream.decline().await;
                 tracing::debug!(slot, "connection declined: the agent has one to GitLab's kas");
-                self.gitlab_permit = Arc::clone(slots).acquire_owned().await.ok();
+                self.client_permit = Arc::clone(slots).acquire_owned().await.ok();
                 return Ok(None);
             };
-            self.gitlab_permit = Some(permit);
+            self.client_permit = Some(permit);
         }
         let GitLabStream { io, authorization, token_change, server } = stream;
-        let target = context.config.target();
-        let connection =
-            GitLabConnection::open(io, target, &authorization, context.gitlab.register_request());
-        let connection = connection.await?;
+        let opening = Arc::clone(&context.protocol).open(io, authorization, context.config.target());
+        let serve = opening.await?;
         context.observability.metrics.record_dial("connected");
         context.dial_errors.reset();
         tracing::info!(server, slot, "connected to GitLab's kas");
-        Ok(Some(ActiveTunnel::spawn_gitlab(&context.tunnel, &context.gitlab, connection, token_change)))
+        Ok(Some(ActiveTunnel::spawn_client(&context.tunnel, serve, token_change)))
     }
 
     async fn dial(&self) -> Result<PendingConnection<D::Io>, DialError> {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use agent::{
-    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
+    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer, gitlab_protocol,
     upstream::ClientTlsConfig,
 };
 use rustix::fs::{CWD, Mode, mkfifoat};
@@ -503,6 +503,6 @@ fn start_agent(workspace: &Workspace, kas: &Kas) -> AbortOnDropHandle<()> {
         http::Response::new(tunnel::Body::empty())
     });
     let options = SessionConfig::new(address, AgentToken::value(workspace.agent_token.clone()));
-    let agent = Agent::new(options, dial, services, Observability::default());
+    let agent = Agent::new(options, dial, services, Observability::default(), gitlab_protocol);
     AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())))
 }

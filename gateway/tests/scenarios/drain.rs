@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::{Agent, AgentToken, Observability, Services, SessionConfig};
+use agent::{Agent, AgentToken, Observability, Services, SessionConfig, gitlab_protocol};
 use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -115,7 +115,7 @@ async fn large_request_goes_to_the_replica_of_the_next_tunnel() {
     let dial = InTurn { worlds: vec![first.clone(), second.clone()], next: Arc::default() };
     let token = AgentToken::value(first.agent_token.clone());
     let config = SessionConfig { tunnels: 1, ..SessionConfig::new("ws://kas".parse().unwrap(), token) };
-    let agent = Agent::new(config, dial, services, Observability::default());
+    let agent = Agent::new(config, dial, services, Observability::default(), gitlab_protocol);
     let _agent = AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())));
     first.tunnels(1).await;
     // The old tunnel stays for its stream.

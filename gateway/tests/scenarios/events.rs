@@ -10,7 +10,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::{Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig};
+use agent::{
+    Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig, gitlab_protocol,
+};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response, StatusCode};
@@ -95,7 +97,8 @@ pub(crate) async fn agent_with(worlds: &[&World], log: &EventLog) -> AbortOnDrop
     let config =
         SessionConfig { instance: log.instance(), ..SessionConfig::new("ws://kas".parse().unwrap(), token) };
     let dial = InTurn { worlds: worlds.iter().map(|&world| world.clone()).collect(), next: Arc::default() };
-    let agent = Agent::new(config, dial, Services::new().with_events(log), Observability::default());
+    let agent =
+        Agent::new(config, dial, Services::new().with_events(log), Observability::default(), gitlab_protocol);
     let task = AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())));
     for (world, before) in worlds.iter().zip(before) {
         world.tunnels(before + 2 / worlds.len() as i64).await;

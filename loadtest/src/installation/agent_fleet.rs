@@ -11,7 +11,7 @@ use std::{
 
 use agent::{
     Agent, AgentToken, ClusterStatus, Dial as _, KasAddress, Observability, Pod, ProtocolChoice, Services,
-    SessionConfig, TcpDialer,
+    SessionConfig, TcpDialer, gitlab_protocol,
     upstream::{ClientTlsConfig, Pem},
 };
 use anyhow::ensure;
@@ -132,7 +132,7 @@ impl AgentFleetConfig {
                 async move { dial.dial().await }
             };
             let services = (self.services)(Services::new().with_fn("kubernetes", echo));
-            let agent = Agent::new(options, dial, services, telemetry.clone());
+            let agent = Agent::new(options, dial, services, telemetry.clone(), gitlab_protocol);
             let due = begin + Duration::from_secs_f64(index as f64 / self.per_second);
             let stop = stop.clone();
             tasks.spawn(async move {

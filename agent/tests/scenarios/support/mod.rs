@@ -14,7 +14,9 @@ use std::{
     },
 };
 
-use agent::{Agent, AgentToken, Dial, DialError, KasAddress, Observability, Services, SessionConfig};
+use agent::{
+    Agent, AgentToken, Dial, DialError, KasAddress, Observability, Services, SessionConfig, gitlab_protocol,
+};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header::HeaderMap};
 use http_body_util::{BodyExt as _, Full};
@@ -219,7 +221,7 @@ pub(crate) fn options(tunnels: u16) -> SessionConfig {
 
 pub(crate) fn start(options: SessionConfig, dial: impl Dial, services: Services) -> RunningAgent {
     let observability = Observability::default();
-    let agent = Agent::new(options, dial, services, observability.clone());
+    let agent = Agent::new(options, dial, services, observability.clone(), gitlab_protocol);
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(agent.run(shutdown.clone()));
     RunningAgent { observability, shutdown, task }

@@ -9,7 +9,7 @@ use std::{
 use access::token::{self, Holder, TokenHash};
 use agent::{
     Agent, AgentToken, Dial as _, KasAddress, Observability, Services, SessionConfig, TcpDialer,
-    upstream::ClientTlsConfig,
+    gitlab_protocol, upstream::ClientTlsConfig,
 };
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
@@ -69,6 +69,7 @@ impl SimulatedAgents {
                 dial,
                 Services::new().with_fn("manifests", manifests),
                 Observability::default(),
+                gitlab_protocol,
             );
             runtime.spawn(agent.run(stop.clone()));
         }

@@ -11,7 +11,7 @@ use access::{
     ApiTokenVerifier, Identity,
     token::{self, Holder, TokenHash},
 };
-use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
+use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig, gitlab_protocol};
 use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},
@@ -244,7 +244,7 @@ impl World {
         let kas = "ws://kas".parse().unwrap();
         let token = AgentToken::value(self.agent_token.clone());
         let options = SessionConfig { tracer: self.tracer.clone(), ..SessionConfig::new(kas, token) };
-        let agent = Agent::new(options, dial, services, observability.clone());
+        let agent = Agent::new(options, dial, services, observability.clone(), gitlab_protocol);
         let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
         RunningAgent { stop, observability, task }
     }
