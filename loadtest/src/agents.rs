@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{KasAddress, ProtocolChoice};
+use agentk_core::{KasAddress, ProtocolChoice};
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use tokio::time::sleep;

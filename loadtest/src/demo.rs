@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use agent::{
+use agentk_core::{
     cluster::{Cluster, KubeconfigOptions},
     upstream::{Upstream, UpstreamConfig},
 };

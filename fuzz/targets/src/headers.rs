@@ -208,7 +208,7 @@ fn check_agent(input: &HeaderMap) {
     };
 
     let mut request = input.clone();
-    let upgrade = agent::services::headers::to_upstream(&mut request);
+    let upgrade = agentk_core::services::headers::to_upstream(&mut request);
     assert_eq!(upgrade, request.contains_key(UPGRADE));
     let options = match (upgrade, trailers::accepted(input)) {
         (true, _) => vec!["upgrade"],
@@ -221,7 +221,7 @@ fn check_agent(input: &HeaderMap) {
     }
     check_upgrade(input, &request);
     let mut response = input.clone();
-    agent::services::headers::from_upstream(&mut response);
+    agentk_core::services::headers::from_upstream(&mut response);
     check_upgrade(input, &response);
     let ours = |name: &str| matches!(name, "connection" | "te" | "upgrade" | "via");
     for name in input.keys().map(HeaderName::as_str).filter(|name| !ours(name)) {

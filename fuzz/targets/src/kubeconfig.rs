@@ -4,7 +4,7 @@
 //! * An error about the kubeconfig begins with the file's name. Every error is one line.
 //! * Neither an error nor the `Display` and `Debug` of a cluster contains a token, a password or a key.
 
-use agent::cluster::{Cluster, ClusterEnvironment, ClusterError, KubeconfigOptions};
+use agentk_core::cluster::{Cluster, ClusterEnvironment, ClusterError, KubeconfigOptions};
 
 use crate::input::{CANARY, InputFile, canary_is_secret};
 

@@ -9,7 +9,7 @@ mod websocket_floods;
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use gitlab::ApiRateLimit;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use gateway::config::AgentProtocol;
 use http::{Request, Response};
 use kas_testing::world::World;

@@ -1,6 +1,6 @@
 //! Ambiguous headers, paths and trailers of callers.
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response};
 use kas_testing::world::World;
 use tokio::io::AsyncWriteExt as _;

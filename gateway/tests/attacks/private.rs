@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::Services;
+use agentk_core::Services;
 use http::{HeaderMap, Method, Request, Response, Uri};
 use kas_core::peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest};
 use proto::{AgentId, ReplicaId};

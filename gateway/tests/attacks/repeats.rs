@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response, StatusCode};
 use kas_core::kill_switch;
 use kas_testing::{fleet::TestFleet, server, world::World};

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use kas_core::kill_switch;

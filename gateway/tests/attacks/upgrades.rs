@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::{
+use agentk_core::{
     Services,
     cluster::{Cluster, KubeconfigOptions},
     services::KubernetesService,

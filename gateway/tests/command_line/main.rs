@@ -14,8 +14,9 @@ use std::{
     time::Duration,
 };
 
-use agent::{
-    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer, gitlab_protocol,
+use agent::gitlab_protocol;
+use agentk_core::{
+    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
     upstream::ClientTlsConfig,
 };
 use rustix::fs::{CWD, Mode, mkfifoat};

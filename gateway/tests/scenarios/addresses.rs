@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use access::{Identity, token::TokenHash};
-use agent::Services;
+use agentk_core::Services;
 use gateway::{config::ProxyProtocol, test_support::AddressRules};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources};
 use http::{Request, Response};
 use kas_testing::{

@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc};
 
 use access::{Identity, token::TokenHash};
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;

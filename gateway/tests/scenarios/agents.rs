@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use kas_testing::world::{World, endless, text};

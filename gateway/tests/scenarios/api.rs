@@ -11,7 +11,7 @@ use access::{
     ApiTokenVerifier, Identity,
     token::{self, Holder, TokenHash},
 };
-use agent::Services;
+use agentk_core::Services;
 use base64::{
     Engine as _,
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},

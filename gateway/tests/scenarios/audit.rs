@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use kas_core::{audit::AuditLog, kill_switch::file};

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
@@ -148,8 +148,11 @@ async fn refused_upgrade_is_an_ordinary_response() {
 async fn error_of_agent_has_the_dialect_of_the_caller() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
-        agent::ServiceError::new(proto::Reason::ClusterUnreachable, "cannot connect to 10.0.0.1:443: refused")
-            .into_response()
+        agentk_core::ServiceError::new(
+            proto::Reason::ClusterUnreachable,
+            "cannot connect to 10.0.0.1:443: refused",
+        )
+        .into_response()
     });
     let _agent = world.agent(services).await;
     let answer = world.get("/agents/prod/kubernetes/version").await;

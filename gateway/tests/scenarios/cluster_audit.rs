@@ -4,7 +4,7 @@
 use std::{convert::Infallible, path::Path, sync::Arc};
 
 use access::token::{self, Holder, TokenHash};
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, Method, Request, Response, StatusCode};

@@ -13,7 +13,7 @@ use std::{
 use access::{
     AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, RepositoryPlace, read_repository,
 };
-use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
+use agentk_core::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
 use futures_util::future::BoxFuture;
 use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, SelectedFiles};
 use http::{Request, Response, StatusCode};

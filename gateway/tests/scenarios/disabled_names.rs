@@ -3,7 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use gitlab::ApiRateLimit;
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;

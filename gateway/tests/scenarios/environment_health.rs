@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use gateway::test_support::AddressRules;
 use gitlab::environments::{EnvironmentFile, EnvironmentSources};
 use http::{Request, Response, StatusCode};

@@ -10,9 +10,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::{
-    Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig, gitlab_protocol,
-};
+use agent::gitlab_protocol;
+use agentk_core::{Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response, StatusCode};

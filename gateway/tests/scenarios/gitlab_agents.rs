@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use gateway::config::Config;
 use gitlab::{Usage, UsageKind, UsageReporter, UsageSubject};
 use http::{Request, Response, StatusCode};

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use access::{Identity, token::TokenHash};
-use agent::Services;
+use agentk_core::Services;
 use gateway::test_support::api_messages::{
     AgentSelector, ConnectedAgentInfo, Empty, GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest,
     GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEvent, GitPushEventRequest, GitalyInfo,

@@ -1,6 +1,6 @@
 //! Headers between callers and clusters.
 
-use agent::Services;
+use agentk_core::Services;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{Request, Response, StatusCode};
 use kas_testing::{

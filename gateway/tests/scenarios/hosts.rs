@@ -28,8 +28,8 @@ async fn target(request: Request<Body>) -> Response<Body> {
     Response::new(Body::from(request.uri().to_string()))
 }
 
-fn services() -> agent::Services {
-    agent::Services::new().with_fn("kubernetes", target)
+fn services() -> agentk_core::Services {
+    agentk_core::Services::new().with_fn("kubernetes", target)
 }
 
 #[tokio::test(start_paused = true)]

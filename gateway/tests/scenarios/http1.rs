@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use gateway::test_support::TlsName;

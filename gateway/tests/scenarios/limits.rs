@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use gateway::config::Config;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Method, Request, Response};
 use kas_testing::{
     load_balancer::{BackendConnection, LoadBalancer, Timers},

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, future::pending, io, path::Path, sync::Arc, time::Duration};
 
-use agent::{ServiceError, Services};
+use agentk_core::{ServiceError, Services};
 use bytes::Bytes;
 use futures_util::stream;
 use gateway::config::Config;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading};
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::{future::BoxFuture, stream};
 use http::{Request, Response};

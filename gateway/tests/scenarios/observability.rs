@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;

@@ -3,7 +3,7 @@
 
 use std::{io, path::Path, pin::pin, sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};

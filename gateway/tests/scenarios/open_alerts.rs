@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use agent::{EventLog, Services};
+use agentk_core::{EventLog, Services};
 use http::{Request, Response};
 use kas_testing::fleet::TestFleet;
 use proto::{

@@ -236,7 +236,7 @@ async fn panic_fails_its_request_and_its_connection_goes_on() {
 async fn panic_ends_its_tunnel_and_releases_its_place() {
     let (world, store) = world();
     store.broken.store(true, Relaxed);
-    let _agent = world.start_agent(agent::Services::new());
+    let _agent = world.start_agent(agentk_core::Services::new());
     while store.panics.load(Relaxed) < 4 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body::Frame;

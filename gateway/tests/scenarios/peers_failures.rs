@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use agent::Services;
+use agentk_core::Services;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;

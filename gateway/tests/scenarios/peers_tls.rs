@@ -4,7 +4,7 @@
 use std::{fs, path::Path, sync::Arc, time::SystemTime};
 
 use access::token::{self, Holder};
-use agent::Services;
+use agentk_core::Services;
 use http::{Response, StatusCode};
 use kas_core::peers::{
     NetworkEnv, PeerConfig, ProbeSource, ReachabilityError, ReachabilityProbe, ReplicaContext,

@@ -4,7 +4,7 @@
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use agent::{Services, services::PrometheusService, upstream::UpstreamConfig};
+use agentk_core::{Services, services::PrometheusService, upstream::UpstreamConfig};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, Response, StatusCode, header::HeaderMap};

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use agent::{Dial, DialError};
+use agentk_core::{Dial, DialError};
 use gateway::test_support::Rebalancer;
 use http::StatusCode;
 use http_body_util::BodyExt as _;

@@ -4,7 +4,9 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use access::token::{self, Holder, TokenHash};
-use agent::{AgentToken, ListenConfig, ListenKey, ListeningAgent, Observability, ServeConfig, Services};
+use agentk_core::{
+    AgentToken, ListenConfig, ListenKey, ListeningAgent, Observability, ServeConfig, Services,
+};
 use bytes::Bytes;
 use cores::Cores;
 use gateway::config::Config;

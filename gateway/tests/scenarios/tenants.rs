@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc};
 
 use access::{Identity, token::TokenHash};
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt as _;
 use kas_testing::world::{RunningAgent, World, endless, text};

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;

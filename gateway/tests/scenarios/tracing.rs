@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use gateway::test_support::Traces;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream;
 use gateway::test_support::api_messages::{GetAgentViewsRequest, GetAgentViewsResponse};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::Services;
+use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response};

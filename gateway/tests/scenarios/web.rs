@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use access::Identity;
-use agent::Services;
+use agentk_core::Services;
 use gateway::config::Config;
 use http::{
     Method, Request, Response, StatusCode,

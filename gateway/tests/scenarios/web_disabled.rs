@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use agent::Services;
+use agentk_core::Services;
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;

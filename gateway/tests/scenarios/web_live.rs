@@ -11,7 +11,7 @@ use std::{
 };
 
 use access::Identity;
-use agent::Services;
+use agentk_core::Services;
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, Response, StatusCode};

@@ -15,7 +15,7 @@ use access::{
     AccessAs, AccessControl, CallerAuthorizer, Identities, Identity, Target, UnknownCredentials,
     UrlPathPrefix,
 };
-use agent::policy::PolicyEnforcer;
+use agentk_core::policy::PolicyEnforcer;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use gateway::test_support::{
@@ -93,8 +93,11 @@ impl StepFixture {
 
         std::fs::create_dir_all(directory)?;
         write_file(directory, "policy.yaml", POLICY)?;
-        let policy =
-            PolicyEnforcer::load(directory.join("policy.yaml"), Vec::new(), agent::AgentMetrics::default())?;
+        let policy = PolicyEnforcer::load(
+            directory.join("policy.yaml"),
+            Vec::new(),
+            agentk_core::AgentMetrics::default(),
+        )?;
         let to = Destination {
             agent: AgentId(1),
             name: Some(AGENT.parse()?),
@@ -210,8 +213,11 @@ impl StepFixture {
                 "policy of 3 rules",
                 time(&(), |()| self.policy.check(self.to.service.as_str(), &self.passed)),
             ),
-            step("headers to the cluster", time(passed, agent::services::headers::to_upstream)),
-            step("headers from the cluster", time(&self.answer, agent::services::headers::from_upstream)),
+            step("headers to the cluster", time(passed, agentk_core::services::headers::to_upstream)),
+            step(
+                "headers from the cluster",
+                time(&self.answer, agentk_core::services::headers::from_upstream),
+            ),
         ]
     }
 

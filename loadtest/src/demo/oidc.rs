@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use agent::upstream::{ClientTls, ClientTlsConfig, Upstream, UpstreamConfig};
+use agentk_core::upstream::{ClientTls, ClientTlsConfig, Upstream, UpstreamConfig};
 use anyhow::{Context as _, ensure};
 use http::{
     HeaderMap, Request, StatusCode, Uri,

@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, sync::Arc, time::Duration};
 
-use agent::upstream::{ClientTls, ClientTlsConfig, Pem, ResponseBody, Upstream, UpstreamConfig};
+use agentk_core::upstream::{ClientTls, ClientTlsConfig, Pem, ResponseBody, Upstream, UpstreamConfig};
 use anyhow::{Context as _, bail, ensure};
 use http::{Method, Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;

@@ -9,9 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{
+use agent::gitlab_protocol;
+use agentk_core::{
     Agent, AgentToken, ClusterStatus, Dial as _, KasAddress, Observability, Pod, ProtocolChoice, Services,
-    SessionConfig, TcpDialer, gitlab_protocol,
+    SessionConfig, TcpDialer,
     upstream::{ClientTlsConfig, Pem},
 };
 use anyhow::ensure;

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::KasAddress;
+use agentk_core::KasAddress;
 use anyhow::{Context as _, bail};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::KasAddress;
+use agentk_core::KasAddress;
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use tokio::time::{interval, sleep, timeout};

@@ -4,7 +4,7 @@
 
 use std::{fmt, io};
 
-use agent::{
+use agentk_core::{
     DialError,
     connect::{BoxIo, Dial as _},
 };

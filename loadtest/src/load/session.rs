@@ -2,7 +2,7 @@
 //!
 //! Kubernetes multiplexes the streams of a session over one WebSocket: the first byte of each message is the channel.
 
-use agent::connect::BoxIo;
+use agentk_core::connect::BoxIo;
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt as _, StreamExt as _, future::try_join};
 use tokio_tungstenite::{

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use agent::{
+use agentk_core::{
     KasAddress, TcpDialer,
     upstream::{ClientTlsConfig, Pem},
 };

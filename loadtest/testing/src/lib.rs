@@ -3,10 +3,10 @@
 //! ```text
 //!   simulator: a Kubernetes cluster in memory      gitlab: the internal API of GitLab in memory
 //!   process, skip: programs as child processes     logs: capture of log lines     crates: those of a program
-//!     └─► redis: redis-server
+//!     └─► redis: redis-server                      test_cluster: an API server that a test writes     crates: those of a program
 //! ```
 //!
-//! The features `simulator` and `gitlab` add the modules of these names.
+//! The features `simulator`, `gitlab` and `test-cluster` add the modules of these names.
 
 pub mod crates;
 #[cfg(feature = "gitlab")]
@@ -17,3 +17,5 @@ pub mod redis;
 #[cfg(feature = "simulator")]
 pub mod simulator;
 pub mod skip;
+#[cfg(feature = "test-cluster")]
+pub mod test_cluster;

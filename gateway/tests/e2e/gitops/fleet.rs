@@ -7,9 +7,10 @@ use std::{
 };
 
 use access::token::{self, Holder, TokenHash};
-use agent::{
+use agent::gitlab_protocol;
+use agentk_core::{
     Agent, AgentToken, Dial as _, KasAddress, Observability, Services, SessionConfig, TcpDialer,
-    gitlab_protocol, upstream::ClientTlsConfig,
+    upstream::ClientTlsConfig,
 };
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use agent::Services;
+use agentk_core::Services;
 use futures_util::future::join_all;
 use gateway::config::AgentProtocol;
 use http::{Request, Response, StatusCode};

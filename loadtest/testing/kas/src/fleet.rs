@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use access::token::{self, Holder};
-use agent::Services;
+use agentk_core::Services;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gateway::config::Config;
 use gitlab::GitLabClient;

@@ -1,6 +1,6 @@
 //! A kas whose agents and callers come from a stand-in of GitLab, over in-memory pipes.
 
-use agent::Services;
+use agentk_core::Services;
 use gateway::config::Config;
 use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use http::{Request, Response};

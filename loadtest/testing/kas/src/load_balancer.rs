@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use agent::{Dial, DialError};
+use agentk_core::{Dial, DialError};
 use bytes::BytesMut;
 use futures_util::future::OptionFuture;
 use http::{Request, Response};

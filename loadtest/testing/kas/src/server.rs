@@ -2,7 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
-use agent::{Services, services::PrometheusService, upstream::UpstreamConfig};
+use agentk_core::{Services, services::PrometheusService, upstream::UpstreamConfig};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;

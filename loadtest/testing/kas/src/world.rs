@@ -11,7 +11,8 @@ use access::{
     ApiTokenVerifier, Identity,
     token::{self, Holder, TokenHash},
 };
-use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig, gitlab_protocol};
+use agent::gitlab_protocol;
+use agentk_core::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
 use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},

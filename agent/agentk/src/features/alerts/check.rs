@@ -1,0 +1,79 @@
+//! The steps of `agentk check` for the sources of alerts.
+
+use futures_util::{FutureExt as _, future::LocalBoxFuture};
+use proto::ServiceName;
+
+use super::{AlertSources, options::AlertsOptions};
+use agentk_core::{
+    check_report::{CheckReport, REVIEW_HINT, StepError, failed},
+    feature::{CheckContext, FeatureCheck, FeatureOptions},
+    services::KubernetesService,
+};
+
+/// The permissions for the alerts of policy engines.
+const EVENTS: [&str; 2] = ["list", "watch"];
+
+/// The subjects of the steps.
+struct AlertsCheck {
+    sources: AlertSources,
+    kubernetes: KubernetesService,
+    /// True if flags restrict agentk to namespaces.
+    is_scoped: bool,
+}
+
+/// Returns the steps, or `None` if no flag names a source. It reads every file that is named, which blocks.
+pub(super) fn check(
+    options: &FeatureOptions<'_>,
+    context: &CheckContext,
+) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
+    let Some(sources) = AlertsOptions::sources(options.flags())? else { return Ok(None) };
+    let CheckContext { kubernetes, is_scoped, .. } = context;
+    Ok(Some(Box::new(AlertsCheck { sources, kubernetes: kubernetes.clone(), is_scoped: *is_scoped })))
+}
+
+impl FeatureCheck for AlertsCheck {
+    fn run<'a>(&'a self, cluster_answers: bool, report: &'a mut CheckReport<'_>) -> LocalBoxFuture<'a, ()> {
+        async move {
+            report.set_subject(ServiceName::ALERTS);
+            if cluster_answers {
+                let result = self.check_events(report).await;
+                report.end(result);
+            }
+            let result = self.check_hubble(report).await;
+            report.end(result);
+        }
+        .boxed_local()
+    }
+}
+
+impl AlertsCheck {
+    /// Checks the rights for the Events of policy engines. With a scope, agentk needs them in its namespaces only, where it tries them at
+    /// its start.
+    async fn check_events(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
+        if !self.sources.policy_engines || self.is_scoped {
+            return Ok(());
+        }
+        for verb in EVENTS {
+            let allowed = self.kubernetes.may(verb, "", "events").await;
+            if !allowed.map_err(failed("Events", REVIEW_HINT))? {
+                let what = format!(
+                    "agentk may not {verb} events in all namespaces, so that it reports no violations"
+                );
+                report.warning("Events", what);
+                return Ok(());
+            }
+        }
+        report.ok("Events", "agentk may list and watch events in all namespaces");
+        Ok(())
+    }
+
+    /// Checks that Hubble Relay answers.
+    async fn check_hubble(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
+        let Some(relay) = &self.sources.hubble else { return Ok(()) };
+        let hint = "check the scheme, the host and the port of --hubble-address, the --hubble-… files, and that NetworkPolicies allow the \
+                    connection";
+        let address = relay.check().await.map_err(failed("Hubble Relay", hint))?;
+        report.ok("Hubble Relay", format!("{address} answers"));
+        Ok(())
+    }
+}
