@@ -20,7 +20,6 @@ use crate::{
     app::{KasConnection, agent_token, check_scope, policy_services, prometheus_services, tracer_config},
     cli::RunOptions,
     features::feature_checks,
-    gitlab,
 };
 use agentk_core::{
     AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
@@ -218,7 +217,7 @@ impl CheckCommand {
         let opened = match connect::open(&dialer, self.target(kas), &hello).await {
             Ok(PendingConnection::Tunnel(opened)) => opened,
             Ok(PendingConnection::GitLab(stream)) => {
-                return gitlab::check(self.target(kas), stream, report).await;
+                return agentk_gitlab::check(self.target(kas), stream, report).await;
             }
             Err(error @ (DialError::Unauthorized { .. } | DialError::Token(_))) => {
                 report.ok("upgrade", "a server answers, and requires an agent token");

@@ -1,7 +1,7 @@
 //! agentk: its command line ([`cli`]), its features, and how it starts and stops ([`App`]).
 //!
 //! The crate `agentk-core` has the tunnels and the requests. Here is the list of the features (`features`), with a folder for each: its
-//! flags, its request types, and its work. `gitlab` is the connection to GitLab's kas, which takes the place of tunnels. [`admission`] is a
+//! flags, its request types, and its work. [`admission`] is a
 //! webhook that decides by the policy of agentk about what the API server receives.
 
 pub mod admission;
@@ -9,7 +9,6 @@ mod app;
 mod check;
 pub mod cli;
 mod features;
-mod gitlab;
 mod log_filter;
 
 pub use self::{
@@ -17,6 +16,5 @@ pub use self::{
     app::{App, TaskPanicError},
     check::CheckCommand,
     features::feature_writes,
-    gitlab::gitlab_protocol,
     log_filter::log_filter,
 };

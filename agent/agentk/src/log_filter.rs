@@ -5,9 +5,10 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 21] = [
+const OURS: [&str; 22] = [
     "agent",
     "agentk_core",
+    "agentk_gitlab",
     "backoff",
     "cluster_alerts",
     "cluster_audit",

@@ -14,11 +14,11 @@ use std::{
     time::Duration,
 };
 
-use agent::gitlab_protocol;
 use agentk_core::{
     Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
     upstream::ClientTlsConfig,
 };
+use agentk_gitlab::gitlab_protocol;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
 use testing::{

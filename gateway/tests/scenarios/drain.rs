@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent::gitlab_protocol;
 use agentk_core::{Agent, AgentToken, Observability, Services, SessionConfig};
+use agentk_gitlab::gitlab_protocol;
 use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;

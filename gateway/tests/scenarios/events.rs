@@ -10,8 +10,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::gitlab_protocol;
 use agentk_core::{Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig};
+use agentk_gitlab::gitlab_protocol;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response, StatusCode};

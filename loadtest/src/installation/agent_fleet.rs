@@ -9,12 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::gitlab_protocol;
 use agentk_core::{
     Agent, AgentToken, ClusterStatus, Dial as _, KasAddress, Observability, Pod, ProtocolChoice, Services,
     SessionConfig, TcpDialer,
     upstream::{ClientTlsConfig, Pem},
 };
+use agentk_gitlab::gitlab_protocol;
 use anyhow::ensure;
 use bytes::Bytes;
 use http::{Request, Response};

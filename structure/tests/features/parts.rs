@@ -43,7 +43,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("agent", "features::graph", "graph"),
     ("agent", "features::notify", "notify"),
     ("agent", "features::environments", "environments"),
-    ("agent", "gitlab", "gitlab"),
 ];
 
 /// The number of imports of one part by another one that the rule forbids, by crate. The numbers may only get smaller.

@@ -5,7 +5,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::flags::{check_protocol, dialer};
-use crate::{cli::RunOptions, gitlab::gitlab_protocol};
+use agentk_gitlab::gitlab_protocol;
+
+use crate::cli::RunOptions;
 use agentk_core::{
     Agent, FileFollowers, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability,
     ProtocolChoice, ServeConfig, Services, SessionConfig, TcpDialer, connect::KasHeader,

@@ -7,11 +7,11 @@ use std::{
 };
 
 use access::token::{self, Holder, TokenHash};
-use agent::gitlab_protocol;
 use agentk_core::{
     Agent, AgentToken, Dial as _, KasAddress, Observability, Services, SessionConfig, TcpDialer,
     upstream::ClientTlsConfig,
 };
+use agentk_gitlab::gitlab_protocol;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use http::{Method, Request, Response, StatusCode};

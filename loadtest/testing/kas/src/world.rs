@@ -11,8 +11,8 @@ use access::{
     ApiTokenVerifier, Identity,
     token::{self, Holder, TokenHash},
 };
-use agent::gitlab_protocol;
 use agentk_core::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
+use agentk_gitlab::gitlab_protocol;
 use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},

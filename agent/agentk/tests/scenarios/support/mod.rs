@@ -14,8 +14,8 @@ use std::{
     },
 };
 
-use agent::gitlab_protocol;
 use agentk_core::{Agent, AgentToken, Dial, DialError, KasAddress, Observability, Services, SessionConfig};
+use agentk_gitlab::gitlab_protocol;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header::HeaderMap};
 use http_body_util::{BodyExt as _, Full};

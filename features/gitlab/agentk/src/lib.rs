@@ -30,5 +30,4 @@ mod stream;
 mod stream_set;
 mod upload;
 
-pub(crate) use self::check::check;
-pub use self::protocol::gitlab_protocol;
+pub use self::{check::check, protocol::gitlab_protocol};

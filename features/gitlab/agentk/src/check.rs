@@ -12,7 +12,7 @@ const REGISTRATION_HINT: &str =
 const TOKEN_HINT: &str = "create another token of the agent in GitLab (Operate > Kubernetes clusters), and put it into the token file";
 
 /// Registers this process at GitLab's kas, as a running agentk does. Opens no stream, so that kas sends no request of a caller.
-pub(crate) async fn check(
+pub async fn check(
     target: KasTarget<'_>,
     stream: GitLabStream,
     report: &mut CheckReport<'_>,
