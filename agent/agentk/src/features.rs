@@ -2,7 +2,6 @@
 //!
 //! [`FEATURES`] is the only place outside of a feature that names it.
 
-mod alerts;
 mod cluster_audit;
 mod environments;
 mod gitops;
@@ -22,7 +21,7 @@ pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     notify::DEFINITION,
     graph::DEFINITION,
     cluster_audit::DEFINITION,
-    alerts::DEFINITION,
+    agentk_alerts::DEFINITION,
     environments::DEFINITION,
 ];
 

@@ -5,8 +5,9 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 22] = [
+const OURS: [&str; 23] = [
     "agent",
+    "agentk_alerts",
     "agentk_core",
     "agentk_gitlab",
     "backoff",

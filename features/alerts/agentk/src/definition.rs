@@ -11,7 +11,8 @@ use agentk_core::{
     upstream::Pem,
 };
 
-pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+/// The feature, as agentk builds it.
+pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::ALERTS],
     writes: false,
     lease: Some(LEASE),

@@ -85,13 +85,16 @@ impl AlertsOptions {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Command, FromArgMatches as _};
+
     use super::*;
-    use crate::cli::Cli;
 
     fn sources(flags: &str) -> Result<Option<AlertSources>, String> {
-        let line = format!("agentk --kas-address ws://kas {flags}");
-        let options = Cli::from_arguments(line.split_whitespace()).unwrap().run.unwrap();
-        AlertsOptions::sources(options.feature_options().flags()).map_err(|error| format!("{error:#}"))
+        let line = format!("agentk {flags}");
+        let command = AlertsOptions::augment_args(Command::new("agentk"));
+        let matches = command.try_get_matches_from(line.split_whitespace()).unwrap();
+        let options = AlertsOptions::from_arg_matches(&matches).unwrap();
+        AlertsOptions::sources(options).map_err(|error| format!("{error:#}"))
     }
 
     #[test]

@@ -34,7 +34,7 @@ use tokio::{
     time::sleep,
 };
 
-pub(crate) use self::definition::DEFINITION;
+pub use self::definition::DEFINITION;
 use self::observation::Observation;
 pub(crate) use self::{handler::AlertsHandler, hubble::HubbleRelay, metrics::AlertsMetrics};
 use agentk_core::{
