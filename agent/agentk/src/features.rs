@@ -2,7 +2,6 @@
 //!
 //! [`FEATURES`] is the only place outside of a feature that names it.
 
-mod cluster_audit;
 mod environments;
 mod gitops;
 mod graph;
@@ -20,7 +19,7 @@ pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     gitops::DEFINITION,
     notify::DEFINITION,
     graph::DEFINITION,
-    cluster_audit::DEFINITION,
+    agentk_cluster_audit::DEFINITION,
     agentk_alerts::DEFINITION,
     environments::DEFINITION,
 ];

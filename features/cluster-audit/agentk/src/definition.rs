@@ -12,7 +12,8 @@ use super::{
 };
 use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
 
-pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+/// The feature, as agentk builds it.
+pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::AUDIT],
     writes: false,
     lease: None,

@@ -7,7 +7,7 @@ use process::LogLimiter;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{LOG_PERIOD, metrics::AuditMetrics};
-use crate::features::cluster_audit::health::AuditHealth;
+use crate::health::AuditHealth;
 
 /// The most batches that wait for the disk.
 const QUEUE: usize = 16;

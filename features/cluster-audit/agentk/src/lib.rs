@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
-pub(crate) use self::definition::DEFINITION;
+pub use self::definition::DEFINITION;
 use self::{parameters::Parameters, stream::EventStream};
 use agentk_core::{
     policy::ScopeEnforcer,

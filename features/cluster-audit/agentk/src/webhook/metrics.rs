@@ -6,7 +6,7 @@ use cluster_audit::Ring;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use telemetry::{CallbackMetric, CounterByLabel, RegistryExt as _};
 
-use crate::features::cluster_audit::health::AuditHealth;
+use crate::health::AuditHealth;
 
 /// The metrics. Cheap to clone.
 #[derive(Clone, Debug)]
