@@ -4,7 +4,6 @@
 
 mod environments;
 mod gitops;
-mod graph;
 mod notify;
 
 use clap::{ArgMatches, Args, FromArgMatches};
@@ -18,7 +17,7 @@ use agentk_core::{
 pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     gitops::DEFINITION,
     notify::DEFINITION,
-    graph::DEFINITION,
+    agentk_graph::DEFINITION,
     agentk_cluster_audit::DEFINITION,
     agentk_alerts::DEFINITION,
     environments::DEFINITION,

@@ -5,12 +5,13 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 24] = [
+const OURS: [&str; 25] = [
     "agent",
     "agentk_alerts",
     "agentk_cluster_audit",
     "agentk_core",
     "agentk_gitlab",
+    "agentk_graph",
     "backoff",
     "cluster_alerts",
     "cluster_audit",

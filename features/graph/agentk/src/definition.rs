@@ -8,7 +8,8 @@ use proto::ServiceName;
 use super::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments};
 use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
 
-pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+/// The feature, as agentk builds it.
+pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GRAPH],
     writes: false,
     lease: None,

@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn parameters_are_those_of_the_openapi_document() {
-        let document = include_str!("../../../../../docs/graph.openapi.json");
+        let document = include_str!("../../../../docs/graph.openapi.json");
         let document: serde_json::Value = serde_json::from_str(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
         assert_eq!(paths.len(), 8);

@@ -42,7 +42,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tunnel::Body;
 
-pub(crate) use self::definition::DEFINITION;
+pub use self::definition::DEFINITION;
 use self::parameters::Parameters;
 pub(crate) use self::{environments::WatchedEnvironments, metrics::GraphMetrics};
 use agentk_core::services::{
