@@ -17,11 +17,11 @@ use structure::{
 /// Imports that close a circle: the crate, the module, and the module whose item it names. The list may only get shorter.
 const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("agent", "features::gitops::events", "features::gitops::worker"),
-    ("agent", "features::notify::argocd", "features::notify::lane"),
-    ("agent", "features::notify::flux", "features::notify::lane"),
-    ("agent", "features::notify::objects", "features::notify::lane"),
-    ("agent", "features::notify::record", "features::notify::lane"),
-    ("agent", "features::notify::repository", "features::notify::lane"),
+    ("agentk-notify", "argocd", "lane"),
+    ("agentk-notify", "flux", "lane"),
+    ("agentk-notify", "objects", "lane"),
+    ("agentk-notify", "record", "lane"),
+    ("agentk-notify", "repository", "lane"),
     ("kas-core", "agents::receptive::slot", "agents::admission"),
     ("gateway", "features::gitops::config", "features::gitops::sources"),
     ("gateway", "features::gitops::versions", "features::gitops::feed"),

@@ -4,7 +4,6 @@
 
 mod environments;
 mod gitops;
-mod notify;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 
@@ -16,7 +15,7 @@ use agentk_core::{
 /// All features, in the order in which they are built and checked.
 pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     gitops::DEFINITION,
-    notify::DEFINITION,
+    agentk_notify::DEFINITION,
     agentk_graph::DEFINITION,
     agentk_cluster_audit::DEFINITION,
     agentk_alerts::DEFINITION,

@@ -3,7 +3,7 @@
 //! ```text
 //!   simulator: a Kubernetes cluster in memory      gitlab: the internal API of GitLab in memory
 //!   process, skip: programs as child processes     logs: capture of log lines     crates: those of a program
-//!     └─► redis: redis-server                      test_cluster: an API server that a test writes     crates: those of a program
+//!     └─► redis: redis-server                      test_cluster: an API server that a test writes
 //! ```
 //!
 //! The features `simulator`, `gitlab` and `test-cluster` add the modules of these names.

@@ -38,7 +38,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("agent", "cli::admission", "admission"),
     ("agent", "features", PROGRAM),
     ("agent", "features::gitops", "gitops"),
-    ("agent", "features::notify", "notify"),
     ("agent", "features::environments", "environments"),
 ];
 

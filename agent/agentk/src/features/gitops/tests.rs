@@ -19,7 +19,7 @@ use tunnel::Body;
 
 use super::*;
 use agentk_core::{
-    leader::{CandidateProcess, LeaderTask},
+    leader::{CandidateProcess, LeaderTask, LeaseDefinition},
     services::RequestHandler as _,
 };
 
@@ -275,7 +275,8 @@ async fn caller_waits_for_the_first_subscription() {
 #[tokio::test(start_paused = true)]
 async fn pod_without_gitops_does_not_keep_another_one_from_it() {
     let cluster = TestCluster::default();
-    let (events, task) = Leader::new(crate::features::notify::LEASE, process(&cluster, "audit"));
+    let lease = LeaseDefinition { suffix: "-notify", ..LEASE };
+    let (events, task) = Leader::new(lease, process(&cluster, "audit"));
     events.set_agent(AgentId(7));
     let lead = LeaderTask::run(task, CancellationToken::new());
     let _lead = AbortOnDropHandle::new(tokio::spawn(lead));

@@ -46,7 +46,7 @@ use tokio::{
     task::JoinSet,
 };
 
-pub(crate) use self::definition::DEFINITION;
+pub use self::definition::DEFINITION;
 pub(crate) use self::{handler::NotifyHandler, metrics::NotifyMetrics};
 use self::{
     lane::{Lane, LaneKey},

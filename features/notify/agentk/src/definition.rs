@@ -8,7 +8,8 @@ use proto::ServiceName;
 use super::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics};
 use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
-pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+/// The feature, as agentk builds it.
+pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::NOTIFY],
     writes: true,
     lease: Some(LEASE),
