@@ -16,7 +16,7 @@ use structure::{
 
 /// Imports that close a circle: the crate, the module, and the module whose item it names. The list may only get shorter.
 const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
-    ("agent", "features::gitops::events", "features::gitops::worker"),
+    ("agentk-gitops", "events", "worker"),
     ("agentk-notify", "argocd", "lane"),
     ("agentk-notify", "flux", "lane"),
     ("agentk-notify", "objects", "lane"),

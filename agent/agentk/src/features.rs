@@ -3,7 +3,6 @@
 //! [`FEATURES`] is the only place outside of a feature that names it.
 
 mod environments;
-mod gitops;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 
@@ -14,7 +13,7 @@ use agentk_core::{
 
 /// All features, in the order in which they are built and checked.
 pub(crate) static FEATURES: [FeatureDefinition; 6] = [
-    gitops::DEFINITION,
+    agentk_gitops::DEFINITION,
     agentk_notify::DEFINITION,
     agentk_graph::DEFINITION,
     agentk_cluster_audit::DEFINITION,

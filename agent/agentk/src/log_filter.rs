@@ -5,12 +5,13 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 26] = [
+const OURS: [&str; 27] = [
     "agent",
     "agentk_alerts",
     "agentk_cluster_audit",
     "agentk_core",
     "agentk_gitlab",
+    "agentk_gitops",
     "agentk_graph",
     "agentk_notify",
     "backoff",

@@ -37,7 +37,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("agent", "cli", PROGRAM),
     ("agent", "cli::admission", "admission"),
     ("agent", "features", PROGRAM),
-    ("agent", "features::gitops", "gitops"),
     ("agent", "features::environments", "environments"),
 ];
 

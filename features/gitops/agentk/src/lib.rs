@@ -48,7 +48,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-pub(crate) use self::definition::DEFINITION;
+pub use self::definition::DEFINITION;
 pub(crate) use self::{
     cluster::cluster_client,
     handlers::{GitopsHandler, ManifestsHandler},

@@ -11,7 +11,8 @@ use agentk_core::{
     services::kube_client::Restrictions,
 };
 
-pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+/// The feature, as agentk builds it.
+pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::GITOPS],
     writes: true,
     lease: Some(LEASE),
