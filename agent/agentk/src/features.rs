@@ -2,8 +2,6 @@
 //!
 //! [`FEATURES`] is the only place outside of a feature that names it.
 
-mod environments;
-
 use clap::{ArgMatches, Args, FromArgMatches};
 
 use agentk_core::{
@@ -18,7 +16,7 @@ pub(crate) static FEATURES: [FeatureDefinition; 6] = [
     agentk_graph::DEFINITION,
     agentk_cluster_audit::DEFINITION,
     agentk_alerts::DEFINITION,
-    environments::DEFINITION,
+    agentk_environments::DEFINITION,
 ];
 
 /// The flags of all features, as they were parsed.

@@ -1,8 +1,7 @@
 //! agentk: its command line ([`cli`]), its features, and how it starts and stops ([`App`]).
 //!
-//! The crate `agentk-core` has the tunnels and the requests. Here is the list of the features (`features`), with a folder for each: its
-//! flags, its request types, and its work. [`admission`] is a
-//! webhook that decides by the policy of agentk about what the API server receives.
+//! The crate `agentk-core` has the tunnels and the requests. Each feature has a crate `features/<name>/agentk`, and here is the
+//! list of them (`features`). [`admission`] is a webhook that decides by the policy of agentk about what the API server receives.
 
 pub mod admission;
 mod app;

@@ -5,11 +5,12 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 27] = [
+const OURS: [&str; 29] = [
     "agent",
     "agentk_alerts",
     "agentk_cluster_audit",
     "agentk_core",
+    "agentk_environments",
     "agentk_gitlab",
     "agentk_gitops",
     "agentk_graph",
@@ -18,6 +19,7 @@ const OURS: [&str; 27] = [
     "cluster_alerts",
     "cluster_audit",
     "cores",
+    "environment_objects",
     "environment_templates",
     "files",
     "gitlab_tunnel",

@@ -15,8 +15,8 @@
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
 //!
 //! The library has no global state but the process groups of credential plugins, so that several agents can run in one
-//! process. agentk listens for probes and scrapes, and with flags for kas and for audit events. Its rights in the cluster are those of its credentials, restricted by
-//! the policy; kas decides which callers may use it.
+//! process. agentk listens for probes and scrapes, and with flags for kas. Its rights in the cluster are those of its credentials,
+//! restricted by the policy; kas decides which callers may use it.
 
 pub mod admin;
 pub mod check_report;

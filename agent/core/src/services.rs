@@ -1,6 +1,6 @@
 //! The request types that agentk serves: each is a name and a tower service.
 //!
-//! A new request type is a [`RequestHandler`] of a feature, in a folder of `features`.
+//! A new request type is a [`RequestHandler`] of a feature.
 
 pub mod caller_permits;
 pub mod configuration;

@@ -37,12 +37,10 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("agent", "cli", PROGRAM),
     ("agent", "cli::admission", "admission"),
     ("agent", "features", PROGRAM),
-    ("agent", "features::environments", "environments"),
 ];
 
 /// The number of imports of one part by another one that the rule forbids, by crate. The numbers may only get smaller.
 pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
-    ("agent", "environments", "gitops", 1),
     ("gateway", "alerts", "events", 2),
     ("gateway", "environments", "gitlab", 3),
     ("gateway", "events", "alerts", 1),

@@ -14,9 +14,6 @@ pub mod applyset;
 pub mod deletion_plan;
 pub mod diff;
 mod engine;
-pub mod environment;
-#[cfg(test)]
-mod fake;
 mod folded;
 mod hook;
 pub mod inventory;

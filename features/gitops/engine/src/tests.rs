@@ -25,10 +25,8 @@ use proto::gitops::{ObjectCounts, ObjectId, ProjectState, SyncEvent, SyncEventKi
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
-use crate::{
-    Engine, Outcome, SourceFile, SyncInput,
-    fake::{FakeCluster, error},
-};
+use crate::{Engine, Outcome, SourceFile, SyncInput};
+use fake_cluster::{FakeCluster, error};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -43,8 +43,8 @@ use self::{
 use crate::{
     Engine, SourceFile,
     applyset::{ApplySet, PART_OF},
-    fake::{FakeCluster, error},
 };
+use fake_cluster::{FakeCluster, error};
 
 /// The objects of the cluster at a moment.
 type BothSnapshots = Arc<Mutex<Option<(Snapshot, Snapshot)>>>;

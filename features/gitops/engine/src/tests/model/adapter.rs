@@ -12,7 +12,8 @@ use proto::{
 use serde_json::Value;
 
 use super::rules::Rule;
-use crate::{Engine, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset, fake::FakeCluster};
+use crate::{Engine, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset};
+use fake_cluster::FakeCluster;
 
 /// The rules that the engine is known to break.
 pub(super) const BROKEN: &[Rule] = &[];

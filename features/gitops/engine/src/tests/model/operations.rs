@@ -6,7 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use proto::agent_configuration::gitops::InventoryPolicy;
 
 use super::universe::*;
-use crate::fake::Death;
+use fake_cluster::Death;
 
 /// A project: 0 or 1.
 pub(super) type ProjectNumber = usize;

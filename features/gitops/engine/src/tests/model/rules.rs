@@ -17,7 +17,8 @@ use super::{
     adapter::PassResult,
     universe::{SHOP, TOYS_GROUP, Thing},
 };
-use crate::{applyset::PART_OF, fake::Objects};
+use crate::applyset::PART_OF;
+use fake_cluster::Objects;
 
 /// The time for which deletions count together, in milliseconds.
 pub(super) const HOUR: u64 = 3_600_000;

@@ -10,7 +10,7 @@ use super::{
     run, runtime,
     universe::{Foreign, Thing::*, *},
 };
-use crate::fake::Death;
+use fake_cluster::Death;
 
 /// The requests of a pass at which a process dies.
 const REQUESTS: std::ops::Range<usize> = 0..80;

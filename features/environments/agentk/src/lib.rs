@@ -14,11 +14,8 @@ use std::{
     time::Duration,
 };
 
+use environment_objects::{EnvironmentError, EnvironmentManifest, EnvironmentOwner, Environments};
 use environment_templates::{DeleteResources, Values, Variable};
-use gitops_engine::{
-    Manifest, SourceLine,
-    environment::{EnvironmentError, EnvironmentOwner, Environments},
-};
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Limited};
 use kube_cluster::{AllowedKinds, Kind, KubeCluster};
@@ -39,7 +36,7 @@ use tokio::{
 };
 use tunnel::Body;
 
-pub(crate) use self::definition::DEFINITION;
+pub use self::definition::DEFINITION;
 pub(crate) use self::metrics::ProvisionMetrics;
 use self::template::Template;
 use agentk_core::{
@@ -131,8 +128,8 @@ impl ProvisionService {
         let template = settings.template.parsed().map_err(|error| refused(error.to_owned()))?;
         let values = values(&settings.received, &key, &job);
         let objects = template.render(&values).map_err(|error| refused(error.to_string()))?;
-        let manifests = objects.into_iter().map(|object| Manifest {
-            source: SourceLine { file: template.file().into(), line: object.line },
+        let manifests = objects.into_iter().map(|object| EnvironmentManifest {
+            source: format!("{}:{}", template.file(), object.line),
             id: ObjectId {
                 group: object.group,
                 kind: object.kind,

@@ -9,10 +9,8 @@ use proto::{
 use serde_json::{Map, Value, json};
 
 use super::{EnvironmentError, EnvironmentOwner, Environments};
-use crate::{
-    Manifest, SourceLine,
-    fake::{FakeCluster, error},
-};
+use crate::EnvironmentManifest;
+use fake_cluster::{FakeCluster, error};
 use kube_cluster::{ApiError, Cause, Kind};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
@@ -47,22 +45,22 @@ fn object_id(group: &str, kind: &str, namespace: &str, name: &str) -> ObjectId {
     ObjectId { group: text(group), kind: text(kind), namespace: text(namespace), name: text(name) }
 }
 
-fn manifest(group: &str, kind: &str, namespace: &str, name: &str) -> Manifest {
+fn manifest(group: &str, kind: &str, namespace: &str, name: &str) -> EnvironmentManifest {
     let version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
     let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});
     if !namespace.is_empty() {
         object["metadata"]["namespace"] = namespace.into();
     }
-    Manifest {
+    EnvironmentManifest {
         id: object_id(group, kind, namespace, name),
         version: "v1".to_owned(),
         object,
-        source: SourceLine { file: "default.yaml".into(), line: 2 },
+        source: "default.yaml:2".to_owned(),
     }
 }
 
 /// A namespace, an account and its binding. The namespace is the last one in the template.
-fn template(namespace: &str) -> Vec<Manifest> {
+fn template(namespace: &str) -> Vec<EnvironmentManifest> {
     vec![
         manifest("", "ServiceAccount", namespace, "deployer"),
         manifest(RBAC, "RoleBinding", namespace, "deployers"),
@@ -77,7 +75,7 @@ fn namespace(name: &str) -> ObjectId {
 async fn ensure(
     cluster: &FakeCluster,
     owner: &EnvironmentOwner,
-    objects: Vec<Manifest>,
+    objects: Vec<EnvironmentManifest>,
 ) -> Result<Vec<ObjectChange>, EnvironmentError> {
     let done = environments(cluster).ensure(owner, objects).await?;
     Ok(done.into_iter().map(|object| object.change).collect())
@@ -119,7 +117,7 @@ async fn objects_are_made_once_with_labels_and_namespaces_first() {
     assert!(live["metadata"]["annotations"]["agent.gitlab.com/env-review-1-30-7"].is_string());
     assert_eq!(ensure(&cluster, &owner, template("r1")).await.unwrap(), [Unchanged, Unchanged, Unchanged]);
     let mut changed = template("r1");
-    changed[0].set_label("team", "shop");
+    changed[0].object["metadata"]["labels"]["team"] = "shop".into();
     assert_eq!(ensure(&cluster, &owner, changed).await.unwrap(), [Unchanged, Updated, Unchanged]);
     let listed = environments(&cluster).list(&owner).await.unwrap();
     assert_eq!(listed.len(), 3);

@@ -14,13 +14,14 @@ use super::{
     Death, Failure, Fault, error,
     fields::{self, FieldSet},
 };
-use crate::validate::DEFINITIONS;
 
-pub(crate) type Objects = BTreeMap<ObjectId, Value>;
+pub type Objects = BTreeMap<ObjectId, Value>;
 
 /// A write that arrives later, when its sender is dead.
 pub(super) type LateWrite = Box<dyn FnOnce(&mut World) + Send>;
 
+/// The kind of definitions of further kinds.
+const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDefinition");
 /// The largest ConfigMap, in bytes.
 const MAX_CONFIG_MAP: usize = 1 << 20;
 

@@ -5,7 +5,8 @@ use proto::ServiceName;
 use super::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
 use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
-pub(crate) const DEFINITION: FeatureDefinition = FeatureDefinition {
+/// The feature, as agentk builds it.
+pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     services: &[ServiceName::PROVISION],
     writes: true,
     lease: None,

@@ -14,7 +14,6 @@ use super::{
     EnvironmentError, EnvironmentOwner, Environments, namespace_id, namespace_kind,
     owner::is_of_environments, version,
 };
-use crate::applyset::PART_OF;
 
 /// The most objects that a reason names.
 const MAX_NAMED: usize = 5;
@@ -23,7 +22,8 @@ const MAX_OBJECTS: usize = 10_000;
 /// The annotation of a secret that Kubernetes has made for a service account.
 const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
 /// The labels of objects that another program makes from Git.
-const OF_GITOPS: [&str; 3] = [PART_OF, "kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name"];
+const OF_GITOPS: [&str; 3] =
+    ["applyset.kubernetes.io/part-of", "kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name"];
 
 /// Decides whether the content of a namespace may be deleted with it: the kind, and the namespace.
 pub type MaySweep<'a> = dyn Fn(&Kind, &str) -> bool + Send + Sync + 'a;

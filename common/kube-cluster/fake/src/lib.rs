@@ -2,6 +2,7 @@
 //! it, faults, and processes that die at any request.
 
 mod fields;
+#[cfg(test)]
 mod tests;
 mod world;
 
@@ -15,7 +16,7 @@ use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
-pub(crate) use self::world::Objects;
+pub use self::world::Objects;
 use self::world::{LateWrite, World};
 
 /// The objects of a page of metadata.
@@ -23,7 +24,7 @@ const PAGE: usize = 100;
 
 /// A cluster. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct FakeCluster {
+pub struct FakeCluster {
     world: Arc<Mutex<World>>,
     died: Arc<Notify>,
 }
@@ -32,7 +33,7 @@ type Fault = Box<dyn FnMut(&mut Objects, &str) -> Option<ApiError> + Send>;
 
 /// The moment in a request at which the process dies that has sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Death {
+pub enum Death {
     /// Before the request has an effect.
     Before,
     /// After its effect.
@@ -60,7 +61,7 @@ enum Decision {
 
 impl FakeCluster {
     /// Returns a cluster with the kinds of the tests and nothing in it.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let cluster = Self::default();
         for (group, version, kind, plural, namespaced) in [
             ("", "v1", "ConfigMap", "configmaps", true),
@@ -80,7 +81,7 @@ impl FakeCluster {
         cluster
     }
 
-    pub(crate) fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
+    pub fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
         let text = str::to_owned;
         let kind = GroupKind { group: text(group), kind: text(kind) };
         let kind = Kind { kind, version: text(version), plural: text(plural), namespaced, has_status: false };
@@ -88,59 +89,59 @@ impl FakeCluster {
     }
 
     /// Forgets a kind, as an API server does that does not list it yet.
-    pub(crate) fn remove_kind(&self, group: &str, kind: &str) {
+    pub fn remove_kind(&self, group: &str, kind: &str) {
         self.world.lock().kinds.retain(|known| (&*known.kind.group, &*known.kind.kind) != (group, kind));
     }
 
     /// Puts an object there as another program would. One of the same name is replaced by one with another UID.
-    pub(crate) fn put(&self, id: ObjectId, manager: &str, object: Value) {
+    pub fn put(&self, id: ObjectId, manager: &str, object: Value) {
         self.world.lock().put(id, manager, object);
     }
 
     /// Changes an object as another program would.
-    pub(crate) fn edit(&self, id: &ObjectId, manager: &str, change: impl FnOnce(&mut Value)) {
+    pub fn edit(&self, id: &ObjectId, manager: &str, change: impl FnOnce(&mut Value)) {
         self.world.lock().edit(id, manager, change);
     }
 
     /// Deletes an object as another program would.
-    pub(crate) fn remove(&self, id: &ObjectId) {
+    pub fn remove(&self, id: &ObjectId) {
         self.world.lock().delete(id);
     }
 
     /// Removes the finalizers of an object, which completes its deletion.
-    pub(crate) fn remove_finalizers(&self, id: &ObjectId) {
+    pub fn remove_finalizers(&self, id: &ObjectId) {
         self.edit(id, "finalizer", |object| object["metadata"]["finalizers"] = json!([]));
     }
 
     /// Lets controllers make each workload healthy and bind each claim at once.
-    pub(crate) fn set_controllers(&self, controllers: bool) {
+    pub fn set_controllers(&self, controllers: bool) {
         self.world.lock().controllers = controllers;
     }
 
     /// Lets controllers make a workload healthy, or bind a claim.
-    pub(crate) fn run_controllers(&self, id: &ObjectId) {
+    pub fn run_controllers(&self, id: &ObjectId) {
         self.world.lock().run_controllers(id);
     }
 
     /// Sets what fails: a function of the request.
-    pub(crate) fn set_fault(&self, mut fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
+    pub fn set_fault(&self, mut fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
         self.world.lock().fault = Some(Box::new(move |_, request| fault(request)));
     }
 
     /// Sets what somebody else does just before a request.
-    pub(crate) fn set_intruder(&self, mut change: impl FnMut(&mut Objects, &str) + Send + 'static) {
+    pub fn set_intruder(&self, mut change: impl FnMut(&mut Objects, &str) + Send + 'static) {
         self.world.lock().fault = Some(Box::new(move |objects, request| {
             change(objects, request);
             None
         }));
     }
 
-    pub(crate) fn clear_fault(&self) {
+    pub fn clear_fault(&self) {
         self.world.lock().fault = None;
     }
 
     /// Lets requests fail: those with these numbers, counted from the next one. `after` says that they have their effects all the same.
-    pub(crate) fn fail_requests(&self, range: Range<usize>, error: ApiError, after: bool) {
+    pub fn fail_requests(&self, range: Range<usize>, error: ApiError, after: bool) {
         let mut world = self.world.lock();
         let range = range.start + world.count..range.end.saturating_add(world.count);
         world.failure = Some(Failure { range, error, after });
@@ -148,26 +149,26 @@ impl FakeCluster {
 
     /// Kills the process at a request, counted from the next one: from then on no request has a response, and the test has to drop the
     /// process when [`Self::died`] is ready.
-    pub(crate) fn kill_at(&self, number: usize, death: Death) {
+    pub fn kill_at(&self, number: usize, death: Death) {
         let mut world = self.world.lock();
         world.death = Some((world.count + number, death));
     }
 
     /// Waits until the process is dead.
-    pub(crate) async fn died(&self) {
+    pub async fn died(&self) {
         while !self.world.lock().dead {
             self.died.notified().await;
         }
     }
 
     /// Lets another process send requests. Nothing fails, and nothing is killed or interrupted any more.
-    pub(crate) fn revive(&self) {
+    pub fn revive(&self) {
         let mut world = self.world.lock();
         (world.dead, world.death, world.failure, world.interruption) = (false, None, None, None);
     }
 
     /// Lets the oldest write of a dead process arrive. Returns whether there was one.
-    pub(crate) fn deliver_late(&self) -> bool {
+    pub fn deliver_late(&self) -> bool {
         let mut world = self.world.lock();
         let late = (!world.late.is_empty()).then(|| world.late.remove(0));
         let arrives = late.is_some();
@@ -176,42 +177,42 @@ impl FakeCluster {
     }
 
     /// Returns the number of writes of dead processes that did not arrive yet.
-    pub(crate) fn late_writes(&self) -> usize {
+    pub fn late_writes(&self) -> usize {
         self.world.lock().late.len()
     }
 
     /// Sets what somebody else does just before a request, counted from the next one.
-    pub(crate) fn interrupt_at(&self, number: usize, work: impl FnOnce() + Send + 'static) {
+    pub fn interrupt_at(&self, number: usize, work: impl FnOnce() + Send + 'static) {
         let mut world = self.world.lock();
         world.interruption = Some((world.count + number, Box::new(work)));
     }
 
     /// Sets the API group whose server does not respond.
-    pub(crate) fn set_unavailable(&self, group: Option<&str>) {
+    pub fn set_unavailable(&self, group: Option<&str>) {
         self.world.lock().unavailable = group.map(str::to_owned);
     }
 
-    pub(crate) fn object(&self, id: &ObjectId) -> Option<Value> {
+    pub fn object(&self, id: &ObjectId) -> Option<Value> {
         self.world.lock().objects.get(id).cloned()
     }
 
     /// Returns all objects.
-    pub(crate) fn objects(&self) -> Objects {
+    pub fn objects(&self) -> Objects {
         self.read(Objects::clone)
     }
 
     /// Reads all objects.
-    pub(crate) fn read<T>(&self, read: impl FnOnce(&Objects) -> T) -> T {
+    pub fn read<T>(&self, read: impl FnOnce(&Objects) -> T) -> T {
         read(&self.world.lock().objects)
     }
 
     /// Replaces all objects by those of another moment, as a restored etcd would.
-    pub(crate) fn restore(&self, objects: Objects) {
+    pub fn restore(&self, objects: Objects) {
         self.world.lock().objects = objects;
     }
 
     /// Returns the inventory.
-    pub(crate) fn parent(&self) -> Value {
+    pub fn parent(&self) -> Value {
         let world = self.world.lock();
         let found =
             world.objects.iter().find(|(id, _)| id.namespace == "agentk" && id.name.starts_with("gitops-"));
@@ -219,13 +220,13 @@ impl FakeCluster {
     }
 
     /// Returns the objects that are no inventory.
-    pub(crate) fn ids(&self) -> Vec<String> {
+    pub fn ids(&self) -> Vec<String> {
         let world = self.world.lock();
         world.objects.keys().filter(|id| id.namespace != "agentk").map(ToString::to_string).collect()
     }
 
     /// Returns and forgets the requests.
-    pub(crate) fn take_requests(&self) -> Vec<String> {
+    pub fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.world.lock().requests)
     }
 
@@ -425,7 +426,7 @@ impl Cluster for FakeCluster {
     }
 }
 
-pub(crate) fn error(status: u16, reason: &str, message: &str) -> ApiError {
+pub fn error(status: u16, reason: &str, message: &str) -> ApiError {
     ApiError { status, reason: reason.to_owned(), message: message.to_owned(), ..ApiError::default() }
 }
 

@@ -8,6 +8,7 @@
 //! Nothing is kept between calls: the labels of the objects say whose they are. Each environment has a field manager of its own, so that
 //! two environments of a project may share an object. A namespace that a stop deletes has an annotation before, so that several processes
 //! agree on whether it ends.
+#![warn(missing_docs)]
 
 mod deletion;
 mod owner;
@@ -28,7 +29,6 @@ pub use self::{
     deletion::MaySweep,
     owner::{EnvironmentOwner, SlugTooLong},
 };
-use crate::Manifest;
 
 /// The attempts to apply an object that somebody else creates or changes at the same time.
 const ATTEMPTS: u32 = 4;
@@ -55,9 +55,22 @@ pub struct Environments<C> {
     namespaces: Option<Vec<String>>,
 }
 
+/// An object of a template, with the values of an environment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EnvironmentManifest {
+    /// The object. Its namespace is empty until the scope of its kind is known.
+    pub id: ObjectId,
+    /// The version of the API, without the group.
+    pub version: String,
+    /// The object as JSON.
+    pub object: Value,
+    /// The file and the line of the template.
+    pub source: String,
+}
+
 /// An object of a template whose kind the cluster has.
 struct Resolved {
-    manifest: Manifest,
+    manifest: EnvironmentManifest,
     kind: Kind,
     live: Option<LiveObject>,
 }
@@ -91,7 +104,7 @@ impl<C: Cluster> Environments<C> {
     pub async fn ensure(
         &self,
         owner: &EnvironmentOwner,
-        manifests: Vec<Manifest>,
+        manifests: Vec<EnvironmentManifest>,
     ) -> Result<Vec<ProvisionedObject>, EnvironmentError> {
         let mut objects = Vec::with_capacity(manifests.len());
         for manifest in manifests {
@@ -141,9 +154,9 @@ impl<C: Cluster> Environments<C> {
     async fn resolve(
         &self,
         owner: &EnvironmentOwner,
-        mut manifest: Manifest,
+        mut manifest: EnvironmentManifest,
     ) -> Result<Resolved, EnvironmentError> {
-        let group_kind = manifest.group_kind();
+        let group_kind = GroupKind::of(&manifest.id);
         let found = self.find(&group_kind, &manifest.version).await;
         let kind = match found.map_err(|error| failed(&manifest, &error))? {
             KindLookup::Found(kind) => kind,
@@ -192,7 +205,7 @@ impl<C: Cluster> Environments<C> {
     async fn live(
         &self,
         owner: &EnvironmentOwner,
-        manifest: &Manifest,
+        manifest: &EnvironmentManifest,
         kind: &Kind,
     ) -> Result<Option<LiveObject>, EnvironmentError> {
         let live = self.cluster.get(kind, &manifest.id).await.map_err(|error| failed(manifest, &error))?;
@@ -258,7 +271,7 @@ impl<C: Cluster> Environments<C> {
     async fn try_apply(
         &self,
         owner: &EnvironmentOwner,
-        manifest: &Manifest,
+        manifest: &EnvironmentManifest,
         kind: &Kind,
         live: Option<&LiveObject>,
         force: bool,
@@ -286,7 +299,7 @@ impl<C: Cluster> Environments<C> {
     async fn check_found(
         &self,
         owner: &EnvironmentOwner,
-        manifest: &Manifest,
+        manifest: &EnvironmentManifest,
         kind: &Kind,
         object: &Value,
     ) -> Result<(), EnvironmentError> {
@@ -305,7 +318,7 @@ impl<C: Cluster> Environments<C> {
 }
 
 /// Returns the error of an object that may not be made.
-fn refused(manifest: &Manifest, what: impl fmt::Display) -> EnvironmentError {
+fn refused(manifest: &EnvironmentManifest, what: impl fmt::Display) -> EnvironmentError {
     EnvironmentError::Refused(format!("{}: {}: {what}", manifest.source, manifest.id))
 }
 
@@ -318,7 +331,7 @@ fn check_alive(id: &ObjectId, object: &Value) -> Result<(), EnvironmentError> {
 }
 
 /// Returns the error of a request about an object.
-fn failed(manifest: &Manifest, error: &ApiError) -> EnvironmentError {
+fn failed(manifest: &EnvironmentManifest, error: &ApiError) -> EnvironmentError {
     let what = format!("{}: {}: {}", manifest.source, manifest.id, error.describe(&manifest.id));
     if error.is_transient() || is_without_namespace(manifest, error) {
         EnvironmentError::Unavailable(what)
@@ -329,7 +342,7 @@ fn failed(manifest: &Manifest, error: &ApiError) -> EnvironmentError {
 
 /// Returns whether the namespace of an object ends or has ended meanwhile, so that the next attempt makes it again, or says that it does
 /// not exist.
-fn is_without_namespace(manifest: &Manifest, error: &ApiError) -> bool {
+fn is_without_namespace(manifest: &EnvironmentManifest, error: &ApiError) -> bool {
     match error.status {
         403 => error.message.contains("because it is being terminated"),
         404 => !manifest.id.namespace.is_empty() && error.message.starts_with("namespaces "),
