@@ -18,6 +18,12 @@ use std::{
     time::Duration,
 };
 
+use agentk_core::{
+    AgentMetrics, FileFollowers, ListenTls,
+    listen::LimitedListener,
+    metrics,
+    policy::{FeatureWrites, JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
+};
 use anyhow::Context as _;
 use axum::{
     Extension, Router,
@@ -51,12 +57,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::answer::AdmissionAnswer;
 use crate::cli::AdmissionOptions;
-use agentk_core::{
-    AgentMetrics, FileFollowers, ListenTls,
-    listen::LimitedListener,
-    metrics,
-    policy::{FeatureWrites, JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
-};
 
 /// The longest question in bytes: an object has at most 1.5 MiB in etcd, and a question has two, as JSON.
 const MAX_REVIEW: usize = 8 << 20;

@@ -6,6 +6,19 @@ mod prometheus;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use agentk_core::{
+    AgentMetrics, EventLog, FORCED_CLOSE_TIMEOUT, FileFollowers, Observability, Pod, ServeConfig, Services,
+    admin::Admin,
+    cluster::{Cluster, KubeconfigOptions},
+    feature::{FeatureContext, Guard, Start, add_handlers},
+    leader::LeaderTask,
+    policy::{PolicyEnforcer, ScopeEnforcer},
+    scope_health,
+    services::{
+        ConfigurationService, KubernetesService, configuration::LogLevelSetting, kube_client::Restrictions,
+        prometheus::discovery::Discovery,
+    },
+};
 use anyhow::Context as _;
 use cores::Cores;
 use process::{Notifier, liveness::Liveness, logs::LogFilter};
@@ -28,19 +41,6 @@ pub(crate) use self::{
     prometheus::prometheus_services,
 };
 use crate::{cli::RunOptions, features::enabled_features, log_filter::log_filter};
-use agentk_core::{
-    AgentMetrics, EventLog, FORCED_CLOSE_TIMEOUT, FileFollowers, Observability, Pod, ServeConfig, Services,
-    admin::Admin,
-    cluster::{Cluster, KubeconfigOptions},
-    feature::{FeatureContext, Guard, Start, add_handlers},
-    leader::LeaderTask,
-    policy::{PolicyEnforcer, ScopeEnforcer},
-    scope_health,
-    services::{
-        ConfigurationService, KubernetesService, configuration::LogLevelSetting, kube_client::Restrictions,
-        prometheus::discovery::Discovery,
-    },
-};
 
 /// The time that the first tunnel waits for the cluster's version, which its hello contains.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);

@@ -10,6 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agentk_core::{
+    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
+    check_report::{CheckReport, REVIEW_HINT, StepError, failed},
+    cluster::{Cluster, KubeconfigOptions},
+    connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
+    feature::{CheckContext, FeatureCheck},
+    policy::{PolicyEnforcer, PolicyMode},
+    services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
+};
 use http::Request;
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, SUBPROTOCOL, ScopeSummary, ServiceName};
@@ -20,15 +29,6 @@ use crate::{
     app::{KasConnection, agent_token, check_scope, policy_services, prometheus_services, tracer_config},
     cli::RunOptions,
     features::feature_checks,
-};
-use agentk_core::{
-    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError,
-    check_report::{CheckReport, REVIEW_HINT, StepError, failed},
-    cluster::{Cluster, KubeconfigOptions},
-    connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
-    feature::{CheckContext, FeatureCheck},
-    policy::{PolicyEnforcer, PolicyMode},
-    services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };
 
 /// The time limit of steps that take one round trip: to drain the tunnel, and a query.

@@ -9,6 +9,14 @@ mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
+use agentk_core::{
+    KasAddress,
+    connect::{KasHeader, ProtocolChoice},
+    feature::FeatureOptions,
+    listen::listen_address,
+    services::prometheus::discovery::Namespaces,
+    upstream::ServerUrl,
+};
 use clap::{
     Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
     builder::NonEmptyStringValueParser,
@@ -24,14 +32,6 @@ pub use self::{
     named_value::NamedValue,
 };
 use crate::{features::FeatureFlags, log_filter::log_format};
-use agentk_core::{
-    KasAddress,
-    connect::{KasHeader, ProtocolChoice},
-    feature::FeatureOptions,
-    listen::listen_address,
-    services::prometheus::discovery::Namespaces,
-    upstream::ServerUrl,
-};
 
 /// Connects a Kubernetes cluster to kas.
 ///

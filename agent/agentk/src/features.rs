@@ -2,12 +2,11 @@
 //!
 //! [`FEATURES`] is the only place outside of a feature that names it.
 
-use clap::{ArgMatches, Args, FromArgMatches};
-
 use agentk_core::{
     feature::{CheckContext, FeatureCheck, FeatureDefinition, FeatureOptions},
     policy::FeatureWrites,
 };
+use clap::{ArgMatches, Args, FromArgMatches};
 
 /// All features, in the order in which they are built and checked.
 pub(crate) static FEATURES: [FeatureDefinition; 6] = [

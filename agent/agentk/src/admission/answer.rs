@@ -1,8 +1,7 @@
 //! The answers of the webhook (`admission.k8s.io/v1`).
 
-use serde::Serialize;
-
 use agentk_core::policy::admission_review::API_VERSION;
+use serde::Serialize;
 
 /// The `kind` of the answers.
 const KIND: &str = "AdmissionReview";

@@ -2,6 +2,13 @@
 
 use std::{collections::BTreeMap, ffi::OsString, iter, path::PathBuf};
 
+use agentk_core::{
+    AgentToken, FileFollowers, KasAddress, TcpDialer,
+    cluster::{CredentialFile, CredentialKind},
+    connect::{HttpProxy, ProtocolChoice},
+    services::PrometheusService,
+    upstream::{ClientTlsConfig, Pem},
+};
 use anyhow::Context as _;
 use proto::ServiceName;
 use rustls::pki_types::ServerName;
@@ -11,13 +18,6 @@ use telemetry::{Collector, TracerConfig, environment::OtlpEnvironment};
 use crate::{
     cli::{NamedValue, RunOptions, TOKEN_VARIABLE},
     features::enabled_features,
-};
-use agentk_core::{
-    AgentToken, FileFollowers, KasAddress, TcpDialer,
-    cluster::{CredentialFile, CredentialKind},
-    connect::{HttpProxy, ProtocolChoice},
-    services::PrometheusService,
-    upstream::{ClientTlsConfig, Pem},
 };
 
 /// Returns the agent token of the file or of the environment. It reads the file, which blocks.

@@ -1,17 +1,17 @@
 //! The way to kas: agentk dials it, or listens for it.
 
+use agentk_core::{
+    Agent, FileFollowers, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability,
+    ProtocolChoice, ServeConfig, Services, SessionConfig, TcpDialer, connect::KasHeader,
+};
+use agentk_gitlab::gitlab_protocol;
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::flags::{check_protocol, dialer};
-use agentk_gitlab::gitlab_protocol;
 
 use crate::cli::RunOptions;
-use agentk_core::{
-    Agent, FileFollowers, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability,
-    ProtocolChoice, ServeConfig, Services, SessionConfig, TcpDialer, connect::KasHeader,
-};
 
 /// The end that opens the tunnels.
 pub(crate) enum KasConnection {

@@ -6,15 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context as _;
-use proto::ServiceName;
-
-use crate::cli::{NamedValue, RunOptions};
 use agentk_core::{
     cluster::{CredentialFile, CredentialKind},
     services::PrometheusService,
     upstream::{ClientTls, ClientTlsConfig, Pem, Scheme, ServerUrl, UpstreamConfig},
 };
+use anyhow::Context as _;
+use proto::ServiceName;
+
+use crate::cli::{NamedValue, RunOptions};
 
 const URL: &str = "--prometheus-url";
 const CA: &str = "--prometheus-ca-cert-file";

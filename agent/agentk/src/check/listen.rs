@@ -1,10 +1,11 @@
 //! The steps for an agentk to which kas connects.
 
-use super::CheckCommand;
 use agentk_core::{
     ListenConfig,
     check_report::{CheckReport, StepError, failed},
 };
+
+use super::CheckCommand;
 
 impl CheckCommand {
     /// Checks the certificates, the key and the address. kas itself is not checked: it connects to a running agentk.

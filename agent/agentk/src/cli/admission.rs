@@ -6,14 +6,14 @@
 
 use std::{io::Write, net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum, ValueHint};
-use process::logs::LogFormat;
-
-use crate::log_filter::log_format;
 use agentk_core::{
     listen::listen_address,
     policy::{FeatureWrites, JudgedUsers, Policy},
 };
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use process::logs::LogFormat;
+
+use crate::log_filter::log_format;
 
 /// The commands about policy files.
 #[derive(Debug, Subcommand)]

@@ -1,14 +1,14 @@
 //! The steps of `agentk check` for the sources of alerts.
 
-use futures_util::{FutureExt as _, future::LocalBoxFuture};
-use proto::ServiceName;
-
-use super::{AlertSources, options::AlertsOptions};
 use agentk_core::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
     feature::{CheckContext, FeatureCheck, FeatureOptions},
     services::KubernetesService,
 };
+use futures_util::{FutureExt as _, future::LocalBoxFuture};
+use proto::ServiceName;
+
+use super::{AlertSources, options::AlertsOptions};
 
 /// The permissions for the alerts of policy engines.
 const EVENTS: [&str; 2] = ["list", "watch"];

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use clap::Args as _;
-use proto::ServiceName;
-
-use super::{Alerts, AlertsHandler, AlertsMetrics, LEASE, check, options::AlertsOptions};
 use agentk_core::{
     feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError},
     upstream::Pem,
 };
+use clap::Args as _;
+use proto::ServiceName;
+
+use super::{Alerts, AlertsHandler, AlertsMetrics, LEASE, check, options::AlertsOptions};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {

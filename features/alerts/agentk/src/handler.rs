@@ -5,6 +5,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use agentk_core::services::{
+    RequestHandler, ServiceError,
+    response::{bad_request, json_response, wrong_method},
+};
 use cluster_alerts::Alert;
 use http::{HeaderMap, Method, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Limited};
@@ -15,10 +19,6 @@ use tokio::time::timeout;
 use tunnel::Body;
 
 use super::Alerts;
-use agentk_core::services::{
-    RequestHandler, ServiceError,
-    response::{bad_request, json_response, wrong_method},
-};
 
 /// The path of the request. Its method is GET.
 const ALERTS_PATH: &str = "/v1/alerts";

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use agentk_core::upstream::{Io, Scheme, ServerUrl, TlsConfigSource, UpstreamConnector, UpstreamError};
 use backoff::Backoff;
 use cluster_alerts::{
     key_of_flow,
@@ -31,7 +32,6 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use super::{Alerts, observation::HUBBLE};
-use agentk_core::upstream::{Io, Scheme, ServerUrl, TlsConfigSource, UpstreamConnector, UpstreamError};
 
 /// The time for connecting, and that for the head of the response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

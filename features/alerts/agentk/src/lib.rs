@@ -25,6 +25,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use agentk_core::{
+    EventLog,
+    leader::{Candidacy, LeaseDefinition},
+    services::{KubernetesService, kube_client::Restrictions},
+};
 use arc_swap::ArcSwap;
 use cluster_alerts::{AlertKey, AlertTable, Observed, PolicySet};
 use parking_lot::Mutex;
@@ -37,11 +42,6 @@ use tokio::{
 pub use self::definition::DEFINITION;
 use self::observation::Observation;
 pub(crate) use self::{handler::AlertsHandler, hubble::HubbleRelay, metrics::AlertsMetrics};
-use agentk_core::{
-    EventLog,
-    leader::{Candidacy, LeaseDefinition},
-    services::{KubernetesService, kube_client::Restrictions},
-};
 
 /// The Lease of the pod that reports.
 pub(crate) const LEASE: LeaseDefinition =

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use agentk_core::services::kube_client::kube_service;
 use cluster_alerts::{Applied, PolicySet, engine::alert_of_event};
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use kube::{
@@ -15,7 +16,6 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::{Alerts, Filter};
-use agentk_core::services::kube_client::kube_service;
 
 /// The objects of one page.
 const PAGE: u32 = 250;

@@ -6,12 +6,12 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use agentk_core::upstream::{ClientTls, ClientTlsConfig, Pem, Scheme, ServerUrl};
 use anyhow::Context as _;
 use clap::{Args, ValueHint, builder::NonEmptyStringValueParser};
 use rustls::pki_types::ServerName;
 
 use super::{AlertSources, HubbleRelay};
-use agentk_core::upstream::{ClientTls, ClientTlsConfig, Pem, Scheme, ServerUrl};
 
 /// The sources of alerts.
 #[derive(Debug, Args)]

@@ -6,6 +6,13 @@ mod relay;
 
 use std::time::Instant;
 
+use agentk_core::services::configuration::Section;
+use agentk_core::{
+    AgentMetrics,
+    policy::{PolicyEnforcer, ScopeEnforcer},
+    services::{ConfigurationService, RequestHandler as _, ServiceError},
+    upstream::ClientTls,
+};
 use bytes::Bytes;
 use cluster_alerts::messages::{
     AUDIT, DROPPED, EGRESS, Endpoint, Flow, FlowsContent, INGRESS, Ip, Layer4, LostEvents, Policy, Ports,
@@ -30,13 +37,6 @@ use self::{
     relay::{Relay, failing, message, open},
 };
 use super::*;
-use agentk_core::services::configuration::Section;
-use agentk_core::{
-    AgentMetrics,
-    policy::{PolicyEnforcer, ScopeEnforcer},
-    services::{ConfigurationService, RequestHandler as _, ServiceError},
-    upstream::ClientTls,
-};
 
 const POLICIES: &str = "/apis/cilium.io/v2/ciliumnetworkpolicies";
 const CLUSTER_POLICIES: &str = "/apis/cilium.io/v2/ciliumclusterwidenetworkpolicies";

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 
-use futures_util::{FutureExt as _, future::LocalBoxFuture};
-
-use super::webhook::audit_listener;
 use agentk_core::{
     ListenTls,
     check_report::CheckReport,
     feature::{CheckContext, FeatureCheck, FeatureOptions},
 };
+use futures_util::{FutureExt as _, future::LocalBoxFuture};
+
+use super::webhook::audit_listener;
 
 /// The address and the certificates for the audit events of the API server, which can be used.
 struct AuditCheck {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
 use clap::Args as _;
 use proto::ServiceName;
 
@@ -10,7 +11,6 @@ use super::{
     health::AuditHealth,
     webhook::{AuditOptions, AuditWebhook},
 };
-use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, Work};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {

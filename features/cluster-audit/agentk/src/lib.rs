@@ -12,6 +12,14 @@ mod webhook;
 
 use std::sync::Arc;
 
+use agentk_core::{
+    policy::ScopeEnforcer,
+    services::{
+        KubernetesService, RequestHandler, ServiceError,
+        caller_permits::{CallerPermits, NoPermit},
+        response::{JSON_LINES, bad_request, stream_response, wrong_method},
+    },
+};
 use cluster_audit::RingView;
 use http::{Method, Request, Response};
 use proto::{Reason, audit::EVENTS_PATH, impersonation::Identity};
@@ -21,14 +29,6 @@ use tunnel::Body;
 
 pub use self::definition::DEFINITION;
 use self::{parameters::Parameters, stream::EventStream};
-use agentk_core::{
-    policy::ScopeEnforcer,
-    services::{
-        KubernetesService, RequestHandler, ServiceError,
-        caller_permits::{CallerPermits, NoPermit},
-        response::{JSON_LINES, bad_request, stream_response, wrong_method},
-    },
-};
 
 /// The most responses at the same time. One caller has half of them at most.
 const MAX_READERS: usize = 16;

@@ -2,6 +2,10 @@
 
 use std::{io, ops::ControlFlow, sync::Arc, time::Duration};
 
+use agentk_core::{
+    policy::ScopeEnforcer,
+    services::{caller_permits::CallerPermit, response::line},
+};
 use bytes::Bytes;
 use cluster_audit::{Cursor, EventFilter, Progress};
 use futures_util::{Stream, stream};
@@ -12,11 +16,6 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-
-use agentk_core::{
-    policy::ScopeEnforcer,
-    services::{caller_permits::CallerPermit, response::line},
-};
 
 /// The longest time of a response that does not follow. Then it ends with a position from which the next one continues.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);

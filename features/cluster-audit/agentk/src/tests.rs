@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use agentk_core::{
+    AgentMetrics,
+    cluster::{Cluster, KubeconfigOptions},
+};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use cluster_audit::Ring;
 use http_body_util::BodyExt as _;
@@ -10,10 +14,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use agentk_core::{
-    AgentMetrics,
-    cluster::{Cluster, KubeconfigOptions},
-};
 
 const AGENTK: &str = "system:serviceaccount:agentk:agentk";
 

@@ -23,6 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agentk_core::{FileFollowers, ListenTls, listen::LimitedListener};
 use anyhow::Context as _;
 use bytes::Bytes;
 use cluster_audit::{Ring, RingView};
@@ -48,7 +49,6 @@ use self::{
     writer::RingWriter,
 };
 use super::health::AuditHealth;
-use agentk_core::{FileFollowers, ListenTls, listen::LimitedListener};
 
 /// The path of the webhook.
 const PATH: &str = "/audit";

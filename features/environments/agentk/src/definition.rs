@@ -1,9 +1,9 @@
 //! The feature: the services `provision` and `environments`, and the template of environments, which comes with the configuration.
 
+use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 use proto::ServiceName;
 
 use super::{EnvironmentsHandler, ProvisionMetrics, ProvisionService};
-use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {

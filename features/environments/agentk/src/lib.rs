@@ -14,6 +14,14 @@ use std::{
     time::Duration,
 };
 
+use agentk_core::{
+    policy::MissingScope,
+    services::{
+        RequestHandler, ServiceError,
+        kube_client::Restrictions,
+        response::{bad_request, json_response, wrong_method},
+    },
+};
 use environment_objects::{EnvironmentError, EnvironmentManifest, EnvironmentOwner, Environments};
 use environment_templates::{DeleteResources, Values, Variable};
 use http::{Method, Request, Response};
@@ -39,14 +47,6 @@ use tunnel::Body;
 pub use self::definition::DEFINITION;
 pub(crate) use self::metrics::ProvisionMetrics;
 use self::template::Template;
-use agentk_core::{
-    policy::MissingScope,
-    services::{
-        RequestHandler, ServiceError,
-        kube_client::Restrictions,
-        response::{bad_request, json_response, wrong_method},
-    },
-};
 
 /// The environments whose objects are made at the same time. Further requests wait.
 const MAX_ENSURES: usize = 8;

@@ -4,6 +4,11 @@ mod api_server;
 
 use std::fs;
 
+use agentk_core::{
+    AgentMetrics,
+    policy::{PolicyEnforcer, ScopeEnforcer},
+    services::kube_client::kube_service,
+};
 use kube_cluster::KubeCluster;
 use proto::{
     AgentId,
@@ -13,11 +18,6 @@ use serde_json::json;
 
 use self::api_server::ApiServer;
 use super::*;
-use agentk_core::{
-    AgentMetrics,
-    policy::{PolicyEnforcer, ScopeEnforcer},
-    services::kube_client::kube_service,
-};
 
 const PATH: &str = "/v1/projects/30/environments/live";
 const POLICY: &str = "rules: [{name: a, action: allow, services: [provision], resources: [namespaces]}]";

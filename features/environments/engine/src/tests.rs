@@ -1,5 +1,6 @@
 //! Environments in a cluster in memory.
 
+use fake_cluster::{FakeCluster, error};
 use kube_cluster::{AllowedKinds, AllowedResources};
 use proto::{
     AgentId,
@@ -10,7 +11,6 @@ use serde_json::{Map, Value, json};
 
 use super::{EnvironmentError, EnvironmentOwner, Environments};
 use crate::EnvironmentManifest;
-use fake_cluster::{FakeCluster, error};
 use kube_cluster::{ApiError, Cause, Kind};
 
 const RBAC: &str = "rbac.authorization.k8s.io";

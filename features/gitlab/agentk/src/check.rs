@@ -1,11 +1,12 @@
 //! The steps of a check at GitLab's kas.
 
-use super::{connection::GitLabConnection, context::anonymous_registration};
 use agentk_core::{
     DialError,
     check_report::{CheckReport, StepError, failed},
     connect::{GitLabStream, KasTarget},
 };
+
+use super::{connection::GitLabConnection, context::anonymous_registration};
 
 const REGISTRATION_HINT: &str =
     "check that the address is that of GitLab's kas for agents, and read the log of kas";

@@ -8,6 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use agentk_core::connect::{KasTarget, USER_AGENT_VALUE};
 use futures_util::{Stream, TryFutureExt as _};
 use gitlab_tunnel::{
     MAX_MESSAGE,
@@ -31,8 +32,6 @@ use tonic::{
 use tonic_prost::{ProstDecoder, ProstEncoder};
 use tower::Service;
 use tunnel::{CountedBody, OverheadCounter};
-
-use agentk_core::connect::{KasTarget, USER_AGENT_VALUE};
 
 /// The path of the RPC that carries one request.
 const CONNECT: &str = "/gitlab.agent.reverse_tunnel.rpc.ReverseTunnel/Connect";

@@ -2,6 +2,10 @@
 
 use std::{error::Error as _, time::Duration};
 
+use agentk_core::{
+    DialError, DrainSignals,
+    connect::{BoxIo, KasTarget},
+};
 use futures_util::future::join;
 use gitlab_tunnel::messages::RegisterRequest;
 use http::{HeaderValue, StatusCode};
@@ -16,10 +20,6 @@ use super::{
     http2::{self, ConnectionEnd, Http2Connection},
     memory_tunnel, registration,
     stream_set::StreamSet,
-};
-use agentk_core::{
-    DialError, DrainSignals,
-    connect::{BoxIo, KasTarget},
 };
 
 /// The time that kas has for the preface of HTTP/2 and the registration.

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use agentk_core::{ClusterStatus, Pod, TunnelContext};
 use gitlab_tunnel::messages::{AgentMeta, ConfigurationRequest, KubernetesVersion, RegisterRequest};
 use parking_lot::Mutex;
-
-use agentk_core::{ClusterStatus, Pod, TunnelContext};
 
 /// The parts of an agent that its connections to GitLab's kas use.
 pub(crate) struct GitLabContext {

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use agentk_core::connect::BoxIo;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use hyper::{
     client::conn::http2::{Builder, Connection, SendRequest},
@@ -18,8 +19,6 @@ use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::body::Body;
 use tunnel::{OverheadCounter, OverheadStream};
-
-use agentk_core::connect::BoxIo;
 
 /// The flow-control window of a stream, in bytes: the most data of a request that the cluster has not taken yet.
 const STREAM_WINDOW: u32 = 1 << 20;

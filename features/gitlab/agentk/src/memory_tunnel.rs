@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use agentk_core::services::control::ControlService;
 use futures_util::future::join;
 use gitlab_tunnel::MAX_CHUNK;
 use proto::TunnelId;
@@ -9,7 +10,6 @@ use tokio_util::task::AbortOnDropHandle;
 use tunnel::{KeepaliveConfig, Tunnel, TunnelConfig, direct};
 
 use super::context::GitLabContext;
-use agentk_core::services::control::ControlService;
 
 /// The bytes between both ends.
 const PIPE: usize = 64 << 10;

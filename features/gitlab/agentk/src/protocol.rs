@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use agentk_core::{
+    ClientProtocol, DialError, DrainSignals, ProtocolFuture, ServeProtocol, TunnelContext,
+    connect::{BoxIo, KasTarget},
+};
 use http::HeaderValue;
 use proto::TunnelId;
 use tokio::time::Instant;
 
 use super::{connection::GitLabConnection, context::GitLabContext, http2::ConnectionEnd};
-use agentk_core::{
-    ClientProtocol, DialError, DrainSignals, ProtocolFuture, ServeProtocol, TunnelContext,
-    connect::{BoxIo, KasTarget},
-};
 
 /// Creates the protocol of GitLab's kas for an agent.
 pub fn gitlab_protocol(tunnel: Arc<TunnelContext>) -> Arc<dyn ClientProtocol> {

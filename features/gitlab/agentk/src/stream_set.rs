@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, future::pending, pin::pin, time::Duration};
 
+use agentk_core::DrainSignals;
 use proto::{
     control::{DrainReason, DrainRequest},
     short_line,
@@ -22,7 +23,6 @@ use super::{
     pool::streams_to_open,
     stream::{self, StreamEnd},
 };
-use agentk_core::DrainSignals;
 
 /// The time that requests have after a GOAWAY of kas: the default `max_connection_age` of GitLab's kas.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2 * 3600);

@@ -2,15 +2,15 @@
 
 mod rights;
 
-use futures_util::{FutureExt as _, future::LocalBoxFuture};
-use kube_cluster::KubeCluster;
-
-use super::{GitopsMetrics, cluster_client};
 use agentk_core::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
     feature::{CheckContext, FeatureCheck, FeatureOptions},
     services::kube_client::Restrictions,
 };
+use futures_util::{FutureExt as _, future::LocalBoxFuture};
+use kube_cluster::KubeCluster;
+
+use super::{GitopsMetrics, cluster_client};
 
 const RUN_AS_HINT: &str =
     "agentk needs the right to impersonate the service accounts of run_as: see docs/gitops.md";

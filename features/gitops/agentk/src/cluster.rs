@@ -1,5 +1,9 @@
 //! The cluster as GitOps uses it.
 
+use agentk_core::services::{
+    KubernetesService,
+    kube_client::{Restrictions, kube_service},
+};
 use http::Request;
 use kube::client::Body as KubeBody;
 use kube_cluster::KubeCluster;
@@ -7,10 +11,6 @@ use proto::ServiceName;
 use tower::ServiceExt as _;
 
 use super::GitopsMetrics;
-use agentk_core::services::{
-    KubernetesService,
-    kube_client::{Restrictions, kube_service},
-};
 
 /// Returns the cluster as the scope and the policy allow it. Without them, it is the cluster as agentk uses it itself. Requests are
 /// counted.

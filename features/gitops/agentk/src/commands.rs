@@ -1,12 +1,12 @@
 //! The conditions of the commands of callers about a project.
 
+use agentk_core::services::{ServiceError, response::bad_request};
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{ProjectState, ProjectStatus},
 };
 
 use super::recovery::PLAN;
-use agentk_core::services::{ServiceError, response::bad_request};
 
 /// Returns the code of the deletions that a caller approves, if they are those that wait.
 pub(super) fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use clap::Args;
-use proto::ServiceName;
-
-use super::{Gitops, GitopsHandler, GitopsMetrics, LEASE, ManifestsHandler, check, cluster_client};
 use agentk_core::{
     feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard},
     services::kube_client::Restrictions,
 };
+use clap::Args;
+use proto::ServiceName;
+
+use super::{Gitops, GitopsHandler, GitopsMetrics, LEASE, ManifestsHandler, check, cluster_client};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {

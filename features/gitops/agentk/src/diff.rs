@@ -2,6 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use agentk_core::services::{
+    ServiceError,
+    caller_permits::{CallerPermit, NoPermit},
+    response::bad_request,
+};
 use bytes::{Bytes, BytesMut};
 use gitops_engine::{Engine, SourceFile, SyncInput};
 use http::{HeaderMap, Request};
@@ -19,11 +24,6 @@ use tokio::{
 use tunnel::Body;
 
 use super::{Gitops, now_millis, preview};
-use agentk_core::services::{
-    ServiceError,
-    caller_permits::{CallerPermit, NoPermit},
-    response::bad_request,
-};
 
 /// The largest body of a request, and the most bytes of the bodies of all requests: those of as many diffs as may run.
 const MAX_BODY: usize = 64 << 20;

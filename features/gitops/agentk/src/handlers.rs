@@ -6,6 +6,10 @@ use std::{
     time::SystemTime,
 };
 
+use agentk_core::services::{
+    RequestHandler, ServiceError,
+    response::{JSON_LINES, bad_request, json_response, line, stream_response, wrong_method},
+};
 use futures_util::stream;
 use gitops_engine::SourceFile;
 use http::{Method, Request, Response, StatusCode};
@@ -29,10 +33,6 @@ use super::{
     project::Submitted,
     sources::QUEUE,
     stored::{self, APPROVED, PRUNE, RECOVER, REQUESTED, SUSPENDED},
-};
-use agentk_core::services::{
-    RequestHandler, ServiceError,
-    response::{JSON_LINES, bad_request, json_response, line, stream_response, wrong_method},
 };
 
 /// The largest sync that agentk accepts. The limits of kas are lower by default.

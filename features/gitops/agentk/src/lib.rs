@@ -38,6 +38,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use agentk_core::{
+    EventLog,
+    leader::{Candidacy, Leader, LeaseDefinition},
+    services::{ServiceError, caller_permits::CallerPermits},
+};
 use gitops_engine::{HealthRules, applyset::ApplySet};
 use kube_cluster::{GroupKind, Kind, KubeCluster};
 use parking_lot::Mutex;
@@ -55,11 +60,6 @@ pub(crate) use self::{
     metrics::GitopsMetrics,
 };
 use self::{preview::Previews, project::Project, sources::Sources};
-use agentk_core::{
-    EventLog,
-    leader::{Candidacy, Leader, LeaseDefinition},
-    services::{ServiceError, caller_permits::CallerPermits},
-};
 
 /// The Lease of the pod that applies manifests.
 pub(crate) const LEASE: LeaseDefinition =

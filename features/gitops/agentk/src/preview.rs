@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use agentk_core::services::ServiceError;
 use gitops_engine::SourceFile;
 use parking_lot::Mutex;
 use proto::{
@@ -11,7 +12,6 @@ use proto::{
 use tokio::{sync::oneshot, time::timeout};
 
 use super::Gitops;
-use agentk_core::services::ServiceError;
 
 /// The time that kas may take to read a repository.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,6 +2,10 @@
 
 use std::{collections::BTreeMap, convert::Infallible};
 
+use agentk_core::{
+    leader::{CandidateProcess, LeaderTask, LeaseDefinition},
+    services::RequestHandler as _,
+};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, Response};
@@ -18,10 +22,6 @@ use tower::service_fn;
 use tunnel::Body;
 
 use super::*;
-use agentk_core::{
-    leader::{CandidateProcess, LeaderTask, LeaseDefinition},
-    services::RequestHandler as _,
-};
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/agentk/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/agentk/leases";

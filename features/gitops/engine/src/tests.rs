@@ -19,6 +19,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
 };
 
+use fake_cluster::{FakeCluster, error};
 use kube_cluster::{Cause, Fence, Stopped};
 use parking_lot::Mutex;
 use proto::gitops::{ObjectCounts, ObjectId, ProjectState, SyncEvent, SyncEventKind};
@@ -26,7 +27,6 @@ use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{Engine, Outcome, SourceFile, SyncInput};
-use fake_cluster::{FakeCluster, error};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
 use clap::Args;
 use proto::ServiceName;
 
 use super::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments};
-use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard, SectionError};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {

@@ -5,6 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use agentk_core::EventLog;
 use proto::{
     agent_configuration::environments::NamedEnvironment,
     events::{EventContent, EventKind, EventSubject, NewAgentEvent, Severity},
@@ -15,7 +16,6 @@ use resource_graph::Query;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{GraphService, LOAD_TIMEOUT, View, now};
-use agentk_core::EventLog;
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_secs(10);

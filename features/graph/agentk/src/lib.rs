@@ -17,6 +17,12 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use agentk_core::services::{
+    KubernetesService, RequestHandler, ServiceError,
+    caller_permits::CallerPermits,
+    kube_client::{Restrictions, kube_service},
+    response::{bad_request, json, json_text, wrong_method},
+};
 use http::{
     HeaderValue, Method, Request, Response,
     header::{CONTENT_ENCODING, VARY},
@@ -45,12 +51,6 @@ use tunnel::Body;
 pub use self::definition::DEFINITION;
 use self::parameters::Parameters;
 pub(crate) use self::{environments::WatchedEnvironments, metrics::GraphMetrics};
-use agentk_core::services::{
-    KubernetesService, RequestHandler, ServiceError,
-    caller_permits::CallerPermits,
-    kube_client::{Restrictions, kube_service},
-    response::{bad_request, json, json_text, wrong_method},
-};
 
 /// The time for which the cache stays after the last request.
 const IDLE: Duration = Duration::from_secs(30 * 60);

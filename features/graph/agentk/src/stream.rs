@@ -2,6 +2,14 @@
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
+use agentk_core::{
+    policy::PolicyEnforcer,
+    services::{
+        ServiceError,
+        caller_permits::{CallerPermit, CallerPermits, NoPermit},
+        response::{JSON_LINES, bad_request, stream_response},
+    },
+};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use http::{HeaderMap, Response};
@@ -21,14 +29,6 @@ use tunnel::Body;
 use super::{
     LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed, gzip::GzipStream, gzip_response, now,
     parameters::Watched, vary,
-};
-use agentk_core::{
-    policy::PolicyEnforcer,
-    services::{
-        ServiceError,
-        caller_permits::{CallerPermit, CallerPermits, NoPermit},
-        response::{JSON_LINES, bad_request, stream_response},
-    },
 };
 
 /// The type of server-sent events.

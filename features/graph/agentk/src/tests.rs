@@ -2,6 +2,10 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use agentk_core::{
+    cluster::{Cluster, KubeconfigOptions},
+    services::KubernetesService,
+};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response, StatusCode, header::ACCEPT};
@@ -12,14 +16,10 @@ use proto::{
     header::LAST_EVENT_ID,
 };
 use serde_json::{Value, json};
+use testing::test_cluster::TestCluster;
 use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
-use agentk_core::{
-    cluster::{Cluster, KubeconfigOptions},
-    services::KubernetesService,
-};
-use testing::test_cluster::TestCluster;
 
 const PODS: &str = "/api/v1/pods";
 

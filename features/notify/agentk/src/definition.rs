@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 use clap::Args;
 use proto::ServiceName;
 
 use super::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics};
-use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOptions, Guard};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {

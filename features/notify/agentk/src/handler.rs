@@ -2,6 +2,10 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use agentk_core::services::{
+    RequestHandler, ServiceError,
+    response::{JSON_LINES, bad_request, line, stream_response, wrong_method},
+};
 use futures_util::stream;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
@@ -14,10 +18,6 @@ use tokio::{sync::watch, time::sleep};
 use tunnel::Body;
 
 use super::Notify;
-use agentk_core::services::{
-    RequestHandler, ServiceError,
-    response::{JSON_LINES, bad_request, line, stream_response, wrong_method},
-};
 
 /// Serves kas itself.
 #[derive(Clone, Debug)]

@@ -35,6 +35,10 @@ use std::{
     },
 };
 
+use agentk_core::{
+    leader::{Candidacy, Leader, LeaseDefinition},
+    policy::PolicyEnforcer,
+};
 use kube_cluster::KubeCluster;
 use parking_lot::Mutex;
 use proto::{
@@ -53,10 +57,6 @@ use self::{
     plan::{Target, targets},
     record::Records,
     webhook::WebhookClient,
-};
-use agentk_core::{
-    leader::{Candidacy, Leader, LeaseDefinition},
-    policy::PolicyEnforcer,
 };
 
 /// The Lease of the pod that acts on events.

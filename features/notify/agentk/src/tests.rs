@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use agentk_core::{AgentMetrics, leader::CandidateProcess};
 use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body_util::Full;
@@ -26,7 +27,6 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower::service_fn;
 
 use super::*;
-use agentk_core::{AgentMetrics, leader::CandidateProcess};
 
 /// An API server that keeps what is written.
 #[derive(Clone, Default)]

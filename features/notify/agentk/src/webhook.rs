@@ -7,6 +7,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use agentk_core::{
+    policy::AllowedWebhook,
+    upstream::{ClientTls, ServerUrl, TlsConfigSource, Upstream, UpstreamConfig, is_service_address},
+};
 use bytes::Bytes;
 use files::unreadable;
 use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};
@@ -22,10 +26,6 @@ use tokio::{task::spawn_blocking, time::timeout};
 use tunnel::Body;
 
 use super::lane::EffectError;
-use agentk_core::{
-    policy::AllowedWebhook,
-    upstream::{ClientTls, ServerUrl, TlsConfigSource, Upstream, UpstreamConfig, is_service_address},
-};
 
 /// The time for the head of the response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);

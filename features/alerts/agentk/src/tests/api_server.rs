@@ -2,6 +2,10 @@
 
 use std::{convert::Infallible, sync::Arc};
 
+use agentk_core::{
+    cluster::{Cluster, KubeconfigOptions},
+    services::KubernetesService,
+};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Method, Request, Response, StatusCode};
@@ -10,11 +14,6 @@ use http_body_util::{BodyExt as _, StreamBody, combinators::BoxBody};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-
-use agentk_core::{
-    cluster::{Cluster, KubeconfigOptions},
-    services::KubernetesService,
-};
 use testing::test_cluster::TestCluster;
 
 /// What the API server has.

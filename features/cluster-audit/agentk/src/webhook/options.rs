@@ -6,9 +6,8 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Args, ValueHint};
-
 use agentk_core::listen::listen_address;
+use clap::{Args, ValueHint};
 
 /// The options of the webhook that receives the audit events of the API server.
 #[derive(Clone, Debug, Args)]

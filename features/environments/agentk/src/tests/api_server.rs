@@ -2,17 +2,16 @@
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
 
+use agentk_core::{
+    cluster::{Cluster, KubeconfigOptions},
+    services::KubernetesService,
+};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-
-use agentk_core::{
-    cluster::{Cluster, KubeconfigOptions},
-    services::KubernetesService,
-};
 use testing::test_cluster::TestCluster;
 
 /// A running API server.

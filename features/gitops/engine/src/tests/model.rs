@@ -17,6 +17,7 @@ use std::{
     },
 };
 
+use fake_cluster::{FakeCluster, error};
 use kube_cluster::{Fence, Stopped};
 use parking_lot::Mutex;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -44,7 +45,6 @@ use crate::{
     Engine, SourceFile,
     applyset::{ApplySet, PART_OF},
 };
-use fake_cluster::{FakeCluster, error};
 
 /// The objects of the cluster at a moment.
 type BothSnapshots = Arc<Mutex<Option<(Snapshot, Snapshot)>>>;

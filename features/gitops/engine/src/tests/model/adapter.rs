@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fake_cluster::FakeCluster;
 use kube_cluster::Fence;
 use proto::{
     AgentId,
@@ -13,7 +14,6 @@ use serde_json::Value;
 
 use super::rules::Rule;
 use crate::{Engine, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset};
-use fake_cluster::FakeCluster;
 
 /// The rules that the engine is known to break.
 pub(super) const BROKEN: &[Rule] = &[];

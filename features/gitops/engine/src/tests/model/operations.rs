@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use fake_cluster::Death;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use proto::agent_configuration::gitops::InventoryPolicy;
 
 use super::universe::*;
-use fake_cluster::Death;
 
 /// A project: 0 or 1.
 pub(super) type ProjectNumber = usize;

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use fake_cluster::Objects;
 use kube_cluster::GroupKind;
 use proto::{
     agent_configuration::gitops::{InventoryPolicy, ManifestProject},
@@ -18,7 +19,6 @@ use super::{
     universe::{SHOP, TOYS_GROUP, Thing},
 };
 use crate::applyset::PART_OF;
-use fake_cluster::Objects;
 
 /// The time for which deletions count together, in milliseconds.
 pub(super) const HOUR: u64 = 3_600_000;

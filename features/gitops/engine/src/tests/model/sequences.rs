@@ -1,5 +1,7 @@
 //! Sequences that have broken a rule once, by name.
 
+use fake_cluster::Death;
+
 use super::{
     Loss::*,
     Operation::*,
@@ -10,7 +12,6 @@ use super::{
     run, runtime,
     universe::{Foreign, Thing::*, *},
 };
-use fake_cluster::Death;
 
 /// The requests of a pass at which a process dies.
 const REQUESTS: std::ops::Range<usize> = 0..80;
