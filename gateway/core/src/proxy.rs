@@ -1,4 +1,4 @@
-//! Serves callers. [`handle`] is the path of a request: validate → check access → forward → respond.
+//! Serves callers. `handle` is the path of a request: validate → check access → forward → respond.
 //!
 //! ```text
 //!  connection: hyper reads a head

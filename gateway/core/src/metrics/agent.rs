@@ -50,7 +50,7 @@ pub(crate) struct AgentCounts {
     up: BTreeMap<String, bool>,
 }
 
-/// Encodes the newest [`AgentCounts`]. Clones share them.
+/// Encodes the newest `AgentCounts`. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct AgentGauges(Arc<Mutex<AgentCounts>>);
 

@@ -64,9 +64,9 @@ pub(crate) struct Question {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Subject {
-    /// Lines of the audit log. The answer is an [`AuditLines`].
+    /// Lines of the audit log. The answer is an [`AuditLines`](audit_lines::AuditLines).
     Audit(AuditFilter),
-    /// The requests with an id. The answer is a [`RequestAnswer`].
+    /// The requests with an id. The answer is a [`RequestAnswer`](requests::RequestAnswer).
     Request(String),
 }
 
