@@ -49,7 +49,7 @@ use crate::{
             webhooks::{Webhook, WebhookContext, WebhookMetrics},
         },
         request_types,
-        web::{Recent, WebServer},
+        web::WebServer,
     },
 };
 use access::{ApiTokenVerifier, Identities, Identity};
@@ -59,7 +59,6 @@ use gitlab::{
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitaly::GitalyClient,
 };
-use kas_cluster_audit::AccessRing;
 use kas_core::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
@@ -171,8 +170,6 @@ impl App {
             usage: Usage::default(),
             dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry, &request_types),
-            recent: config.web.as_ref().map(|_| Arc::new(Recent::new(replica.id))),
-            accesses: Arc::new(AccessRing::new(replica.id)),
             request_types,
             audit: Arc::default(),
             caller_connections: TaskGroup::default(),
@@ -181,7 +178,6 @@ impl App {
         let gitlab = gitlab.map(|client| shared.gitlab(client, &config));
         let gitaly = GitalyClient::new(&config.gitaly, shared.redis.as_ref(), gitaly_tls);
         let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
-        let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &config));
         let features = Features::new(FeatureContext {
             replica: shared.replica,
             identities: &shared.identities,
@@ -193,8 +189,10 @@ impl App {
             store: &shared.store,
             events: &shared.events,
             redis: shared.redis.as_ref(),
+            has_page: config.web.is_some(),
             registry: &mut registry,
         });
+        let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &features, &config));
         let settings = &config.agent.configuration;
         let configuration =
             ConfigurationService::new(settings, &shared.identities, check_template, &mut registry);
@@ -208,8 +206,8 @@ impl App {
         let deployments = Deployments::new(shared.redis.clone());
         let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
-        let callers = Arc::new(shared.proxy_server(access, peers, traces, &config, &mut registry));
-        let web = config.web.as_ref().zip(shared.recent.clone()).map(|(web, recent)| {
+        let callers = Arc::new(shared.proxy_server(access, peers, &features, traces, &config, &mut registry));
+        let web = config.web.as_ref().zip(features.recent.clone()).map(|(web, recent)| {
             let environments = environment_sources(&environments, &features);
             let oidc = (issuers.clone(), oidc);
             Arc::new(WebServer::new(
@@ -226,7 +224,7 @@ impl App {
         let webhook_metrics = WebhookMetrics::register(&mut registry, names);
         let credentials = CredentialFiles::new(CertificateExpirations::register(&mut registry));
         let readiness = Readiness::default();
-        let admin = Arc::new(shared.admin_server(&agents, readiness.clone(), &config, registry));
+        let admin = Arc::new(shared.admin_server(&agents, &features, readiness.clone(), &config, registry));
         Self {
             agents,
             callers,

@@ -1,4 +1,5 @@
-//! The features of kas: the types of requests that they bring, and what they do in each tunnel by themselves.
+//! The features of kas, and all that they add to core: types of requests, what they do with requests and in tunnels, routes of the internal
+//! API, answers to other replicas, and their work in the background.
 //!
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
@@ -11,10 +12,11 @@ pub(crate) mod notify;
 mod openapi;
 pub(crate) mod web;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ::gitlab::{GitLabAgents, GitLabClient, Usage, gitaly::GitalyClient};
 use access::Identities;
+use axum::Router;
 use futures_util::future::BoxFuture;
 use kas_graph::{GraphRequests, views::ViewsService};
 use kas_promql::Prometheus;
@@ -22,23 +24,30 @@ use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
 use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
 
 use self::{
-    environments::{AgentEnvironments, api::EnvironmentsApi},
+    environments::{AgentEnvironments, ManagedResourcesConfig, Provisioner, api::EnvironmentsApi},
     events::{
-        Events,
+        EventRequests, Events,
         agents::{AgentEvents, ConfigurationReports},
     },
     gitlab::UsageReports,
     gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
     notify::NotifyService,
+    web::{Recent, RecentAnswers},
 };
 
-use kas_cluster_audit::Audit;
+use kas_cluster_audit::{AccessRing, Audit, ClusterAudit, ClusterAuditMetrics};
 use kas_core::{
     api::{ApiContext, ApiRoutes},
     attachments::TunnelFeature,
+    audit::AuditLog,
     configuration::AgentConfigurationConfig,
+    forward::Forwarder,
+    kill_switch::KillSwitch,
+    peers::PeerHooks,
+    request_hooks::{RequestHooks, RequestObserver},
     request_types::{Named, RequestTypes},
 };
 
@@ -55,7 +64,7 @@ pub fn request_types() -> RequestTypes {
     ])
 }
 
-/// The features that work in tunnels by themselves. Clones share their state.
+/// The features that have a state. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Features {
     /// Sends each agent the manifests of its projects.
@@ -68,6 +77,12 @@ pub struct Features {
     pub environments: AgentEnvironments,
     /// Follows the events of each agent.
     pub events: AgentEvents,
+    /// The recent requests and lines of the audit log, if kas serves the page.
+    pub(crate) recent: Option<Arc<Recent>>,
+    /// The recent requests to clusters, for their audit logs.
+    accesses: Arc<AccessRing>,
+    replica: ReplicaId,
+    store: Arc<dyn Store>,
     identities: Identities,
     /// The agents and the requests, for GitLab.
     usage: Usage,
@@ -90,6 +105,21 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) store: &'a Arc<dyn Store>,
     /// The store that replicas share, if there are several.
     pub(crate) redis: Option<&'a RedisStore>,
+    /// kas serves the web page.
+    pub(crate) has_page: bool,
+    pub(crate) registry: &'a mut Registry,
+}
+
+/// The parts of a replica from which hooks of requests are built.
+#[derive(Debug)]
+pub(crate) struct RequestHookContext<'a> {
+    pub(crate) forwarder: &'a Forwarder,
+    pub(crate) kill_switch: &'a Arc<KillSwitch>,
+    /// The audit log, once it is open.
+    pub(crate) audit: &'a Arc<OnceLock<AuditLog>>,
+    /// Cancelled when the replica stops serving callers.
+    pub(crate) draining: &'a CancellationToken,
+    pub(crate) managed_resources: &'a ManagedResourcesConfig,
     pub(crate) registry: &'a mut Registry,
 }
 
@@ -117,9 +147,54 @@ impl Features {
             views: ViewsService::new(context.replica, context.redis.cloned()),
             environments: AgentEnvironments::new(context.redis.cloned()),
             events: AgentEvents::new(context.events.clone()),
+            recent: context.has_page.then(|| Arc::new(Recent::new(context.replica))),
+            accesses: Arc::new(AccessRing::new(context.replica)),
+            replica: context.replica,
+            store: Arc::clone(context.store),
             identities: context.identities.clone(),
             usage: context.usage.clone(),
         }
+    }
+
+    /// Returns the hooks of requests, in the order in which they are called.
+    pub(crate) fn request_hooks(&self, context: RequestHookContext<'_>) -> Vec<Box<dyn RequestHooks>> {
+        let RequestHookContext { forwarder, kill_switch, audit, draining, managed_resources, registry } =
+            context;
+        vec![
+            Box::new(EventRequests {
+                events: self.events.log().clone(),
+                replica: self.replica,
+                draining: draining.clone(),
+            }),
+            Box::new(Provisioner::new(
+                managed_resources.clone(),
+                forwarder.clone(),
+                Arc::clone(kill_switch),
+                Arc::clone(audit),
+                registry,
+            )),
+            Box::new(ClusterAudit {
+                accesses: Arc::clone(&self.accesses),
+                peers: forwarder.peers.clone(),
+                store: Arc::clone(&self.store),
+                metrics: ClusterAuditMetrics::register(registry),
+            }),
+        ]
+    }
+
+    /// Returns the features that see each request.
+    pub(crate) fn request_observers(&self) -> Vec<Arc<dyn RequestObserver>> {
+        self.recent.iter().map(|recent| Arc::clone(recent) as Arc<dyn RequestObserver>).collect()
+    }
+
+    /// Returns the features that answer other replicas.
+    pub(crate) fn peer_hooks(&self) -> Vec<Arc<dyn PeerHooks>> {
+        vec![Arc::clone(&self.accesses) as Arc<dyn PeerHooks>, Arc::new(RecentAnswers(self.recent.clone()))]
+    }
+
+    /// Returns the routes of the listener of probes and metrics. `draining` is cancelled when the replica stops.
+    pub(crate) fn admin_routes(&self, draining: &CancellationToken) -> Router {
+        events::admin::routes(self.events.log().clone(), self.replica, draining.clone())
     }
 
     /// Returns the features that work in tunnels.

@@ -22,14 +22,11 @@ use tunnel::TunnelConfig;
 use crate::{
     config::Config,
     features::{
-        Features,
-        environments::Provisioner,
-        events::{self, EventRequests, Events, sources::EventSources},
+        Features, RequestHookContext,
+        events::{Events, sources::EventSources},
         gitlab::GitlabAgentk,
-        web::{Recent, RecentAnswers},
     },
 };
-use kas_cluster_audit::{AccessRing, ClusterAudit, ClusterAuditMetrics};
 use kas_core::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
@@ -42,9 +39,8 @@ use kas_core::{
     kill_switch::KillSwitch,
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
-    peers::{PeerClient, PeerHooks, PeerServer},
+    peers::{PeerClient, PeerServer},
     proxy::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling, RequestObservers},
-    request_hooks::{RequestHooks, RequestObserver},
     request_types::RequestTypes,
     tasks::TaskGroup,
     traces::Traces,
@@ -67,8 +63,6 @@ pub(super) struct SharedState {
     pub dial_errors: Arc<DialErrors>,
     pub metrics: Metrics,
     pub events: Events,
-    pub recent: Option<Arc<Recent>>,
-    pub accesses: Arc<AccessRing>,
     pub request_types: RequestTypes,
     /// The audit log, once it is open.
     pub audit: Arc<OnceLock<AuditLog>>,
@@ -179,6 +173,7 @@ impl SharedState {
         &self,
         access: AccessControl,
         peers: PeerClient,
+        features: &Features,
         traces: Option<Traces>,
         config: &Config,
         registry: &mut Registry,
@@ -191,7 +186,14 @@ impl SharedState {
             dial_errors: Arc::clone(&self.dial_errors),
             metrics: self.metrics.clone(),
         };
-        let hooks = self.request_hooks(&forwarder, config, registry);
+        let hooks = features.request_hooks(RequestHookContext {
+            forwarder: &forwarder,
+            kill_switch: &self.kill_switch,
+            audit: &self.audit,
+            draining: &self.caller_connections.draining,
+            managed_resources: &config.agent.managed_resources,
+            registry,
+        });
         let cors = Cors::new(config.allowed_origins());
         let config = ProxyConfig::new(&config.agent.kubernetes_api, cors);
         ProxyServer {
@@ -203,46 +205,12 @@ impl SharedState {
                 metrics: self.metrics.clone(),
                 traces,
                 audit: Arc::clone(&self.audit),
-                features: self.request_observers(),
+                features: features.request_observers(),
                 log_limit: LogLimiter::new(LOG_PERIOD),
             },
             connections: CallerConnections::new(self.caller_connections.clone(), &config.limits),
             config,
         }
-    }
-
-    /// Returns the features that see each request.
-    fn request_observers(&self) -> Vec<Arc<dyn RequestObserver>> {
-        self.recent.iter().map(|recent| Arc::clone(recent) as Arc<dyn RequestObserver>).collect()
-    }
-
-    /// Returns the hooks of features, in the order in which they are called.
-    fn request_hooks(
-        &self,
-        forwarder: &Forwarder,
-        config: &Config,
-        registry: &mut Registry,
-    ) -> Vec<Box<dyn RequestHooks>> {
-        vec![
-            Box::new(EventRequests {
-                events: self.events.clone(),
-                replica: self.replica,
-                draining: self.caller_connections.draining.clone(),
-            }),
-            Box::new(Provisioner::new(
-                config.agent.managed_resources.clone(),
-                forwarder.clone(),
-                Arc::clone(&self.kill_switch),
-                Arc::clone(&self.audit),
-                registry,
-            )),
-            Box::new(ClusterAudit {
-                accesses: Arc::clone(&self.accesses),
-                peers: forwarder.peers.clone(),
-                store: Arc::clone(&self.store),
-                metrics: ClusterAuditMetrics::register(registry),
-            }),
-        ]
     }
 
     /// Builds the server of other replicas.
@@ -251,22 +219,21 @@ impl SharedState {
         own: Replica,
         secret: Option<Secret>,
         peers: PeerClient,
+        features: &Features,
         config: &Config,
     ) -> PeerServer {
         let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
         let (settings, metrics) = (config.peer_settings(), self.metrics.clone());
         let server = PeerServer::new(own, secret, tunnels, peers, store, settings, metrics);
         let server = server.with_grace(config.agent.kubernetes_api.listen.shutdown_grace_period);
-        server.with_hooks(vec![
-            Arc::clone(&self.accesses) as Arc<dyn PeerHooks>,
-            Arc::new(RecentAnswers(self.recent.clone())),
-        ])
+        server.with_hooks(features.peer_hooks())
     }
 
     /// Builds the server of probes, metrics and the list of agents. It serves all metrics of the `registry`.
     pub(super) fn admin_server(
         &self,
         agents: &Arc<AgentServer>,
+        features: &Features,
         readiness: Readiness,
         config: &Config,
         mut registry: Registry,
@@ -282,11 +249,7 @@ impl SharedState {
             files,
             kill_switch: Arc::clone(&self.kill_switch),
             store: Arc::clone(&self.store),
-            routes: events::admin::routes(
-                self.events.clone(),
-                self.replica,
-                agents.connections.draining.clone(),
-            ),
+            routes: features.admin_routes(&agents.connections.draining),
             agent_lister: AgentLister::new(agents),
             agent_monitor: AgentMonitor::new(agents, config.observability.per_agent_metrics, gauges),
             registry,
