@@ -119,8 +119,8 @@ impl AsyncWrite for Io {
     }
 }
 
-/// Fails a write for which the peer has not read within the limit. Without this guard, a caller that stops reading occupies
-/// its part of a tunnel until it closes the connection.
+/// Fails a write for which the peer has not read within the limit. Without this guard, a caller or an agent that stops
+/// reading occupies its part of a tunnel until it closes the connection.
 #[derive(Debug)]
 pub(crate) struct StallGuard<T> {
     io: T,

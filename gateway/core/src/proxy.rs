@@ -96,7 +96,7 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
                 ready.await?;
             }
         }
-        let (request, upgrade) = request::to_agent(&context, head).await?;
+        let (request, upgrade) = request::agent_request(&context, head).await?;
         let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
         Ok::<_, RequestError>((forwarded, upgrade))
     };

@@ -90,7 +90,7 @@ impl fmt::Debug for RequestContext {
 
 /// Builds the request to the agent from the request of the caller. Returns it together with the caller's connection, if the
 /// caller asks for an upgrade.
-pub(super) async fn to_agent(
+pub(super) async fn agent_request(
     context: &Arc<RequestContext>,
     mut request: Request<()>,
 ) -> Result<(Request<Body>, Option<OnUpgrade>), RequestError> {
