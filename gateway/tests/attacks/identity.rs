@@ -250,7 +250,12 @@ fn attack_36_tokens_are_compared_as_hashes() {
         .to_vec();
     let mut exposing = Vec::new();
     while let Some(path) = sources.pop() {
-        if path.ends_with("tests") || path.extension().is_some_and(|extension| extension != "rs") {
+        // The part of a feature that agentk has is a crate in a folder of that name.
+        let is_of_agentk = path.ends_with("agentk") && path.join("Cargo.toml").is_file();
+        if is_of_agentk
+            || path.ends_with("tests")
+            || path.extension().is_some_and(|extension| extension != "rs")
+        {
             continue;
         }
         if path.is_dir() {
