@@ -8,7 +8,7 @@ mod series_labels;
 use http::Method;
 use percent_encoding::percent_decode_str;
 
-pub use self::series_labels::{SeriesLabels, SeriesLabelsError};
+pub use self::series_labels::{MAX_VALUE_BYTES, SeriesLabels, SeriesLabelsError};
 
 /// The result of [`check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 /// The label with the name of a metric.
 const METRIC_NAME: &str = "__name__";
+/// The most bytes of all values of a label: they become one regular expression, whose size is limited.
+pub const MAX_VALUE_BYTES: usize = 64 << 10;
 
 /// The values that each label of a series has, if a caller may see the series. There is at least one label, and each has a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +52,9 @@ fn check(name: &str, values: &[String]) -> Result<(), String> {
     if values.is_empty() {
         return Err(format!("the label {name} has no values, so that the caller could see no series"));
     }
+    if values.iter().map(String::len).sum::<usize>() > MAX_VALUE_BYTES {
+        return Err(format!("the values of {name} have more than {MAX_VALUE_BYTES} bytes together"));
+    }
     // A matcher for the empty value also matches series without the label.
     if values.iter().any(|value| value.is_empty() || value.contains(char::is_control)) {
         return Err(format!("a value of {name} is empty or has control characters"));
@@ -74,6 +79,7 @@ mod tests {
         assert!(refused("ns", &[]).contains("has no values"));
         assert!(refused("ns", &["a", ""]).contains("empty"));
         assert!(refused("ns", &["a\nb"]).contains("control"));
+        assert!(refused("ns", &["a"; MAX_VALUE_BYTES + 1]).contains("65536 bytes together"));
         assert!(SeriesLabels::new(BTreeMap::new()).is_err());
     }
 }

@@ -49,3 +49,25 @@ fn literal(text: &str) -> String {
     }
     literal
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use request_info::prometheus::MAX_VALUE_BYTES;
+
+    use super::*;
+
+    /// The file with the labels was accepted, so that a query must not fail because of their number.
+    #[test]
+    fn most_values_of_a_label_fit_into_an_expression() {
+        let names: Vec<String> = (0..).map(|number| format!("{number:x}")).take(16_000).collect();
+        let repeated = vec!["a".to_owned(); MAX_VALUE_BYTES];
+        let wide = vec!["é".to_owned(); MAX_VALUE_BYTES / 2];
+        for values in [names, repeated, wide] {
+            assert!(values.iter().map(String::len).sum::<usize>() > MAX_VALUE_BYTES - 10_000);
+            let labels = SeriesLabels::new(BTreeMap::from([("ns".to_owned(), values)])).unwrap();
+            assert!(Labels::new(&labels).is_ok());
+        }
+    }
+}
