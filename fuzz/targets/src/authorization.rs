@@ -17,6 +17,7 @@ use access::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::FutureExt as _;
+use gitlab::GitLabSessions;
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use prometheus_client::metrics::counter::Counter;
 use secrecy::SecretString;
@@ -53,7 +54,11 @@ static ACCESS: LazyLock<AccessControl> = LazyLock::new(|| {
     let identity = Identity::parse(Path::new("identity.yaml"), &text).expect("the identity is valid");
     // Every input comes from one address, and none may get a refusal for its rate.
     let unknown = UnknownCredentials::new(u32::MAX, Counter::default());
-    AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>], Arc::new(unknown))
+    AccessControl::new(
+        [Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>],
+        Arc::new(GitLabSessions),
+        Arc::new(unknown),
+    )
 });
 
 /// Texts of failures that do not depend on the credential. A generated token may be a part of them by chance.

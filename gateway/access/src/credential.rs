@@ -90,13 +90,13 @@ impl Credential {
         headers: &HeaderMap,
         query: Option<&str>,
         address: IpAddr,
-        sessions: Option<&dyn SessionParser>,
+        sessions: &dyn SessionParser,
     ) -> Result<Self, RequestError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = match (values.next(), values.next()) {
             (Some(value), None) => value,
             (None, _) => {
-                let session = sessions.map_or(Ok(None), |sessions| sessions.parse(headers, query));
+                let session = sessions.parse(headers, query);
                 let session = session.map_err(unauthorized)?.map(|session| Self::session(session, address));
                 return session
                     .ok_or_else(|| unauthorized("an Authorization header with a token is missing"));

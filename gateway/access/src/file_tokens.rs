@@ -132,6 +132,7 @@ fn unknown_agent(
 #[cfg(test)]
 mod tests {
     use std::{
+        borrow::Cow,
         net::{IpAddr, Ipv4Addr},
         path::Path,
     };
@@ -143,9 +144,26 @@ mod tests {
     use secrecy::SecretString;
 
     use super::*;
-    use crate::{AccessControl, UnknownCredentials, target::UrlPathPrefix, token::TokenHash};
+    use crate::{
+        AccessControl, BrowserSession, SessionParser, UnknownCredentials, target::UrlPathPrefix,
+        token::TokenHash,
+    };
 
     const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+
+    /// No request has a browser session.
+    #[derive(Debug)]
+    struct NoSessions;
+
+    impl SessionParser for NoSessions {
+        fn parse(&self, _: &HeaderMap, _: Option<&str>) -> Result<Option<BrowserSession>, &'static str> {
+            Ok(None)
+        }
+
+        fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str> {
+            Cow::Borrowed(path)
+        }
+    }
 
     fn identity() -> Identity {
         let hash = |token: &str| TokenHash::of(&SecretString::from(token));
@@ -173,7 +191,7 @@ mod tests {
         let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
         let file: Arc<dyn CallerAuthorizer> = Arc::new(Identities::new(identity()));
         let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
-        let access_control = AccessControl::new([file], unknown);
+        let access_control = AccessControl::new([file], Arc::new(NoSessions), unknown);
         let authorized = access_control.authorize(&headers, &target, ADDRESS).now_or_never();
         authorized.unwrap().map(|caller| caller.agent).map_err(|failure| (failure.reason, failure.message))
     }

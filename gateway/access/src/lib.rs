@@ -131,23 +131,19 @@ pub struct ManagedEnvironment {
 #[derive(Clone, Debug)]
 pub struct AccessControl {
     sources: Arc<[Arc<dyn CallerAuthorizer>]>,
-    sessions: Option<Arc<dyn SessionParser>>,
+    sessions: Arc<dyn SessionParser>,
     unknown: Arc<UnknownCredentials>,
 }
 
 impl AccessControl {
-    /// Asks these sources, in this order. `unknown` limits the credentials that none of them knows.
+    /// Asks these sources, in this order. `sessions` parses the credentials that are no header `Authorization`, and `unknown` limits the
+    /// credentials that no source knows.
     pub fn new(
         sources: impl IntoIterator<Item = Arc<dyn CallerAuthorizer>>,
+        sessions: Arc<dyn SessionParser>,
         unknown: Arc<UnknownCredentials>,
     ) -> Self {
-        Self { sources: sources.into_iter().collect(), sessions: None, unknown }
-    }
-
-    /// Accepts browser sessions as credentials.
-    #[must_use]
-    pub fn with_sessions(self, sessions: Arc<dyn SessionParser>) -> Self {
-        Self { sessions: Some(sessions), ..self }
+        Self { sources: sources.into_iter().collect(), sessions, unknown }
     }
 
     /// Authenticates the caller by its `Authorization` header or its browser session, and authorizes its request from `address`.
@@ -162,7 +158,7 @@ impl AccessControl {
         target: &Target<'_>,
         address: IpAddr,
     ) -> Result<AuthorizedCaller, RequestError> {
-        let credential = Credential::parse(headers, target.query(), address, self.sessions.as_deref())?;
+        let credential = Credential::parse(headers, target.query(), address, &*self.sessions)?;
         for source in &*self.sources {
             if let Some(caller) = source.authorize(&credential, target).await? {
                 return Ok(caller);
@@ -176,7 +172,7 @@ impl AccessControl {
 impl AccessControl {
     /// Removes the credentials of a browser session from a path with a query.
     pub fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str> {
-        self.sessions.as_ref().map_or(Cow::Borrowed(path), |sessions| sessions.without_credentials(path))
+        self.sessions.without_credentials(path)
     }
 
     /// Checks an address before an unknown credential is looked up in place of [`Self::authorize`]. It counts nothing.

@@ -58,8 +58,7 @@ pub trait RequestType: Debug + Send + Sync {
         _request: Request<Body>,
         _max_form: usize,
     ) -> BoxFuture<'a, Result<Request<Body>, RequestError>> {
-        let what = "kas cannot restrict requests of this type";
-        Box::pin(ready(Err(RequestError::new(Reason::NotEnforceable, what))))
+        Box::pin(ready(Err(not_enforceable())))
     }
 
     /// Interprets a request for the audit log. `uri` is the path with the query as the service receives it.
@@ -122,6 +121,26 @@ impl RequestTypes {
         self.0.iter().find(|known| known.serves(service)).map_or(&OTHER, |known| &**known)
     }
 
+    /// Returns the type of a request if it has to restrict it.
+    ///
+    /// # Errors
+    ///
+    /// `not-enforceable`: the caller may see only some series, and the type does not know that.
+    pub(crate) fn restriction(
+        &self,
+        authorized: AuthorizedRequest<'_>,
+    ) -> Result<Option<&dyn RequestType>, RequestError> {
+        let service = &authorized.destination.service;
+        let kind = self.of(service);
+        if kind.restricts(authorized) {
+            Ok(Some(kind))
+        } else if authorized.grant.caller.labels(service).is_some() {
+            Err(not_enforceable())
+        } else {
+            Ok(None)
+        }
+    }
+
     /// Returns the names of all types, which are the values of the label `service`. Agents may announce any name, and the number of
     /// series must not grow with them.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
@@ -145,6 +164,10 @@ impl RequestTypes {
     }
 }
 
+fn not_enforceable() -> RequestError {
+    RequestError::new(Reason::NotEnforceable, "kas cannot restrict requests of this type")
+}
+
 /// Returns whether a parameter of the query makes the response of an API server a stream. The server treats every value except
 /// `false` and `0` as true, even a missing one (`Convert_Slice_string_To_bool` of apimachinery).
 pub fn asks_for_stream(query: &str) -> bool {
@@ -155,4 +178,91 @@ pub fn asks_for_stream(query: &str) -> bool {
             && value != "0"
             && !value.eq_ignore_ascii_case("false")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        borrow::Cow,
+        net::{IpAddr, Ipv4Addr},
+        path::Path,
+    };
+
+    use access::{
+        AccessControl, BrowserSession, CallerAuthorizer, Grant, Identities, Identity, SessionParser,
+        UnknownCredentials, token::TokenHash,
+    };
+    use futures_util::FutureExt as _;
+    use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+    use prometheus_client::metrics::counter::Counter;
+    use proto::AgentId;
+    use secrecy::SecretString;
+
+    use super::*;
+    use crate::destination::Destination;
+
+    /// No request has a browser session.
+    #[derive(Debug)]
+    struct NoSessions;
+
+    impl SessionParser for NoSessions {
+        fn parse(&self, _: &HeaderMap, _: Option<&str>) -> Result<Option<BrowserSession>, &'static str> {
+            Ok(None)
+        }
+
+        fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str> {
+            Cow::Borrowed(path)
+        }
+    }
+
+    /// The rights of a caller who may see only series of one namespace.
+    fn grant() -> Arc<Grant> {
+        let hash = TokenHash::of(&SecretString::from("token"));
+        let text = format!(
+            "agents: [{{id: 1, name: prod, tokens: []}}]\n\
+             callers: [{{name: a, tokens: ['{hash}'], agents: [prod], services: [prometheus], prometheus: {{labels: {{ns: [x]}}}}}}]"
+        );
+        let identities = Identities::new(Identity::parse(Path::new("id.yaml"), &text).unwrap());
+        let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
+        let file = Arc::new(identities) as Arc<dyn CallerAuthorizer>;
+        let access = AccessControl::new([file], Arc::new(NoSessions), unknown);
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer token"))]);
+        let path = "/agents/prod/prometheus/api/v1/query".parse().unwrap();
+        let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
+        let authorized = access.authorize(&headers, &target, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        authorized.now_or_never().unwrap().unwrap().grant
+    }
+
+    #[test]
+    fn query_of_a_restricted_caller_needs_a_type_that_restricts_it() {
+        let (grant, id) = (grant(), HeaderValue::from_static("1"));
+        let request = |service: &str| {
+            let destination = Destination {
+                agent: AgentId(1),
+                name: None,
+                project_path: None,
+                service: service.parse().unwrap(),
+                class: RequestClass::Short,
+            };
+            let uri = Uri::from_static("/api/v1/query");
+            let authorized = AuthorizedRequest {
+                id: &id,
+                client: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                method: &Method::GET,
+                uri: &uri,
+                upgrade: false,
+                grant: &grant,
+                destination: &destination,
+                environment: None,
+            };
+            let types = RequestTypes::with(Vec::new());
+            types
+                .restriction(authorized)
+                .map(|kind| kind.map(RequestType::name))
+                .map_err(|error| error.reason)
+        };
+        assert_eq!(request("prometheus"), Err(Reason::NotEnforceable));
+        assert_eq!(request("prometheus.thanos"), Err(Reason::NotEnforceable));
+        assert_eq!(request("kubernetes"), Ok(None));
+    }
 }

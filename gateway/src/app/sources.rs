@@ -93,6 +93,6 @@ pub(super) fn access_control(
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
     // Without a GitLab, too: the CSRF token of its pages may be in a query, and must not reach a cluster.
-    let access = AccessControl::new(sources, unknown).with_sessions(Arc::new(GitLabSessions));
+    let access = AccessControl::new(sources, Arc::new(GitLabSessions), unknown);
     CallerSources { access, oidc, gitlab }
 }

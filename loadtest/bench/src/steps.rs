@@ -22,6 +22,7 @@ use gateway::test_support::{
     self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, ResponsePolicy,
     request_types,
 };
+use gitlab::GitLabSessions;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
 use kas_core::metrics::Metrics;
 use loadtest::{
@@ -110,6 +111,7 @@ impl StepFixture {
         Ok(Self {
             access: AccessControl::new(
                 [Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>],
+                Arc::new(GitLabSessions),
                 unknown,
             ),
             metrics,

@@ -118,10 +118,9 @@ pub(super) async fn agent_request(
 
     let body = context.body.take(server, || log.body_bytes(server.observers.metrics.service(service)));
     let request = request.map(|()| body);
-    let kind = server.handling.types.of(service);
-    if !kind.restricts(log.request()) {
+    let Some(kind) = server.handling.types.restriction(log.request())? else {
         return Ok((request, upgrade));
-    }
+    };
     let restricted = kind.restrict(log.request(), request, server.config.limits.max_form_bytes).await;
     let restricted = restricted.inspect_err(|error| {
         if error.reason == Reason::BodyTooLarge {
