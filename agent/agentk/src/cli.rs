@@ -273,7 +273,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = settings::duration::parse,
         help_heading = "Process")]
     pub shutdown_grace_period: Duration,
-    /// Log level: error, warn, info, debug, trace; or a level per module, such as info,agent::session=debug
+    /// Log level: error, warn, info, debug, trace; or a level per module, such as info,agentk_core::session=debug
     #[arg(
         long,
         value_name = "LEVEL",

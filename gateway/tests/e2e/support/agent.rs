@@ -88,7 +88,10 @@ impl Agent {
         command.args(["--kas-address", &options.kas, "--tunnels", &options.tunnels.to_string()]);
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&options.kubeconfig);
         command.args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "text"]);
-        command.args(["--log-level", "info,agent=debug,tunnel=debug"]);
+        command.args([
+            "--log-level",
+            "info,agent=debug,agentk_core=debug,agentk_gitlab=debug,agentk_gitops=debug,tunnel=debug",
+        ]);
         if options.gitlab_protocol {
             command.args(["--protocol", "gitlab"]);
         }
