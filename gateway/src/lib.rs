@@ -4,7 +4,7 @@
 //! * `features` has the features, each in a folder, and the list of them.
 //! * [`cli`] has the commands.
 //!
-//! What a replica is without its features is in the crate [`kas_core`].
+//! The crate [`kas_core`] has a replica without its features.
 #![warn(missing_docs)]
 
 pub mod app;

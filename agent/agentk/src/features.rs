@@ -1,6 +1,6 @@
 //! The list of the features of agentk.
 //!
-//! [`FEATURES`] is the only place outside of a feature that names it, besides the list of crates that log (`log_filter`).
+//! A new feature is a line in [`FEATURES`], and one in the list of `log_filter`.
 
 use agentk_core::{
     feature::{CheckContext, FeatureCheck, FeatureDefinition, FeatureOptions},

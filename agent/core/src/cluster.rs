@@ -38,7 +38,7 @@ use crate::{
     upstream::{ClientTls, ClientTlsConfig, Scheme, ServerUrl, TlsConfigFuture, TlsConfigSource},
 };
 
-/// The kubeconfig to use. The default is found as described for this module.
+/// The kubeconfig to use. The default is found as described in [the module](self).
 #[derive(Clone, Debug, Default)]
 pub struct KubeconfigOptions {
     /// The file, instead of that of the environment.

@@ -10,7 +10,7 @@
 //! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
 //! * [`ClientProtocol`] is the protocol of a kas without tunnels, which takes the place of these.
 //! * [`services`] are the request types that are no feature, and what the handlers of features share.
-//! * [`feature`] is what a feature consists of. The program has the list of them.
+//! * [`feature`] has the parts of a feature. The program has the list of features.
 //! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
 //!

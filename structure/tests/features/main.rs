@@ -1,7 +1,7 @@
 //! Core never names a feature, and a feature names another one only through its crate `wire`.
 //!
-//! The folder of a crate says to which feature it belongs. The crates of the programs are not divided into features yet: [`MODULES`] names
-//! the feature of each of their modules, and [`FORBIDDEN`] counts the imports that the rule forbids.
+//! The folder of a crate says to which feature it belongs. The program kas and its command line are not divided completely:
+//! [`MODULES`] names the feature of each of their modules, and [`FORBIDDEN`] counts the imports that the rule forbids.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod parts;

@@ -1,12 +1,11 @@
-//! The parts of the crates that are not divided into features yet.
+//! The parts of the crates that are not divided into features completely.
 
 /// The part that is of no feature. It may name only itself.
 pub(crate) const CORE: &str = "core";
 /// The part that puts a program together: the command line, the configuration file, the start. It may name everything.
 pub(crate) const PROGRAM: &str = "program";
 
-/// The parts of modules, with all modules below them. Other modules are core: among them are the configuration of agents, of which each
-/// feature has a section, and the log of agentk into which each feature writes events, with the service by which kas reads it.
+/// The parts of modules, with all modules below them. Other modules are core.
 ///
 /// The table is the map of the folders to which the modules will move: `features/<name>`, and the folders of the programs.
 pub(crate) const MODULES: &[(&str, &str, &str)] = &[

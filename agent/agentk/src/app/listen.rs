@@ -10,7 +10,6 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::flags::{check_protocol, dialer};
-
 use crate::cli::RunOptions;
 
 /// The end that opens the tunnels.

@@ -1,4 +1,4 @@
-//! The border to agents that send calls to kas inside of their connection, each with their token: GitLab's agentk.
+//! The interface for agents that send calls inside of their connection, each with their token: GitLab's agentk.
 
 use std::{fmt::Debug, net::SocketAddr, sync::Arc};
 
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{AgentServer, admission::ClientAddress};
 
-/// Serves the agents of another product over the gRPC that they speak. What it makes of their connections are tunnels, so that routing,
+/// Serves the agents of another product over the gRPC that they speak. It makes tunnels of their connections, so that routing,
 /// limits, revocation, the kill switch, audit and errors are those of every other agent.
 pub trait CallServer: Debug + Send + Sync {
     /// Serves a connection until it ends. The future may be dropped at any time.

@@ -1,4 +1,4 @@
-//! Sections of `agent`: the listener for tunnels, the tunnels, and GitLab's agentk.
+//! Sections of `agent`: the listener for tunnels, and the tunnels.
 
 use std::{borrow::Cow, collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
