@@ -147,7 +147,9 @@ fn rule_of_the_fleet_survives_a_restart_of_all_replicas_with_an_empty_redis() {
     redis.server.kill();
     redis.server.restart();
     let after = [fleet.start_replica()];
-    assert!(after[0].readiness().text().starts_with("ready, disabled\n"), "from its start");
+    // The state is `degraded` until the replica reaches Redis.
+    let readiness = after[0].readiness().text();
+    assert!(readiness.contains("\ndisabled: agent prod: incident 4711"), "from its start: {readiness}");
     let _agent = fleet.start_agent_at(&after[0]);
     assert_eq!(fleet.get_version(&after[0]).header("kas-error"), Some("disabled"));
     eventually("the replica writes the record back", || has_rule(&redis.run(&["GET", "{kas}:disabled"])));
