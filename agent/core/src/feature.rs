@@ -83,7 +83,7 @@ pub struct FeatureOptions<'a> {
 #[derive(Default)]
 pub struct Feature {
     pub(crate) handlers: Vec<FeatureHandler>,
-    /// What the configuration of the agent sets.
+    /// Applies the section of the feature in the configuration of the agent.
     pub section: Option<Section>,
     /// Its work in the background.
     pub start: Option<Start>,

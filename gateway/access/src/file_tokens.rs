@@ -33,7 +33,7 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// Those of [`CallerAuthorizer::authorize`], with the names of the caller.
+    /// The errors of [`CallerAuthorizer::authorize`], with the names of the caller.
     pub fn authorize(
         &self,
         grant: &Arc<Grant>,

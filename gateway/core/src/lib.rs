@@ -21,7 +21,7 @@
 //! * [`api`] (for programs) and [`admin`] (probes, metrics, `GET /agents`) run on [`http_server`]. Both report the
 //!   [`agent_locations`].
 //!
-//! What a feature does with requests is in [`request_types`] and [`request_hooks`], and in tunnels in [`attachments`].
+//! Features add to it with the traits of [`request_types`], [`request_hooks`] and [`attachments`].
 
 #![warn(missing_docs)]
 

@@ -66,7 +66,7 @@ pub trait RequestHooks: Debug + Send + Sync {
     }
 }
 
-/// Lets a feature see what became of each request, and each line of the audit log. The methods are called while callers wait, so that they do
+/// Lets a feature see the result of each request, and each line of the audit log. The methods are called while callers wait, so that they do
 /// no I/O.
 pub trait RequestObserver: Debug + Send + Sync {
     /// A request has its response. Each request comes here at most once.
@@ -76,7 +76,7 @@ pub trait RequestObserver: Debug + Send + Sync {
     fn on_audit_line(&self, line: &[u8]);
 }
 
-/// A request of a caller, and what became of it.
+/// A request of a caller, with its result.
 #[derive(Debug)]
 pub struct ObservedRequest<'a> {
     /// The time at which the head of the request was complete.
@@ -87,11 +87,11 @@ pub struct ObservedRequest<'a> {
     pub method: &'a Method,
     /// The rights of the caller and the agent, if the request was authorized.
     pub access: Option<(&'a Arc<Grant>, &'a Destination)>,
-    /// What became of it.
+    /// The response or the error that the caller receives.
     pub result: RequestResult<'a>,
 }
 
-/// What became of a request.
+/// The response or the error for a request.
 #[derive(Debug)]
 pub enum RequestResult<'a> {
     /// The response begins.

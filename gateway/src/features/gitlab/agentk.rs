@@ -93,7 +93,7 @@ pub(crate) struct GitlabAgentk {
 
 /// One connection of GitLab's agentk.
 struct GitlabConnection {
-    /// What all connections of GitLab's agentk share.
+    /// The state that all connections of GitLab's agentk share.
     gitlab: Arc<GitlabAgentk>,
     server: Arc<AgentServer>,
     client: ClientAddress,
