@@ -53,12 +53,6 @@ use crate::{
     },
 };
 use access::{ApiTokenVerifier, Identities, Identity};
-use gitlab::{
-    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabSource, Usage,
-    deployments::Deployments,
-    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
-    gitaly::GitalyClient,
-};
 use kas_core::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
@@ -71,6 +65,12 @@ use kas_core::{
     tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
+};
+use kas_gitlab::{
+    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabSource, Usage,
+    deployments::Deployments,
+    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
+    gitaly::GitalyClient,
 };
 use oidc::Issuers;
 
@@ -197,7 +197,7 @@ impl App {
         let configuration =
             ConfigurationService::new(settings, &shared.identities, check_template, &mut registry);
         if let Some((client, agents)) = gitlab.clone() {
-            configuration.add_observer(gitlab::observer(client, agents.clone()));
+            configuration.add_observer(kas_gitlab::observer(client, agents.clone()));
             let source = GitLabSource::new(agents, gitaly.clone(), settings.max_configuration_file_size);
             configuration.add_source(Arc::new(source));
         }

@@ -14,7 +14,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use files::read_config;
 use git::{RepositoryConfig, RepositorySettings};
-use gitlab::{GitLabConfig, gitaly::GitalyConfig};
+use kas_gitlab::{GitLabConfig, gitaly::GitalyConfig};
 use oidc::OidcConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;

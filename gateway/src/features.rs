@@ -14,10 +14,10 @@ pub(crate) mod web;
 
 use std::sync::{Arc, OnceLock};
 
-use ::gitlab::{GitLabAgents, GitLabClient, Usage, gitaly::GitalyClient};
 use access::Identities;
 use axum::Router;
 use futures_util::future::BoxFuture;
+use kas_gitlab::{GitLabAgents, GitLabClient, Usage, gitaly::GitalyClient};
 use kas_graph::{GraphRequests, views::ViewsService};
 use kas_promql::Prometheus;
 use prometheus_client::registry::Registry;

@@ -17,8 +17,8 @@ use access::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::FutureExt as _;
-use gitlab::GitLabSessions;
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
+use kas_gitlab::GitLabSessions;
 use prometheus_client::metrics::counter::Counter;
 use secrecy::SecretString;
 

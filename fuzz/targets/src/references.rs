@@ -4,7 +4,7 @@
 //! * A commit that is found has the wanted branch, and its id is in the input.
 //! * An advertisement without the last flush is not accepted.
 
-use gitlab::gitaly::{ReferenceError, ReferenceScanner, ResolvedReference};
+use kas_gitlab::gitaly::{ReferenceError, ReferenceScanner, ResolvedReference};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {

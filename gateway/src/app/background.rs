@@ -3,7 +3,7 @@
 use std::{env, sync::Arc, time::SystemTime};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use gitlab::{SwitchMonitor, UsageReporter};
+use kas_gitlab::{SwitchMonitor, UsageReporter};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;

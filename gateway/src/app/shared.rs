@@ -7,7 +7,7 @@ use std::{
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
-use gitlab::{CacheTtls, GitLabAgents, GitLabClient, Usage};
+use kas_gitlab::{CacheTtls, GitLabAgents, GitLabClient, Usage};
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;

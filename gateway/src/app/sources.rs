@@ -3,7 +3,7 @@
 use access::{
     AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, UnknownCredentials, UserAuthenticator,
 };
-use gitlab::{
+use kas_gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabSessions,
     InFlightCounters, InternalApiAuthorizer, deployments::Deployments, environments::EnvironmentFile,
 };

@@ -10,7 +10,7 @@ use std::{
 
 use access::{ApiTokenVerifier, ConfigurationLocation, Identity};
 use files::{SecretFile, unreadable};
-use gitlab::{GitLabSetup, environments::EnvironmentFile};
+use kas_gitlab::{GitLabSetup, environments::EnvironmentFile};
 use oidc::Issuers;
 use proto::ReplicaId;
 use serde_saphyr::Spanned;

@@ -3,7 +3,7 @@
 use std::{fmt::Display, path::PathBuf, sync::Arc, time::SystemTime};
 
 use files::{SecretFile, follow};
-use gitlab::GitLabSetup;
+use kas_gitlab::GitLabSetup;
 use settings::ConfigError;
 use tokio::sync::watch;
 

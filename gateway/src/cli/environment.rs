@@ -1,6 +1,6 @@
 //! The flag `--environment`: an environment of the file or of GitLab, and its place.
 
-use gitlab::{
+use kas_gitlab::{
     CacheTtls, GitLabSetup,
     environments::{
         Environment, EnvironmentAgent, EnvironmentError, EnvironmentFile, EnvironmentQuery,

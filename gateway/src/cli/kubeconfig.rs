@@ -16,7 +16,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use cli::{CliError, CommandResult, print, warn};
 use files::unreadable;
-use gitlab::environments::{EnvironmentAgent, GitLabToken};
+use kas_gitlab::environments::{EnvironmentAgent, GitLabToken};
 use proto::{AgentId, AgentName, ServiceName};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use secrecy::{ExposeSecret as _, SecretString};

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use gitlab::ApiRateLimit;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     gitlab::{AGENT, world_with},
     internal_api::jwt,

@@ -10,9 +10,9 @@ mod websocket_floods;
 use std::time::Duration;
 
 use agentk_core::Services;
-use gitlab::ApiRateLimit;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
+use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     gitlab::world_with,
     world::{World, text},

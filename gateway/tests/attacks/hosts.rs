@@ -157,7 +157,7 @@ async fn attack_89_credential_of_gitlab_for_another_agent_is_refused() {
     let edit = |config: &mut gateway::config::Config| {
         config.agent.kubernetes_api.hosts = vec![PATTERN.parse().unwrap()];
     };
-    let limit = gitlab::ApiRateLimit::default();
+    let limit = kas_gitlab::ApiRateLimit::default();
     let (gitlab, world, _agent) = world_with(&limit, edit, seen.services()).await;
     let job = testing::gitlab::Job::new(3, 30).with_agent(AGENT, json!({})).with_agent(8, json!({}));
     gitlab.state().add_job("job", job);

@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use agentk_core::Services;
-use gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources};
 use http::{Request, Response};
+use kas_gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources};
 use kas_testing::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},

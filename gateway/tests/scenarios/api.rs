@@ -16,13 +16,13 @@ use base64::{
     Engine as _,
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
-use gitlab::{
-    deployments::Deployment,
-    environments::{EnvironmentFile, EnvironmentSources, Tier},
-};
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use kas_core::peers::ReplicaContext;
+use kas_gitlab::{
+    deployments::Deployment,
+    environments::{EnvironmentFile, EnvironmentSources, Tier},
+};
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{connect_with, get, send, send_over, valid_request, valid_token},

@@ -5,9 +5,9 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use agentk_core::Services;
 use gateway::test_support::AddressRules;
-use gitlab::environments::{EnvironmentFile, EnvironmentSources};
 use http::{Request, Response, StatusCode};
 use kas_core::kill_switch::file;
+use kas_gitlab::environments::{EnvironmentFile, EnvironmentSources};
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{self, connect_with, send_over, valid_request},

@@ -4,7 +4,7 @@
 use std::{io, sync::Arc};
 
 use git::{Commit, Reference, Repository, RepositoryError};
-use gitlab::gitaly::{GitalyClient, GitalyConfig, GitalyRepository, GitalyServer};
+use kas_gitlab::gitaly::{GitalyClient, GitalyConfig, GitalyRepository, GitalyServer};
 use kas_testing::gitaly::{TestFile, TestGitaly, server};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use agentk_core::Services;
 use gateway::config::Config;
-use gitlab::{Usage, UsageKind, UsageReporter, UsageSubject};
 use http::{Request, Response, StatusCode};
+use kas_gitlab::{Usage, UsageKind, UsageReporter, UsageSubject};
 use kas_testing::{
     internal_api,
     world::{AGENT_ADDRESS, World, text},

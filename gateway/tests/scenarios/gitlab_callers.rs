@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use gitlab::{UsageReporter, deployments::DeploymentQuery, environments::Tier};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
+use kas_gitlab::{UsageReporter, deployments::DeploymentQuery, environments::Tier};
 use kas_testing::{
     gitlab::{AGENT, world},
     issuer::now,
@@ -376,7 +376,7 @@ async fn requests_are_counted_for_gitlab() {
     let (gitlab, world, _agent) = attached().await;
     let (usage, period) = (world.kas.usage.clone(), 60 * SECOND);
     let reporter = UsageReporter {
-        client: kas_testing::gitlab::client(&gitlab, &gitlab::ApiRateLimit::default()),
+        client: kas_testing::gitlab::client(&gitlab, &kas_gitlab::ApiRateLimit::default()),
         usage,
         period,
     };

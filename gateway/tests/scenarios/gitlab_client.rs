@@ -12,11 +12,11 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use gitlab::{ApiRateLimit, Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use kas_gitlab::{ApiRateLimit, Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use settings::Secret;

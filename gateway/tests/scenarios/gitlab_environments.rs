@@ -3,11 +3,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gitlab::{
+use http::{StatusCode, header::RETRY_AFTER};
+use kas_gitlab::{
     CacheTtls,
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
 };
-use http::{StatusCode, header::RETRY_AFTER};
 use kas_testing::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},

@@ -7,11 +7,11 @@ use agentk_core::{ServiceError, Services};
 use bytes::Bytes;
 use futures_util::stream;
 use gateway::config::Config;
-use gitlab::ApiRateLimit;
 use http::{Method, Request, Response, header::AUTHORIZATION};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use kas_core::kill_switch::file;
+use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,
     gitlab::{AGENT, AGENT_TOKEN, client, world_with},

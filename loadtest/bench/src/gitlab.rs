@@ -13,9 +13,9 @@ use gateway::{
     app::{App, ReplicaSources},
     config::Config,
 };
-use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use kas_core::peers::ReplicaContext;
+use kas_gitlab::{ApiRateLimit, GitLabClient, Transport};
 use proto::{AgentId, ReplicaId};
 use serde_json::json;
 use settings::Secret;

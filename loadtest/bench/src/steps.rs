@@ -22,9 +22,9 @@ use gateway::test_support::{
     self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, ResponsePolicy,
     request_types,
 };
-use gitlab::GitLabSessions;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
 use kas_core::metrics::Metrics;
+use kas_gitlab::GitLabSessions;
 use loadtest::{
     installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file},
     load::{

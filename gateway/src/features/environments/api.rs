@@ -8,11 +8,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use gitlab::{
+use http::{HeaderMap, HeaderName};
+use kas_gitlab::{
     deployments::{Deployment, DeploymentQuery, Deployments},
     environments::{EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken, Tier},
 };
-use http::{HeaderMap, HeaderName};
 use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;

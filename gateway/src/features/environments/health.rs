@@ -4,9 +4,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use access::{RequestError, SourceUnavailable};
 use futures_util::{StreamExt as _, stream};
-use gitlab::environments::{Environment, EnvironmentAgent};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Limited};
+use kas_gitlab::environments::{Environment, EnvironmentAgent};
 use proto::{
     ServiceName,
     graph::{Attention, GroupHealth, HEALTH_PATH, HealthReport, HealthState, Warning},

@@ -8,7 +8,7 @@ use std::{
 
 use access::{AgentIdentity, SourceUnavailable};
 use futures_util::future::BoxFuture;
-use gitlab::environments::{
+use kas_gitlab::environments::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
 };
 use parking_lot::Mutex;

@@ -32,12 +32,12 @@ use std::{
     time::Duration,
 };
 
-use ::gitlab::GitLabClient;
 use access::token::TokenHash;
 use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use gitlab_tunnel::{AuthorityFilter, messages::AgentMeta};
 use http::HeaderMap;
+use kas_gitlab::GitLabClient;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use prost::Message as _;

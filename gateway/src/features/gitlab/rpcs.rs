@@ -4,10 +4,10 @@ pub(crate) mod messages;
 
 use std::collections::BTreeMap;
 
-use ::gitlab::gitaly::{GitalyClient, GitalyRepository, GitalyServer};
 use axum::{Router, response::Response, routing::post};
 use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configuration_path};
 use gitlab_tunnel::messages::{AgentMeta, KubernetesVersion};
+use kas_gitlab::gitaly::{GitalyClient, GitalyRepository, GitalyServer};
 use proto::{AgentId, Hello};
 use tonic::Status;
 

@@ -1,7 +1,7 @@
 //! Counts the agents of GitLab that connect, for its statistics.
 
 use access::{AgentIdentity, Identities};
-use gitlab::Usage;
+use kas_gitlab::Usage;
 use proto::Hello;
 
 use kas_core::attachments::{Attachment, OpeningTunnel, TunnelFeature};

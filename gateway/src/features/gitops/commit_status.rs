@@ -14,7 +14,7 @@ use std::{
 };
 
 use git::CommitId;
-use gitlab::{
+use kas_gitlab::{
     CommitState, CommitStatus, Credential, GitLabClient, GitLabError, MAX_DESCRIPTION, StatusPlace,
 };
 use parking_lot::Mutex;

@@ -10,7 +10,7 @@ use std::{
 
 use access::AgentIdentity;
 use git::{Reference, Repository};
-use gitlab::{
+use kas_gitlab::{
     BudgetShare, GitLabAgents, GitLabClient, ProjectInfo,
     gitaly::{GitalyClient, GitalyRepository},
 };

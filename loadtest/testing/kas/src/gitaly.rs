@@ -18,12 +18,12 @@ use std::{
 
 use axum::{Router, body::Body, extract::Request, response::Response, routing::post};
 use futures_util::stream::{self, Stream};
-use gitlab::gitaly::{GitalyServer, messages::RepositoryLocation};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     service::TowerToHyperService,
 };
+use kas_gitlab::gitaly::{GitalyServer, messages::RepositoryLocation};
 use parking_lot::Mutex;
 use prost::Message;
 use sha2::Sha256;

@@ -2,8 +2,8 @@
 
 use agentk_core::Services;
 use gateway::config::Config;
-use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use http::{Request, Response};
+use kas_gitlab::{ApiRateLimit, GitLabClient, Transport};
 use settings::Secret;
 use testing::gitlab::{Agent, StandIn};
 use tunnel::Body;

@@ -19,12 +19,12 @@ use gateway::{
     config::Config,
     test_support::{TlsName, Traces},
 };
-use gitlab::GitLabClient;
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use kas_core::peers::ReplicaContext;
+use kas_gitlab::GitLabClient;
 use oidc::{DocumentSource, Issuers};
 use parking_lot::Mutex;
 use proto::ReplicaId;

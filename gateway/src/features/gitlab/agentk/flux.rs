@@ -2,9 +2,9 @@
 
 use std::{collections::HashMap, mem, time::Duration};
 
-use ::gitlab::GitLabClient;
 use futures_util::{StreamExt as _, stream};
 use gitlab_tunnel::messages::{FluxProject, ReconcileProjectsRequest, ReconcileProjectsResponse};
+use kas_gitlab::GitLabClient;
 use secrecy::SecretString;
 use store::GitPush;
 use tokio::{

@@ -4,8 +4,8 @@ use std::{collections::HashMap, fmt};
 
 use prost::{Message, Oneof};
 
-use ::gitlab::gitaly::messages::RepositoryLocation;
 use gitlab_tunnel::messages::AgentMeta;
+use kas_gitlab::gitaly::messages::RepositoryLocation;
 
 use kas_core::api::grpc::Timestamp;
 
