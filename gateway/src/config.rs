@@ -28,7 +28,6 @@ pub use self::schema::json_schema;
 pub use crate::features::{
     environments::ManagedResourcesConfig,
     events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
-    gitlab::GitlabAgentkConfig,
     gitops::GitopsConfig,
     web::{WebConfig, WebListen},
 };
@@ -43,6 +42,7 @@ pub use kas_core::{
     },
     configuration::AgentConfigurationConfig,
 };
+pub use kas_gitlab::GitlabAgentkConfig;
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -5,7 +5,6 @@
 
 pub(crate) mod environments;
 pub(crate) mod events;
-pub(crate) mod gitlab;
 pub(crate) mod gitops;
 pub(crate) mod notify;
 #[cfg(test)]
@@ -17,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use access::Identities;
 use axum::Router;
 use futures_util::future::BoxFuture;
-use kas_gitlab::{GitLabAgents, GitLabClient, Usage, gitaly::GitalyClient};
+use kas_gitlab::{GitLabAgents, GitLabClient, Usage, UsageReports, gitaly::GitalyClient};
 use kas_graph::{GraphRequests, views::ViewsService};
 use kas_promql::Prometheus;
 use prometheus_client::registry::Registry;
@@ -32,7 +31,6 @@ use self::{
         EventRequests, Events,
         agents::{AgentEvents, ConfigurationReports},
     },
-    gitlab::UsageReports,
     gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
     notify::NotifyService,
     web::{Recent, RecentAnswers},
@@ -221,7 +219,7 @@ impl Features {
             .merge(kas_graph::views::api::routes(context.clone(), self.views.clone()))
             .merge(events::api::routes(context.clone(), self.events.log().clone()))
             .merge(notify::api::routes(self.notify.clone()));
-        let rpcs = gitlab::rpcs::routes(context.clone(), gitaly)
+        let rpcs = kas_gitlab::rpcs::routes(context.clone(), gitaly)
             .merge(kas_graph::views::rpc::routes(self.views.clone()))
             .merge(notify::git_push::routes(self.notify.clone()));
         ApiRoutes { http, rpcs }

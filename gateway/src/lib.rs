@@ -41,7 +41,8 @@ pub mod test_support {
 
     /// The messages of the RPCs of the internal API.
     pub mod api_messages {
-        pub use crate::features::{gitlab::rpcs::messages::*, notify::git_push::*};
+        pub use crate::features::notify::git_push::*;
+        pub use kas_gitlab::rpcs::messages::*;
         pub use kas_graph::views::rpc::*;
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
-use kas_gitlab::{CacheTtls, GitLabAgents, GitLabClient, Usage};
+use kas_gitlab::{CacheTtls, GitLabAgents, GitLabClient, GitlabAgentk, Usage};
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
@@ -24,7 +24,6 @@ use crate::{
     features::{
         Features, RequestHookContext,
         events::{Events, sources::EventSources},
-        gitlab::GitlabAgentk,
     },
 };
 use kas_core::{

@@ -24,7 +24,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features::environments", "environments"),
     ("gateway", "features::events", "events"),
     ("gateway", "features::events::agents::open_alerts", "alerts"),
-    ("gateway", "features::gitlab", "gitlab"),
     ("gateway", "features::gitops", "gitops"),
     ("gateway", "features::notify", "notify"),
     ("gateway", "features::web", "web"),

@@ -1,4 +1,5 @@
-//! GitLab as a source of agents, callers, configurations and environments.
+//! GitLab in kas: a source of agents, callers, configurations and environments, its agentk, which connects to kas, and the RPCs that it
+//! calls.
 //!
 //! `GitLabClient::get` and `GitLabClient::post` send a request to an [`Endpoint`] of GitLab's internal API. [`gitaly`] reads the Git
 //! repositories of GitLab.
@@ -21,8 +22,10 @@
 //! | `jwt` | the token with which GitLab recognizes kas |
 //! | `transport` | connections: TCP, TLS, Unix sockets |
 //! | `setup` | reads the files of the section `gitlab` |
-//! | `usage` | [`Usage`]: counters and events for GitLab's statistics |
+//! | `usage`, `usage_reports` | [`Usage`]: counters and events for GitLab's statistics |
 //! | `switch`, `switch_monitor` | whether GitLab has switched kas off |
+//! | `gitlab_agentk` | [`GitlabAgentk`]: serves GitLab's agentk, whose connection is a tunnel |
+//! | `rpcs` | the RPCs that GitLab calls |
 #![warn(missing_docs)]
 
 mod address;
@@ -40,6 +43,7 @@ pub mod deployments;
 mod endpoint;
 pub mod environments;
 pub mod gitaly;
+mod gitlab_agentk;
 mod in_flight;
 mod internal_api;
 mod jwt;
@@ -47,12 +51,14 @@ mod metrics;
 mod project_environments;
 mod project_info;
 mod response;
+pub mod rpcs;
 mod session;
 mod setup;
 mod switch;
 mod switch_monitor;
 mod transport;
 mod usage;
+mod usage_reports;
 
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
@@ -67,6 +73,7 @@ pub use self::{
     config::{ApiRateLimit, GitLabConfig},
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
+    gitlab_agentk::{GitlabAgentk, GitlabAgentkConfig},
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,
     project_environments::ProjectEnvironment,
@@ -77,4 +84,5 @@ pub use self::{
     switch_monitor::SwitchMonitor,
     transport::{Stream, Transport},
     usage::{Usage, UsageKind, UsageReporter, UsageSubject},
+    usage_reports::UsageReports,
 };

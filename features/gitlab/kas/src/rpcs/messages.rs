@@ -2,12 +2,11 @@
 
 use std::{collections::HashMap, fmt};
 
+use gitlab_tunnel::messages::AgentMeta;
+use kas_core::api::grpc::Timestamp;
 use prost::{Message, Oneof};
 
-use gitlab_tunnel::messages::AgentMeta;
-use kas_gitlab::gitaly::messages::RepositoryLocation;
-
-use kas_core::api::grpc::Timestamp;
+use crate::gitaly::messages::RepositoryLocation;
 
 /// A request or a response without fields.
 #[derive(Clone, PartialEq, Eq, Message)]

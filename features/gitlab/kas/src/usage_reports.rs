@@ -1,16 +1,18 @@
 //! Counts the agents of GitLab that connect, for its statistics.
 
 use access::{AgentIdentity, Identities};
-use kas_gitlab::Usage;
+use kas_core::attachments::{Attachment, OpeningTunnel, TunnelFeature};
 use proto::Hello;
 
-use kas_core::attachments::{Attachment, OpeningTunnel, TunnelFeature};
+use crate::Usage;
 
 /// Notes each agent of GitLab as it describes itself.
 #[derive(Debug)]
-pub(crate) struct UsageReports {
-    pub(crate) identities: Identities,
-    pub(crate) usage: Usage,
+pub struct UsageReports {
+    /// The agents of the identity file, which do not count.
+    pub identities: Identities,
+    /// The counts.
+    pub usage: Usage,
 }
 
 impl TunnelFeature for UsageReports {

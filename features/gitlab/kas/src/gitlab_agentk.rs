@@ -37,7 +37,14 @@ use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use gitlab_tunnel::{AuthorityFilter, messages::AgentMeta};
 use http::HeaderMap;
-use kas_gitlab::GitLabClient;
+use kas_core::{
+    agent_memory::MemoryGuard,
+    agents::{
+        AgentServer, CallConnection, CallServer,
+        admission::{Admission, AuthenticatedAgent, ClientAddress, bearer},
+        refusal::HandshakeError,
+    },
+};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use prost::Message as _;
@@ -54,14 +61,7 @@ use tunnel::{CloseReason, DrainHandle, Tunnel, TunnelConfig, direct};
 
 pub use self::config::GitlabAgentkConfig;
 use self::{bridge::Bridge, config::ServicePath, hello::hello, metrics::RpcMetrics, pool::StreamPool};
-use kas_core::{
-    agent_memory::MemoryGuard,
-    agents::{
-        AgentServer, CallConnection, CallServer,
-        admission::{Admission, AuthenticatedAgent, ClientAddress, bearer},
-        refusal::HandshakeError,
-    },
-};
+use crate::GitLabClient;
 
 /// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
 const CALL_WINDOW: u32 = 1 << 20;
@@ -81,7 +81,7 @@ const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Serves GitLab's agentk.
 #[derive(Debug)]
-pub(crate) struct GitlabAgentk {
+pub struct GitlabAgentk {
     /// `agent.gitlab_agentk.prometheus_service`.
     prometheus: Option<ServicePath>,
     /// Sends the requests of modules.
@@ -120,7 +120,7 @@ struct GitlabConnection {
 
 impl GitlabAgentk {
     /// Returns what serves GitLab's agentk. `client` is that of the GitLab, with its address for people, if one is configured.
-    pub(crate) fn new(
+    pub fn new(
         config: &GitlabAgentkConfig,
         client: Option<GitLabClient>,
         external_url: String,

@@ -4,7 +4,7 @@ use std::{collections::HashMap, mem, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use gitlab_tunnel::messages::{FluxProject, ReconcileProjectsRequest, ReconcileProjectsResponse};
-use kas_gitlab::GitLabClient;
+use kas_core::agent_memory::MemoryGuard;
 use secrecy::SecretString;
 use store::GitPush;
 use tokio::{
@@ -19,7 +19,7 @@ use super::{
     call_body::CALL_BYTES,
     responses::{Responses, until_leaving},
 };
-use kas_core::agent_memory::MemoryGuard;
+use crate::GitLabClient;
 
 /// The most projects of one agent.
 const MAX_PROJECTS: usize = 10_000;

@@ -1,13 +1,19 @@
 //! The RPCs that GitLab calls.
 
-pub(crate) mod messages;
+pub mod messages;
 
 use std::collections::BTreeMap;
 
 use axum::{Router, response::Response, routing::post};
 use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configuration_path};
 use gitlab_tunnel::messages::{AgentMeta, KubernetesVersion};
-use kas_gitlab::gitaly::{GitalyClient, GitalyRepository, GitalyServer};
+use kas_core::{
+    agent_locations::{AgentLocations, InstanceInfo},
+    api::{
+        ApiContext,
+        grpc::{Timestamp, positive, unary},
+    },
+};
 use proto::{AgentId, Hello};
 use tonic::Status;
 
@@ -16,13 +22,7 @@ use self::messages::{
     GetConnectedAgentsRequest, GetConnectedAgentsResponse, GetServerInfoResponse, GitalyInfo,
     ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, ServerInfo,
 };
-use kas_core::{
-    agent_locations::{AgentLocations, InstanceInfo},
-    api::{
-        ApiContext,
-        grpc::{Timestamp, positive, unary},
-    },
-};
+use crate::gitaly::{GitalyClient, GitalyRepository, GitalyServer};
 
 /// The most agents of one lookup in the route store.
 const AGENTS_PER_LOOKUP: usize = 500;
@@ -40,7 +40,7 @@ struct GitLabRpcs {
 }
 
 /// Returns the routes of the RPCs.
-pub(in crate::features) fn routes(context: ApiContext, gitaly: GitalyClient) -> Router {
+pub fn routes(context: ApiContext, gitaly: GitalyClient) -> Router {
     let tracker = "/gitlab.agent.agent_tracker.rpc.AgentTracker";
     // Versions of GitLab call one method by different names.
     let by_ids = ["GetConnectedAgentsByAgentIDs", "GetConnectedAgentksByAgentIDs"];

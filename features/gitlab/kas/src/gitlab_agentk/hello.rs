@@ -1,10 +1,9 @@
 //! The hello of GitLab's agentk, which kas writes for it.
 
 use gitlab_tunnel::messages::AgentMeta;
+use kas_core::agents::admission::Admission;
 use proto::{Hello, InstanceId, ServiceName};
 use sha2::{Digest as _, Sha256};
-
-use kas_core::agents::admission::Admission;
 
 /// Describes GitLab's agentk like an agentk of kas. Its texts are untrusted: those that a hello may not have are left out.
 pub(super) fn hello(agent: &Admission, meta: &AgentMeta) -> Hello {

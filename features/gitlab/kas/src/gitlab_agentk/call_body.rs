@@ -8,11 +8,10 @@ use std::{
 use bytes::Bytes;
 use h2::Reason;
 use http_body::Frame;
+use kas_core::agent_memory::{AgentMemory, MemoryGuard, OutOfMemory};
 use tonic::Status;
 use tower::BoxError;
 use tunnel::{Body, BodyError};
-
-use kas_core::agent_memory::{AgentMemory, MemoryGuard, OutOfMemory};
 
 /// The bytes that a call needs besides its messages.
 pub(super) const CALL_BYTES: usize = 4 << 10;
