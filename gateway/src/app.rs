@@ -42,7 +42,6 @@ use crate::{
     config::Config,
     features::{
         FeatureContext, Features,
-        environments::{api::EnvironmentsApi, check_template, health::HealthInquiry},
         events::{
             Events,
             sources::EventSources,
@@ -53,6 +52,7 @@ use crate::{
     },
 };
 use access::{ApiTokenVerifier, Identities, Identity};
+use environments_wire::{EnvironmentSource, EnvironmentSources};
 use kas_core::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
@@ -66,11 +66,11 @@ use kas_core::{
     tls::Certificate,
     traces::Traces,
 };
+use kas_environments::{
+    Deployments, EnvironmentFile, api::EnvironmentsApi, check_template, health::HealthInquiry,
+};
 use kas_gitlab::{
-    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabSource, Usage,
-    deployments::Deployments,
-    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
-    gitaly::GitalyClient,
+    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabEnvironments, GitLabSource, Usage, gitaly::GitalyClient,
 };
 use oidc::Issuers;
 

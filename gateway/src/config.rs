@@ -26,7 +26,6 @@ use kas_core::gitlab_key::GitLabKey;
 
 pub use self::schema::json_schema;
 pub use crate::features::{
-    environments::ManagedResourcesConfig,
     events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
     gitops::GitopsConfig,
     web::{WebConfig, WebListen},
@@ -42,6 +41,7 @@ pub use kas_core::{
     },
     configuration::AgentConfigurationConfig,
 };
+pub use kas_environments::ManagedResourcesConfig;
 pub use kas_gitlab::GitlabAgentkConfig;
 
 /// The configuration of kas, kas.yaml.

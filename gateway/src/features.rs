@@ -3,7 +3,6 @@
 //!
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
-pub(crate) mod environments;
 pub(crate) mod events;
 pub(crate) mod gitops;
 pub(crate) mod notify;
@@ -26,7 +25,6 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    environments::{AgentEnvironments, ManagedResourcesConfig, Provisioner, api::EnvironmentsApi},
     events::{
         EventRequests, Events,
         agents::{AgentEvents, ConfigurationReports},
@@ -48,6 +46,7 @@ use kas_core::{
     request_hooks::{RequestHooks, RequestObserver},
     request_types::{Named, RequestTypes},
 };
+use kas_environments::{AgentEnvironments, ManagedResourcesConfig, Provisioner, api::EnvironmentsApi};
 
 /// Returns the request types that kas knows.
 pub fn request_types() -> RequestTypes {
@@ -215,7 +214,7 @@ impl Features {
         environments: EnvironmentsApi,
         gitaly: GitalyClient,
     ) -> ApiRoutes {
-        let http = environments::api::routes(context.clone(), environments)
+        let http = kas_environments::api::routes(context.clone(), environments)
             .merge(kas_graph::views::api::routes(context.clone(), self.views.clone()))
             .merge(events::api::routes(context.clone(), self.events.log().clone()))
             .merge(notify::api::routes(self.notify.clone()));

@@ -16,12 +16,7 @@ mod features;
 pub mod test_support {
     pub use crate::{
         cli::serve::log_filter,
-        features::{
-            environments::{api::EnvironmentsApi, health::HealthInquiry},
-            events::webhooks::Webhook,
-            request_types,
-            web::WebServer,
-        },
+        features::{events::webhooks::Webhook, request_types, web::WebServer},
     };
     pub use kas_core::{
         addresses::AddressRules,

@@ -3,9 +3,10 @@
 use access::{
     AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, UnknownCredentials, UserAuthenticator,
 };
+use kas_environments::{Deployments, EnvironmentFile};
 use kas_gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabSessions,
-    InFlightCounters, InternalApiAuthorizer, deployments::Deployments, environments::EnvironmentFile,
+    InFlightCounters, InternalApiAuthorizer,
 };
 use kas_oidc::OidcAuthorizer;
 use oidc::Issuers;
@@ -82,7 +83,7 @@ pub(super) fn access_control(
             names,
             in_flight,
             shared.usage.clone(),
-            deployments,
+            Arc::new(deployments),
             Arc::clone(&unknown),
             CallerValidity {
                 ttl: kubernetes_api.allowed_agent_cache_ttl,

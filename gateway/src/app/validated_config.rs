@@ -10,7 +10,8 @@ use std::{
 
 use access::{ApiTokenVerifier, ConfigurationLocation, Identity};
 use files::{SecretFile, unreadable};
-use kas_gitlab::{GitLabSetup, environments::EnvironmentFile};
+use kas_environments::EnvironmentFile;
+use kas_gitlab::GitLabSetup;
 use oidc::Issuers;
 use proto::ReplicaId;
 use serde_saphyr::Spanned;

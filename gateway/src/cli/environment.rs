@@ -1,12 +1,10 @@
 //! The flag `--environment`: an environment of the file or of GitLab, and its place.
 
-use kas_gitlab::{
-    CacheTtls, GitLabSetup,
-    environments::{
-        Environment, EnvironmentAgent, EnvironmentError, EnvironmentFile, EnvironmentQuery,
-        EnvironmentSources, GitLabEnvironments, GitLabToken,
-    },
+use environments_wire::{
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken,
 };
+use kas_environments::EnvironmentFile;
+use kas_gitlab::{CacheTtls, GitLabEnvironments, GitLabSetup};
 use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use crate::config::Config;

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::ValueHint;
 use cli::{CliError, HealthCommand, HealthPlace};
-use kas_gitlab::environments::{EnvironmentAgent, GitLabToken};
+use environments_wire::{EnvironmentAgent, GitLabToken};
 
 use super::{environment::EnvironmentName, kubeconfig::read_token};
 use crate::config::Config;

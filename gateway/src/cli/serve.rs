@@ -44,18 +44,20 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 30] = [
+const OURS: [&str; 32] = [
     "access",
     "backoff",
     "cli",
     "cores",
     "environment_templates",
+    "environments_wire",
     "files",
     "gateway",
     "git",
     "gitlab_tunnel",
     "kas_cluster_audit",
     "kas_core",
+    "kas_environments",
     "kas_gitlab",
     "kas_graph",
     "kas_oidc",

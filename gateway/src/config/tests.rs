@@ -176,7 +176,7 @@ fn example_identity_is_valid() {
 #[test]
 fn example_environments_are_valid() {
     let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/environments.example.yaml"));
-    let environments = kas_gitlab::environments::EnvironmentFile::read(file).unwrap();
+    let environments = kas_environments::EnvironmentFile::read(file).unwrap();
     assert_eq!(environments.select(&Default::default()).len(), 1);
 }
 

@@ -4,18 +4,16 @@ use kas_core::api::{
     InternalApiError,
     query::{Query, QueryError},
 };
+use kas_environments::{
+    api::{DeploymentList, EnvironmentList, parse, parse_deployments},
+    health::EnvironmentHealth,
+};
 use kas_graph::views::api::ViewsResponse;
 use proto::events::EventKind;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{
-    environments::{
-        api::{DeploymentList, EnvironmentList, parse, parse_deployments},
-        health::EnvironmentHealth,
-    },
-    events::{EventQuery, EventQueryError},
-};
+use super::events::{EventQuery, EventQueryError};
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../../docs/api.openapi.json")).unwrap()

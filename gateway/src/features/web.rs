@@ -40,9 +40,9 @@ use std::{
 
 use access::{AgentAttributes, Grant, UserAuthenticator};
 use axum::body::Body;
+use environments_wire::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use kas_gitlab::environments::EnvironmentSources;
 use oidc::Issuers;
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, percent};

@@ -4,8 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use agentk_core::Services;
+use environments_wire::{EnvironmentSource, EnvironmentSources};
 use http::{Request, Response};
-use kas_gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources};
+use kas_environments::EnvironmentFile;
 use kas_testing::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},

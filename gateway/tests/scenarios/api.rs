@@ -16,13 +16,11 @@ use base64::{
     Engine as _,
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
+use environments_wire::{Deployment, DeploymentRecorder as _, EnvironmentSources, Tier};
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use kas_core::peers::ReplicaContext;
-use kas_gitlab::{
-    deployments::Deployment,
-    environments::{EnvironmentFile, EnvironmentSources, Tier},
-};
+use kas_environments::EnvironmentFile;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{connect_with, get, send, send_over, valid_request, valid_token},

@@ -4,10 +4,11 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use agentk_core::Services;
+use environments_wire::EnvironmentSources;
 use gateway::test_support::AddressRules;
 use http::{Request, Response, StatusCode};
 use kas_core::kill_switch::file;
-use kas_gitlab::environments::{EnvironmentFile, EnvironmentSources};
+use kas_environments::EnvironmentFile;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{self, connect_with, send_over, valid_request},

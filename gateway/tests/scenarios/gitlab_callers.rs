@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use environments_wire::Tier;
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
-use kas_gitlab::{UsageReporter, deployments::DeploymentQuery, environments::Tier};
+use kas_environments::DeploymentQuery;
+use kas_gitlab::UsageReporter;
 use kas_testing::{
     gitlab::{AGENT, world},
     issuer::now,

@@ -3,11 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use environments_wire::{EnvironmentSource, EnvironmentSources};
 use http::{StatusCode, header::RETRY_AFTER};
-use kas_gitlab::{
-    CacheTtls,
-    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
-};
+use kas_environments::EnvironmentFile;
+use kas_gitlab::{CacheTtls, GitLabEnvironments};
 use kas_testing::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},

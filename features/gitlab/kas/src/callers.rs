@@ -23,6 +23,7 @@ use std::{
 
 use access::{AccessAs, Caller, Grant, RequestError, Target, token::TokenHash};
 use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials};
+use environments_wire::DeploymentRecorder;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use proto::{AgentId, AgentName, Reason, ServiceName};
 use secrecy::ExposeSecret as _;
@@ -34,9 +35,7 @@ use self::{
     user::{AccessType, UserInfo, UserRequest},
 };
 use super::{AgentNames, agent_names::GitLabAgentName, in_flight::InFlightCounters};
-use crate::{
-    BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, budget::MAX_IN_FLIGHT, deployments::Deployments,
-};
+use crate::{BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, budget::MAX_IN_FLIGHT};
 
 /// The time that a caller waits for GitLab, with all attempts.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,7 +52,7 @@ pub struct GitLabAuthorizer {
     callers: CallerCache,
     in_flight: InFlightCounters,
     usage: Usage,
-    deployments: Deployments,
+    deployments: Arc<dyn DeploymentRecorder>,
     unknown: Arc<UnknownCredentials>,
     /// The time for which an answer of GitLab is valid.
     ttl: Duration,
@@ -79,7 +78,7 @@ impl GitLabAuthorizer {
         names: AgentNames,
         in_flight: InFlightCounters,
         usage: Usage,
-        deployments: Deployments,
+        deployments: Arc<dyn DeploymentRecorder>,
         unknown: Arc<UnknownCredentials>,
         validity: CallerValidity,
     ) -> Self {

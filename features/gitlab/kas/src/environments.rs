@@ -1,169 +1,164 @@
-//! The environments of projects. An environment is a place to which a project deploys: namespaces of agents.
-//!
-//! Each source implements [`EnvironmentSource`]. The file of `environments.file` is the first one, GitLab the second one.
+//! Environments of GitLab, as the holder of a token sees them. Each answer is cached for the token and the project.
 
-mod file;
-mod gitlab;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    fmt,
-    sync::Arc,
+use access::{SourceUnavailable, token::TokenHash};
+use environments_wire::{
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
+    is_label, is_project,
 };
-
 use futures_util::future::BoxFuture;
-use secrecy::SecretString;
-use serde::{Deserialize, Serialize};
+use http::StatusCode;
+use moka::future::Cache;
+use tokio::time::{Instant, timeout};
 
-pub use self::{file::EnvironmentFile, gitlab::GitLabEnvironments};
-use access::SourceUnavailable;
+use crate::{BudgetShare, CacheTtls, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
-/// A source of answers: which environments exist?
-pub trait EnvironmentSource: fmt::Debug + Send + Sync {
-    /// Returns the environments that the query selects, in order of their ids. Without a token, GitLab has none.
-    ///
-    /// # Errors
-    ///
-    /// The source cannot answer now, or refuses the token.
-    fn list<'a>(
-        &'a self,
-        query: &'a EnvironmentQuery,
-        token: Option<&'a GitLabToken>,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>>;
+/// The time that a caller waits for GitLab, with all attempts and pages.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// `Retry-After` after this time.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The most environments of all cached answers. They use some 300 bytes each.
+const CAPACITY: u64 = 50_000;
+
+/// The environments of GitLab.
+#[derive(Debug)]
+pub struct GitLabEnvironments {
+    client: GitLabClient,
+    answers: Cache<TokenHash, Arc<Answer>>,
+    ttl: Duration,
+    error_ttl: Duration,
 }
 
-/// The sources of environments in their order.
-#[derive(Clone, Debug, Default)]
-pub struct EnvironmentSources(pub Vec<Arc<dyn EnvironmentSource>>);
-
-/// The credential with which a caller sees environments of GitLab.
-#[derive(Clone, Debug)]
-pub enum GitLabToken {
-    /// The personal access token of a user.
-    Personal(SecretString),
-    /// The token of a CI job.
-    Job(SecretString),
+#[derive(Debug)]
+struct Answer {
+    result: Result<Vec<Environment>, EnvironmentError>,
+    expires: Instant,
 }
 
-/// The error of a list of environments.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum EnvironmentError {
-    /// A source cannot answer now.
-    #[error(transparent)]
-    Unavailable(#[from] SourceUnavailable),
-    /// GitLab refuses the token.
-    #[error("GitLab refuses the token of the caller, which needs the scope read_api: {0}")]
-    Refused(String),
-    /// GitLab has no list of all environments.
-    #[error("project is missing: GitLab lists the environments of one project")]
-    NoProject,
-}
+impl GitLabEnvironments {
+    /// Asks `client` for the callers of the internal API, which GitLab and other trusted programs are, and caches lists and errors.
+    pub fn new(client: GitLabClient, ttls: CacheTtls) -> Self {
+        let CacheTtls { responses: ttl, errors: error_ttl } = ttls;
+        let answers = Cache::builder()
+            .max_capacity(CAPACITY)
+            .weigher(|_, answer: &Arc<Answer>| answer.weight())
+            .time_to_live(ttl.max(error_ttl))
+            .build();
+        Self { client: client.with_share(BudgetShare::KnownCallers), answers, ttl, error_ttl }
+    }
 
-/// A place to which a project deploys.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Environment {
-    /// The id, which is unique in its source.
-    pub id: u64,
-    /// The full path of the project, like `group/app`.
-    pub project: String,
-    /// The name of the environment in URLs and labels. It is unique in the project.
-    pub slug: String,
-    /// The tier, which groups the environments of many projects.
-    pub tier: Tier,
-    /// The group whose environments are shown together.
-    pub group: Option<String>,
-    /// The places in clusters.
-    pub agents: Vec<EnvironmentAgent>,
-}
-
-/// A place of an environment in the cluster of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnvironmentAgent {
-    /// The id or name of the agent.
-    pub agent: String,
-    /// The namespace of the environment.
-    pub namespace: String,
-    /// The labels that all resources of the environment have.
-    pub labels: BTreeMap<String, String>,
-}
-
-/// The tier of an environment, as GitLab's CI knows them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Tier {
-    Production,
-    Staging,
-    Testing,
-    Development,
-    #[default]
-    Other,
-}
-
-/// Selects environments. An empty field selects all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EnvironmentQuery {
-    /// The full path of the project.
-    pub project: Option<String>,
-    /// The slug of the environment.
-    pub slug: Option<String>,
-    /// The tier.
-    pub tier: Option<Tier>,
-    /// The group.
-    pub group: Option<String>,
-    /// The agent, as the environment names it.
-    pub agent: Option<String>,
-}
-
-impl EnvironmentSources {
-    /// Returns the environments of all sources. If two sources have an environment, that of the first one is used.
-    ///
-    /// # Errors
-    ///
-    /// A source cannot answer now, or refuses the token.
-    pub async fn list(
+    /// Returns the environments of a project, or the one with this name, from the cache or from GitLab.
+    async fn environments(
         &self,
-        query: &EnvironmentQuery,
-        token: Option<&GitLabToken>,
+        project: &str,
+        name: Option<&str>,
+        token: &GitLabToken,
     ) -> Result<Vec<Environment>, EnvironmentError> {
-        let (mut environments, mut known) = (Vec::new(), HashSet::new());
-        for source in &self.0 {
-            let found = source.list(query, token).await?;
-            let new = |environment: &Environment| {
-                known.insert((environment.project.clone(), environment.slug.clone()))
+        let answer = async {
+            let result = self.request(project, name, token).await;
+            let ttl = match &result {
+                Ok(_) => self.ttl,
+                Err(EnvironmentError::Unavailable(error)) => error.retry_after.min(self.error_ttl),
+                Err(_) => self.error_ttl,
             };
-            environments.extend(found.into_iter().filter(new));
-        }
+            Arc::new(Answer { result, expires: Instant::now() + ttl })
+        };
+        let key = cache_key(project, name, token);
+        let expired = |answer: &Arc<Answer>| answer.expires <= Instant::now();
+        let entry = self.answers.entry(key).or_insert_with_if(answer, expired).await;
+        entry.into_value().result.clone()
+    }
+
+    /// Requests the environments of a project from GitLab.
+    async fn request(
+        &self,
+        project: &str,
+        name: Option<&str>,
+        token: &GitLabToken,
+    ) -> Result<Vec<Environment>, EnvironmentError> {
+        let credential = match token {
+            GitLabToken::Personal(token) => Credential::User(token),
+            GitLabToken::Job(token) => Credential::Job(token),
+        };
+        let response = timeout(LOOKUP_TIMEOUT, self.client.project_environments(project, name, credential));
+        let found = response.await.map_err(|_| SourceUnavailable {
+            message: format!("GitLab did not respond within {} s", LOOKUP_TIMEOUT.as_secs()),
+            retry_after: RETRY_AFTER,
+        })?;
+        let found = found.map_err(|error| match error {
+            GitLabError::Status { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, message } => {
+                EnvironmentError::Refused(message)
+            }
+            error => EnvironmentError::Unavailable(error.into()),
+        })?;
+        let mut environments: Vec<_> = found.into_iter().map(|found| environment(project, found)).collect();
+        environments.sort_by_key(|environment| environment.id);
         Ok(environments)
     }
 }
 
-impl EnvironmentQuery {
-    /// Returns whether the query selects an environment.
-    pub fn selects(&self, environment: &Environment) -> bool {
-        fn is<T: PartialEq + ?Sized>(wanted: Option<&T>, value: Option<&T>) -> bool {
-            wanted.is_none() || wanted == value
-        }
-        is(self.project.as_deref(), Some(&*environment.project))
-            && is(self.slug.as_deref(), Some(&*environment.slug))
-            && is(self.tier.as_ref(), Some(&environment.tier))
-            && is(self.group.as_deref(), environment.group.as_deref())
-            && self.agent.as_ref().is_none_or(|agent| environment.agents.iter().any(|at| at.agent == *agent))
+impl EnvironmentSource for GitLabEnvironments {
+    fn list<'a>(
+        &'a self,
+        query: &'a EnvironmentQuery,
+        token: Option<&'a GitLabToken>,
+    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
+        Box::pin(async move {
+            let Some(token) = token else { return Ok(Vec::new()) };
+            let project = query.project.as_deref().ok_or(EnvironmentError::NoProject)?;
+            if !is_project(project) {
+                return Ok(Vec::new());
+            }
+            let selected = async |name: Option<&str>| {
+                let mut environments = self.environments(project, name, token).await?;
+                environments.retain(|environment| query.selects(environment));
+                Ok(environments)
+            };
+            // The slug of most environments is their name, so that one of thousands needs no list.
+            if let Some(slug) = &query.slug {
+                let environments: Vec<_> = selected(Some(slug)).await?;
+                if !environments.is_empty() {
+                    return Ok(environments);
+                }
+            }
+            selected(None).await
+        })
     }
 }
 
-impl Tier {
-    /// Every tier with its name.
-    pub const ALL: [(&'static str, Self); 5] = [
-        ("production", Self::Production),
-        ("staging", Self::Staging),
-        ("testing", Self::Testing),
-        ("development", Self::Development),
-        ("other", Self::Other),
-    ];
+impl Answer {
+    fn weight(&self) -> u32 {
+        let environments = self.result.as_ref().map_or(0, Vec::len);
+        u32::try_from(environments + 1).unwrap_or(u32::MAX)
+    }
+}
 
-    /// Returns the tier with this name, or [`Tier::Other`].
-    pub fn of(name: &str) -> Self {
-        Self::ALL.iter().find(|(known, _)| *known == name).map_or(Self::Other, |(_, tier)| *tier)
+fn cache_key(project: &str, name: Option<&str>, token: &GitLabToken) -> TokenHash {
+    let (kind, secret) = match token {
+        GitLabToken::Personal(token) => ("user", token),
+        GitLabToken::Job(token) => ("job", token),
+    };
+    // The path of a project has no line feed.
+    let name = name.map(|name| format!("\n{name}")).unwrap_or_default();
+    TokenHash::of_credential(&format!("environments {kind} {project}{name}"), secret, None)
+}
+
+/// Returns an environment of a project, with the labels that GitLab's documentation gives its resources.
+fn environment(project: &str, found: ProjectEnvironment) -> Environment {
+    let place = found.place.filter(|(_, namespace)| is_label(namespace));
+    let agents = place.map(|(agent, namespace)| {
+        let id = found.project_id.map(|id| ("app.gitlab.com/project_id".to_owned(), id.to_string()));
+        let slug = ("app.gitlab.com/environment_slug".to_owned(), found.slug.clone());
+        let labels = id.into_iter().chain([slug]).collect::<BTreeMap<_, _>>();
+        EnvironmentAgent { agent: agent.to_string(), namespace, labels }
+    });
+    Environment {
+        id: found.id,
+        project: project.to_owned(),
+        tier: Tier::of(&found.tier),
+        group: project.rsplit_once('/').map(|(group, _)| group.to_owned()),
+        agents: agents.into_iter().collect(),
+        slug: found.slug,
     }
 }

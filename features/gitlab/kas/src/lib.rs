@@ -11,7 +11,7 @@
 //! | `session` | [`GitLabSessions`]: the credential of a browser session of GitLab |
 //! | `internal_api` | the requests of GitLab itself, as a source of `access` |
 //! | `configurations` | the configurations of agents in the repositories of GitLab |
-//! | `environments`, `deployments` | the environments of projects, and the deployments of CI jobs that were seen |
+//! | `environments` | [`GitLabEnvironments`]: GitLab as a source of environments |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
@@ -39,9 +39,8 @@ mod client;
 mod commit_status;
 mod config;
 mod configurations;
-pub mod deployments;
 mod endpoint;
-pub mod environments;
+mod environments;
 pub mod gitaly;
 mod gitlab_agentk;
 mod in_flight;
@@ -73,6 +72,7 @@ pub use self::{
     config::{ApiRateLimit, GitLabConfig},
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
+    environments::GitLabEnvironments,
     gitlab_agentk::{GitlabAgentk, GitlabAgentkConfig},
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,

@@ -2,7 +2,7 @@
 //! see more objects than the caller.
 
 use access::{Caller, Identity};
-use kas_gitlab::environments::{
+use environments_wire::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSources,
 };
 use serde::Serialize;
@@ -42,7 +42,7 @@ mod tests {
     use std::{path::Path, sync::Arc};
 
     use access::token::TokenHash;
-    use kas_gitlab::environments::EnvironmentFile;
+    use kas_environments::EnvironmentFile;
 
     use super::*;
 

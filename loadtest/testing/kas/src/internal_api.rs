@@ -4,12 +4,13 @@ use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
 use access::ApiTokenVerifier;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use gateway::test_support::{AddressRules, ApiContext, ApiParts, ApiServer, EnvironmentsApi, HealthInquiry};
+use environments_wire::EnvironmentSources;
+use gateway::test_support::{AddressRules, ApiContext, ApiParts, ApiServer};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kas_gitlab::environments::EnvironmentSources;
+use kas_environments::{api::EnvironmentsApi, health::HealthInquiry};
 use prost::Message;
 use serde_json::{Value, json};
 use sha2::Sha256;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use access::{AccessAs, Caller, CallerNames, Credential, Grant, ManagedEnvironment, RequestError};
+use environments_wire::Deployment;
 use parking_lot::Mutex;
 use proto::{AgentId, Reason, ServiceName};
 use tokio::time::Instant;
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::{
     UsageKind, UsageSubject,
-    deployments::Deployment,
     in_flight::{InFlightCounters, Subject},
 };
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use access::{ManagedEnvironment, RequestError};
+use environments_wire::{Deployment, Tier};
 use http::StatusCode;
 use proto::{
     AgentId, Reason,
@@ -13,7 +14,7 @@ use proto::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{GitLabError, deployments::Deployment, environments::Tier};
+use crate::GitLabError;
 
 /// The response of `/job/allowed_agents`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -25,6 +25,14 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use kas_core::{
+    audit::{AuditLog, AuditRecord, AuditedAccess, NewRequest},
+    destination::Destination,
+    forward::{ForwardedResponse, Forwarder, agent_error},
+    kill_switch::{KillSwitch, RequestAttributes},
+    request_hooks::{AuthorizedRequest, RequestHooks},
+    request_types::RequestOperation,
+};
 use moka::{future, sync};
 use prometheus_client::registry::Registry;
 use proto::{
@@ -37,14 +45,6 @@ use tunnel::Body;
 
 use self::metrics::ProvisionerMetrics;
 use super::config::ManagedResourcesConfig;
-use kas_core::{
-    audit::{AuditLog, AuditRecord, AuditedAccess, NewRequest},
-    destination::Destination,
-    forward::{ForwardedResponse, Forwarder, agent_error},
-    kill_switch::{KillSwitch, RequestAttributes},
-    request_hooks::{AuthorizedRequest, RequestHooks},
-    request_types::RequestOperation,
-};
 
 /// The jobs whose results are kept.
 const MAX_JOBS: u64 = 50_000;
@@ -57,7 +57,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Makes the objects of environments exist before the first request of a job.
 #[derive(Debug)]
-pub(crate) struct Provisioner {
+pub struct Provisioner {
     config: ManagedResourcesConfig,
     outcomes: future::Cache<JobKey, Arc<Outcome>>,
     /// The environments that were deleted through this replica. Outcomes from before do not count.
@@ -115,7 +115,7 @@ impl RequestHooks for Provisioner {
 
 impl Provisioner {
     /// Returns a provisioner with registered metrics.
-    pub(crate) fn new(
+    pub fn new(
         config: ManagedResourcesConfig,
         forwarder: Forwarder,
         kill_switch: Arc<KillSwitch>,

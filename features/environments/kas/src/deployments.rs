@@ -1,44 +1,18 @@
 //! Deployments: the jobs with an environment that were allowed to use an agent.
 
-use std::{collections::VecDeque, sync::Arc, time::SystemTime};
+use std::{collections::VecDeque, sync::Arc};
 
+use environments_wire::{Deployment, DeploymentRecorder};
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use proto::AgentId;
-use serde::{Deserialize, Serialize};
-use settings::rfc3339;
 use store::{
     StoreError,
     redis::{MAX_DEPLOYMENTS, RedisStore},
 };
 
-use crate::environments::Tier;
-
 /// The longest record that is read from Redis, in bytes.
 const MAX_RECORD: usize = 4096;
-
-/// A job that was allowed to deploy to an environment with an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Deployment {
-    /// The time of the first request of the job to the agent.
-    #[serde(with = "rfc3339")]
-    pub time: SystemTime,
-    /// The agent.
-    pub agent: AgentId,
-    /// The default namespace of the job, if it is known.
-    pub namespace: Option<String>,
-    /// The id of the project of the job.
-    pub project_id: u64,
-    /// The slug of the environment.
-    pub environment: String,
-    /// The tier of the environment.
-    pub tier: Tier,
-    /// The id of the job.
-    pub job: u64,
-    /// The commit of the job, if it is known.
-    pub commit: Option<String>,
-    /// The user who started the job, if it is known.
-    pub username: Option<String>,
-}
 
 /// The most recent deployments: in Redis, or in memory without Redis. Clones are cheap, and share the deployments.
 #[derive(Clone, Debug)]
@@ -73,35 +47,6 @@ impl Deployments {
         })
     }
 
-    /// Records a deployment, unless the same job has been recorded for the same agent.
-    ///
-    /// # Errors
-    ///
-    /// Redis did not answer. The deployment is not recorded, and the next request of the job tries again.
-    pub async fn record(&self, deployment: Deployment) -> Result<(), StoreError> {
-        let id = (deployment.job, deployment.agent);
-        match &self.0 {
-            Store::Memory(deployments) => {
-                let mut deployments = deployments.lock();
-                if !deployments.iter().any(|known| (known.job, known.agent) == id) {
-                    deployments.push_front(deployment);
-                    deployments.truncate(MAX_DEPLOYMENTS);
-                }
-            }
-            Store::Redis { store, last } => {
-                if last.lock().contains(&id) {
-                    return Ok(());
-                }
-                let record = serde_json::to_string(&deployment).expect("serializable");
-                store.push_deployment(&record).await?;
-                let mut last = last.lock();
-                last.push_front(id);
-                last.truncate(REMEMBERED);
-            }
-        }
-        Ok(())
-    }
-
     /// Returns the deployments that the query selects, the newest first.
     ///
     /// # Errors
@@ -113,6 +58,34 @@ impl Deployments {
             Store::Redis { store, .. } => parse(&store.deployments().await?),
         };
         Ok(all.into_iter().filter(|deployment| query.selects(deployment)).take(limit).collect())
+    }
+}
+
+impl DeploymentRecorder for Deployments {
+    fn record(&self, deployment: Deployment) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let id = (deployment.job, deployment.agent);
+            match &self.0 {
+                Store::Memory(deployments) => {
+                    let mut deployments = deployments.lock();
+                    if !deployments.iter().any(|known| (known.job, known.agent) == id) {
+                        deployments.push_front(deployment);
+                        deployments.truncate(MAX_DEPLOYMENTS);
+                    }
+                }
+                Store::Redis { store, last } => {
+                    if last.lock().contains(&id) {
+                        return Ok(());
+                    }
+                    let record = serde_json::to_string(&deployment).expect("serializable");
+                    store.push_deployment(&record).await?;
+                    let mut last = last.lock();
+                    last.push_front(id);
+                    last.truncate(REMEMBERED);
+                }
+            }
+            Ok(())
+        })
     }
 }
 
@@ -139,7 +112,9 @@ impl DeploymentQuery {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
+
+    use environments_wire::Tier;
 
     use super::*;
 

@@ -8,18 +8,15 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use environments_wire::{
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
+    is_label, is_project,
+};
 use futures_util::future::BoxFuture;
 use proto::{AgentId, AgentName};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{ConfigError, parse};
-
-use super::{
-    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
-};
-
-/// The longest path of a project, in bytes: that of GitLab.
-const MAX_PROJECT: usize = 255;
 
 /// The current version of the file. Clones are cheap, and share the version.
 #[derive(Clone, Debug)]
@@ -145,24 +142,8 @@ fn check(
     Err(ConfigError::new(path, value.referenced, key, format!("{:?} is not {expected}", value.value)))
 }
 
-pub(super) fn is_project(text: &str) -> bool {
-    (1..=MAX_PROJECT).contains(&text.len())
-        && text.split('/').all(|part| !part.is_empty())
-        && !text.contains(|c: char| c == ':' || c.is_control() || c.is_whitespace())
-}
-
 fn is_agent(text: &str) -> bool {
     text.parse::<AgentId>().is_ok() || text.parse::<AgentName>().is_ok()
-}
-
-/// Returns whether a text is a DNS label (RFC 1123), like the name of a namespace.
-pub(super) fn is_label(text: &str) -> bool {
-    let end = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let bytes = text.as_bytes();
-    bytes.len() <= 63
-        && end(bytes.first())
-        && end(bytes.last())
-        && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use environment_templates::EnvironmentTemplate;
 use proto::agent_configuration::TemplateFile;
 
 /// Returns the problem of a template, which fails the jobs of environments.
-pub(crate) fn check_template(template: &TemplateFile) -> Option<String> {
+pub fn check_template(template: &TemplateFile) -> Option<String> {
     let error = match &template.text {
         Ok(text) => EnvironmentTemplate::parse(Path::new(&template.path), text).err()?.to_string(),
         Err(what) => what.clone(),

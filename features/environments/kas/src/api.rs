@@ -8,19 +8,21 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use environments_wire::{
+    Deployment, EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken, Tier,
+};
 use http::{HeaderMap, HeaderName};
-use kas_gitlab::{
-    deployments::{Deployment, DeploymentQuery, Deployments},
-    environments::{EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken, Tier},
+use kas_core::api::{
+    ApiContext, InternalApiError, QueryError, ok,
+    query::{DEFAULT_LIMIT, MAX_LENGTH, decoded, limit, number, set_once},
 };
 use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
-use super::health::{EnvironmentStatus, HealthInquiry};
-use kas_core::api::{
-    ApiContext, InternalApiError, QueryError, ok,
-    query::{DEFAULT_LIMIT, MAX_LENGTH, decoded, limit, number, set_once},
+use super::{
+    DeploymentQuery, Deployments,
+    health::{EnvironmentStatus, HealthInquiry},
 };
 
 /// The headers in which GitLab accepts the token of a user or a CI job.
@@ -43,7 +45,7 @@ type ApiState = Arc<(ApiContext, EnvironmentsApi)>;
 
 /// The environments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct EnvironmentList {
+pub struct EnvironmentList {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
@@ -53,7 +55,7 @@ pub(crate) struct EnvironmentList {
 
 /// The deployments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct DeploymentList {
+pub struct DeploymentList {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
@@ -76,7 +78,7 @@ impl IntoResponse for DeploymentList {
 }
 
 /// Returns the routes of environments and deployments.
-pub(in crate::features) fn routes(context: ApiContext, sources: EnvironmentsApi) -> Router {
+pub fn routes(context: ApiContext, sources: EnvironmentsApi) -> Router {
     Router::new()
         .route("/api/v1/environments", get(list_environments))
         .route("/api/v1/deployments", get(list_deployments))
@@ -123,7 +125,7 @@ fn refusal(error: EnvironmentError) -> InternalApiError {
 }
 
 /// Parses the query of deployments. Returns it with the largest number of deployments.
-pub(crate) fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
+pub fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
@@ -154,7 +156,7 @@ pub(crate) fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), 
 }
 
 /// Parses the query of environments. Returns it with whether their health is asked for.
-pub(crate) fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
+pub fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }

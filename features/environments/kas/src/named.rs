@@ -7,9 +7,13 @@ use std::{
 };
 
 use access::{AgentIdentity, SourceUnavailable};
-use futures_util::future::BoxFuture;
-use kas_gitlab::environments::{
+use environments_wire::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
+};
+use futures_util::future::BoxFuture;
+use kas_core::{
+    attachments::{Attachment, OpeningTunnel, TunnelFeature},
+    configuration::{ConfigurationState, wait_for_configuration},
 };
 use parking_lot::Mutex;
 use proto::{AgentId, agent_configuration::environments::NamedEnvironment};
@@ -19,11 +23,6 @@ use sha2::{Digest as _, Sha256};
 use store::{StoreError, redis::RedisStore};
 use tokio::{sync::watch, time::sleep};
 use tunnel::Tunnel;
-
-use kas_core::{
-    attachments::{Attachment, OpeningTunnel, TunnelFeature},
-    configuration::{ConfigurationState, wait_for_configuration},
-};
 
 /// The age at which a record is forgotten: its agent has been away for so long.
 const MAX_AGE: Duration = Duration::from_secs(7 * 86_400);
@@ -65,7 +64,7 @@ struct EnvironmentsFeed {
 
 impl AgentEnvironments {
     /// Keeps the environments in Redis, or in memory without it.
-    pub(in crate::features) fn new(redis: Option<RedisStore>) -> Self {
+    pub fn new(redis: Option<RedisStore>) -> Self {
         Self(Arc::new(redis.map_or_else(|| Store::Memory(Mutex::default()), Store::Redis)))
     }
 

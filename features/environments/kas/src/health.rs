@@ -3,10 +3,18 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use access::{RequestError, SourceUnavailable};
+use environments_wire::{Environment, EnvironmentAgent};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Limited};
-use kas_gitlab::environments::{Environment, EnvironmentAgent};
+use kas_core::{
+    agent_locations::{AgentLookup, KnownAgent},
+    api::InternalApiError,
+    destination::Destination,
+    forward::{ForwardedResponse, Forwarder},
+    kill_switch::{KillSwitch, RequestAttributes},
+    proxy::ProxyServer,
+};
 use proto::{
     ServiceName,
     graph::{Attention, GroupHealth, HEALTH_PATH, HealthReport, HealthState, Warning},
@@ -19,15 +27,6 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tunnel::Body;
-
-use kas_core::{
-    agent_locations::{AgentLookup, KnownAgent},
-    api::InternalApiError,
-    destination::Destination,
-    forward::{ForwardedResponse, Forwarder},
-    kill_switch::{KillSwitch, RequestAttributes},
-    proxy::ProxyServer,
-};
 
 /// The most places of one request.
 const MAX_PLACES: usize = 500;
@@ -45,7 +44,7 @@ const MAX_TEXT: usize = 1024;
 
 /// An environment with its health.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct EnvironmentStatus {
+pub struct EnvironmentStatus {
     #[serde(flatten)]
     environment: Environment,
     /// Present if the query asks for it.
@@ -55,7 +54,7 @@ pub(crate) struct EnvironmentStatus {
 
 /// The health of an environment.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EnvironmentHealth {
+pub struct EnvironmentHealth {
     /// The health of its worst place; unknown without a place.
     health: HealthState,
     /// The places, in the order of the environment.

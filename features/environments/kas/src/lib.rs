@@ -1,0 +1,21 @@
+//! The environments of projects in kas: those of the file and those that agents name, the deployments of CI jobs to them, and those whose
+//! objects kas lets agentk make.
+#![warn(missing_docs)]
+
+pub mod api;
+mod config;
+mod deployments;
+mod file;
+pub mod health;
+mod named;
+mod provisioner;
+mod template;
+
+pub use self::{
+    config::ManagedResourcesConfig,
+    deployments::{DeploymentQuery, Deployments},
+    file::EnvironmentFile,
+    named::AgentEnvironments,
+    provisioner::Provisioner,
+    template::check_template,
+};
