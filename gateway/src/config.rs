@@ -27,7 +27,6 @@ use kas_core::gitlab_key::GitLabKey;
 pub use self::schema::json_schema;
 pub use crate::features::{
     events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
-    gitops::GitopsConfig,
     web::{WebConfig, WebListen},
 };
 pub use kas_core::{
@@ -43,6 +42,7 @@ pub use kas_core::{
 };
 pub use kas_environments::ManagedResourcesConfig;
 pub use kas_gitlab::GitlabAgentkConfig;
+pub use kas_gitops::GitopsConfig;
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

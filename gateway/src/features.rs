@@ -4,7 +4,6 @@
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
 pub(crate) mod events;
-pub(crate) mod gitops;
 pub(crate) mod notify;
 #[cfg(test)]
 mod openapi;
@@ -15,7 +14,12 @@ use std::sync::{Arc, OnceLock};
 use access::Identities;
 use axum::Router;
 use futures_util::future::BoxFuture;
-use kas_gitlab::{GitLabAgents, GitLabClient, Usage, UsageReports, gitaly::GitalyClient};
+use gitops_wire::{CommitStatusApi, ProjectSource};
+use kas_gitlab::{
+    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabProjects, Usage, UsageReports,
+    gitaly::GitalyClient,
+};
+use kas_gitops::{GitopsConfig, GitopsContext, GitopsService};
 use kas_graph::{GraphRequests, views::ViewsService};
 use kas_promql::Prometheus;
 use prometheus_client::registry::Registry;
@@ -29,7 +33,6 @@ use self::{
         EventRequests, Events,
         agents::{AgentEvents, ConfigurationReports},
     },
-    gitops::{GitLabParts, GitopsConfig, GitopsContext, GitopsService},
     notify::NotifyService,
     web::{Recent, RecentAnswers},
 };
@@ -123,14 +126,16 @@ pub(crate) struct RequestHookContext<'a> {
 impl Features {
     /// Builds the features of a replica.
     pub(crate) fn new(context: FeatureContext<'_>) -> Self {
+        let gitaly = context.gitaly;
+        let projects = context.gitlab.cloned().map(|(client, agents)| {
+            Arc::new(GitLabProjects::new(client, agents, gitaly.clone())) as Arc<dyn ProjectSource>
+        });
+        let statuses = context.gitlab.and_then(|(client, _)| GitLabCommitStatuses::new(client));
         let gitops = GitopsService::new(
             GitopsContext {
                 identities: context.identities.clone(),
-                gitlab: context.gitlab.cloned().map(|(client, agents)| GitLabParts {
-                    client,
-                    agents,
-                    gitaly: context.gitaly.clone(),
-                }),
+                projects,
+                statuses: statuses.map(|statuses| Arc::new(statuses) as Arc<dyn CommitStatusApi>),
                 default_repository: context.configuration.settings.clone(),
                 redis: context.redis.cloned(),
             },

@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 32] = [
+const OURS: [&str; 34] = [
     "access",
     "backoff",
     "cli",
@@ -55,10 +55,12 @@ const OURS: [&str; 32] = [
     "gateway",
     "git",
     "gitlab_tunnel",
+    "gitops_wire",
     "kas_cluster_audit",
     "kas_core",
     "kas_environments",
     "kas_gitlab",
+    "kas_gitops",
     "kas_graph",
     "kas_oidc",
     "kas_promql",

@@ -35,8 +35,8 @@ use tokio::{
 
 use self::feed::{NotifyFeed, SUBSCRIPTION};
 use self::metrics::NotifyMetrics;
-use super::gitops::GitopsService;
 use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
+use kas_gitops::GitopsService;
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;

@@ -23,7 +23,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "features", PROGRAM),
     ("gateway", "features::events", "events"),
     ("gateway", "features::events::agents::open_alerts", "alerts"),
-    ("gateway", "features::gitops", "gitops"),
     ("gateway", "features::notify", "notify"),
     ("gateway", "features::web", "web"),
     ("gateway", "test_support", PROGRAM),
@@ -40,7 +39,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
 pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[
     ("gateway", "alerts", "events", 2),
     ("gateway", "events", "alerts", 1),
-    ("gateway", "gitops", "gitlab", 3),
-    ("gateway", "notify", "gitops", 2),
+    ("gateway", "notify", "gitops", 1),
     ("gateway", "web", "oidc", 2),
 ];

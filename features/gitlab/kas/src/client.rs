@@ -122,7 +122,7 @@ impl GitLabClient {
     }
 
     /// Returns the file of the token that sets the statuses of commits.
-    pub fn status_token_file(&self) -> Option<&Path> {
+    pub(super) fn status_token_file(&self) -> Option<&Path> {
         self.status_token_file.as_deref()
     }
 

@@ -3,49 +3,22 @@
 //! The endpoints are public: requests have a token of the operator, which needs the scope `api` and the role Developer in the
 //! project, and not the JWT of kas.
 
+use std::{io, path::PathBuf};
+
+use futures_util::future::BoxFuture;
+use gitops_wire::{CommitState, CommitStatus, CommitStatusApi, CommitStatusError, StatusPlace};
 use http::StatusCode;
+use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 
 use super::{Credential, Endpoint, GitLabClient, GitLabError, client::ObjectIds};
 
-/// The longest description that GitLab accepts, in characters.
-pub const MAX_DESCRIPTION: usize = 255;
-
-/// The status of a commit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CommitStatus {
-    /// The state.
-    pub state: CommitState,
-    /// The reason, of at most [`MAX_DESCRIPTION`] characters.
-    pub description: String,
-}
-
-/// The state of a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CommitState {
-    /// It is not known yet.
-    Pending,
-    /// It succeeded.
-    Success,
-    /// It failed.
-    Failed,
-    /// It was replaced.
-    Canceled,
-    /// A state that kas does not set.
-    #[serde(other, skip_serializing)]
-    Other,
-}
-
-/// The place of a status.
-#[derive(Clone, Copy, Debug)]
-pub struct StatusPlace<'a> {
-    /// The id of the project.
-    pub project: u64,
-    /// The id of the commit.
-    pub commit: &'a str,
-    /// The name, which tells it from the statuses of others.
-    pub name: &'a str,
+/// The statuses of commits in a GitLab, for which the operator has given kas a token.
+#[derive(Debug)]
+pub struct GitLabCommitStatuses {
+    client: GitLabClient,
+    token_file: PathBuf,
 }
 
 #[derive(Serialize)]
@@ -61,6 +34,55 @@ struct StatusBody<'a> {
 struct StatusEntry {
     status: CommitState,
     description: Option<String>,
+}
+
+impl GitLabCommitStatuses {
+    /// Returns the statuses of a GitLab, if the operator has given kas a token for them.
+    pub fn new(client: &GitLabClient) -> Option<Self> {
+        Some(Self { client: client.clone(), token_file: client.status_token_file()?.to_owned() })
+    }
+
+    async fn token(&self) -> Result<SecretString, GitLabError> {
+        let file = self.token_file.clone();
+        let read = spawn_blocking(move || files::read_text(&file)).await;
+        let text = read.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
+            GitLabError::unavailable(format!("gitlab.commit_status_token_file cannot be read: {error}"))
+        })?;
+        Ok(SecretString::from(text.trim()))
+    }
+}
+
+impl CommitStatusApi for GitLabCommitStatuses {
+    fn get<'a>(
+        &'a self,
+        place: StatusPlace<'a>,
+    ) -> BoxFuture<'a, Result<Option<CommitStatus>, CommitStatusError>> {
+        Box::pin(async move {
+            let token = self.token().await?;
+            Ok(self.client.commit_status(place, Credential::User(&token)).await?)
+        })
+    }
+
+    fn set<'a>(
+        &'a self,
+        place: StatusPlace<'a>,
+        status: &'a CommitStatus,
+    ) -> BoxFuture<'a, Result<(), CommitStatusError>> {
+        Box::pin(async move {
+            let token = self.token().await?;
+            Ok(self.client.set_commit_status(place, status, None, Credential::User(&token)).await?)
+        })
+    }
+}
+
+impl From<GitLabError> for CommitStatusError {
+    fn from(error: GitLabError) -> Self {
+        let message = error.to_string();
+        match error {
+            GitLabError::Status { .. } => Self::Refused(message),
+            GitLabError::Unavailable { .. } => Self::Unavailable(message),
+        }
+    }
 }
 
 impl GitLabClient {

@@ -14,6 +14,7 @@
 //! | `environments` | [`GitLabEnvironments`]: GitLab as a source of environments |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
+//! | `projects`, `commit_status` | the repositories of projects and the statuses of their commits, for GitOps |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
 //! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
 //! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
@@ -49,6 +50,7 @@ mod jwt;
 mod metrics;
 mod project_environments;
 mod project_info;
+mod projects;
 mod response;
 pub mod rpcs;
 mod session;
@@ -68,7 +70,7 @@ pub use self::{
     budget::BudgetShare,
     callers::{CallerValidity, GitLabAuthorizer},
     client::GitLabClient,
-    commit_status::{CommitState, CommitStatus, MAX_DESCRIPTION, StatusPlace},
+    commit_status::GitLabCommitStatuses,
     config::{ApiRateLimit, GitLabConfig},
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
@@ -78,6 +80,7 @@ pub use self::{
     internal_api::InternalApiAuthorizer,
     project_environments::ProjectEnvironment,
     project_info::ProjectInfo,
+    projects::GitLabProjects,
     response::GitLabError,
     session::GitLabSessions,
     setup::GitLabSetup,

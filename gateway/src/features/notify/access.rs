@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proto::agent_configuration::notify::{NotifiedProject, Notify};
 
 use super::NotifyFeed;
-use crate::features::gitops::NO_ANSWER;
+use gitops_wire::NO_ANSWER;
 use kas_core::configuration::ConfigurationState;
 
 /// The sections of a configuration about events.

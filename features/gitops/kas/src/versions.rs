@@ -2,6 +2,7 @@
 
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
+use kas_core::agent_requests::{AgentRequestError, request, send};
 use proto::{
     ServiceName,
     gitops::{CLUSTER_PATH, ClusterVersions, MAX_CLUSTER_VERSIONS},
@@ -11,7 +12,6 @@ use tokio::time::timeout;
 use tunnel::{Body, Tunnel};
 
 use super::feed::REQUEST_TIMEOUT;
-use kas_core::agent_requests::{AgentRequestError, request, send};
 
 /// Reads what the cluster behind a tunnel is.
 #[derive(Clone, Copy)]

@@ -8,12 +8,12 @@
 //!
 //! Each replica keeps a subscription open in each tunnel, and agentk chooses one of them as its source. All agents at a replica that
 //! follow the same reference of a repository share one look at it, and with Redis all replicas do (`looks`).
+#![warn(missing_docs)]
 
 mod commit;
 mod commit_status;
 mod config;
 mod feed;
-mod gitlab;
 mod looks;
 mod metrics;
 mod preview;
@@ -25,6 +25,8 @@ use std::{sync::Arc, time::Duration};
 
 use access::{AgentIdentity, Identities};
 use git::RepositorySettings;
+use gitops_wire::{CommitStatusApi, ProjectSource};
+use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
@@ -33,30 +35,31 @@ use store::{GitPush, redis::RedisStore};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 pub use self::config::GitopsConfig;
-pub(super) use self::gitlab::{GitLabParts, NO_ANSWER};
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
     feed::{GitopsFeed, SUBSCRIPTION},
-    gitlab::GitLabProjects,
     metrics::GitopsMetrics,
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
-use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 
 /// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct GitopsService(Arc<Shared>);
 
 /// The parts of a replica from which the service is built.
-pub(super) struct GitopsContext {
-    pub(super) identities: Identities,
-    pub(super) gitlab: Option<GitLabParts>,
+pub struct GitopsContext {
+    /// The agents of the identity file.
+    pub identities: Identities,
+    /// The projects of the GitLab, if one is configured.
+    pub projects: Option<Arc<dyn ProjectSource>>,
+    /// The statuses of commits in GitLab, if the operator wants them.
+    pub statuses: Option<Arc<dyn CommitStatusApi>>,
     /// The repository of agents of the identity file without one of their own.
-    pub(super) default_repository: Option<Arc<RepositorySettings>>,
+    pub default_repository: Option<Arc<RepositorySettings>>,
     /// The store that replicas share, if there are several.
-    pub(super) redis: Option<RedisStore>,
+    pub redis: Option<RedisStore>,
 }
 
 #[derive(Debug)]
@@ -71,16 +74,14 @@ struct Shared {
 }
 
 /// Receives the paths of projects that were pushed to.
-pub(super) struct Pushes(broadcast::Receiver<GitPush>);
+pub struct Pushes(broadcast::Receiver<GitPush>);
 
 impl GitopsService {
     /// Builds the service of a replica.
-    pub(super) fn new(context: GitopsContext, gitops: &GitopsConfig, registry: &mut Registry) -> Self {
-        let GitopsContext { identities, gitlab, default_repository, redis } = context;
+    pub fn new(context: GitopsContext, gitops: &GitopsConfig, registry: &mut Registry) -> Self {
+        let GitopsContext { identities, projects, statuses, default_repository, redis } = context;
         let metrics = GitopsMetrics::register(registry);
-        let statuses =
-            gitlab.as_ref().and_then(|gitlab| CommitStatuses::new(&gitlab.client, metrics.clone()));
-        let gitlab = gitlab.map(GitLabProjects::new);
+        let statuses = statuses.map(|api| CommitStatuses::new(api, metrics.clone()));
         let looks = LookContext {
             redis,
             metrics: metrics.clone(),
@@ -90,7 +91,7 @@ impl GitopsService {
         };
         let configured = Arc::clone(&gitops.sources);
         Self(Arc::new(Shared {
-            sources: Sources::new(identities, default_repository, configured, gitlab, looks),
+            sources: Sources::new(identities, default_repository, configured, projects, looks),
             poll_period: gitops.poll_period,
             min_interval: gitops.min_interval,
             commits: CommitReader {
@@ -105,7 +106,7 @@ impl GitopsService {
     }
 
     /// Returns whether the operator of kas has chosen the configuration of an agent: the identity file has the agent.
-    pub(super) fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool {
+    pub fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool {
         self.0.sources.is_in_identity_file(agent)
     }
 
@@ -114,7 +115,7 @@ impl GitopsService {
     /// # Errors
     ///
     /// It may not. The error is a sentence.
-    pub(super) async fn check_access(
+    pub async fn check_access(
         &self,
         agent: &AgentIdentity,
         token: &SecretString,
@@ -130,7 +131,7 @@ impl GitopsService {
     /// # Errors
     ///
     /// The agent may not read the project, or the repository cannot be reached. The error is a sentence.
-    pub(super) async fn newest_commit(
+    pub async fn newest_commit(
         &self,
         agent: (&AgentIdentity, &SecretString),
         project: &str,
@@ -164,7 +165,8 @@ impl GitopsService {
         }
     }
 
-    pub(super) fn pushes(&self) -> Pushes {
+    /// Subscribes to the pushes that [`Self::follow_pushes`] receives.
+    pub fn pushes(&self) -> Pushes {
         Pushes(self.0.pushes.subscribe())
     }
 }
@@ -186,7 +188,7 @@ impl TunnelFeature for GitopsService {
 
 impl Pushes {
     /// Returns the path of the next project, or `None` if some were missed.
-    pub(super) async fn recv(&mut self) -> Option<String> {
+    pub async fn recv(&mut self) -> Option<String> {
         match self.0.recv().await {
             Ok(push) => Some(push.path().to_owned()),
             Err(RecvError::Lagged(_)) => None,

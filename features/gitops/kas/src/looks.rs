@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use git::{Commit, Repository, RepositoryError};
+use kas_core::throttle::Throttle;
 use sha2::{Digest as _, Sha256};
 use store::redis::{RedisStore, SharedLook};
 use tokio::time::{Instant, sleep};
 
 use super::metrics::GitopsMetrics;
-use kas_core::throttle::Throttle;
 
 /// The longest time since this replica's own look for which it believes the looks of others. Whoever can write to Redis can
 /// delay commits by so much.

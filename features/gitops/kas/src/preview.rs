@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use git::Commit;
 use http::Method;
+use kas_core::agent_requests::{self, send};
 use proto::{
     ServiceName,
     gitops::{CommitInfo, PREVIEW_PATH, PreviewRequest, SourceProblem, SyncHead},
@@ -11,7 +12,6 @@ use proto::{
 use tunnel::{Body, Tunnel};
 
 use super::feed::{FeedError, GitopsFeed, SYNC_TIMEOUT, projects, put, sync_body};
-use kas_core::agent_requests::{self, send};
 
 /// The age of a look at the repository that a diff accepts.
 const AGE: Duration = Duration::from_secs(1);

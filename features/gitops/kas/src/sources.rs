@@ -4,6 +4,8 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, AgentSelector, ConfigurationLocation, Identities};
 use git::{Reference, Repository, RepositorySettings};
+use gitops_wire::{ProjectSource, ProjectVersion};
+use kas_core::throttle::Throttle;
 use oci::{OciRepository, OciSettings};
 use outbound::AddressPolicy;
 use parking_lot::Mutex;
@@ -14,11 +16,9 @@ use tokio::time::Instant;
 
 use super::{
     config::GitopsSource,
-    gitlab::{GitLabProjects, GitalySource},
     looks::{FollowedReference, SharedLooks},
     metrics::GitopsMetrics,
 };
-use kas_core::throttle::Throttle;
 
 /// The time after which what nobody follows any more is forgotten, with its cache.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -30,7 +30,8 @@ pub(super) struct Sources {
     /// The repository of agents whose entry in the identity file has no configuration.
     default: Option<Arc<RepositorySettings>>,
     configured: Arc<Vec<GitopsSource>>,
-    gitlab: Option<GitLabProjects>,
+    /// The projects of agents of GitLab.
+    projects: Option<Arc<dyn ProjectSource>>,
     followed: Mutex<HashMap<SourceSettings, Entry>>,
     context: LookContext,
 }
@@ -39,7 +40,7 @@ pub(super) struct Sources {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum SourceSettings {
     Git(RepositorySettings),
-    Gitaly(GitalySource),
+    Project(ProjectVersion),
     Artifact(OciSettings),
 }
 
@@ -74,7 +75,7 @@ impl SourceSettings {
     fn at(self, version: Reference) -> Result<Self, String> {
         Ok(match self {
             Self::Git(settings) => Self::Git(RepositorySettings { reference: version, ..settings }),
-            Self::Gitaly(source) => Self::Gitaly(source.at(version)),
+            Self::Project(project) => Self::Project(ProjectVersion { reference: version, ..project }),
             Self::Artifact(settings) => {
                 Self::Artifact(settings.at(&version).map_err(|error| error.to_string())?)
             }
@@ -85,7 +86,9 @@ impl SourceSettings {
     fn open(&self, context: &LookContext, is_shared: bool) -> Arc<FollowedReference> {
         let (repository, kind, gitlab_project): (Arc<dyn Repository>, _, _) = match self {
             Self::Git(settings) => (git::open(settings), "branch", None),
-            Self::Gitaly(source) => (source.open(), "branch", Some(source.project())),
+            Self::Project(ProjectVersion { repository, reference }) => {
+                (repository.open(reference.clone()), "branch", Some(repository.project()))
+            }
             Self::Artifact(settings) => {
                 (Arc::new(OciRepository::new(settings.clone(), context.addresses.clone())), "artifact", None)
             }
@@ -109,7 +112,7 @@ impl SourceSettings {
     fn server(&self) -> Option<String> {
         match self {
             Self::Git(settings) => settings.server().map(str::to_owned),
-            Self::Gitaly(source) => Some(source.server().to_owned()),
+            Self::Project(project) => Some(project.repository.server().to_owned()),
             Self::Artifact(settings) => Some(settings.server().to_owned()),
         }
     }
@@ -122,7 +125,7 @@ impl fmt::Display for SourceSettings {
             Self::Git(RepositorySettings { location, reference, .. }) => {
                 write!(f, "git {location:?} {reference}")
             }
-            Self::Gitaly(source) => write!(f, "{source}"),
+            Self::Project(project) => write!(f, "{project}"),
             Self::Artifact(settings) => write!(f, "oci {settings:?}"),
         }
     }
@@ -133,10 +136,10 @@ impl Sources {
         identities: Identities,
         default: Option<Arc<RepositorySettings>>,
         configured: Arc<Vec<GitopsSource>>,
-        gitlab: Option<GitLabProjects>,
+        projects: Option<Arc<dyn ProjectSource>>,
         context: LookContext,
     ) -> Self {
-        Self { identities, default, configured, gitlab, followed: Mutex::default(), context }
+        Self { identities, default, configured, projects, followed: Mutex::default(), context }
     }
 
     /// Returns what a project follows, if the agent with this token may read it now. `own` is the id of the project with the agent's
@@ -172,12 +175,12 @@ impl Sources {
     ) -> Result<SourceSettings, String> {
         let id = project.id.as_deref().unwrap_or(own);
         let listed = self.configured.iter().find(|source| source.id == id && self.may_read(source, agent));
-        let gitlab = self.gitlab.as_ref().filter(|_| agent.project.is_some());
-        let settings = match (id == own, listed, gitlab) {
-            (true, _, Some(gitlab)) => SourceSettings::Gitaly(gitlab.own(agent).await?),
+        let projects = self.projects.as_ref().filter(|_| agent.project.is_some());
+        let settings = match (id == own, listed, projects) {
+            (true, _, Some(projects)) => SourceSettings::Project(projects.own(agent).await?),
             (true, _, None) => SourceSettings::Git(self.own(agent)?),
             (false, Some(source), _) => source.settings.clone(),
-            (false, None, Some(gitlab)) => SourceSettings::Gitaly(gitlab.other(agent, token, id).await?),
+            (false, None, Some(projects)) => SourceSettings::Project(projects.other(agent, token, id).await?),
             (false, None, None) => {
                 return Err(format!(
                     "the agent may not read the project {id}: list the project in agent.gitops.repositories of kas, with this agent"
@@ -243,7 +246,7 @@ mod tests {
     use proto::AgentId;
 
     use super::*;
-    use crate::features::gitops::GitopsConfig;
+    use crate::GitopsConfig;
 
     fn context() -> LookContext {
         LookContext {

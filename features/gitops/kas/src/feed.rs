@@ -12,6 +12,11 @@ use git::{Commit, CommitId, RepositoryError, RepositoryFile};
 use http::{Method, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
+use kas_core::{
+    agent_requests::{AgentRequestError, json, request, send},
+    attachments::{AgentSubscription, Attachment, Lines, SubscriptionConfig},
+    configuration::{ConfigurationState, wait_for_configuration},
+};
 use proto::{
     ServiceName,
     agent_configuration::gitops::{Gitops, ManifestProject},
@@ -35,11 +40,6 @@ use super::{
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
     versions::ClusterReader,
-};
-use kas_core::{
-    agent_requests::{AgentRequestError, json, request, send},
-    attachments::{AgentSubscription, Attachment, Lines, SubscriptionConfig},
-    configuration::{ConfigurationState, wait_for_configuration},
 };
 
 /// The time that agentk may take for the response to a small request.

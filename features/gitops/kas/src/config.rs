@@ -8,6 +8,7 @@ use std::{
 
 use access::AgentSelector;
 use git::{FileLimits, RepositoryConfig, RepositorySettings};
+use kas_core::gitlab_key::GitLabKey;
 use oci::OciSettings;
 use outbound::AddressPolicy;
 use render::{RenderSettings, Renderer, limits::can_take_network_away};
@@ -16,7 +17,6 @@ use serde::Deserialize;
 use settings::{ConfigError, Network, Rate, Spanned, Timeout, Within};
 
 use super::sources::SourceSettings;
-use kas_core::gitlab_key::GitLabKey;
 
 /// This program, which sets the limits of programs that render.
 const LIMITER: &str = "/proc/self/exe";
@@ -44,11 +44,11 @@ pub struct GitopsConfig {
     #[serde(with = "Within::<1, 20_000>")]
     pub max_number_of_files: usize,
     /// Ignored: a project may have 100 paths.
-    pub(crate) max_number_of_paths: GitLabKey,
+    pub max_number_of_paths: GitLabKey,
     /// Ignored: kas keeps GitLab's answers about projects for a fixed time.
-    pub(crate) project_info_cache_ttl: GitLabKey,
+    pub project_info_cache_ttl: GitLabKey,
     /// Ignored, like `project_info_cache_ttl`.
-    pub(crate) project_info_cache_error_ttl: GitLabKey,
+    pub project_info_cache_error_ttl: GitLabKey,
     /// The networks to which registries may redirect. Without them, all but addresses with a special meaning.
     #[schemars(with = "Vec<String>")]
     pub allowed_networks: Vec<Network>,
@@ -140,7 +140,7 @@ impl GitopsRenderConfig {
     }
 
     /// Returns the reason why kas at this machine renders nothing, although it has the programs.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         if self.allow_network || !self.settings().has_program() {
             return None;
         }
@@ -155,7 +155,7 @@ impl GitopsRenderConfig {
 
 impl GitopsConfig {
     /// Validates the repositories.
-    pub(crate) fn validate(&mut self, file: &Path) -> Result<(), ConfigError> {
+    pub fn validate(&mut self, file: &Path) -> Result<(), ConfigError> {
         let mut sources: Vec<GitopsSource> = Vec::with_capacity(self.repositories.len());
         for (index, section) in self.repositories.iter().enumerate() {
             let key = format!("agent.gitops.repositories[{index}]");

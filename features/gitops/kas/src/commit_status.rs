@@ -9,21 +9,20 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use git::CommitId;
-use kas_gitlab::{
-    CommitState, CommitStatus, Credential, GitLabClient, GitLabError, MAX_DESCRIPTION, StatusPlace,
+use gitops_wire::{
+    CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
 };
 use parking_lot::Mutex;
 use proto::{
     AgentName,
     gitops::{ProjectState, SyncEvent, SyncEventKind},
 };
-use secrecy::SecretString;
-use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
+use tokio::{sync::Notify, time::sleep};
 
 use super::metrics::GitopsMetrics;
 
@@ -49,8 +48,7 @@ type StatusKey = (AgentName, u64, Option<String>);
 /// Sets the statuses of commits, and never makes a sync wait.
 #[derive(Debug)]
 pub(super) struct CommitStatuses {
-    client: GitLabClient,
-    token_file: PathBuf,
+    api: Arc<dyn CommitStatusApi>,
     queue: Mutex<StatusQueue>,
     queued: Notify,
     metrics: GitopsMetrics,
@@ -79,11 +77,8 @@ impl StatusTarget {
 }
 
 impl CommitStatuses {
-    /// Returns the statuses of a GitLab, if the operator has given kas a token for them.
-    pub(super) fn new(client: &GitLabClient, metrics: GitopsMetrics) -> Option<Self> {
-        let token_file = client.status_token_file()?.to_owned();
-        let (queue, queued) = (Mutex::default(), Notify::new());
-        Some(Self { client: client.clone(), token_file, queue, queued, metrics })
+    pub(super) fn new(api: Arc<dyn CommitStatusApi>, metrics: GitopsMetrics) -> Self {
+        Self { api, queue: Mutex::default(), queued: Notify::new(), metrics }
     }
 
     /// Notes what an event says about a commit.
@@ -126,7 +121,7 @@ impl CommitStatuses {
                         self.metrics.count_commit_status("sent");
                     }
                 }
-                Err(error @ GitLabError::Status { .. }) => {
+                Err(error @ CommitStatusError::Refused(_)) => {
                     self.metrics.count_commit_status("refused");
                     tracing::warn!(
                         agent.name = %target.agent, project = target.project, commit = %target.commit, %error,
@@ -134,7 +129,7 @@ impl CommitStatuses {
                          the role Developer"
                     );
                 }
-                Err(error @ GitLabError::Unavailable { .. }) => {
+                Err(error @ CommitStatusError::Unavailable(_)) => {
                     self.metrics.count_commit_status("failed");
                     tracing::debug!(project = target.project, %error, "the status of a commit is sent again later");
                     sleep(backoff.mul_f64(rand::random_range(0.8..1.2))).await;
@@ -152,31 +147,19 @@ impl CommitStatuses {
         target: &StatusTarget,
         status: &CommitStatus,
         known: Option<CommitStatus>,
-    ) -> Result<bool, GitLabError> {
-        let token = self.token().await?;
-        let credential = Credential::User(&token);
+    ) -> Result<bool, CommitStatusError> {
         let name = target.name();
         let place = StatusPlace { project: target.project, commit: target.commit.as_str(), name: &name };
         // Another replica, or this one before a restart, may have sent it.
         let known = match known {
-            None => self.client.commit_status(place, credential).await?,
+            None => self.api.get(place).await?,
             known => known,
         };
         if !replaces(status, known.as_ref()) {
             return Ok(false);
         }
-        self.client.set_commit_status(place, status, None, credential).await?;
+        self.api.set(place, status).await?;
         Ok(true)
-    }
-
-    async fn token(&self) -> Result<SecretString, GitLabError> {
-        let file = self.token_file.clone();
-        let read = spawn_blocking(move || files::read_text(&file)).await;
-        let text = read.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(|error| {
-            let message = format!("gitlab.commit_status_token_file cannot be read: {error}");
-            GitLabError::Unavailable { message, retry_after: BACKOFF.0 }
-        })?;
-        Ok(SecretString::from(text.trim()))
     }
 }
 
