@@ -24,8 +24,6 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("agentk-notify", "repository", "lane"),
     ("kas-core", "agents::receptive::slot", "agents::admission"),
     ("gateway", "features::notify::access", "features::notify::feed"),
-    ("kas-gitops", "config", "sources"),
-    ("kas-gitops", "versions", "feed"),
     ("kas-testing", "world", "fleet"),
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),

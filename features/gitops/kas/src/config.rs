@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use settings::{ConfigError, Network, Rate, Spanned, Timeout, Within};
 
-use super::sources::SourceSettings;
+use super::sources::{GitopsSource, SourceSettings};
 
 /// This program, which sets the limits of programs that render.
 const LIMITER: &str = "/proc/self/exe";
@@ -58,7 +58,7 @@ pub struct GitopsConfig {
     pub repositories: Vec<GitopsRepositoryConfig>,
     /// The validated repositories.
     #[serde(skip)]
-    pub(crate) sources: Arc<Vec<GitopsSource>>,
+    pub(super) sources: Arc<Vec<GitopsSource>>,
 }
 
 /// Section `agent.gitops.render`: kustomize and helm, which run beside kas.
@@ -91,14 +91,6 @@ pub struct GitopsRepositoryConfig {
     pub agents: Vec<AgentSelector>,
     /// The repository, or an OCI artifact (oci://registry/path:tag).
     pub repository: RepositoryConfig,
-}
-
-/// A repository with the agents that may read it.
-#[derive(Clone, Debug)]
-pub(crate) struct GitopsSource {
-    pub(super) id: String,
-    pub(super) agents: Vec<AgentSelector>,
-    pub(super) settings: SourceSettings,
 }
 
 impl Default for GitopsConfig {

@@ -35,15 +35,13 @@ use tokio::{
 use tunnel::{Body, Tunnel};
 
 use super::{
-    GitopsService,
+    GitopsService, REQUEST_TIMEOUT,
     commit::{CommitFiles, CommitSource},
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
     versions::ClusterReader,
 };
 
-/// The time that agentk may take for the response to a small request.
-pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that agentk may take to receive all files of a commit.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// The pause before the next attempt after a request that failed.

@@ -44,6 +44,9 @@ use self::{
     sources::{LookContext, Sources},
 };
 
+/// The time that agentk may take for the response to a small request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct GitopsService(Arc<Shared>);

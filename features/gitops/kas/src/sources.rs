@@ -15,7 +15,6 @@ use store::redis::RedisStore;
 use tokio::time::Instant;
 
 use super::{
-    config::GitopsSource,
     looks::{FollowedReference, SharedLooks},
     metrics::GitopsMetrics,
 };
@@ -34,6 +33,14 @@ pub(super) struct Sources {
     projects: Option<Arc<dyn ProjectSource>>,
     followed: Mutex<HashMap<SourceSettings, Entry>>,
     context: LookContext,
+}
+
+/// A repository with the agents that may read it.
+#[derive(Clone, Debug)]
+pub(super) struct GitopsSource {
+    pub(super) id: String,
+    pub(super) agents: Vec<AgentSelector>,
+    pub(super) settings: SourceSettings,
 }
 
 /// A repository or an artifact, with its version and its credentials. Equal settings share one cache.

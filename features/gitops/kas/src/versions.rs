@@ -11,7 +11,7 @@ use render::TargetCluster;
 use tokio::time::timeout;
 use tunnel::{Body, Tunnel};
 
-use super::feed::REQUEST_TIMEOUT;
+use super::REQUEST_TIMEOUT;
 
 /// Reads what the cluster behind a tunnel is.
 #[derive(Clone, Copy)]
