@@ -40,16 +40,7 @@ use outbound::AddressPolicy;
 
 use crate::{
     config::Config,
-    features::{
-        FeatureContext, Features,
-        events::{
-            Events,
-            sources::EventSources,
-            webhooks::{Webhook, WebhookContext, WebhookMetrics},
-        },
-        request_types,
-        web::WebServer,
-    },
+    features::{FeatureContext, Features, request_types, web::WebServer},
 };
 use access::{ApiTokenVerifier, Identities, Identity};
 use environments_wire::{EnvironmentSource, EnvironmentSources};
@@ -68,6 +59,11 @@ use kas_core::{
 };
 use kas_environments::{
     Deployments, EnvironmentFile, api::EnvironmentsApi, check_template, health::HealthInquiry,
+};
+use kas_events::{
+    Events,
+    sources::EventSources,
+    webhooks::{Webhook, WebhookContext, WebhookMetrics},
 };
 use kas_gitlab::{
     CacheTtls, GitLabAuthorizer, GitLabClient, GitLabEnvironments, GitLabSource, Usage, gitaly::GitalyClient,

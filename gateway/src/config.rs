@@ -25,10 +25,7 @@ use kas_core::cors::Origin;
 use kas_core::gitlab_key::GitLabKey;
 
 pub use self::schema::json_schema;
-pub use crate::features::{
-    events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
-    web::{WebConfig, WebListen},
-};
+pub use crate::features::web::{WebConfig, WebListen};
 pub use kas_core::{
     addresses::ProxyProtocol,
     config::{
@@ -41,6 +38,7 @@ pub use kas_core::{
     configuration::AgentConfigurationConfig,
 };
 pub use kas_environments::ManagedResourcesConfig;
+pub use kas_events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use kas_gitlab::GitlabAgentkConfig;
 pub use kas_gitops::GitopsConfig;
 

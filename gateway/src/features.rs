@@ -3,7 +3,6 @@
 //!
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
-pub(crate) mod events;
 pub(crate) mod notify;
 #[cfg(test)]
 mod openapi;
@@ -15,6 +14,10 @@ use access::Identities;
 use axum::Router;
 use futures_util::future::BoxFuture;
 use gitops_wire::{CommitStatusApi, ProjectSource};
+use kas_events::{
+    EventRequests, Events,
+    agents::{AgentEvents, ConfigurationReports},
+};
 use kas_gitlab::{
     GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabProjects, Usage, UsageReports,
     gitaly::GitalyClient,
@@ -29,10 +32,6 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    events::{
-        EventRequests, Events,
-        agents::{AgentEvents, ConfigurationReports},
-    },
     notify::NotifyService,
     web::{Recent, RecentAnswers},
 };
@@ -196,7 +195,7 @@ impl Features {
 
     /// Returns the routes of the listener of probes and metrics. `draining` is cancelled when the replica stops.
     pub(crate) fn admin_routes(&self, draining: &CancellationToken) -> Router {
-        events::admin::routes(self.events.log().clone(), self.replica, draining.clone())
+        kas_events::admin::routes(self.events.log().clone(), self.replica, draining.clone())
     }
 
     /// Returns the features that work in tunnels.
@@ -221,7 +220,7 @@ impl Features {
     ) -> ApiRoutes {
         let http = kas_environments::api::routes(context.clone(), environments)
             .merge(kas_graph::views::api::routes(context.clone(), self.views.clone()))
-            .merge(events::api::routes(context.clone(), self.events.log().clone()))
+            .merge(kas_events::api::routes(context.clone(), self.events.log().clone()))
             .merge(notify::api::routes(self.notify.clone()));
         let rpcs = kas_gitlab::rpcs::routes(context.clone(), gitaly)
             .merge(kas_graph::views::rpc::routes(self.views.clone()))

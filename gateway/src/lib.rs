@@ -16,7 +16,7 @@ mod features;
 pub mod test_support {
     pub use crate::{
         cli::serve::log_filter,
-        features::{events::webhooks::Webhook, request_types, web::WebServer},
+        features::{request_types, web::WebServer},
     };
     pub use kas_core::{
         addresses::AddressRules,
@@ -32,6 +32,7 @@ pub mod test_support {
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
     };
+    pub use kas_events::webhooks::Webhook;
     pub use strangers::Stranger;
 
     /// The messages of the RPCs of the internal API.

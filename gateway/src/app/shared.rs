@@ -21,10 +21,7 @@ use tunnel::TunnelConfig;
 
 use crate::{
     config::Config,
-    features::{
-        Features, RequestHookContext,
-        events::{Events, sources::EventSources},
-    },
+    features::{Features, RequestHookContext},
 };
 use kas_core::{
     admin::{AdminServer, Readiness},
@@ -45,6 +42,7 @@ use kas_core::{
     traces::Traces,
     tunnel_entry::TunnelEntry,
 };
+use kas_events::{Events, sources::EventSources};
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);

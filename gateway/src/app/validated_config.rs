@@ -27,10 +27,7 @@ use super::{
     connection_limits::ConnectionLimits,
     listeners::{ListenerCertificates, Listeners},
 };
-use crate::{
-    config::{Config, IdentityConfig},
-    features::events::webhooks::Webhook,
-};
+use crate::config::{Config, IdentityConfig};
 use kas_core::{
     audit::{self, AuditLog},
     kill_switch::{self, DisableRule},
@@ -39,6 +36,7 @@ use kas_core::{
     tls::{Certificate, MutualTls},
     traces::{self, Traces},
 };
+use kas_events::webhooks::Webhook;
 
 /// Connections of probes and Prometheus.
 const MAX_PROBES: usize = 100;

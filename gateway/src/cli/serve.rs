@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 34] = [
+const OURS: [&str; 35] = [
     "access",
     "backoff",
     "cli",
@@ -59,6 +59,7 @@ const OURS: [&str; 34] = [
     "kas_cluster_audit",
     "kas_core",
     "kas_environments",
+    "kas_events",
     "kas_gitlab",
     "kas_gitops",
     "kas_graph",

@@ -115,7 +115,7 @@ fn example_explains_every_key() {
         include_str!("../../../features/oidc/tokens/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/gitaly/config.rs"),
         include_str!("../../core/src/config/file_sections.rs"),
-        include_str!("../features/events/config.rs"),
+        include_str!("../../../features/events/kas/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/gitlab_agentk/config.rs"),
     ];
     let keys: Vec<&str> = sources.into_iter().flat_map(keys_of).collect();

@@ -8,12 +8,11 @@ use kas_environments::{
     api::{DeploymentList, EnvironmentList, parse, parse_deployments},
     health::EnvironmentHealth,
 };
+use kas_events::{EventQuery, EventQueryError};
 use kas_graph::views::api::ViewsResponse;
 use proto::events::EventKind;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-
-use super::events::{EventQuery, EventQueryError};
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../../docs/api.openapi.json")).unwrap()

@@ -13,10 +13,7 @@ use proto::{
 use router::LocalTunnels;
 use store::{NewEvent, SubjectState, redis::RedisStore};
 
-use crate::{
-    features::events::agents::event_agent,
-    features::events::{Events, unique_key},
-};
+use crate::{Events, agents::event_agent, unique_key};
 use kas_core::{kill_switch::KillSwitch, tunnel_entry::TunnelEntry};
 
 /// The parts of a replica in which kas notices events. Clones are cheap.

@@ -94,7 +94,7 @@ pub enum WebhookSeverity {
 
 impl EventsConfig {
     /// Iterates over the paths of the section.
-    pub(crate) fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
+    pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         self.webhooks.iter_mut().flat_map(|webhook| {
             let WebhookConfig { url_file, secret_file, ca_certificate_file, .. } = webhook;
             [url_file, secret_file, ca_certificate_file].into_iter().flatten()

@@ -27,8 +27,8 @@ use tokio::{
 use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
-pub(in crate::features) use self::configuration::ConfigurationReports;
-use crate::features::events::{AgentEventResult, Events};
+pub use self::configuration::ConfigurationReports;
+use crate::{AgentEventResult, Events};
 use kas_core::{
     agent_requests::request,
     attachments::{AgentSubscription, Attachment, OpeningTunnel, SubscriptionConfig, TunnelFeature},
@@ -80,7 +80,7 @@ struct EventsFeed {
 
 impl AgentEvents {
     /// Builds the service of a replica.
-    pub(in crate::features) fn new(events: Events) -> Self {
+    pub fn new(events: Events) -> Self {
         Self(Arc::new(Shared {
             events,
             followers: WeakMap::default(),
@@ -90,7 +90,7 @@ impl AgentEvents {
     }
 
     /// Returns the events of all agents.
-    pub(crate) fn log(&self) -> &Events {
+    pub fn log(&self) -> &Events {
         &self.0.events
     }
 }

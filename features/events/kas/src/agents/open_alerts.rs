@@ -6,7 +6,7 @@ use proto::events::{CLOSED, Event, EventAgent, EventContent, EventKind, OpenAler
 use store::{EventPosition, LoggedEvent, NewEvent};
 
 use super::checked::digest;
-use crate::features::events::Events;
+use crate::Events;
 
 /// The events that are looked at, at once.
 const PAGE: usize = 500;

@@ -7,21 +7,22 @@
 //! ```
 //!
 //! A reader is a position in the log. It holds no events, so that one that is slow costs nothing.
+#![warn(missing_docs)]
 
-pub(crate) mod admin;
-pub(crate) mod agents;
+pub mod admin;
+pub mod agents;
 mod answer;
-pub(crate) mod api;
-pub(crate) mod config;
+pub mod api;
+mod config;
 mod filter;
 mod list;
 mod metrics;
 mod query;
 mod requests;
-pub(crate) mod sources;
+pub mod sources;
 mod stream;
 mod watchers;
-pub(crate) mod webhooks;
+pub mod webhooks;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -35,17 +36,19 @@ use tokio::{
     time::sleep,
 };
 
-pub use self::config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 use self::watchers::Watchers;
 pub(crate) use self::{
     answer::{EventAnswer, EventRequest, EventRequestError},
     filter::EventFilter,
     list::{EventList, ListedEvent},
     metrics::{AgentEventResult, EventMetrics},
-    query::{EventQuery, EventQueryError},
-    requests::EventRequests,
     stream::{EVENT_STREAM, EventStream, stream_response},
     watchers::TooManyWatchers,
+};
+pub use self::{
+    config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
+    query::{EventQuery, EventQueryError},
+    requests::EventRequests,
 };
 
 /// The most events of kas itself that wait for the store.

@@ -184,7 +184,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::features::events::watchers::MAX_WATCHERS;
+    use crate::watchers::MAX_WATCHERS;
 
     fn events() -> Events {
         Events::new(

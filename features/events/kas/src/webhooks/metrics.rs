@@ -10,7 +10,7 @@ use telemetry::{Label, RegistryExt as _};
 
 /// The counters of webhooks. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct WebhookMetrics {
+pub struct WebhookMetrics {
     deliveries: Family<DeliveryLabels, Counter>,
     active: Family<Label<String>, Gauge>,
     lag: Family<Label<String>, Gauge>,
@@ -42,7 +42,7 @@ struct DeliveryLabels {
 
 impl WebhookMetrics {
     /// Registers the metrics of the webhooks with these names.
-    pub(crate) fn register<'a>(registry: &mut Registry, names: impl Iterator<Item = &'a str>) -> Self {
+    pub fn register<'a>(registry: &mut Registry, names: impl Iterator<Item = &'a str>) -> Self {
         let metrics = Self {
             deliveries: registry
                 .create("kas_webhook_deliveries", "Attempts to deliver an event to a webhook, by result"),

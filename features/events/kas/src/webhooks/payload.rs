@@ -4,8 +4,7 @@ use proto::events::{Event, EventAgent, EventContent, Severity};
 use serde_json::json;
 use store::LoggedEvent;
 
-use crate::features::events::ListedEvent;
-use crate::features::events::WebhookFormat;
+use crate::{ListedEvent, WebhookFormat};
 
 /// Returns the body with an event.
 pub(super) fn body(format: WebhookFormat, logged: &LoggedEvent) -> Vec<u8> {

@@ -18,12 +18,13 @@ use kas_core::request_hooks::{AuthorizedRequest, RequestHooks};
 
 /// Answers the requests for the service `events`, whose agent need not be connected.
 #[derive(Debug)]
-pub(crate) struct EventRequests {
-    pub(crate) events: Events,
+pub struct EventRequests {
+    /// The events.
+    pub events: Events,
     /// This replica.
-    pub(crate) replica: ReplicaId,
+    pub replica: ReplicaId,
     /// Cancelled when the replica stops.
-    pub(crate) draining: CancellationToken,
+    pub draining: CancellationToken,
 }
 
 impl RequestHooks for EventRequests {

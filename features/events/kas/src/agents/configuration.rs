@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, watch};
 use tunnel::Tunnel;
 
 use super::{AgentEvents, event_agent};
-use crate::features::events::unique_key;
+use crate::unique_key;
 use kas_core::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationState, wait_for_configuration},
@@ -21,7 +21,7 @@ const VALID: &str = "valid";
 
 /// Reports the errors of the configuration of each agent while one of its tunnels is open.
 #[derive(Debug)]
-pub(in crate::features) struct ConfigurationReports(pub(in crate::features) AgentEvents);
+pub struct ConfigurationReports(pub AgentEvents);
 
 /// Reports the errors of the configuration of one agent.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ const MAX_VALUES: usize = 100;
 
 /// The parameters of a reader of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EventQuery {
+pub struct EventQuery {
     /// The events that are selected.
     pub(crate) filter: EventFilter,
     /// The events after this position are wanted.
@@ -35,19 +35,25 @@ pub(crate) struct EventQuery {
 
 /// The error of an invalid query.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum EventQueryError {
+pub enum EventQueryError {
+    /// The query is too long.
     #[error("the query is longer than {MAX_LENGTH} bytes")]
     TooLong,
+    /// There is no such parameter.
     #[error(
         "{0:?} is not a parameter: the parameters are after, since, limit, agent, kind, project, severity and watch"
     )]
     Unknown(String),
+    /// The parameter, its value, and what it has to be.
     #[error("{0}: {1:?} is not {2}")]
     Value(&'static str, String, String),
+    /// The parameter has more than one value.
     #[error("{0} is given twice")]
     Twice(&'static str),
+    /// The parameter has too many values.
     #[error("{0} has more than {MAX_VALUES} values")]
     TooMany(&'static str),
+    /// Both parameters say where to begin.
     #[error("after and since are both given: use one of them")]
     Both,
 }

@@ -32,12 +32,11 @@ use serde_saphyr::Spanned;
 use settings::ConfigError;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::metrics::WebhookMetrics;
+pub use self::metrics::WebhookMetrics;
 use self::target::WebhookUrl;
 use outbound::AddressPolicy;
 
-use super::config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
-use crate::features::events::{EventFilter, Events};
+use crate::{EventFilter, Events, EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 
 /// The key of the networks of a webhook, for errors.
 const NETWORKS_KEY: &str = "events.webhooks[].allowed_networks";
@@ -69,13 +68,13 @@ struct WebhookSettings {
 #[derive(Clone, Debug)]
 pub struct WebhookContext {
     /// The events.
-    pub(crate) events: Events,
+    pub events: Events,
     /// This replica.
-    pub(crate) replica: ReplicaId,
+    pub replica: ReplicaId,
     /// Counts deliveries.
-    pub(crate) metrics: WebhookMetrics,
+    pub metrics: WebhookMetrics,
     /// Cancelled when the replica stops.
-    pub(crate) stopping: CancellationToken,
+    pub stopping: CancellationToken,
 }
 
 impl Webhook {
