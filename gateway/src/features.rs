@@ -3,7 +3,6 @@
 //!
 //! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
 
-pub(crate) mod notify;
 #[cfg(test)]
 mod openapi;
 pub(crate) mod web;
@@ -24,6 +23,7 @@ use kas_gitlab::{
 };
 use kas_gitops::{GitopsConfig, GitopsContext, GitopsService};
 use kas_graph::{GraphRequests, views::ViewsService};
+use kas_notify::NotifyService;
 use kas_promql::Prometheus;
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
@@ -31,10 +31,7 @@ use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    notify::NotifyService,
-    web::{Recent, RecentAnswers},
-};
+use self::web::{Recent, RecentAnswers};
 
 use kas_cluster_audit::{AccessRing, Audit, ClusterAudit, ClusterAuditMetrics};
 use kas_core::{
@@ -143,7 +140,7 @@ impl Features {
         );
         let store = Arc::clone(context.store);
         Self {
-            notify: NotifyService::new(store, gitops.clone(), context.registry),
+            notify: NotifyService::new(store, Arc::new(gitops.clone()), context.registry),
             gitops,
             views: ViewsService::new(context.replica, context.redis.cloned()),
             environments: AgentEnvironments::new(context.redis.cloned()),
@@ -221,10 +218,10 @@ impl Features {
         let http = kas_environments::api::routes(context.clone(), environments)
             .merge(kas_graph::views::api::routes(context.clone(), self.views.clone()))
             .merge(kas_events::api::routes(context.clone(), self.events.log().clone()))
-            .merge(notify::api::routes(self.notify.clone()));
+            .merge(kas_notify::api::routes(self.notify.clone()));
         let rpcs = kas_gitlab::rpcs::routes(context.clone(), gitaly)
             .merge(kas_graph::views::rpc::routes(self.views.clone()))
-            .merge(notify::git_push::routes(self.notify.clone()));
+            .merge(kas_notify::git_push::routes(self.notify.clone()));
         ApiRoutes { http, rpcs }
     }
 

@@ -37,8 +37,8 @@ pub mod test_support {
 
     /// The messages of the RPCs of the internal API.
     pub mod api_messages {
-        pub use crate::features::notify::git_push::*;
         pub use kas_gitlab::rpcs::messages::*;
         pub use kas_graph::views::rpc::*;
+        pub use kas_notify::git_push::{GitPushEvent, GitPushEventRequest, Project};
     }
 }

@@ -23,7 +23,7 @@ const CLOSE_A_CIRCLE: &[(&str, &str, &str)] = &[
     ("agentk-notify", "record", "lane"),
     ("agentk-notify", "repository", "lane"),
     ("kas-core", "agents::receptive::slot", "agents::admission"),
-    ("gateway", "features::notify::access", "features::notify::feed"),
+    ("kas-notify", "access", "feed"),
     ("kas-testing", "world", "fleet"),
     ("testing", "simulator::pods", "simulator::cluster"),
     ("testing", "simulator::request", "simulator::cluster"),

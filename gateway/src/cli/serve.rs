@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 35] = [
+const OURS: [&str; 36] = [
     "access",
     "backoff",
     "cli",
@@ -63,6 +63,7 @@ const OURS: [&str; 35] = [
     "kas_gitlab",
     "kas_gitops",
     "kas_graph",
+    "kas_notify",
     "kas_oidc",
     "kas_promql",
     "oci",

@@ -24,13 +24,15 @@ mod versions;
 use std::{sync::Arc, time::Duration};
 
 use access::{AgentIdentity, Identities};
+use futures_util::future::BoxFuture;
 use git::RepositorySettings;
-use gitops_wire::{CommitStatusApi, ProjectSource};
+use gitops_wire::{
+    AgentProjects, CommitStatusApi, NO_ANSWER, ProjectAccessError, ProjectReader, ProjectSource,
+};
 use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
-use secrecy::SecretString;
 use store::{GitPush, redis::RedisStore};
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -77,7 +79,7 @@ struct Shared {
 }
 
 /// Receives the paths of projects that were pushed to.
-pub struct Pushes(broadcast::Receiver<GitPush>);
+pub(crate) struct Pushes(broadcast::Receiver<GitPush>);
 
 impl GitopsService {
     /// Builds the service of a replica.
@@ -108,45 +110,6 @@ impl GitopsService {
         }))
     }
 
-    /// Returns whether the operator of kas has chosen the configuration of an agent: the identity file has the agent.
-    pub fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool {
-        self.0.sources.is_in_identity_file(agent)
-    }
-
-    /// Checks that an agent may read a project. `own` is the project with its configuration.
-    ///
-    /// # Errors
-    ///
-    /// It may not. The error is a sentence.
-    pub async fn check_access(
-        &self,
-        agent: &AgentIdentity,
-        token: &SecretString,
-        project: &str,
-        own: &str,
-    ) -> Result<(), String> {
-        let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
-        self.0.sources.follow((agent, token), &project, own).await.map(drop)
-    }
-
-    /// Returns the full name of the default branch of a project and its newest commit, as it was at most `age` ago.
-    ///
-    /// # Errors
-    ///
-    /// The agent may not read the project, or the repository cannot be reached. The error is a sentence.
-    pub async fn newest_commit(
-        &self,
-        agent: (&AgentIdentity, &SecretString),
-        project: &str,
-        own: &str,
-        age: Duration,
-    ) -> Result<Option<(String, String)>, String> {
-        let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
-        let followed = self.0.sources.follow(agent, &project, own).await?;
-        let commit = followed.newest(age).await.map_err(|error| error.to_string())?;
-        Ok(commit.map(|commit| (followed.reference(&commit.branch), commit.id.to_string())))
-    }
-
     /// Looks at repositories at once when they receive a push. The future never completes.
     pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
         loop {
@@ -169,8 +132,46 @@ impl GitopsService {
     }
 
     /// Subscribes to the pushes that [`Self::follow_pushes`] receives.
-    pub fn pushes(&self) -> Pushes {
+    pub(crate) fn pushes(&self) -> Pushes {
         Pushes(self.0.pushes.subscribe())
+    }
+}
+
+impl AgentProjects for GitopsService {
+    fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool {
+        self.0.sources.is_in_identity_file(agent)
+    }
+
+    fn check_access<'a>(
+        &'a self,
+        reader: ProjectReader<'a>,
+        project: &'a str,
+    ) -> BoxFuture<'a, Result<(), ProjectAccessError>> {
+        let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
+        Box::pin(async move {
+            let followed = self.0.sources.follow((reader.agent, reader.token), &project, reader.own).await;
+            followed.map(drop).map_err(|error| {
+                if error.starts_with(NO_ANSWER) {
+                    ProjectAccessError::Unknown(error)
+                } else {
+                    ProjectAccessError::Refused(error)
+                }
+            })
+        })
+    }
+
+    fn newest_commit<'a>(
+        &'a self,
+        reader: ProjectReader<'a>,
+        project: &'a str,
+        age: Duration,
+    ) -> BoxFuture<'a, Result<Option<(String, String)>, String>> {
+        let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
+        Box::pin(async move {
+            let followed = self.0.sources.follow((reader.agent, reader.token), &project, reader.own).await?;
+            let commit = followed.newest(age).await.map_err(|error| error.to_string())?;
+            Ok(commit.map(|commit| (followed.reference(&commit.branch), commit.id.to_string())))
+        })
     }
 }
 
@@ -191,7 +192,7 @@ impl TunnelFeature for GitopsService {
 
 impl Pushes {
     /// Returns the path of the next project, or `None` if some were missed.
-    pub async fn recv(&mut self) -> Option<String> {
+    pub(crate) async fn recv(&mut self) -> Option<String> {
         match self.0.recv().await {
             Ok(push) => Some(push.path().to_owned()),
             Err(RecvError::Lagged(_)) => None,

@@ -1,13 +1,15 @@
-//! The border of GitOps in kas: what a server of projects, such as GitLab, does for it.
+//! The border of GitOps in kas: what a server of projects, such as GitLab, does for it, and what it does for other features.
 //!
 //! A [`ProjectSource`] has the repositories of projects, and decides which of them an agent may read. A [`CommitStatusApi`] shows the
-//! results of syncs.
+//! results of syncs. GitOps itself is the [`AgentProjects`] of other features.
 #![warn(missing_docs)]
 
+mod agent_projects;
 mod commit_status;
 mod project;
 
 pub use self::{
+    agent_projects::{AgentProjects, ProjectAccessError, ProjectReader},
     commit_status::{
         CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
     },

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use proto::agent_configuration::notify::{NotifiedProject, Notify};
 
 use super::NotifyFeed;
-use gitops_wire::NO_ANSWER;
+use gitops_wire::{ProjectAccessError, ProjectReader};
 use kas_core::configuration::ConfigurationState;
 
 /// The sections of a configuration about events.
@@ -37,6 +37,11 @@ impl EventSections {
 }
 
 impl NotifyFeed {
+    /// Returns the agent as a reader of projects. `own` is the project with its configuration.
+    pub(super) fn reader<'a>(&'a self, own: &'a str) -> ProjectReader<'a> {
+        ProjectReader { agent: self.agent(), token: &self.token, own }
+    }
+
     /// Returns those of the projects whose events the agent may receive, and whether that is known for all of them. The others are
     /// logged. A project of `known` stays while GitLab does not say.
     ///
@@ -49,23 +54,22 @@ impl NotifyFeed {
         known: &BTreeSet<String>,
     ) -> (BTreeSet<String>, bool) {
         let (mut allowed, mut complete) = (BTreeSet::new(), true);
-        let by_operator = self.service.0.gitops.is_configured_by_operator(self.agent());
+        let by_operator = self.service.0.projects.is_configured_by_operator(self.agent());
         for project in projects {
             let named = sections.projects.iter().any(|entry| entry.id == project);
             if named && by_operator {
                 allowed.insert(project);
                 continue;
             }
-            match self.service.0.gitops.check_access(self.agent(), &self.token, &project, &sections.own).await
-            {
+            match self.service.0.projects.check_access(self.reader(&sections.own), &project).await {
                 Ok(()) => drop(allowed.insert(project)),
-                Err(error) if error.starts_with(NO_ANSWER) => {
+                Err(ProjectAccessError::Unknown(_)) => {
                     complete = false;
                     if known.contains(&project) {
                         allowed.insert(project);
                     }
                 }
-                Err(error) => {
+                Err(ProjectAccessError::Refused(error)) => {
                     tracing::warn!(agent.name = %self.agent().name, project, error, "events of a project are not sent");
                 }
             }

@@ -202,12 +202,11 @@ impl NotifyFeed {
     /// Looks at the default branch of a repository after each period and each push, and records the commit. All agents and replicas
     /// share the looks.
     async fn look(&self, project: &str, period: Duration, own: &str) {
-        let gitops = &self.service.0.gitops;
-        let mut pushes = gitops.pushes();
+        let mut pushes = self.service.0.store.pushes();
         let (mut before, mut failure): (Option<(String, String)>, Option<String>) = (None, None);
         let mut age = Duration::ZERO;
         loop {
-            match gitops.newest_commit((self.agent(), &self.token), project, own, age).await {
+            match self.service.0.projects.newest_commit(self.reader(own), project, age).await {
                 Ok(Some(found)) => {
                     failure = None;
                     if before.as_ref() != Some(&found) && self.record(project, &found, before.as_ref()).await
@@ -224,7 +223,16 @@ impl NotifyFeed {
                 }
             }
             age = period.mul_f64(0.8);
-            let pushed = async { while pushes.recv().await.is_some_and(|path| path != project) {} };
+            let pushed = async {
+                loop {
+                    match pushes.recv().await {
+                        Ok(push) if push.path() != project => {}
+                        // It may be one of those that were missed.
+                        Ok(_) | Err(RecvError::Lagged(_)) => return,
+                        Err(RecvError::Closed) => pending().await,
+                    }
+                }
+            };
             tokio::select! {
                 () = sleep(period.mul_f64(rand::random_range(0.9..1.1))) => {}
                 () = pushed => age = Duration::ZERO,

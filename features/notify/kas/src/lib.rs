@@ -9,11 +9,12 @@
 //!
 //! The latest event of each reference is kept, so that an agent that was away receives it once it is back. agentk compares ids, so that
 //! an event that arrives through several tunnels has one effect.
+#![warn(missing_docs)]
 
 mod access;
-pub(crate) mod api;
+pub mod api;
 mod feed;
-pub(crate) mod git_push;
+pub mod git_push;
 mod metrics;
 mod outbox;
 
@@ -35,8 +36,8 @@ use tokio::{
 
 use self::feed::{NotifyFeed, SUBSCRIPTION};
 use self::metrics::NotifyMetrics;
+use gitops_wire::AgentProjects;
 use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
-use kas_gitops::GitopsService;
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;
@@ -57,7 +58,7 @@ struct Shared {
     /// The number of feeds that want the events of each project.
     wanted: Mutex<BTreeMap<String, usize>>,
     /// The repositories of projects, and which agents may read them.
-    gitops: GitopsService,
+    projects: Arc<dyn AgentProjects>,
     metrics: NotifyMetrics,
 }
 
@@ -80,12 +81,12 @@ struct WantedGuard<'a> {
 
 impl NotifyService {
     /// Builds the service of a replica.
-    pub(super) fn new(store: Arc<dyn Store>, gitops: GitopsService, registry: &mut Registry) -> Self {
+    pub fn new(store: Arc<dyn Store>, projects: Arc<dyn AgentProjects>, registry: &mut Registry) -> Self {
         Self(Arc::new(Shared {
             store,
             live: broadcast::Sender::new(QUEUE),
             wanted: Mutex::default(),
-            gitops,
+            projects,
             metrics: NotifyMetrics::register(registry),
         }))
     }

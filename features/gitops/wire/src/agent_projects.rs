@@ -1,0 +1,52 @@
+//! The Git projects of agents: which ones an agent may read, and their newest commits.
+
+use std::{fmt::Debug, time::Duration};
+
+use access::AgentIdentity;
+use futures_util::future::BoxFuture;
+use secrecy::SecretString;
+
+/// Knows the Git projects of agents.
+pub trait AgentProjects: Debug + Send + Sync {
+    /// Returns whether the operator of kas has chosen the configuration of an agent: the identity file has the agent.
+    fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool;
+
+    /// Checks that an agent may read a project.
+    fn check_access<'a>(
+        &'a self,
+        reader: ProjectReader<'a>,
+        project: &'a str,
+    ) -> BoxFuture<'a, Result<(), ProjectAccessError>>;
+
+    /// Returns the full name of the default branch of a project and its newest commit, as it was at most `age` ago.
+    ///
+    /// # Errors
+    ///
+    /// The agent may not read the project, or the repository cannot be reached. The error is a sentence.
+    fn newest_commit<'a>(
+        &'a self,
+        reader: ProjectReader<'a>,
+        project: &'a str,
+        age: Duration,
+    ) -> BoxFuture<'a, Result<Option<(String, String)>, String>>;
+}
+
+/// An agent that reads projects.
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectReader<'a> {
+    /// The agent.
+    pub agent: &'a AgentIdentity,
+    /// Its token.
+    pub token: &'a SecretString,
+    /// The project with its configuration.
+    pub own: &'a str,
+}
+
+/// The reason why an agent receives nothing of a project. Each is a sentence.
+#[derive(Debug)]
+pub enum ProjectAccessError {
+    /// It is not known now whether the agent may read the project.
+    Unknown(String),
+    /// The agent may not read the project.
+    Refused(String),
+}
