@@ -205,7 +205,6 @@ impl App {
         let callers = Arc::new(shared.proxy_server(access, peers, &features, traces, &config, &mut registry));
         let web = config.web.as_ref().zip(features.recent.clone()).map(|(web, recent)| {
             let environments = environment_sources(&environments, &features);
-            let oidc = (issuers.clone(), oidc);
             Arc::new(WebServer::new(
                 Arc::clone(&callers),
                 &agents,

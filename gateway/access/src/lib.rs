@@ -21,9 +21,10 @@ mod selector;
 mod target;
 pub mod token;
 mod unknown;
+mod user;
 mod websocket_token;
 
-use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc, time::SystemTime};
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
@@ -31,7 +32,6 @@ use proto::{
     AgentId, AgentName, Reason,
     provision::{EnvironmentJob, EnvironmentKey},
 };
-use secrecy::SecretString;
 
 pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},
@@ -50,6 +50,7 @@ pub use self::{
     selector::{AgentSelector, InvalidAgentSelector},
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
+    user::{AuthenticatedUser, LoginRequest, UserAuthenticator, UserLoginError},
     websocket_token::take_websocket_token,
 };
 
@@ -70,35 +71,6 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
         credential: &'a Credential,
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>>;
-}
-
-/// A source of callers whose tokens name a user.
-pub trait UserAuthenticator: fmt::Debug + Send + Sync {
-    /// Authenticates the holder of a token, before it names an agent. Returns `None` if the token is not one of this source.
-    ///
-    /// # Errors
-    ///
-    /// * `unauthorized`: the token is refused, or no entry of the identity file matches it.
-    /// * `identity-unavailable`: kas cannot verify the token now.
-    /// * `too-many-requests`: the address has sent too many unknown credentials.
-    fn authenticate<'a>(
-        &'a self,
-        token: &'a SecretString,
-        address: IpAddr,
-    ) -> BoxFuture<'a, Result<Option<AuthenticatedUser>, RequestError>>;
-}
-
-/// The holder of a valid token that names a user.
-#[derive(Debug)]
-pub struct AuthenticatedUser {
-    /// Its rights.
-    pub grant: Arc<Grant>,
-    /// The name of the issuer.
-    pub issuer: String,
-    /// The name of the user in a cluster.
-    pub username: String,
-    /// The time at which the token expires.
-    pub expires: SystemTime,
 }
 
 /// A caller that may send its request to the agent.

@@ -43,7 +43,6 @@ use axum::body::Body;
 use environments_wire::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use oidc::Issuers;
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, percent};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -172,7 +171,7 @@ impl WebServer {
     pub(crate) fn new(
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
-        (issuers, oidc): (Issuers, Arc<dyn UserAuthenticator>),
+        users: Arc<dyn UserAuthenticator>,
         listen: &WebListen,
         environments: EnvironmentSources,
         recent: Arc<Recent>,
@@ -182,8 +181,7 @@ impl WebServer {
         let metrics = WebMetrics::register(registry, sessions.clone());
         let logins = Logins {
             identities: agents.identities.clone(),
-            issuers,
-            oidc,
+            users,
             access: proxy.access.clone(),
             has_tls: listen.certificate_file.is_some(),
         };

@@ -8,15 +8,16 @@ use std::{
 
 use access::{
     AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, Grant, Identities, Identity,
-    RequestError, Target, TokenKind, UnknownCredentials, UserAuthenticator, VerifiedClaims, token::TokenHash,
-    unauthorized,
+    LoginRequest, RequestError, Target, TokenKind, UnknownCredentials, UserAuthenticator, UserLoginError,
+    VerifiedClaims, token::TokenHash, unauthorized,
 };
 use arc_swap::ArcSwapOption;
 use futures_util::future::BoxFuture;
 use moka::sync::Cache;
-use oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken};
+use oidc::{Issuer, Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken};
 use proto::Reason;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::Value;
 
 use crate::ci_job;
 
@@ -30,10 +31,10 @@ const CACHE_BYTES: u64 = 16 << 20;
 /// Authorizes callers with OIDC tokens.
 #[derive(Debug)]
 pub struct OidcAuthorizer {
-    issuers: Issuers,
-    identities: Identities,
+    pub(crate) issuers: Issuers,
+    pub(crate) identities: Identities,
     verified: Cache<TokenHash, Arc<CachedToken>>,
-    unknown: Arc<UnknownCredentials>,
+    pub(crate) unknown: Arc<UnknownCredentials>,
 }
 
 /// A verified token, and its rights in one version of the identity file.
@@ -216,6 +217,24 @@ impl UserAuthenticator for OidcAuthorizer {
         address: IpAddr,
     ) -> BoxFuture<'a, Result<Option<AuthenticatedUser>, RequestError>> {
         Box::pin(self.authenticate(token, address))
+    }
+
+    fn login_issuers(&self) -> Vec<&str> {
+        self.issuers.of_the_page().map(Issuer::name).collect()
+    }
+
+    fn begin_login(&self, issuer: &str, redirect: String) -> Result<Option<LoginRequest>, UserLoginError> {
+        self.begin_login(issuer, redirect)
+    }
+
+    fn complete_login<'a>(
+        &'a self,
+        issuer: &'a str,
+        state: Value,
+        query: &'a str,
+        address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<SecretString>, UserLoginError>> {
+        Box::pin(self.complete_login(issuer, state, query, address))
     }
 }
 

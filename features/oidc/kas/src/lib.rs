@@ -3,5 +3,6 @@
 
 mod authorizer;
 mod ci_job;
+mod login;
 
 pub use self::authorizer::OidcAuthorizer;

@@ -16,14 +16,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::{AccessControl, Grant, Identities, RequestError, UserAuthenticator, token::TokenHash};
+use access::{
+    AccessControl, Grant, Identities, RequestError, UserAuthenticator, UserLoginError, token::TokenHash,
+};
 use axum::body::Body;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode,
     header::{CACHE_CONTROL, HOST, LOCATION, SET_COOKIE},
 };
-use oidc::{AuthorizationRequest, Issuer, Issuers, LoginError};
 use proto::Reason;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
@@ -49,8 +50,7 @@ pub(super) const CALLBACK_PREFIX: &str = "/web/v1/callback/";
 #[derive(Debug)]
 pub(super) struct Logins {
     pub(super) identities: Identities,
-    pub(super) issuers: Issuers,
-    pub(super) oidc: Arc<dyn UserAuthenticator>,
+    pub(super) users: Arc<dyn UserAuthenticator>,
     pub(super) access: AccessControl,
     /// The listener has TLS.
     pub(super) has_tls: bool,
@@ -68,7 +68,8 @@ pub(super) struct WebCaller {
 #[derive(Serialize, Deserialize)]
 struct PendingLogin {
     issuer: String,
-    request: AuthorizationRequest,
+    /// The state of the login at the issuer.
+    request: serde_json::Value,
     /// The address of the page to which the browser returns.
     page: String,
 }
@@ -107,7 +108,7 @@ impl Logins {
             let grant = Arc::clone(grant);
             return Ok(Some(WebCaller { grant, holder: sessions::holder(&hash), ttl: SESSION_TTL }));
         }
-        let caller = self.oidc.authenticate(token, client).await?;
+        let caller = self.users.authenticate(token, client).await?;
         Ok(caller.map(|caller| {
             let user = SecretString::from(format!("{} {}", caller.issuer, caller.username));
             let left = caller.expires.duration_since(SystemTime::now()).unwrap_or_default();
@@ -121,7 +122,7 @@ impl Logins {
 
     /// Returns the names of the issuers at which people log in to the page.
     pub(super) fn issuers(&self) -> Vec<&str> {
-        self.issuers.of_the_page().map(Issuer::name).collect()
+        self.users.login_issuers()
     }
 
     /// Begins a login at an issuer: sends the browser there.
@@ -132,26 +133,27 @@ impl Logins {
             found.map(|(_, value)| value.into_owned())
         };
         let name = parameter("issuer").unwrap_or_default();
-        let issuer = self.issuer(&name).ok_or_else(|| {
+        let unknown = || {
             LoginFailure::new(
                 "issuer",
                 StatusCode::NOT_FOUND,
                 "people do not log in to this page at that issuer",
             )
-        })?;
-        let redirect = self.redirect_uri(request, issuer.name()).ok_or_else(|| {
+        };
+        if !self.issuers().contains(&&*name) {
+            return Err(unknown());
+        }
+        let redirect = self.redirect_uri(request, &name).ok_or_else(|| {
             LoginFailure::new("issuer", StatusCode::BAD_REQUEST, "the request has no valid Host")
         })?;
-        let identity = self.identities.load();
-        let login = issuer.page_login(identity.oidc_claims(issuer.name()))?;
+        let login = self.users.begin_login(&name, redirect)?.ok_or_else(unknown)?;
         let pending = PendingLogin {
-            issuer: issuer.name().to_owned(),
-            request: AuthorizationRequest::new(redirect),
+            issuer: name,
+            request: login.state,
             page: parameter("page").filter(|page| is_page(page)).unwrap_or_else(|| "/".to_owned()),
         };
-        let url = pending.request.url(&login.client, &login.endpoint, &[("scope", login.scopes)]);
         let cookie = BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&pending).expect("texts"));
-        Ok(redirect_to(&url, [set_cookie(&cookie, LIFETIME)]))
+        Ok(redirect_to(&login.url, [set_cookie(&cookie, LIFETIME)]))
     }
 
     /// Completes the login for which the issuer has sent the browser back.
@@ -165,29 +167,16 @@ impl Logins {
                 "this login was not begun in this browser, or has taken more than 10 minutes: log in again";
             LoginFailure::new("state", StatusCode::BAD_REQUEST, what)
         };
-        let pending = PendingLogin::of(request.headers()).ok_or_else(foreign)?;
-        if request.uri().path().strip_prefix(CALLBACK_PREFIX) != Some(&*pending.issuer) {
+        let PendingLogin { issuer, request: state, page } =
+            PendingLogin::of(request.headers()).ok_or_else(foreign)?;
+        if request.uri().path().strip_prefix(CALLBACK_PREFIX) != Some(&*issuer) {
             let what = "the browser came back from another issuer than the one of this login";
             return Err(LoginFailure::new("state", StatusCode::BAD_REQUEST, what));
         }
-        let issuer = self.issuer(&pending.issuer).ok_or_else(foreign)?;
-        let login = issuer.page_login([])?;
         let query = request.uri().query().unwrap_or_default();
-        let code = pending.request.code(query, &login.client).ok_or_else(foreign)??;
-        self.access.check_unknown(client)?;
-        let tokens = match pending.request.exchange(&login.client, &code).await {
-            Ok(tokens) => tokens,
-            Err(error) => {
-                self.access.count_unknown(client).await?;
-                return Err(error.into());
-            }
-        };
-        let caller = self.caller(&tokens.token, client).await?.ok_or_else(foreign)?;
-        Ok(CompletedLogin { token: tokens.token, caller, page: pending.page })
-    }
-
-    fn issuer(&self, name: &str) -> Option<&Issuer> {
-        self.issuers.of_the_page().find(|issuer| issuer.name() == name)
+        let token = self.users.complete_login(&issuer, state, query, client).await?.ok_or_else(foreign)?;
+        let caller = self.caller(&token, client).await?.ok_or_else(foreign)?;
+        Ok(CompletedLogin { token, caller, page })
     }
 
     /// Returns the URL to which the issuer with this name sends the browser back, at the origin at which the browser is. The issuer
@@ -247,14 +236,16 @@ impl From<RequestError> for LoginFailure {
     }
 }
 
-impl From<LoginError> for LoginFailure {
-    fn from(error: LoginError) -> Self {
-        let (result, status) = match error {
-            LoginError::Unavailable(_) => ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
-            LoginError::Refused(_) => ("refused", StatusCode::UNAUTHORIZED),
-            LoginError::Failed(_) => ("refused", StatusCode::BAD_GATEWAY),
-        };
-        Self::new(result, status, error.to_string())
+impl From<UserLoginError> for LoginFailure {
+    fn from(error: UserLoginError) -> Self {
+        match error {
+            UserLoginError::Unavailable(what) => {
+                Self::new("unavailable", StatusCode::SERVICE_UNAVAILABLE, what)
+            }
+            UserLoginError::Refused(what) => Self::new("refused", StatusCode::UNAUTHORIZED, what),
+            UserLoginError::Failed(what) => Self::new("refused", StatusCode::BAD_GATEWAY, what),
+            UserLoginError::Limited(error) => error.into(),
+        }
     }
 }
 
