@@ -40,7 +40,7 @@ use outbound::AddressPolicy;
 
 use crate::{
     config::Config,
-    features::{FeatureContext, Features, request_types, web::WebServer},
+    features::{FeatureContext, Features, request_types},
 };
 use access::{ApiTokenVerifier, Identities, Identity};
 use environments_wire::{EnvironmentSource, EnvironmentSources};
@@ -68,6 +68,7 @@ use kas_events::{
 use kas_gitlab::{
     CacheTtls, GitLabAuthorizer, GitLabClient, GitLabEnvironments, GitLabSource, Usage, gitaly::GitalyClient,
 };
+use kas_web::WebServer;
 use oidc::Issuers;
 
 /// The time in which the last lines of the audit log are written when kas stops.

@@ -25,7 +25,6 @@ use kas_core::cors::Origin;
 use kas_core::gitlab_key::GitLabKey;
 
 pub use self::schema::json_schema;
-pub use crate::features::web::{WebConfig, WebListen};
 pub use kas_core::{
     addresses::ProxyProtocol,
     config::{
@@ -41,6 +40,7 @@ pub use kas_environments::ManagedResourcesConfig;
 pub use kas_events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use kas_gitlab::GitlabAgentkConfig;
 pub use kas_gitops::GitopsConfig;
+pub use kas_web::{WebConfig, WebListen};
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -5,7 +5,6 @@
 
 #[cfg(test)]
 mod openapi;
-pub(crate) mod web;
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,13 +24,12 @@ use kas_gitops::{GitopsConfig, GitopsContext, GitopsService};
 use kas_graph::{GraphRequests, views::ViewsService};
 use kas_notify::NotifyService;
 use kas_promql::Prometheus;
+use kas_web::{Recent, RecentAnswers};
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
 use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
-
-use self::web::{Recent, RecentAnswers};
 
 use kas_cluster_audit::{AccessRing, Audit, ClusterAudit, ClusterAuditMetrics};
 use kas_core::{

@@ -14,10 +14,7 @@ mod features;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {
-    pub use crate::{
-        cli::serve::log_filter,
-        features::{request_types, web::WebServer},
-    };
+    pub use crate::{cli::serve::log_filter, features::request_types};
     pub use kas_core::{
         addresses::AddressRules,
         agents::{Rebalancer, ReceptiveAgents},
@@ -33,6 +30,7 @@ pub mod test_support {
         traces::{RequestTrace, Traces},
     };
     pub use kas_events::webhooks::Webhook;
+    pub use kas_web::WebServer;
     pub use strangers::Stranger;
 
     /// The messages of the RPCs of the internal API.

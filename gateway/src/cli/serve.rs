@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 36] = [
+const OURS: [&str; 37] = [
     "access",
     "backoff",
     "cli",
@@ -66,6 +66,7 @@ const OURS: [&str; 36] = [
     "kas_notify",
     "kas_oidc",
     "kas_promql",
+    "kas_web",
     "oci",
     "oidc",
     "outbound",

@@ -110,7 +110,7 @@ fn example_explains_every_key() {
         include_str!("../../core/src/config/private_api.rs"),
         include_str!("../../core/src/config/receptive.rs"),
         include_str!("../../core/src/config/api.rs"),
-        include_str!("../features/web/config.rs"),
+        include_str!("../../../features/web/kas/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/config.rs"),
         include_str!("../../../features/oidc/tokens/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/gitaly/config.rs"),

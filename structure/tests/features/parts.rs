@@ -21,7 +21,6 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("gateway", "cli", PROGRAM),
     ("gateway", "config", PROGRAM),
     ("gateway", "features", PROGRAM),
-    ("gateway", "features::web", "web"),
     ("gateway", "test_support", PROGRAM),
     ("agent", "", PROGRAM),
     ("agent", "admission", "admission"),

@@ -2,7 +2,7 @@
  * The stream of this tab: the list of agents, and watches of the graphs of several agents, over one response of kas.
  *
  * A watch continues at its last token, whoever serves the next stream: another set of watches, a watch that has failed, a lost connection
- * and another replica all mean a new request. The frames are those of `gateway/src/features/web/live/frame.rs`.
+ * and another replica all mean a new request. The frames are those of `features/web/kas/src/live/frame.rs`.
  */
 
 import { failureOfText, isAbort, request, RequestFailure } from "./client";

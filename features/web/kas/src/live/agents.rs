@@ -12,7 +12,7 @@ use futures_util::{
 use tokio::time::{sleep, timeout};
 
 use super::frame::{FrameKind, frame};
-use crate::features::web::WebServer;
+use crate::WebServer;
 
 /// The pause between two lists, so that a fleet that restarts does not read the route store for each of its tunnels.
 const PAUSE: Duration = Duration::from_secs(1);

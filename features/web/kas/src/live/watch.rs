@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::frame::{FrameKind, frame, json};
-use crate::features::web::{WebServer, sessions::Session, with_token};
+use crate::{WebServer, sessions::Session, with_token};
 use kas_core::{
     headers::PeerAddress,
     proxy::{CallerBody, RequestGuard},

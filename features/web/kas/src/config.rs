@@ -58,7 +58,7 @@ impl WebListen {
 
 impl WebConfig {
     /// Iterates over the paths of the section.
-    pub(crate) fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
+    pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         let WebListen { certificate_file, key_file, .. } = &mut self.listen;
         [certificate_file, key_file].into_iter().flatten()
     }

@@ -11,7 +11,7 @@ use http::{
 use include_dir::{Dir, include_dir};
 use proto::header::accepts_gzip;
 
-static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../web/dist");
+static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../../web/dist");
 
 /// The files as gzip.
 static COMPRESSED: LazyLock<HashMap<&'static Path, Bytes>> = LazyLock::new(|| {

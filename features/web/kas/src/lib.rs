@@ -12,6 +12,7 @@
 //! The proxy decides on each request as on that of any other caller with the same token. The page is on an origin of its own, and a request
 //! that the page has not sent gets no response of an agent: a cluster may contain web pages (`services/proxy`), which must never run with
 //! the session of the reader.
+#![warn(missing_docs)]
 
 mod agent_details;
 mod agent_exchange;
@@ -55,8 +56,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-pub use self::config::{WebConfig, WebListen};
-pub(crate) use self::recent::{Recent, api::RecentAnswers};
 use self::{
     agent_details::AgentInspector,
     agent_exchange::{contain, is_web_content, with_token},
@@ -68,6 +67,10 @@ use self::{
         wrong_method,
     },
     sessions::{Session, Sessions},
+};
+pub use self::{
+    config::{WebConfig, WebListen},
+    recent::{Recent, api::RecentAnswers},
 };
 use kas_core::{
     addresses::AddressRules,
@@ -167,8 +170,8 @@ struct IssuerList<'a> {
 }
 
 impl WebServer {
-    /// Returns the server of a replica.
-    pub(crate) fn new(
+    /// Returns the server of a replica. `users` log in, and `recent` has the entries of the replica.
+    pub fn new(
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
         users: Arc<dyn UserAuthenticator>,

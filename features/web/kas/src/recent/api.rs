@@ -19,7 +19,7 @@ use super::{
     audit_lines::{AuditFilter, AuditLines, AuditOutcome, fields},
     requests::{RequestAnswer, RequestView},
 };
-use crate::features::web::{
+use crate::{
     WebServer,
     response::{json, refusal, wrong_method},
 };
@@ -82,7 +82,7 @@ struct MissingReplica {
 
 /// Answers other replicas for the page, if this replica serves it.
 #[derive(Debug)]
-pub(crate) struct RecentAnswers(pub(crate) Option<Arc<Recent>>);
+pub struct RecentAnswers(pub Option<Arc<Recent>>);
 
 impl PeerHooks for RecentAnswers {
     fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {
@@ -100,16 +100,12 @@ impl PeerHooks for RecentAnswers {
 }
 
 /// Returns whether this module responds to requests with this path.
-pub(in super::super) fn is_path(path: &str) -> bool {
+pub(crate) fn is_path(path: &str) -> bool {
     path == AUDIT_PATH || path.starts_with(REQUESTS_PREFIX)
 }
 
 /// Responds to a request of a session with these rights.
-pub(in super::super) async fn respond(
-    web: &WebServer,
-    request: &Request<CallerBody>,
-    grant: &Grant,
-) -> Response<Body> {
+pub(crate) async fn respond(web: &WebServer, request: &Request<CallerBody>, grant: &Grant) -> Response<Body> {
     if request.method() != Method::GET {
         return wrong_method("GET, HEAD");
     }

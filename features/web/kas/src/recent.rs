@@ -28,7 +28,7 @@ pub(crate) const MAX_ENTRIES: usize = 10_000;
 
 /// The recent entries of a replica.
 #[derive(Debug)]
-pub(crate) struct Recent {
+pub struct Recent {
     replica: ReplicaId,
     /// The lines of the audit log.
     audit: AuditRing,
@@ -72,7 +72,7 @@ pub(crate) enum Subject {
 
 impl Recent {
     /// Returns a replica without entries.
-    pub(crate) fn new(replica: ReplicaId) -> Self {
+    pub fn new(replica: ReplicaId) -> Self {
         Self { replica, audit: AuditRing::default(), requests: RequestRing::new() }
     }
 

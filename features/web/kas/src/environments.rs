@@ -39,12 +39,43 @@ fn visible(place: EnvironmentAgent, identity: &Identity, caller: &Caller) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, sync::Arc};
+    use std::{collections::BTreeMap, future::ready, path::Path, sync::Arc};
 
     use access::token::TokenHash;
-    use kas_environments::EnvironmentFile;
+    use environments_wire::{EnvironmentSource, GitLabToken, Tier};
+    use futures_util::future::BoxFuture;
 
     use super::*;
+
+    /// A source with an environment at three places, and one at another place.
+    #[derive(Debug)]
+    struct Source;
+
+    impl EnvironmentSource for Source {
+        fn list<'a>(
+            &'a self,
+            _: &'a EnvironmentQuery,
+            _: Option<&'a GitLabToken>,
+        ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
+            let environment = |id, slug: &str, agents: &[&str]| Environment {
+                id,
+                project: "p".to_owned(),
+                slug: slug.to_owned(),
+                tier: Tier::Other,
+                group: None,
+                agents: agents
+                    .iter()
+                    .map(|agent| EnvironmentAgent {
+                        agent: (*agent).to_owned(),
+                        namespace: "a".to_owned(),
+                        labels: BTreeMap::new(),
+                    })
+                    .collect(),
+            };
+            let found = vec![environment(1, "both", &["1", "us", "gone"]), environment(2, "other", &["us"])];
+            Box::pin(ready(Ok(found)))
+        }
+    }
 
     #[tokio::test]
     async fn places_of_other_agents_are_left_out() {
@@ -56,19 +87,7 @@ mod tests {
         );
         let identity = Identity::parse(Path::new("identity.yaml"), &identity).unwrap();
         let caller = Arc::clone(&identity.grant(&TokenHash::of(&token)).unwrap().caller);
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let places = |agents: &[&str]| {
-            let places: Vec<_> =
-                agents.iter().map(|agent| format!("{{agent: '{agent}', namespace: a}}")).collect();
-            places.join(", ")
-        };
-        let text = format!(
-            "environments:\n- {{id: 1, project: p, slug: both, agents: [{}]}}\n- {{id: 2, project: p, slug: other, agents: [{}]}}",
-            places(&["1", "us", "gone"]),
-            places(&["us"])
-        );
-        std::fs::write(file.path(), text).unwrap();
-        let sources = EnvironmentSources(vec![Arc::new(EnvironmentFile::read(file.path()).unwrap())]);
+        let sources = EnvironmentSources(vec![Arc::new(Source)]);
         let found = EnvironmentList::load(&sources, &identity, &caller).await.unwrap().environments;
         let found: Vec<_> =
             found.iter().map(|it| (&*it.slug, it.agents.iter().map(|at| &*at.agent).collect())).collect();
