@@ -40,7 +40,7 @@ use outbound::AddressPolicy;
 
 use crate::{
     config::Config,
-    features::{FeatureContext, Features, request_types},
+    features::{FeatureContext, features},
 };
 use access::{ApiTokenVerifier, Identities, Identity};
 use environments_wire::{EnvironmentSource, EnvironmentSources};
@@ -49,6 +49,7 @@ use kas_core::{
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
     api::{ApiContext, ApiParts, ApiServer},
     configuration::ConfigurationService,
+    feature::Features,
     kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -57,18 +58,16 @@ use kas_core::{
     tls::Certificate,
     traces::Traces,
 };
-use kas_environments::{
-    Deployments, EnvironmentFile, api::EnvironmentsApi, check_template, health::HealthInquiry,
-};
+use kas_environments::{AgentEnvironments, Deployments, EnvironmentFile, check_template};
 use kas_events::{
     Events,
-    sources::EventSources,
     webhooks::{Webhook, WebhookContext, WebhookMetrics},
 };
 use kas_gitlab::{
-    CacheTtls, GitLabAuthorizer, GitLabClient, GitLabEnvironments, GitLabSource, Usage, gitaly::GitalyClient,
+    CacheTtls, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabEnvironments, GitLabSource, Usage,
+    gitaly::GitalyClient,
 };
-use kas_web::WebServer;
+use kas_web::{Recent, WebServer};
 use oidc::Issuers;
 
 /// The time in which the last lines of the audit log are written when kas stops.
@@ -87,16 +86,16 @@ pub struct App {
     pub api: Option<Arc<ApiServer>>,
     /// Serves the web page, if it is configured.
     pub web: Option<Arc<WebServer>>,
-    /// Calls the Git servers of GitLab.
-    pub gitaly: GitalyClient,
     /// Serves probes, metrics and the list of agents.
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
-    /// The features that work in tunnels.
+    /// The features.
     pub features: Features,
-    /// The events, and the parts in which kas notices some.
-    pub event_sources: EventSources,
+    /// The events.
+    pub events: Events,
+    /// The environments of the file, and those that agents name.
+    pub environments: EnvironmentSources,
     /// The receivers of events outside.
     pub webhooks: Vec<Webhook>,
     /// The deployments of CI jobs.
@@ -113,7 +112,7 @@ pub struct App {
     pub notifier: Notifier,
     readiness: Readiness,
     credentials: CredentialFiles,
-    environments: Option<EnvironmentFile>,
+    environment_file: Option<EnvironmentFile>,
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, SyncTask)>,
     gitlab: Option<GitLabClient>,
@@ -146,7 +145,14 @@ impl App {
         exporter: Option<Exporter>,
         redis: Option<(RedisStore, SyncTask)>,
     ) -> Self {
-        let ReplicaSources { identity, issuers, gitlab, gitaly_tls, api_tokens, environments } = sources;
+        let ReplicaSources {
+            identity,
+            issuers,
+            gitlab,
+            gitaly_tls,
+            api_tokens,
+            environments: environment_file,
+        } = sources;
         let mut registry = Registry::default();
         issuers.metrics.register(&mut registry);
         if let Some(gitlab) = &gitlab {
@@ -155,16 +161,38 @@ impl App {
         let ReplicaContext { replica, store, connector, secret } = context;
         let identities = Identities::new(identity).with_issuers(issuers.names());
         let events = Events::new(Arc::clone(&store), identities.clone(), &mut registry);
-        let request_types = request_types();
+        let redis_store = redis.as_ref().map(|(store, _)| store.clone());
+        let gitlab = gitlab.map(|client| gitlab_agents(client, &identities, redis_store.clone(), &config));
+        let gitaly = GitalyClient::new(&config.gitaly, redis_store.as_ref(), gitaly_tls);
+        let (usage, deployments) = (Usage::default(), Deployments::new(redis_store.clone()));
+        let named_environments = AgentEnvironments::new(redis_store.clone());
+        let environments = environment_sources(environment_file.as_ref(), &named_environments);
+        let recent = config.web.as_ref().map(|_| Arc::new(Recent::new(replica.id)));
+        let features = features(FeatureContext {
+            replica: replica.id,
+            identities: &identities,
+            gitlab: gitlab.as_ref(),
+            gitaly: &gitaly,
+            usage: &usage,
+            config: &config.agent,
+            events: &events,
+            environments: with_gitlab(environments.clone(), gitlab.as_ref(), &config),
+            named_environments,
+            deployments: &deployments,
+            recent: recent.as_ref(),
+            store: &store,
+            redis: redis_store.as_ref(),
+            registry: &mut registry,
+        });
+        let request_types = features.request_types();
         let shared = SharedState {
             replica: replica.id,
             store,
-            events,
-            redis: redis.as_ref().map(|(store, _)| store.clone()),
+            redis: redis_store,
             tunnels: Arc::new(LocalTunnels::new(config.agent.kubernetes_api.limits.max_requests_per_agent)),
             kill_switch: Arc::new(KillSwitch::new(identities.clone())),
             identities,
-            usage: Usage::default(),
+            usage,
             dial_errors: Arc::default(),
             metrics: Metrics::register(&mut registry, &request_types),
             request_types,
@@ -172,23 +200,7 @@ impl App {
             caller_connections: TaskGroup::default(),
         };
         shared.register(&mut registry, exporter.as_ref());
-        let gitlab = gitlab.map(|client| shared.gitlab(client, &config));
-        let gitaly = GitalyClient::new(&config.gitaly, shared.redis.as_ref(), gitaly_tls);
         let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
-        let features = Features::new(FeatureContext {
-            replica: shared.replica,
-            identities: &shared.identities,
-            gitlab: gitlab.as_ref(),
-            gitaly: &gitaly,
-            usage: &shared.usage,
-            configuration: &config.agent.configuration,
-            gitops: &config.agent.gitops,
-            store: &shared.store,
-            events: &shared.events,
-            redis: shared.redis.as_ref(),
-            has_page: config.web.is_some(),
-            registry: &mut registry,
-        });
         let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &features, &config));
         let settings = &config.agent.configuration;
         let configuration =
@@ -200,18 +212,16 @@ impl App {
         }
         let agents = shared.agent_server(gitlab.as_ref(), configuration, &features, &config, &mut registry);
         let agents = Arc::new(agents);
-        let deployments = Deployments::new(shared.redis.clone());
         let CallerSources { access, oidc, gitlab: gitlab_callers } =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, &features, traces, &config, &mut registry));
-        let web = config.web.as_ref().zip(features.recent.clone()).map(|(web, recent)| {
-            let environments = environment_sources(&environments, &features);
+        let web = config.web.as_ref().zip(recent).map(|(web, recent)| {
             Arc::new(WebServer::new(
                 Arc::clone(&callers),
                 &agents,
                 oidc,
                 &web.listen,
-                environments,
+                environments.clone(),
                 recent,
                 &mut registry,
             ))
@@ -227,10 +237,10 @@ impl App {
             peer_server,
             api: None,
             web,
-            gitaly,
             admin,
             features,
-            event_sources: shared.event_sources(),
+            events,
+            environments,
             webhooks: Vec::new(),
             webhook_metrics,
             identities: shared.identities,
@@ -241,7 +251,7 @@ impl App {
             notifier: Notifier::default(),
             readiness,
             credentials,
-            environments,
+            environment_file,
             exporter,
             redis,
             gitlab: gitlab.map(|(client, _)| client),
@@ -335,7 +345,7 @@ impl App {
     /// Returns what webhooks need to deliver events.
     pub fn webhook_context(&self) -> WebhookContext {
         WebhookContext {
-            events: self.event_sources.events.clone(),
+            events: self.events.clone(),
             replica: self.agents.replica,
             metrics: self.webhook_metrics.clone(),
             stopping: self.agents.connections.draining.clone(),
@@ -345,23 +355,7 @@ impl App {
     /// Builds the server of the internal API, which accepts the tokens of `verifier`.
     fn api_server(&self, verifier: ApiTokenVerifier) -> ApiServer {
         let addresses = self.config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
-        let gitlab = self.gitlab.clone().map(|client| {
-            let section = &self.config.agent.kubernetes_api;
-            let ttls = CacheTtls {
-                responses: section.allowed_agent_cache_ttl,
-                errors: section.allowed_agent_cache_error_ttl,
-            };
-            Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
-        });
-        let mut environments = environment_sources(&self.environments, &self.features);
-        environments.0.extend(gitlab);
-        let environments = EnvironmentsApi {
-            environments,
-            health: HealthInquiry::new(&self.callers),
-            deployments: self.deployments.clone(),
-        };
-        let context = ApiContext::new(&self.agents);
-        let routes = self.features.api_routes(&context, environments, self.gitaly.clone());
+        let routes = self.features.api_routes(&ApiContext::new(&self.agents), &self.callers);
         ApiServer::new(&self.agents, ApiParts { verifier, addresses, routes })
     }
 
@@ -394,9 +388,39 @@ impl App {
     }
 }
 
+/// Returns the agents of a GitLab with its client.
+fn gitlab_agents(
+    client: GitLabClient,
+    identities: &Identities,
+    redis: Option<RedisStore>,
+    config: &Config,
+) -> (GitLabClient, GitLabAgents) {
+    let ttls =
+        CacheTtls { responses: config.agent.info_cache_ttl, errors: config.agent.info_cache_error_ttl };
+    let rate = client.rate_limit().refill_rate_per_second;
+    let agents = GitLabAgents::new(client.clone(), identities.clone(), ttls, rate, redis);
+    (client, agents)
+}
+
 /// Returns the sources of environments that need no token of GitLab: the file, and the configurations of agents.
-fn environment_sources(file: &Option<EnvironmentFile>, features: &Features) -> EnvironmentSources {
-    let file = file.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
-    let named = Arc::new(features.environments.clone()) as Arc<dyn EnvironmentSource>;
+fn environment_sources(file: Option<&EnvironmentFile>, named: &AgentEnvironments) -> EnvironmentSources {
+    let file = file.cloned().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
+    let named = Arc::new(named.clone()) as Arc<dyn EnvironmentSource>;
     EnvironmentSources(file.into_iter().chain([named]).collect())
+}
+
+/// Adds GitLab to the sources of environments.
+fn with_gitlab(
+    mut sources: EnvironmentSources,
+    gitlab: Option<&(GitLabClient, GitLabAgents)>,
+    config: &Config,
+) -> EnvironmentSources {
+    let section = &config.agent.kubernetes_api;
+    let ttls = CacheTtls {
+        responses: section.allowed_agent_cache_ttl,
+        errors: section.allowed_agent_cache_error_ttl,
+    };
+    let gitlab = gitlab.map(|(client, _)| Arc::new(GitLabEnvironments::new(client.clone(), ttls)));
+    sources.0.extend(gitlab.map(|source| source as Arc<dyn EnvironmentSource>));
+    sources
 }

@@ -1,86 +1,33 @@
-//! The features of kas, and all that they add to core: types of requests, what they do with requests and in tunnels, routes of the internal
-//! API, answers to other replicas, and their work in the background.
+//! The list of the features of kas.
 //!
-//! Requests of types that are not in [`request_types`] are forwarded too, if the identity file allows it.
+//! A new feature is a line in [`features`], and one in the list of `cli::serve`.
 
 #[cfg(test)]
 mod openapi;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use access::Identities;
-use axum::Router;
-use futures_util::future::BoxFuture;
+use environments_wire::EnvironmentSources;
 use gitops_wire::{CommitStatusApi, ProjectSource};
-use kas_events::{
-    EventRequests, Events,
-    agents::{AgentEvents, ConfigurationReports},
-};
-use kas_gitlab::{
-    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabProjects, Usage, UsageReports,
-    gitaly::GitalyClient,
-};
-use kas_gitops::{GitopsConfig, GitopsContext, GitopsService};
-use kas_graph::{GraphRequests, views::ViewsService};
-use kas_notify::NotifyService;
-use kas_promql::Prometheus;
-use kas_web::{Recent, RecentAnswers};
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
-use store::{GitPush, Store, redis::RedisStore};
-use tokio::sync::broadcast;
-use tokio_util::sync::CancellationToken;
+use store::{Store, redis::RedisStore};
 
-use kas_cluster_audit::{AccessRing, Audit, ClusterAudit, ClusterAuditMetrics};
-use kas_core::{
-    api::{ApiContext, ApiRoutes},
-    attachments::TunnelFeature,
-    audit::AuditLog,
-    configuration::AgentConfigurationConfig,
-    forward::Forwarder,
-    kill_switch::KillSwitch,
-    peers::PeerHooks,
-    request_hooks::{RequestHooks, RequestObserver},
-    request_types::{Named, RequestTypes},
+use crate::config::AgentConfig;
+use kas_cluster_audit::ClusterAuditFeature;
+use kas_core::feature::{Features, NamedFeature};
+use kas_environments::{AgentEnvironments, Deployments, EnvironmentsFeature};
+use kas_events::{Events, EventsFeature};
+use kas_gitlab::{
+    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabFeature, GitLabProjects, Usage,
+    gitaly::GitalyClient,
 };
-use kas_environments::{AgentEnvironments, ManagedResourcesConfig, Provisioner, api::EnvironmentsApi};
-
-/// Returns the request types that kas knows.
-pub fn request_types() -> RequestTypes {
-    RequestTypes::with(vec![
-        Box::new(Prometheus::default()),
-        Box::new(Named(ServiceName::ALERTS)),
-        Box::new(Audit),
-        Box::new(Named(ServiceName::EVENTS)),
-        Box::new(Named(ServiceName::GITOPS)),
-        Box::new(GraphRequests),
-        Box::new(Named(ServiceName::PROVISION)),
-    ])
-}
-
-/// The features that have a state. Clones share it.
-#[derive(Clone, Debug)]
-pub struct Features {
-    /// Sends each agent the manifests of its projects.
-    pub gitops: GitopsService,
-    /// Sends each agent the events of projects.
-    pub notify: NotifyService,
-    /// Keeps the last values of the views of each agent.
-    pub views: ViewsService,
-    /// The environments that agents name.
-    pub environments: AgentEnvironments,
-    /// Follows the events of each agent.
-    pub events: AgentEvents,
-    /// The recent requests and lines of the audit log, if kas serves the page.
-    pub(crate) recent: Option<Arc<Recent>>,
-    /// The recent requests to clusters, for their audit logs.
-    accesses: Arc<AccessRing>,
-    replica: ReplicaId,
-    store: Arc<dyn Store>,
-    identities: Identities,
-    /// The agents and the requests, for GitLab.
-    usage: Usage,
-}
+use kas_gitops::{GitopsContext, GitopsService};
+use kas_graph::GraphFeature;
+use kas_notify::NotifyService;
+use kas_promql::PromqlFeature;
+use kas_web::{Recent, WebFeature};
 
 /// The parts of a replica from which features are built.
 #[derive(Debug)]
@@ -92,150 +39,60 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) gitaly: &'a GitalyClient,
     /// The agents and the requests, for GitLab.
     pub(crate) usage: &'a Usage,
-    pub(crate) configuration: &'a AgentConfigurationConfig,
-    pub(crate) gitops: &'a GitopsConfig,
+    pub(crate) config: &'a AgentConfig,
     pub(crate) events: &'a Events,
+    /// The environments of all sources.
+    pub(crate) environments: EnvironmentSources,
+    /// The environments that agents name.
+    pub(crate) named_environments: AgentEnvironments,
+    pub(crate) deployments: &'a Deployments,
+    /// The recent requests and lines of the audit log, if kas serves the page.
+    pub(crate) recent: Option<&'a Arc<Recent>>,
     /// The records that replicas share.
     pub(crate) store: &'a Arc<dyn Store>,
     /// The store that replicas share, if there are several.
     pub(crate) redis: Option<&'a RedisStore>,
-    /// kas serves the web page.
-    pub(crate) has_page: bool,
     pub(crate) registry: &'a mut Registry,
 }
 
-/// The parts of a replica from which hooks of requests are built.
-#[derive(Debug)]
-pub(crate) struct RequestHookContext<'a> {
-    pub(crate) forwarder: &'a Forwarder,
-    pub(crate) kill_switch: &'a Arc<KillSwitch>,
-    /// The audit log, once it is open.
-    pub(crate) audit: &'a Arc<OnceLock<AuditLog>>,
-    /// Cancelled when the replica stops serving callers.
-    pub(crate) draining: &'a CancellationToken,
-    pub(crate) managed_resources: &'a ManagedResourcesConfig,
-    pub(crate) registry: &'a mut Registry,
+/// Builds the features of a replica. Their hooks are called in this order.
+pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
+    let gitops = gitops(&mut context);
+    let FeatureContext { replica, store, config, registry, .. } = context;
+    let (identities, redis) = (context.identities.clone(), context.redis.cloned());
+    let (usage, gitaly) = (context.usage.clone(), context.gitaly.clone());
+    Features::new(vec![
+        Box::new(EventsFeature::new(context.events.clone(), replica, redis.clone())),
+        Box::new(EnvironmentsFeature {
+            managed_resources: config.managed_resources.clone(),
+            named: context.named_environments,
+            sources: context.environments,
+            deployments: context.deployments.clone(),
+        }),
+        Box::new(ClusterAuditFeature::new(replica)),
+        Box::new(gitops.clone()),
+        Box::new(NotifyService::new(Arc::clone(store), Arc::new(gitops), registry)),
+        Box::new(GraphFeature::new(replica, redis)),
+        Box::new(GitLabFeature { identities, usage, gitaly }),
+        Box::new(PromqlFeature),
+        Box::new(NamedFeature(ServiceName::ALERTS)),
+        Box::new(WebFeature(context.recent.cloned())),
+    ])
 }
 
-impl Features {
-    /// Builds the features of a replica.
-    pub(crate) fn new(context: FeatureContext<'_>) -> Self {
-        let gitaly = context.gitaly;
-        let projects = context.gitlab.cloned().map(|(client, agents)| {
-            Arc::new(GitLabProjects::new(client, agents, gitaly.clone())) as Arc<dyn ProjectSource>
-        });
-        let statuses = context.gitlab.and_then(|(client, _)| GitLabCommitStatuses::new(client));
-        let gitops = GitopsService::new(
-            GitopsContext {
-                identities: context.identities.clone(),
-                projects,
-                statuses: statuses.map(|statuses| Arc::new(statuses) as Arc<dyn CommitStatusApi>),
-                default_repository: context.configuration.settings.clone(),
-                redis: context.redis.cloned(),
-            },
-            context.gitops,
-            context.registry,
-        );
-        let store = Arc::clone(context.store);
-        Self {
-            notify: NotifyService::new(store, Arc::new(gitops.clone()), context.registry),
-            gitops,
-            views: ViewsService::new(context.replica, context.redis.cloned()),
-            environments: AgentEnvironments::new(context.redis.cloned()),
-            events: AgentEvents::new(context.events.clone()),
-            recent: context.has_page.then(|| Arc::new(Recent::new(context.replica))),
-            accesses: Arc::new(AccessRing::new(context.replica)),
-            replica: context.replica,
-            store: Arc::clone(context.store),
-            identities: context.identities.clone(),
-            usage: context.usage.clone(),
-        }
-    }
-
-    /// Returns the hooks of requests, in the order in which they are called.
-    pub(crate) fn request_hooks(&self, context: RequestHookContext<'_>) -> Vec<Box<dyn RequestHooks>> {
-        let RequestHookContext { forwarder, kill_switch, audit, draining, managed_resources, registry } =
-            context;
-        vec![
-            Box::new(EventRequests {
-                events: self.events.log().clone(),
-                replica: self.replica,
-                draining: draining.clone(),
-            }),
-            Box::new(Provisioner::new(
-                managed_resources.clone(),
-                forwarder.clone(),
-                Arc::clone(kill_switch),
-                Arc::clone(audit),
-                registry,
-            )),
-            Box::new(ClusterAudit {
-                accesses: Arc::clone(&self.accesses),
-                peers: forwarder.peers.clone(),
-                store: Arc::clone(&self.store),
-                metrics: ClusterAuditMetrics::register(registry),
-            }),
-        ]
-    }
-
-    /// Returns the features that see each request.
-    pub(crate) fn request_observers(&self) -> Vec<Arc<dyn RequestObserver>> {
-        self.recent.iter().map(|recent| Arc::clone(recent) as Arc<dyn RequestObserver>).collect()
-    }
-
-    /// Returns the features that answer other replicas.
-    pub(crate) fn peer_hooks(&self) -> Vec<Arc<dyn PeerHooks>> {
-        vec![Arc::clone(&self.accesses) as Arc<dyn PeerHooks>, Arc::new(RecentAnswers(self.recent.clone()))]
-    }
-
-    /// Returns the routes of the listener of probes and metrics. `draining` is cancelled when the replica stops.
-    pub(crate) fn admin_routes(&self, draining: &CancellationToken) -> Router {
-        kas_events::admin::routes(self.events.log().clone(), self.replica, draining.clone())
-    }
-
-    /// Returns the features that work in tunnels.
-    pub(crate) fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
-        vec![
-            Box::new(self.gitops.clone()),
-            Box::new(self.notify.clone()),
-            Box::new(self.views.clone()),
-            Box::new(self.environments.clone()),
-            Box::new(self.events.clone()),
-            Box::new(ConfigurationReports(self.events.clone())),
-            Box::new(UsageReports { identities: self.identities.clone(), usage: self.usage.clone() }),
-        ]
-    }
-
-    /// Returns the routes of the internal API.
-    pub fn api_routes(
-        &self,
-        context: &ApiContext,
-        environments: EnvironmentsApi,
-        gitaly: GitalyClient,
-    ) -> ApiRoutes {
-        let http = kas_environments::api::routes(context.clone(), environments)
-            .merge(kas_graph::views::api::routes(context.clone(), self.views.clone()))
-            .merge(kas_events::api::routes(context.clone(), self.events.log().clone()))
-            .merge(kas_notify::api::routes(self.notify.clone()));
-        let rpcs = kas_gitlab::rpcs::routes(context.clone(), gitaly)
-            .merge(kas_graph::views::rpc::routes(self.views.clone()))
-            .merge(kas_notify::git_push::routes(self.notify.clone()));
-        ApiRoutes { http, rpcs }
-    }
-
-    /// Returns the work that is of no single tunnel. The futures never complete. `pushes` subscribes to the pushes that replicas announce.
-    pub(crate) fn background_tasks(
-        &self,
-        pushes: impl Fn() -> broadcast::Receiver<GitPush>,
-    ) -> [BoxFuture<'static, ()>; 3] {
-        let (gitops, statuses, notify) = (self.gitops.clone(), self.gitops.clone(), self.notify.clone());
-        let (followed, recorded) = (pushes(), pushes());
-        [
-            Box::pin(async move { gitops.follow_pushes(followed).await }),
-            Box::pin(async move { notify.follow_pushes(recorded).await }),
-            Box::pin(async move { statuses.report_statuses().await }),
-        ]
-    }
+fn gitops(context: &mut FeatureContext<'_>) -> GitopsService {
+    let projects = context.gitlab.cloned().map(|(client, agents)| {
+        Arc::new(GitLabProjects::new(client, agents, context.gitaly.clone())) as Arc<dyn ProjectSource>
+    });
+    let statuses = context.gitlab.and_then(|(client, _)| GitLabCommitStatuses::new(client));
+    let parts = GitopsContext {
+        identities: context.identities.clone(),
+        projects,
+        statuses: statuses.map(|statuses| Arc::new(statuses) as Arc<dyn CommitStatusApi>),
+        default_repository: context.config.configuration.settings.clone(),
+        redis: context.redis.cloned(),
+    };
+    GitopsService::new(parts, &context.config.gitops, context.registry)
 }
 
 #[cfg(test)]
@@ -244,7 +101,7 @@ mod tests {
     use http::uri::PathAndQuery;
     use router::RequestClass;
 
-    use super::*;
+    use crate::test_support::request_types;
     use kas_core::request_types::RequestOperation;
 
     #[test]

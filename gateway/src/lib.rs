@@ -1,7 +1,7 @@
 //! kas: the server to which agents connect, and through which callers reach their clusters.
 //!
 //! * [`app`] builds a replica from its [`config`] and its [identity file](access::Identities), runs it and stops it.
-//! * `features` has the features, each in a folder, and the list of them.
+//! * `features` has the list of the features, which are crates.
 //! * [`cli`] has the commands.
 //!
 //! The crate [`kas_core`] has a replica without its features.
@@ -14,7 +14,12 @@ mod features;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {
-    pub use crate::{cli::serve::log_filter, features::request_types};
+    use std::path::Path;
+
+    use crate::app::App;
+    use access::Identity;
+
+    pub use crate::cli::serve::log_filter;
     pub use kas_core::{
         addresses::AddressRules,
         agents::{Rebalancer, ReceptiveAgents},
@@ -32,6 +37,17 @@ pub mod test_support {
     pub use kas_events::webhooks::Webhook;
     pub use kas_web::WebServer;
     pub use strangers::Stranger;
+
+    /// Returns the request types of a replica.
+    ///
+    /// # Panics
+    ///
+    /// The configuration of this function is invalid.
+    pub fn request_types() -> RequestTypes {
+        let text = "identity: {file: none}";
+        let config = settings::parse(Path::new("kas.yaml"), text).expect("it is valid");
+        App::new(config, Identity::default()).callers.handling.types.clone()
+    }
 
     /// The messages of the RPCs of the internal API.
     pub mod api_messages {

@@ -11,13 +11,16 @@
 //! * A host names an agent only if it is one label before the domain, `Host` and the name in the handshake are equal, and the whole path is
 //!   that of the service. Without a name within the domain, the path decides.
 
+use std::sync::LazyLock;
+
 use access::{ErrorDialect, Target, UrlPathPrefix};
-use gateway::test_support::{AgentHosts, Route, TlsName, request_types};
+use gateway::test_support::{AgentHosts, RequestTypes, Route, TlsName, request_types};
 use http::{HeaderValue, Request, header::HOST, uri::PathAndQuery};
 use proto::{AgentName, Reason, percent};
 
 /// The domain of the hosts.
 const DOMAIN: &str = "k8s.test";
+static TYPES: LazyLock<RequestTypes> = LazyLock::new(request_types);
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
@@ -37,7 +40,7 @@ pub fn run(data: &[u8]) {
 fn check(input: &PathAndQuery, prefix: &str) {
     let whole = input.as_str();
     let configured: UrlPathPrefix = format!("{prefix}/").parse().expect("it is a prefix");
-    let types = request_types();
+    let types = &*TYPES;
     let found = types.dialect(input.path(), &configured);
     let target = match Target::parse(input, &configured) {
         Ok(target) => target,

@@ -73,7 +73,7 @@ pub struct ApiContext {
 }
 
 /// The routes of features.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ApiRoutes {
     /// The routes of programs.
     pub http: Router,
@@ -90,6 +90,14 @@ pub struct ApiParts {
     pub addresses: AddressRules,
     /// The routes of features.
     pub routes: ApiRoutes,
+}
+
+impl ApiRoutes {
+    /// Returns the routes of both.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        Self { http: self.http.merge(other.http), rpcs: self.rpcs.merge(other.rpcs) }
+    }
 }
 
 impl ApiContext {

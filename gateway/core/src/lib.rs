@@ -21,7 +21,7 @@
 //! * [`api`] (for programs) and [`admin`] (probes, metrics, `GET /agents`) run on [`http_server`]. Both report the
 //!   [`agent_locations`].
 //!
-//! Features add to it with the traits of [`request_types`], [`request_hooks`] and [`attachments`].
+//! A [`feature`] adds to it with the traits of [`request_types`], [`request_hooks`] and [`attachments`].
 
 #![warn(missing_docs)]
 
@@ -40,6 +40,7 @@ pub mod config;
 pub mod configuration;
 pub mod cors;
 pub mod destination;
+pub mod feature;
 pub mod forward;
 pub mod gitlab_key;
 pub mod headers;

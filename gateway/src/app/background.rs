@@ -32,23 +32,13 @@ impl App {
         if let Some(web) = self.web.clone() {
             spawn(async move { web.run().await }.boxed());
         }
-        let events = self.event_sources.events.clone();
-        spawn(async move { events.run().await }.boxed());
-        let sources = self.event_sources.clone();
-        spawn(async move { sources.follow_kill_switch().await }.boxed());
-        let (sources, stopping) = (self.event_sources.clone(), self.agents.connections.draining.clone());
-        // The tunnels of a replica that stops are no sign of agents that are gone.
-        let followed = async move {
-            let _ = stopping.run_until_cancelled(sources.follow_agents()).await;
-        };
-        spawn(followed.boxed());
         let agents = Arc::clone(&self.agents);
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();
         spawn(async move { issuers.run().await }.boxed());
         let (configuration, pushes) = (self.agents.configuration.clone(), self.agents.store.pushes());
         spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
-        self.features.background_tasks(|| self.agents.store.pushes()).into_iter().for_each(spawn);
+        self.features.background_tasks(&self.agents).into_iter().for_each(spawn);
         if let Some(callers) = self.gitlab_callers.clone() {
             spawn(async move { callers.run().await }.boxed());
         }

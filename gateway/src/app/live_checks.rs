@@ -12,11 +12,12 @@ use store::{
 };
 
 use super::ValidatedConfig;
-use crate::{config::Config, features::request_types};
+use crate::config::Config;
 use kas_core::{
     listen::Listener,
     metrics::Metrics,
     peers::{self, PeerClient, PeerConfig, PeerServer, ReplicaContext},
+    request_types::RequestTypes,
 };
 
 /// The result of one check.
@@ -62,7 +63,7 @@ async fn check_peers(setup: PeerConfig, config: &Config, replicas: Vec<Replica>)
     let settings = config.peer_settings();
     let alone = ReplicaContext::standalone(own.id, Arc::new(MemoryStore::default()), settings.clone());
     let fleet = setup.apply_to(alone, settings.clone());
-    let metrics = Metrics::register(&mut Registry::default(), &request_types());
+    let metrics = Metrics::register(&mut Registry::default(), &RequestTypes::with(Vec::new()));
     let peers = PeerClient::new(own.id, fleet.connector, fleet.secret.clone(), metrics.peers.clone());
 
     let here = match bound {

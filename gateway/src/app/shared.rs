@@ -7,7 +7,7 @@ use std::{
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
-use kas_gitlab::{CacheTtls, GitLabAgents, GitLabClient, GitlabAgentk, Usage};
+use kas_gitlab::{GitLabAgents, GitLabClient, GitlabAgentk, Usage};
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
@@ -19,10 +19,7 @@ use telemetry::Exporter;
 use tokio::time::Instant;
 use tunnel::TunnelConfig;
 
-use crate::{
-    config::Config,
-    features::{Features, RequestHookContext},
-};
+use crate::config::Config;
 use kas_core::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
@@ -31,6 +28,7 @@ use kas_core::{
     audit::AuditLog,
     configuration::ConfigurationService,
     cors::Cors,
+    feature::{Features, RequestHookContext},
     forward::Forwarder,
     kill_switch::KillSwitch,
     listen::LOG_PERIOD,
@@ -42,7 +40,6 @@ use kas_core::{
     traces::Traces,
     tunnel_entry::TunnelEntry,
 };
-use kas_events::{Events, sources::EventSources};
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -59,7 +56,6 @@ pub(super) struct SharedState {
     pub kill_switch: Arc<KillSwitch>,
     pub dial_errors: Arc<DialErrors>,
     pub metrics: Metrics,
-    pub events: Events,
     pub request_types: RequestTypes,
     /// The audit log, once it is open.
     pub audit: Arc<OnceLock<AuditLog>>,
@@ -81,16 +77,6 @@ impl SharedState {
             let help = "1 if other replicas reach this one at its published address, else 0";
             registry.register("kas_private_api_reachable", help, self.metrics.peers.reachable.clone());
         }
-    }
-
-    /// Returns the agents of a GitLab with its client.
-    pub(super) fn gitlab(&self, client: GitLabClient, config: &Config) -> (GitLabClient, GitLabAgents) {
-        let ttls =
-            CacheTtls { responses: config.agent.info_cache_ttl, errors: config.agent.info_cache_error_ttl };
-        let rate = client.rate_limit().refill_rate_per_second;
-        let agents =
-            GitLabAgents::new(client.clone(), self.identities.clone(), ttls, rate, self.redis.clone());
-        (client, agents)
     }
 
     /// Builds the server of agents.
@@ -154,17 +140,6 @@ impl SharedState {
         }
     }
 
-    /// Returns what notices events of kas itself.
-    pub(super) fn event_sources(&self) -> EventSources {
-        EventSources {
-            events: self.events.clone(),
-            identities: self.identities.clone(),
-            tunnels: Arc::clone(&self.tunnels),
-            kill_switch: Arc::clone(&self.kill_switch),
-            redis: self.redis.clone(),
-        }
-    }
-
     /// Builds the server of callers.
     pub(super) fn proxy_server(
         &self,
@@ -188,7 +163,6 @@ impl SharedState {
             kill_switch: &self.kill_switch,
             audit: &self.audit,
             draining: &self.caller_connections.draining,
-            managed_resources: &config.agent.managed_resources,
             registry,
         });
         let cors = Cors::new(config.allowed_origins());

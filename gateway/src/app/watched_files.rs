@@ -106,7 +106,7 @@ impl App {
         let follower = Follower { app: self, background };
         self.credentials.follow(&follower);
         if let Some((environments, section)) =
-            self.environments.clone().zip(self.config.environments.as_ref())
+            self.environment_file.clone().zip(self.config.environments.as_ref())
         {
             let path = section.file.value.clone();
             follower.follow("environments.file", vec![path.clone()], move || environments.reload(&path));

@@ -71,7 +71,7 @@ async fn attack_120_events_are_not_those_of_the_agent_with_the_same_name() {
     };
     let content = EventContent::new(EventKind::Alert, Severity::Warning, "of GitLab");
     let event = Event { time: SystemTime::now(), agent: Some(agent), content };
-    world.kas.event_sources.events.append(vec![NewEvent::new("one".to_owned(), event)]).await.unwrap();
+    world.kas.events.append(vec![NewEvent::new("one".to_owned(), event)]).await.unwrap();
     let count = async |query: &str| {
         let list: Value = serde_json::from_str(&text(get(&world, query).await).await).unwrap();
         list["events"].as_array().unwrap().iter().filter(|event| event["kind"] == "alert").count()

@@ -20,9 +20,9 @@ use crate::set_configuration::Configuration;
 const LIVE: &str = "environments: [{slug: live, project: group/web, tier: production, namespace: good}, {slug: live, project: bank/web, namespace: x}]";
 
 async fn list(world: &World, file: Option<EnvironmentFile>, query: &str) -> Vec<Value> {
-    let named = Arc::new(world.kas.features.environments.clone()) as Arc<dyn EnvironmentSource>;
+    let named = world.kas.environments.0.iter().cloned();
     let file = file.map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
-    let io = connect_with(world, EnvironmentSources(file.into_iter().chain([named]).collect()));
+    let io = connect_with(world, EnvironmentSources(file.into_iter().chain(named).collect()));
     let response = send_over(io, valid_request(&format!("/api/v1/environments?{query}"))).await;
     assert_eq!(response.status(), 200);
     let list: Value = serde_json::from_str(&text(response).await).unwrap();

@@ -160,7 +160,7 @@ async fn third_request_at_the_same_time_is_refused() {
     let world = World::new();
     let _agent = world.agent(answering(|| Response::new(endless("{")))).await;
     let environments = Environments::new(&[("live", &["good"])]);
-    let api = internal_api::server(&world, environments.sources.clone(), AddressRules::default());
+    let api = internal_api::server(&world, Some(environments.sources.clone()), AddressRules::default());
     let get = async || {
         let io = internal_api::connect_to(&api);
         send_over(io, valid_request("/api/v1/environments?health=true")).await.status().as_u16()

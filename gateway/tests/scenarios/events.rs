@@ -13,7 +13,7 @@ use std::{
 use agentk_core::{Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig};
 use agentk_gitlab::gitlab_protocol;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{future::join_all, stream};
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -47,11 +47,8 @@ const GONE: Duration = Duration::from_secs(30);
 
 /// Runs the tasks of a replica that notice and report events.
 fn run_events(world: &World) -> AbortOnDropHandle<()> {
-    let sources = world.kas.event_sources.clone();
-    AbortOnDropHandle::new(tokio::spawn(async move {
-        let events = sources.events.clone();
-        tokio::join!(events.run(), sources.follow_agents(), sources.follow_kill_switch());
-    }))
+    let tasks = world.kas.features.background_tasks(&world.kas.agents);
+    AbortOnDropHandle::new(tokio::spawn(async move { drop(join_all(tasks).await) }))
 }
 
 pub(crate) async fn list(world: &World, query: &str) -> Vec<Value> {
@@ -339,7 +336,7 @@ async fn agent_that_comes_back_after_a_restart_of_the_replica_was_never_gone() {
     let _running = run_events(&world);
     sleep(Duration::from_secs(1)).await;
     let event = Event { time: SystemTime::now(), agent: None, content: alert("after the restart") };
-    world.kas.event_sources.events.emit(NewEvent::new("after the restart", event));
+    world.kas.events.emit(NewEvent::new("after the restart", event));
     sleep(GONE).await;
     let agent = world.agent(Services::new()).await;
     sleep(GONE * 2).await;

@@ -108,8 +108,12 @@ fn configure(world: &World, configuration: &str) -> Configuration {
     let source = Configuration::default();
     source.set(configuration);
     world.kas.agents.configuration.add_source(Arc::new(source.clone()));
-    let (notify, pushes) = (world.kas.features.notify.clone(), world.kas.agents.store.pushes());
-    tokio::spawn(async move { notify.follow_pushes(pushes).await });
+    world
+        .kas
+        .features
+        .background_tasks(&world.kas.agents)
+        .into_iter()
+        .for_each(|task| drop(tokio::spawn(task)));
     source
 }
 

@@ -150,7 +150,7 @@ async fn append(world: &World, kind: EventKind, message: &str) {
         EventAgent { id: AgentId(1), name: "prod".parse().unwrap(), project_id: None, project_path: None };
     let content = EventContent::new(kind, Severity::Warning, message);
     let event = Event { time: SystemTime::now(), agent: Some(agent), content };
-    world.kas.event_sources.events.append(vec![NewEvent::new(message, event)]).await.unwrap();
+    world.kas.events.append(vec![NewEvent::new(message, event)]).await.unwrap();
 }
 
 /// Waits until a webhook is delivered to by one of the replicas. A new one begins after the events that are there.

@@ -41,7 +41,7 @@ const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user")
 
 /// The requests, in order of their heads. Each core has its own, so that requests of several cores do not wait for one another.
 #[derive(Debug)]
-pub struct AccessRing {
+pub(crate) struct AccessRing {
     replica: ReplicaId,
     rings: PerCore<Mutex<Rings>>,
 }
@@ -169,7 +169,7 @@ impl AccessRecord {
 
 impl AccessRing {
     /// Returns an empty ring of this replica.
-    pub fn new(replica: ReplicaId) -> Self {
+    pub(crate) fn new(replica: ReplicaId) -> Self {
         Self { replica, rings: PerCore::new(Mutex::default) }
     }
 

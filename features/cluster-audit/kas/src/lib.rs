@@ -10,9 +10,11 @@
 //! kas gives each request to a Kubernetes API an id that nobody can guess, which the API server writes into its audit log. An event
 //! with such an id is that of the request if it also has the agent, the verb, the object and the user of the request, and the credential
 //! of agentk: another client of the cluster that has seen an id cannot act under the name of its caller.
+#![warn(missing_docs)]
 
 mod accesses;
 mod body;
+mod feature;
 mod matching;
 mod metrics;
 mod request_type;
@@ -29,11 +31,11 @@ use proto::{
 };
 use store::Store;
 
-pub use self::request_type::Audit;
-pub use self::{accesses::AccessRing, metrics::ClusterAuditMetrics, requests::ClusterAudit};
+pub use self::feature::ClusterAuditFeature;
 use self::{
-    accesses::{AccessAnswer, AccessQuery, AccessQuestion, AccessView, MAX_IDS},
+    accesses::{AccessAnswer, AccessQuery, AccessQuestion, AccessRing, AccessView, MAX_IDS},
     matching::Relation,
+    metrics::ClusterAuditMetrics,
 };
 use kas_core::peers::PeerClient;
 

@@ -6,7 +6,7 @@ use telemetry::{CounterByLabel, RegistryExt as _};
 
 /// The metrics. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct ClusterAuditMetrics {
+pub(crate) struct ClusterAuditMetrics {
     events: CounterByLabel,
     /// Events with the id of a request that is another one.
     mismatches: Counter,
@@ -14,7 +14,7 @@ pub struct ClusterAuditMetrics {
 
 impl ClusterAuditMetrics {
     /// Registers the metrics.
-    pub fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
         Self {
             events: registry.counters(
                 "kas_cluster_audit_events",

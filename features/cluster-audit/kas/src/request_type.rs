@@ -7,7 +7,7 @@ use kas_core::request_types::{RequestOperation, RequestType};
 
 /// The type of the service `audit`.
 #[derive(Debug)]
-pub struct Audit;
+pub(crate) struct Audit;
 
 impl RequestType for Audit {
     fn name(&self) -> &'static str {

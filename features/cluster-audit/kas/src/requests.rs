@@ -22,12 +22,12 @@ use kas_core::{
 
 /// Gives requests the ids by which they are found in the audit logs of clusters, and adds their callers to these logs.
 #[derive(Debug)]
-pub struct ClusterAudit {
+pub(crate) struct ClusterAudit {
     /// Keeps the callers of the last requests.
-    pub accesses: Arc<AccessRing>,
-    pub peers: PeerClient,
-    pub store: Arc<dyn Store>,
-    pub metrics: ClusterAuditMetrics,
+    pub(crate) accesses: Arc<AccessRing>,
+    pub(crate) peers: PeerClient,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) metrics: ClusterAuditMetrics,
 }
 
 impl RequestHooks for ClusterAudit {

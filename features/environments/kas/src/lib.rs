@@ -5,6 +5,7 @@
 pub mod api;
 mod config;
 mod deployments;
+mod feature;
 mod file;
 pub mod health;
 mod named;
@@ -14,8 +15,8 @@ mod template;
 pub use self::{
     config::ManagedResourcesConfig,
     deployments::{DeploymentQuery, Deployments},
+    feature::EnvironmentsFeature,
     file::EnvironmentFile,
     named::AgentEnvironments,
-    provisioner::Provisioner,
     template::check_template,
 };

@@ -57,7 +57,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Makes the objects of environments exist before the first request of a job.
 #[derive(Debug)]
-pub struct Provisioner {
+pub(crate) struct Provisioner {
     config: ManagedResourcesConfig,
     outcomes: future::Cache<JobKey, Arc<Outcome>>,
     /// The environments that were deleted through this replica. Outcomes from before do not count.
@@ -115,7 +115,7 @@ impl RequestHooks for Provisioner {
 
 impl Provisioner {
     /// Returns a provisioner with registered metrics.
-    pub fn new(
+    pub(crate) fn new(
         config: ManagedResourcesConfig,
         forwarder: Forwarder,
         kill_switch: Arc<KillSwitch>,

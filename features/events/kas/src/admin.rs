@@ -21,7 +21,7 @@ struct AdminEvents {
 }
 
 /// Returns the route of the events. `draining` is cancelled when the replica stops.
-pub fn routes(events: Events, replica: ReplicaId, draining: CancellationToken) -> Router {
+pub(crate) fn routes(events: Events, replica: ReplicaId, draining: CancellationToken) -> Router {
     Router::new().route("/events", get(get_events)).with_state(AdminEvents { events, replica, draining })
 }
 

@@ -27,7 +27,7 @@ use tokio::{
 use tunnel::{Body, Tunnel};
 
 use self::checked::EventChecker;
-pub use self::configuration::ConfigurationReports;
+pub(crate) use self::configuration::ConfigurationReports;
 use crate::{AgentEventResult, Events};
 use kas_core::{
     agent_requests::request,
@@ -55,7 +55,7 @@ const MAX_MISSED: u64 = 1_000_000;
 
 /// Follows the events of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
-pub struct AgentEvents(Arc<Shared>);
+pub(crate) struct AgentEvents(Arc<Shared>);
 
 struct Shared {
     events: Events,
@@ -80,18 +80,13 @@ struct EventsFeed {
 
 impl AgentEvents {
     /// Builds the service of a replica.
-    pub fn new(events: Events) -> Self {
+    pub(crate) fn new(events: Events) -> Self {
         Self(Arc::new(Shared {
             events,
             followers: WeakMap::default(),
             reporters: WeakMap::default(),
             throttles: WeakMap::default(),
         }))
-    }
-
-    /// Returns the events of all agents.
-    pub fn log(&self) -> &Events {
-        &self.0.events
     }
 }
 

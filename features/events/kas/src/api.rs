@@ -22,7 +22,7 @@ struct EventsApi {
 }
 
 /// Returns the routes of the events.
-pub fn routes(context: ApiContext, events: Events) -> Router {
+pub(crate) fn routes(context: ApiContext, events: Events) -> Router {
     Router::new().route("/api/v1/events", get(get_events)).with_state(EventsApi { context, events })
 }
 

@@ -9,17 +9,18 @@
 //! A reader is a position in the log. It holds no events, so that one that is slow costs nothing.
 #![warn(missing_docs)]
 
-pub mod admin;
-pub mod agents;
+mod admin;
+mod agents;
 mod answer;
-pub mod api;
+mod api;
 mod config;
+mod feature;
 mod filter;
 mod list;
 mod metrics;
 mod query;
 mod requests;
-pub mod sources;
+mod sources;
 mod stream;
 mod watchers;
 pub mod webhooks;
@@ -47,8 +48,8 @@ pub(crate) use self::{
 };
 pub use self::{
     config::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity},
+    feature::EventsFeature,
     query::{EventQuery, EventQueryError},
-    requests::EventRequests,
 };
 
 /// The most events of kas itself that wait for the store.

@@ -18,13 +18,12 @@ use kas_core::request_hooks::{AuthorizedRequest, RequestHooks};
 
 /// Answers the requests for the service `events`, whose agent need not be connected.
 #[derive(Debug)]
-pub struct EventRequests {
-    /// The events.
-    pub events: Events,
+pub(crate) struct EventRequests {
+    pub(crate) events: Events,
     /// This replica.
-    pub replica: ReplicaId,
+    pub(crate) replica: ReplicaId,
     /// Cancelled when the replica stops.
-    pub draining: CancellationToken,
+    pub(crate) draining: CancellationToken,
 }
 
 impl RequestHooks for EventRequests {

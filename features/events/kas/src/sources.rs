@@ -14,24 +14,33 @@ use router::LocalTunnels;
 use store::{NewEvent, SubjectState, redis::RedisStore};
 
 use crate::{Events, agents::event_agent, unique_key};
-use kas_core::{kill_switch::KillSwitch, tunnel_entry::TunnelEntry};
+use kas_core::{agents::AgentServer, kill_switch::KillSwitch, tunnel_entry::TunnelEntry};
 
 /// The parts of a replica in which kas notices events. Clones are cheap.
 #[derive(Clone, Debug)]
-pub struct EventSources {
-    /// The events.
-    pub events: Events,
+pub(crate) struct EventSources {
+    events: Events,
     /// The agents of the identity file.
-    pub identities: Identities,
+    identities: Identities,
     /// The tunnels that end at this replica.
-    pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    /// The rules by which requests are disabled.
-    pub kill_switch: Arc<KillSwitch>,
+    tunnels: Arc<LocalTunnels<TunnelEntry>>,
+    kill_switch: Arc<KillSwitch>,
     /// The store that replicas share, if there are several.
-    pub redis: Option<RedisStore>,
+    redis: Option<RedisStore>,
 }
 
 impl EventSources {
+    /// Returns the sources of the replica with this server of agents.
+    pub(crate) fn new(events: Events, agents: &AgentServer, redis: Option<RedisStore>) -> Self {
+        Self {
+            events,
+            identities: agents.identities.clone(),
+            tunnels: Arc::clone(&agents.tunnels),
+            kill_switch: Arc::clone(&agents.kill_switch),
+            redis,
+        }
+    }
+
     /// Returns an agent as events name it. An agent of GitLab without a tunnel here may have no name.
     fn agent(&self, id: AgentId) -> EventAgent {
         let identity = self.identities.load_full();

@@ -42,6 +42,7 @@ mod config;
 mod configurations;
 mod endpoint;
 mod environments;
+mod feature;
 pub mod gitaly;
 mod gitlab_agentk;
 mod in_flight;
@@ -75,6 +76,7 @@ pub use self::{
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
     environments::GitLabEnvironments,
+    feature::GitLabFeature,
     gitlab_agentk::{GitlabAgentk, GitlabAgentkConfig},
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,
@@ -87,5 +89,4 @@ pub use self::{
     switch_monitor::SwitchMonitor,
     transport::{Stream, Transport},
     usage::{Usage, UsageKind, UsageReporter, UsageSubject},
-    usage_reports::UsageReports,
 };

@@ -40,7 +40,7 @@ struct GitLabRpcs {
 }
 
 /// Returns the routes of the RPCs.
-pub fn routes(context: ApiContext, gitaly: GitalyClient) -> Router {
+pub(crate) fn routes(context: ApiContext, gitaly: GitalyClient) -> Router {
     let tracker = "/gitlab.agent.agent_tracker.rpc.AgentTracker";
     // Versions of GitLab call one method by different names.
     let by_ids = ["GetConnectedAgentsByAgentIDs", "GetConnectedAgentksByAgentIDs"];

@@ -8,11 +8,11 @@ use crate::Usage;
 
 /// Notes each agent of GitLab as it describes itself.
 #[derive(Debug)]
-pub struct UsageReports {
+pub(crate) struct UsageReports {
     /// The agents of the identity file, which do not count.
-    pub identities: Identities,
+    pub(crate) identities: Identities,
     /// The counts.
-    pub usage: Usage,
+    pub(crate) usage: Usage,
 }
 
 impl TunnelFeature for UsageReports {

@@ -13,6 +13,7 @@
 mod commit;
 mod commit_status;
 mod config;
+mod feature;
 mod feed;
 mod looks;
 mod metrics;
@@ -111,7 +112,7 @@ impl GitopsService {
     }
 
     /// Looks at repositories at once when they receive a push. The future never completes.
-    pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
+    async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
         loop {
             match pushes.recv().await {
                 // Fails if no project is followed.
@@ -124,7 +125,7 @@ impl GitopsService {
     }
 
     /// Sets the statuses of commits in GitLab. The future never completes.
-    pub async fn report_statuses(&self) {
+    async fn report_statuses(&self) {
         match &self.0.statuses {
             Some(statuses) => statuses.run().await,
             None => std::future::pending().await,

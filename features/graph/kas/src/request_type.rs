@@ -6,7 +6,7 @@ use kas_core::request_types::RequestType;
 
 /// The type of the service `graph`.
 #[derive(Debug)]
-pub struct GraphRequests;
+pub(crate) struct GraphRequests;
 
 impl RequestType for GraphRequests {
     fn name(&self) -> &'static str {

@@ -59,7 +59,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 /// Follows the views of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
-pub struct ViewsService(Arc<Shared>);
+pub(crate) struct ViewsService(Arc<Shared>);
 
 struct Shared {
     replica: ReplicaId,
@@ -78,7 +78,7 @@ struct ViewsFeed {
 
 impl ViewsService {
     /// Builds the service of a replica.
-    pub fn new(replica: ReplicaId, redis: Option<RedisStore>) -> Self {
+    pub(crate) fn new(replica: ReplicaId, redis: Option<RedisStore>) -> Self {
         Self(Arc::new(Shared { replica, store: ViewStore::new(redis), followers: WeakMap::default() }))
     }
 

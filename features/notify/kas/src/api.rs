@@ -47,7 +47,7 @@ struct RecordedBody<'a> {
 }
 
 /// Returns the routes of the events of projects. The log of events is at the same path.
-pub fn routes(notify: NotifyService) -> Router {
+pub(super) fn routes(notify: NotifyService) -> Router {
     let record = post(record_event).fallback(async || InternalApiError::Method("GET, HEAD, POST"));
     Router::new().route("/api/v1/events", record).with_state(notify)
 }

@@ -42,7 +42,7 @@ pub struct Project {
 }
 
 /// Returns the route of the RPC.
-pub fn routes(notify: NotifyService) -> Router {
+pub(super) fn routes(notify: NotifyService) -> Router {
     let method = "/gitlab.agent.notifications.rpc.Notifications/GitPushEvent";
     Router::new().route(method, unary(git_push_event)).with_state(notify)
 }

@@ -12,7 +12,8 @@
 #![warn(missing_docs)]
 
 mod access;
-pub mod api;
+mod api;
+mod feature;
 mod feed;
 pub mod git_push;
 mod metrics;
@@ -121,7 +122,7 @@ impl NotifyService {
     }
 
     /// Reads the events of a project when any replica receives a push to it. The future never completes.
-    pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
+    async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
         let mut unread = BTreeSet::new();
         let mut resync = interval(RESYNC);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);

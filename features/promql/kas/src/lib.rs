@@ -1,4 +1,7 @@
 //! Requests to Prometheus servers in an agent's cluster.
+#![warn(missing_docs)]
+
+mod feature;
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,6 +14,7 @@ use proto::ServiceName;
 use request_info::prometheus::SeriesLabels;
 use tunnel::Body;
 
+pub use self::feature::PromqlFeature;
 use kas_core::{
     request_hooks::AuthorizedRequest,
     request_types::{RequestOperation, RequestType, asks_for_stream},
@@ -23,7 +27,7 @@ const IDLE_TIME: Duration = Duration::from_secs(600);
 
 /// The types `prometheus` and `prometheus.<name>`.
 #[derive(Debug)]
-pub struct Prometheus {
+struct Prometheus {
     matchers: Cache<SeriesLabels, Arc<Labels>>,
 }
 

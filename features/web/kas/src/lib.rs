@@ -21,6 +21,7 @@ mod config;
 mod cookies;
 mod disabled;
 mod environments;
+mod feature;
 mod live;
 mod login;
 mod metrics;
@@ -70,7 +71,8 @@ use self::{
 };
 pub use self::{
     config::{WebConfig, WebListen},
-    recent::{Recent, api::RecentAnswers},
+    feature::WebFeature,
+    recent::Recent,
 };
 use kas_core::{
     addresses::AddressRules,

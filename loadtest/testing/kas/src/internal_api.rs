@@ -10,6 +10,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use kas_core::api::ApiRoutes;
 use kas_environments::{api::EnvironmentsApi, health::HealthInquiry};
 use prost::Message;
 use serde_json::{Value, json};
@@ -42,20 +43,20 @@ pub fn valid_token() -> String {
 
 /// Connects to the internal API of a replica.
 pub fn connect(world: &World) -> DuplexStream {
-    connect_with(world, EnvironmentSources::default())
+    open(world, None, AddressRules::default())
 }
 
-/// Connects to the internal API of a replica with these environments.
+/// Connects to an internal API with these environments, and nothing else.
 pub fn connect_with(world: &World, environments: EnvironmentSources) -> DuplexStream {
-    open(world, environments, AddressRules::default())
+    open(world, Some(environments), AddressRules::default())
 }
 
 /// Connects to the internal API of a replica with these rules about addresses.
 pub fn connect_with_addresses(world: &World, addresses: AddressRules) -> DuplexStream {
-    open(world, EnvironmentSources::default(), addresses)
+    open(world, None, addresses)
 }
 
-fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> DuplexStream {
+fn open(world: &World, environments: Option<EnvironmentSources>, addresses: AddressRules) -> DuplexStream {
     connect_to(&server(world, environments, addresses))
 }
 
@@ -66,19 +67,23 @@ pub fn connect_to(api: &Arc<ApiServer>) -> DuplexStream {
     near
 }
 
-/// Returns the internal API of a replica, for several connections.
-pub fn server(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> Arc<ApiServer> {
-    let kas = &world.kas;
-    let environments = EnvironmentsApi {
-        environments,
-        health: HealthInquiry::new(&kas.callers),
-        deployments: kas.deployments.clone(),
+/// Returns the internal API of a replica, for several connections. With these environments it has nothing else.
+pub fn server(
+    world: &World,
+    environments: Option<EnvironmentSources>,
+    addresses: AddressRules,
+) -> Arc<ApiServer> {
+    let (kas, context) = (&world.kas, ApiContext::new(&world.kas.agents));
+    let routes = match environments {
+        Some(environments) => {
+            let health = HealthInquiry::new(&kas.callers);
+            let deployments = kas.deployments.clone();
+            let sources = EnvironmentsApi { environments, health, deployments };
+            ApiRoutes { http: kas_environments::api::routes(context, sources), ..ApiRoutes::default() }
+        }
+        None => kas.features.api_routes(&context, &kas.callers),
     };
-    let parts = ApiParts {
-        verifier: ApiTokenVerifier::new(secret(1), None),
-        addresses,
-        routes: kas.features.api_routes(&ApiContext::new(&kas.agents), environments, kas.gitaly.clone()),
-    };
+    let parts = ApiParts { verifier: ApiTokenVerifier::new(secret(1), None), addresses, routes };
     Arc::new(ApiServer::new(&kas.agents, parts))
 }
 

@@ -21,7 +21,7 @@ const VALID: &str = "valid";
 
 /// Reports the errors of the configuration of each agent while one of its tunnels is open.
 #[derive(Debug)]
-pub struct ConfigurationReports(pub AgentEvents);
+pub(crate) struct ConfigurationReports(pub(crate) AgentEvents);
 
 /// Reports the errors of the configuration of one agent.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ type Rules = BTreeMap<String, Option<String>>;
 
 impl EventSources {
     /// Reports each change of the rules that are in force. The future never completes.
-    pub async fn follow_kill_switch(&self) {
+    pub(crate) async fn follow_kill_switch(&self) {
         let mut changes = self.kill_switch.changes();
         if let Some(redis) = &self.redis {
             // Before, the rules for all replicas are not known.

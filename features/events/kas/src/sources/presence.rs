@@ -128,7 +128,7 @@ impl PresenceTracker {
 
 impl EventSources {
     /// Reports agents that come and go. The future never completes.
-    pub async fn follow_agents(&self) {
+    pub(crate) async fn follow_agents(&self) {
         let (mut routes, mut log) = (self.events.store().route_changes(), self.events.changes());
         let settled = Instant::now() + STARTUP;
         let mut tracker = PresenceTracker::new(settled);

@@ -50,7 +50,7 @@ impl IntoResponse for ViewsResponse {
 }
 
 /// Returns the routes of the views.
-pub fn routes(context: ApiContext, views: ViewsService) -> Router {
+pub(crate) fn routes(context: ApiContext, views: ViewsService) -> Router {
     let path = "/api/v1/agents/{agent}/views";
     Router::new().route(path, get(get_views)).with_state(ViewsApi { context, views })
 }

@@ -73,7 +73,7 @@ pub struct ViewRow {
 }
 
 /// Returns the route of the RPC.
-pub fn routes(views: ViewsService) -> Router {
+pub(crate) fn routes(views: ViewsService) -> Router {
     let method = "/kas.agent_views.rpc.AgentViews/GetAgentViews";
     Router::new().route(method, unary(get_agent_views)).with_state(views)
 }

@@ -82,7 +82,7 @@ struct MissingReplica {
 
 /// Answers other replicas for the page, if this replica serves it.
 #[derive(Debug)]
-pub struct RecentAnswers(pub Option<Arc<Recent>>);
+pub(crate) struct RecentAnswers(pub(crate) Option<Arc<Recent>>);
 
 impl PeerHooks for RecentAnswers {
     fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {

@@ -1,0 +1,32 @@
+//! The feature: the RPCs that GitLab calls, and the agents in its statistics.
+
+use access::Identities;
+use kas_core::{
+    api::{ApiContext, ApiRoutes},
+    attachments::TunnelFeature,
+    feature::KasFeature,
+    proxy::ProxyServer,
+};
+
+use crate::{Usage, gitaly::GitalyClient, rpcs, usage_reports::UsageReports};
+
+/// The requests of GitLab, and the numbers of its agents.
+#[derive(Debug)]
+pub struct GitLabFeature {
+    /// The agents of the identity file, which do not count.
+    pub identities: Identities,
+    /// The agents and the requests, for GitLab.
+    pub usage: Usage,
+    /// Reads the repositories that GitLab names.
+    pub gitaly: GitalyClient,
+}
+
+impl KasFeature for GitLabFeature {
+    fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
+        vec![Box::new(UsageReports { identities: self.identities.clone(), usage: self.usage.clone() })]
+    }
+
+    fn api_routes(&self, context: &ApiContext, _: &ProxyServer) -> ApiRoutes {
+        ApiRoutes { rpcs: rpcs::routes(context.clone(), self.gitaly.clone()), ..ApiRoutes::default() }
+    }
+}
