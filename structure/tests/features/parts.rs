@@ -1,4 +1,4 @@
-//! The parts of the crates that are not divided into features completely.
+//! The parts of the crates that have modules of several features.
 
 /// The part that is of no feature. It may name only itself.
 pub(crate) const CORE: &str = "core";
@@ -30,6 +30,3 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("agent", "cli::admission", "admission"),
     ("agent", "features", PROGRAM),
 ];
-
-/// The number of imports of one part by another one that the rule forbids, by crate. The numbers may only get smaller.
-pub(crate) const FORBIDDEN: &[(&str, &str, &str, usize)] = &[];
