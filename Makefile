@@ -137,18 +137,18 @@ skew: ## Versions OLDER and NEWER (the last two tags) work together: builds both
 	./.ci/skew $(OLDER) $(NEWER)
 
 .PHONY: web
-web: ## Lints and tests of the sources of the page, and web/dist is what they make (needs Node.js 20.19)
-	web/test sources
+web: ## Lints and tests of the sources of the page, and features/web/page/dist is what they make (needs Node.js 20.19)
+	features/web/page/test sources
 
 .PHONY: web-e2e
 web-e2e: ## The page in Chromium with KUBECONFIG's cluster; screenshots in target/web
 	$(PROGRAMS_FOR_TESTS)
-	web/test browser
+	features/web/page/test browser
 
 .PHONY: web-measure
 web-measure: ## How long a reader of the page waits, and the memory of 200 tabs, with limits; KUBECONFIG's cluster, quiet machine
 	$(PROGRAMS_FOR_TESTS)
-	web/test measure
+	features/web/page/test measure
 
 E2E_LARGE_MIB ?= 1024
 

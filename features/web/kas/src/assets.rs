@@ -1,4 +1,4 @@
-//! The files of the page, which are part of the program. `web/` builds them.
+//! The files of the page, which are part of the program. `features/web/page` builds them.
 
 use std::{collections::HashMap, io::Write as _, path::Path, sync::LazyLock};
 
@@ -11,7 +11,7 @@ use http::{
 use include_dir::{Dir, include_dir};
 use proto::header::accepts_gzip;
 
-static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../../web/dist");
+static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../page/dist");
 
 /// The files as gzip.
 static COMPRESSED: LazyLock<HashMap<&'static Path, Bytes>> = LazyLock::new(|| {

@@ -7,7 +7,7 @@ import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
 import { Prometheus } from "./prometheus.mjs";
 
-const ROOT = new URL("../..", import.meta.url).pathname;
+const ROOT = new URL("../../../..", import.meta.url).pathname;
 /** The directory of the programs, which may be others than those of `cargo build`: `E2E_PROGRAMS=target/release`. */
 export const PROGRAMS = process.env.E2E_PROGRAMS ?? "target/debug";
 const PROGRAM = join(ROOT, PROGRAMS, "loadtest");

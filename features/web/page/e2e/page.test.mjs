@@ -767,7 +767,7 @@ it("an error in the configuration of an agent is shown", async () => {
   await close();
 });
 
-const PROVIDER = new URL("../../target/oidc-provider/server", import.meta.url).pathname;
+const PROVIDER = new URL("../../../../target/oidc-provider/server", import.meta.url).pathname;
 
 it("a person logs in at an issuer", { skip: !existsSync(PROVIDER) && "make tools builds it" }, async () => {
   const { page, close } = await open();

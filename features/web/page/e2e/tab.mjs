@@ -8,7 +8,7 @@ import { streamOf } from "./live.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 /** The directory of the screenshots, which people look at. */
-export const SCREENSHOTS = new URL("../../target/web/", import.meta.url).pathname;
+export const SCREENSHOTS = new URL("../../../../target/web/", import.meta.url).pathname;
 
 export function launch() {
   mkdirSync(SCREENSHOTS, { recursive: true });

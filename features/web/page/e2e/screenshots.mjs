@@ -3,7 +3,7 @@
 import { Demo } from "./demo.mjs";
 import { launch, openTab } from "./tab.mjs";
 
-const DIRECTORY = new URL("../../docs/web/", import.meta.url).pathname;
+const DIRECTORY = new URL("../../../../docs/web/", import.meta.url).pathname;
 
 const demo = await Demo.start();
 const browser = await launch();

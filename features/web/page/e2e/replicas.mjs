@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { PROGRAMS } from "./demo.mjs";
 
-const DIRECTORY = join(new URL("../..", import.meta.url).pathname, PROGRAMS);
+const DIRECTORY = join(new URL("../../../..", import.meta.url).pathname, PROGRAMS);
 /** The time in which a program has to start, in milliseconds. */
 const START = 60_000;
 
