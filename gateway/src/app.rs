@@ -152,6 +152,7 @@ impl App {
             gitaly_tls,
             api_tokens,
             environments: environment_file,
+            features: more_features,
         } = sources;
         let mut registry = Registry::default();
         issuers.metrics.register(&mut registry);
@@ -182,6 +183,7 @@ impl App {
             recent: recent.as_ref(),
             store: &store,
             redis: redis_store.as_ref(),
+            more: more_features,
             registry: &mut registry,
         });
         let request_types = features.request_types();

@@ -16,7 +16,7 @@ use store::{Store, redis::RedisStore};
 
 use crate::config::AgentConfig;
 use kas_cluster_audit::ClusterAuditFeature;
-use kas_core::feature::{Features, NamedFeature};
+use kas_core::feature::{Features, KasFeature, NamedFeature};
 use kas_environments::{AgentEnvironments, Deployments, EnvironmentsFeature};
 use kas_events::{Events, EventsFeature};
 use kas_gitlab::{
@@ -52,6 +52,8 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) store: &'a Arc<dyn Store>,
     /// The store that replicas share, if there are several.
     pub(crate) redis: Option<&'a RedisStore>,
+    /// Features beside those of the list.
+    pub(crate) more: Vec<Box<dyn KasFeature>>,
     pub(crate) registry: &'a mut Registry,
 }
 
@@ -61,7 +63,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
     let FeatureContext { replica, store, config, registry, .. } = context;
     let (identities, redis) = (context.identities.clone(), context.redis.cloned());
     let (usage, gitaly) = (context.usage.clone(), context.gitaly.clone());
-    Features::new(vec![
+    let mut features: Vec<Box<dyn KasFeature>> = vec![
         Box::new(EventsFeature::new(context.events.clone(), replica, redis.clone())),
         Box::new(EnvironmentsFeature {
             managed_resources: config.managed_resources.clone(),
@@ -77,7 +79,9 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
         Box::new(PromqlFeature),
         Box::new(NamedFeature(ServiceName::ALERTS)),
         Box::new(WebFeature(context.recent.cloned())),
-    ])
+    ];
+    features.extend(context.more);
+    Features::new(features)
 }
 
 fn gitops(context: &mut FeatureContext<'_>) -> GitopsService {

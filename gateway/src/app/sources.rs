@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::shared::SharedState;
 use crate::config::Config;
-use kas_core::metrics::Limit;
+use kas_core::{feature::KasFeature, metrics::Limit};
 
 /// The sources of agents and callers.
 #[derive(Debug, Default)]
@@ -31,6 +31,8 @@ pub struct ReplicaSources {
     pub api_tokens: Option<ApiTokenVerifier>,
     /// The file of environments, if there is one.
     pub environments: Option<EnvironmentFile>,
+    /// Features beside those of the program.
+    pub features: Vec<Box<dyn KasFeature>>,
 }
 
 impl From<Identity> for ReplicaSources {

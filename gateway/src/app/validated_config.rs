@@ -280,6 +280,7 @@ impl ValidatedConfig {
             gitaly_tls: self.gitlab.as_ref().and_then(GitLabSetup::tls),
             api_tokens: api_tokens.clone(),
             environments: self.environments,
+            features: Vec::new(),
         };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);

@@ -47,6 +47,7 @@ mod receptive;
 mod set_configuration;
 mod tenants;
 mod topologies;
+mod toy_feature;
 mod tracing;
 mod views;
 mod watches;

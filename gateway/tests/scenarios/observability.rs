@@ -18,7 +18,7 @@ use crate::{
     web::with_page,
 };
 
-async fn send(world: &World, method: Method, path: &str) -> Response<Incoming> {
+pub(crate) async fn send(world: &World, method: Method, path: &str) -> Response<Incoming> {
     let (near, far) = tokio::io::duplex(64 << 10);
     tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER, Arc::default()));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();

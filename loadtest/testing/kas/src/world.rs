@@ -23,7 +23,7 @@ use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kas_core::peers::ReplicaContext;
+use kas_core::{feature::KasFeature, peers::ReplicaContext};
 use kas_gitlab::GitLabClient;
 use oidc::{DocumentSource, Issuers};
 use parking_lot::Mutex;
@@ -71,6 +71,16 @@ impl World {
     /// Creates a kas with an edited configuration.
     pub fn with(edit: impl FnOnce(&mut Config)) -> Self {
         Self::assemble(edit, None, None)
+    }
+
+    /// Creates a kas with one more feature.
+    pub fn with_feature(feature: Box<dyn KasFeature>) -> Self {
+        let config = configuration();
+        let store = Arc::new(MemoryStore::default());
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, config.peer_settings());
+        let (agent, caller) = new_tokens();
+        let sources = ReplicaSources { features: vec![feature], ..identity(&[&agent], &caller).into() };
+        Self::of_sources(fleet, config, sources, (agent, caller), None, None)
     }
 
     /// Creates a kas with traces, whose agents use the tracer `agentk`.
