@@ -18,10 +18,8 @@ mod error;
 mod exchange;
 mod pool;
 mod response_timer;
-mod service_address;
 mod stream;
 mod tls;
-mod url;
 
 #[cfg(test)]
 mod tests;
@@ -50,9 +48,10 @@ pub use self::{
     error::{ResponseBodyError, UpstreamError},
     stream::Io,
     tls::{ClientIdentity, ClientTls, ClientTlsConfig, Pem, TlsConfigFuture, TlsConfigSource, TlsError},
-    url::{Scheme, ServerUrl, ServerUrlError},
 };
-pub use self::{connect::UpstreamConnector, service_address::is_service_address};
+pub use self::connect::UpstreamConnector;
+/// The URL of an [`Upstream`].
+pub use outbound::{Scheme, ServerUrl, ServerUrlError, is_service_address};
 use self::{
     exchange::ExchangeError,
     pool::{Pool, PooledConnection},

@@ -1,7 +1,10 @@
-//! Connections to servers that a stranger may have named: the addresses that kas may dial, and the check at each connection.
+//! Connections to servers that a stranger may have named: URLs, the addresses that kas and agentk may dial, and the check at each
+//! connection.
 #![warn(missing_docs)]
 
 mod policy;
+mod service_address;
+mod url;
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -10,7 +13,11 @@ use tokio::{
     time::timeout,
 };
 
-pub use self::policy::{AddressError, AddressPolicy};
+pub use self::{
+    policy::{AddressError, AddressPolicy},
+    service_address::is_service_address,
+    url::{Scheme, ServerUrl, ServerUrlError},
+};
 
 /// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]

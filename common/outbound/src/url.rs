@@ -80,7 +80,7 @@ impl ServerUrl {
     }
 
     /// Returns the request target for `uri`: its path and query, unchanged, below the base path.
-    pub(super) fn target(&self, uri: &Uri) -> Result<PathAndQuery, InvalidUri> {
+    pub fn target(&self, uri: &Uri) -> Result<PathAndQuery, InvalidUri> {
         let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
         // Without a slash, `*` and `?query` would be a part of the last segment of the base path.
         let slash = if path.starts_with('/') { "" } else { "/" };
