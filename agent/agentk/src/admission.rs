@@ -22,8 +22,9 @@ use agentk_core::{
     AgentMetrics, FileFollowers, ListenTls,
     listen::LimitedListener,
     metrics,
-    policy::{FeatureWrites, JudgedUsers, PolicyEnforcer, Verdict, admission_review::AdmissionReview},
+    policy::{PolicyEnforcer, Verdict},
 };
+use agentk_policy::{FeatureWrites, JudgedUsers, admission_review::AdmissionReview};
 use anyhow::Context as _;
 use axum::{
     Extension, Router,

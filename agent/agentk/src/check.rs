@@ -16,9 +16,10 @@ use agentk_core::{
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader, KasTarget, PendingConnection, ProtocolChoice},
     feature::{CheckContext, FeatureCheck},
-    policy::{PolicyEnforcer, PolicyMode},
+    policy::PolicyEnforcer,
     services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };
+use agentk_policy::PolicyMode;
 use http::Request;
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, SUBPROTOCOL, ScopeSummary, ServiceName};

@@ -2,10 +2,8 @@
 //!
 //! A new feature is a line in [`FEATURES`], and one in the list of `log_filter`.
 
-use agentk_core::{
-    feature::{CheckContext, FeatureCheck, FeatureDefinition, FeatureOptions},
-    policy::FeatureWrites,
-};
+use agentk_core::feature::{CheckContext, FeatureCheck, FeatureDefinition, FeatureOptions};
+use agentk_policy::FeatureWrites;
 use clap::{ArgMatches, Args, FromArgMatches};
 
 /// All features, in the order in which they are built and checked.

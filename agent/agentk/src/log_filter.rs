@@ -5,7 +5,7 @@ use process::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 29] = [
+const OURS: [&str; 31] = [
     "agent",
     "agentk_alerts",
     "agentk_cluster_audit",
@@ -15,6 +15,7 @@ const OURS: [&str; 29] = [
     "agentk_gitops",
     "agentk_graph",
     "agentk_notify",
+    "agentk_policy",
     "backoff",
     "cluster_alerts",
     "cluster_audit",
@@ -26,6 +27,7 @@ const OURS: [&str; 29] = [
     "gitops_engine",
     "kube_cluster",
     "object_health",
+    "outbound",
     "process",
     "proto",
     "request_info",

@@ -5,7 +5,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube_cluster::{ApiError, Fence, KubeCluster, LeaderElector, Leadership, Stopped, while_open};
+use kube_cluster::{
+    ApiError, Fence, KubeCluster, LEASE_PREFIX, LeaderElector, Leadership, Stopped, while_open,
+};
 use proto::AgentId;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{
@@ -15,9 +17,6 @@ use tokio_util::{
 
 /// The time after the start for which a pod waits for a kas that names the agent, before it takes itself for one without a Lease.
 const AGENT_WAIT: Duration = Duration::from_secs(30);
-
-/// The beginning of the names of Leases.
-pub(crate) const LEASE_PREFIX: &str = "agentk-";
 
 /// The Lease of a feature of which one pod of an agent does the work.
 #[derive(Clone, Copy, Debug)]

@@ -43,19 +43,19 @@ use tokio::time::Instant;
 use tower::Service;
 use tunnel::Body;
 
+pub use self::connect::UpstreamConnector;
 pub use self::{
     body::ResponseBody,
     error::{ResponseBodyError, UpstreamError},
     stream::Io,
     tls::{ClientIdentity, ClientTls, ClientTlsConfig, Pem, TlsConfigFuture, TlsConfigSource, TlsError},
 };
-pub use self::connect::UpstreamConnector;
-/// The URL of an [`Upstream`].
-pub use outbound::{Scheme, ServerUrl, ServerUrlError, is_service_address};
 use self::{
     exchange::ExchangeError,
     pool::{Pool, PooledConnection},
 };
+/// The URL of an [`Upstream`].
+pub use outbound::{Scheme, ServerUrl, ServerUrlError, is_service_address};
 
 /// The time that a connection must have been unused before a safe request is sent a second time.
 ///

@@ -14,6 +14,9 @@ use tokio::{
 
 use crate::{ApiError, KubeCluster};
 
+/// The beginning of the names of agentk's Leases.
+pub const LEASE_PREFIX: &str = "agentk-";
+
 /// The time after which a Lease that did not change may be taken over.
 const DURATION: Duration = Duration::from_secs(15);
 /// The time after its last renewal for which the holder may write.

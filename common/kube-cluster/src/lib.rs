@@ -15,7 +15,7 @@ pub use self::{
     fence::{Fence, Stopped, while_open},
     kinds::{AllowedKinds, AllowedResources, GroupKind, Kind},
     kube_cluster::KubeCluster,
-    lease::{LeaderElector, Leadership},
+    lease::{LEASE_PREFIX, LeaderElector, Leadership},
 };
 
 /// The field manager of everything that is applied. It is that of GitLab's agent, so that its objects keep one manager.

@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use agentk_core::policy::{Action, DecisionSource, Policy, PolicyDecision, describe};
+use agentk_policy::{Action, DecisionSource, Policy, PolicyDecision, describe};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header::CONNECTION};
 
 use crate::input::headers;

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use agentk_core::policy::Policy;
+use agentk_policy::Policy;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::Request;
 use serde_json::{Value, json};

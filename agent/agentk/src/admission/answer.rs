@@ -1,6 +1,6 @@
 //! The answers of the webhook (`admission.k8s.io/v1`).
 
-use agentk_core::policy::admission_review::API_VERSION;
+use agentk_policy::admission_review::API_VERSION;
 use serde::Serialize;
 
 /// The `kind` of the answers.

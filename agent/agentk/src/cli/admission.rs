@@ -6,10 +6,8 @@
 
 use std::{io::Write, net::SocketAddr, path::PathBuf};
 
-use agentk_core::{
-    listen::listen_address,
-    policy::{FeatureWrites, JudgedUsers, Policy},
-};
+use agentk_core::listen::listen_address;
+use agentk_policy::{FeatureWrites, JudgedUsers, Policy};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use process::logs::LogFormat;
 

@@ -1,12 +1,17 @@
 //! Enforces the policy in force: checks, counts and logs requests, and reloads the policy file.
 
 use std::{
-    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use agentk_policy::{
+    Action, AllowedWebhook, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR,
+    admission_review::AdmissionRequest,
+    describe,
+    review::{self, Review},
+};
 use arc_swap::ArcSwap;
 use files::{WatchedFile, follow};
 use http::Request;
@@ -17,16 +22,8 @@ use proto::{Reason, ServiceName, header};
 use settings::ConfigError;
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    Action, AllowedWebhook, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR,
-    admission_review::AdmissionRequest,
-    describe,
-    review::{self, Review},
-};
 use crate::{ServiceError, metrics::AgentMetrics};
 
-/// The largest policy file, in bytes.
-const MAX_FILE: u64 = 1 << 20;
 /// The longest description of a request in the log, in characters.
 const MAX_DESCRIPTION: usize = 300;
 /// The period in which refusals of one rule are logged once.
@@ -79,7 +76,7 @@ struct RuleStats {
 impl PolicyEnforcer {
     /// Returns an enforcer of the policy in `file`. It reads the file, which blocks.
     pub fn load(file: PathBuf, served: Vec<ServiceName>, metrics: AgentMetrics) -> Result<Self, ConfigError> {
-        let text = read(&file)?;
+        let text = Policy::read(&file)?;
         let policy = Policy::parse(&file, &text)?;
         let active = ArcSwap::from_pointee(ActivePolicy::new(0, text, policy, &metrics));
         let enforcer = Self { file, served, active, changes: watch::Sender::new(()), metrics };
@@ -206,7 +203,7 @@ impl PolicyEnforcer {
     ///
     /// The file cannot be used. The version before stays in force.
     pub fn reload(&self) -> Result<(), ConfigError> {
-        let parsed = read(&self.file).and_then(|text| {
+        let parsed = Policy::read(&self.file).and_then(|text| {
             let policy = Policy::parse(&self.file, &text)?;
             Ok((text, policy))
         });
@@ -261,7 +258,7 @@ impl ActivePolicy {
             Action::Allow => (rule.name(), "allowed"),
             Action::Deny => (rule.name(), refused),
         });
-        let objects = policy.objects.iter().map(|rule| (&*rule.name, refused));
+        let objects = policy.object_rules().map(|name| (name, refused));
         let stats = rules.chain([(DEFAULT, refused), (UNCLEAR, refused)]).chain(objects);
         let stats = stats.map(|(name, decision)| RuleStats {
             name: name.to_owned(),
@@ -323,28 +320,4 @@ fn object_refusal(rule: &str, described: &str) -> String {
     format!(
         "the policy of this cluster does not allow this: rule {rule:?} demands another name or other labels of the object: {described}"
     )
-}
-
-impl Policy {
-    /// Reads and parses a policy file, which blocks.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be read, or is invalid.
-    pub fn load(file: &Path) -> Result<Self, ConfigError> {
-        Self::parse(file, &read(file)?)
-    }
-}
-
-fn read(file: &Path) -> Result<String, ConfigError> {
-    files::read_text_at_most(file, MAX_FILE).map_err(|error| {
-        let what = match error.kind() {
-            io::ErrorKind::NotFound => "the file does not exist".to_owned(),
-            io::ErrorKind::PermissionDenied => {
-                "permission denied: agentk's user may not read the file".to_owned()
-            }
-            _ => format!("cannot be read: {error}"),
-        };
-        ConfigError::whole(file, what)
-    })
 }

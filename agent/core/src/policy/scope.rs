@@ -6,16 +6,14 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use agentk_policy::describe;
 use arc_swap::ArcSwap;
 use http::Request;
 use process::LogLimiter;
 use proto::{Reason, ServiceName, agent_configuration::Scope, header};
+use request_info::{DecodedPath, RequestInfo, RequestTarget, ResourceTarget, UnclearRequestError};
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    UnclearRequestError, describe,
-    request_info::{DecodedPath, RequestInfo, RequestTarget, ResourceTarget},
-};
 use crate::{ServiceError, metrics::AgentMetrics};
 
 /// The period in which refusals are logged once.

@@ -13,6 +13,7 @@ use http::{
 };
 use http_body_util::{BodyExt as _, Limited};
 use proto::{Reason, hop_by_hop, impersonation};
+use request_info::{DecodedPath, RequestInfo, RequestTarget};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::time::timeout;
@@ -21,7 +22,6 @@ use tunnel::Body;
 use super::{RequestHandler, ServiceError, headers};
 use crate::{
     cluster::Cluster,
-    policy::request_info::{DecodedPath, RequestInfo, RequestTarget},
     upstream::{Upstream, UpstreamConfig},
 };
 

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use agentk_core::{
-    policy::AllowedWebhook,
-    upstream::{ClientTls, ServerUrl, TlsConfigSource, Upstream, UpstreamConfig, is_service_address},
+use agentk_core::upstream::{
+    ClientTls, ServerUrl, TlsConfigSource, Upstream, UpstreamConfig, is_service_address,
 };
+use agentk_policy::AllowedWebhook;
 use bytes::Bytes;
 use files::unreadable;
 use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};

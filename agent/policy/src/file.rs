@@ -1,6 +1,6 @@
 //! Parses policy files.
 
-use std::{collections::HashSet, path::Path};
+use std::{collections::HashSet, io, path::Path};
 
 use proto::ServiceName;
 use settings::{self, ConfigError, Spanned};
@@ -17,7 +17,37 @@ use super::{
     webhooks::AllowedWebhook,
 };
 
+/// The largest policy file, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
 impl Policy {
+    /// Reads and parses a policy file, which blocks.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or is invalid.
+    pub fn load(file: &Path) -> Result<Self, ConfigError> {
+        Self::parse(file, &Self::read(file)?)
+    }
+
+    /// Reads the text of a policy file, which blocks.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or is longer than a policy may be.
+    pub fn read(file: &Path) -> Result<String, ConfigError> {
+        files::read_text_at_most(file, MAX_FILE).map_err(|error| {
+            let what = match error.kind() {
+                io::ErrorKind::NotFound => "the file does not exist".to_owned(),
+                io::ErrorKind::PermissionDenied => {
+                    "permission denied: agentk's user may not read the file".to_owned()
+                }
+                _ => format!("cannot be read: {error}"),
+            };
+            ConfigError::whole(file, what)
+        })
+    }
+
     /// Returns the JSON Schema of policy files.
     pub fn json_schema() -> String {
         settings::json_schema::<PolicyFile>("policy.yaml")
@@ -222,7 +252,7 @@ impl RuleEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::PolicyMode;
+    use crate::PolicyMode;
 
     fn error(text: &str) -> String {
         Policy::parse(Path::new("p.yaml"), text).unwrap_err().to_string()

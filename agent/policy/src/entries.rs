@@ -9,108 +9,108 @@ use settings::Spanned;
 use super::{PolicyMode, rule::Action};
 
 /// The most rules: each is a label value of a metric, and is tried for every request.
-pub(super) const MAX_RULES: usize = 500;
+pub(crate) const MAX_RULES: usize = 500;
 /// The most webhooks.
-pub(super) const MAX_WEBHOOKS: usize = 500;
+pub(crate) const MAX_WEBHOOKS: usize = 500;
 /// The longest name of a rule, in bytes.
-pub(super) const MAX_NAME: usize = 63;
+pub(crate) const MAX_NAME: usize = 63;
 
 /// A list of words.
-pub(super) type StringList = Spanned<Vec<Spanned<String>>>;
+pub(crate) type StringList = Spanned<Vec<Spanned<String>>>;
 
 /// The policy of agentk: the requests that it may send to its cluster.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PolicyFile {
+pub(crate) struct PolicyFile {
     /// The consequence for requests that the policy refuses.
     #[serde(default)]
-    pub(super) mode: PolicyMode,
+    pub(crate) mode: PolicyMode,
     /// The rules, of which the first one that matches a request decides.
     #[schemars(length(max = MAX_RULES))]
-    pub(super) rules: Vec<RuleEntry>,
+    pub(crate) rules: Vec<RuleEntry>,
     /// Rules about the objects of writes. Only admission enforces them.
     #[serde(default)]
     #[schemars(length(max = MAX_RULES))]
-    pub(super) objects: Vec<ObjectEntry>,
+    pub(crate) objects: Vec<ObjectEntry>,
     /// The URLs to which agentk may send events.
     #[serde(default)]
     #[schemars(length(max = MAX_WEBHOOKS))]
-    pub(super) webhooks: Vec<WebhookEntry>,
+    pub(crate) webhooks: Vec<WebhookEntry>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct WebhookEntry {
+pub(crate) struct WebhookEntry {
     #[schemars(with = "String", regex(pattern = "^https?://."))]
-    pub(super) url: Spanned<String>,
+    pub(crate) url: Spanned<String>,
     #[serde(default)]
-    pub(super) secret_file: Option<PathBuf>,
+    pub(crate) secret_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct RuleEntry {
+pub(crate) struct RuleEntry {
     #[schemars(schema_with = "name")]
-    pub(super) name: Spanned<String>,
-    pub(super) action: Action,
+    pub(crate) name: Spanned<String>,
+    pub(crate) action: Action,
     #[schemars(schema_with = "words")]
-    pub(super) services: StringList,
+    pub(crate) services: StringList,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) verbs: Option<StringList>,
+    pub(crate) verbs: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) api_groups: Option<StringList>,
+    pub(crate) api_groups: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) resources: Option<StringList>,
+    pub(crate) resources: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) namespaces: Option<StringList>,
+    pub(crate) namespaces: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) resource_names: Option<StringList>,
+    pub(crate) resource_names: Option<StringList>,
     #[serde(default, deserialize_with = "non_null", rename = "nonResourceURLs")]
     #[schemars(schema_with = "words")]
-    pub(super) non_resource_urls: Option<StringList>,
+    pub(crate) non_resource_urls: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(with = "Impersonate")]
-    pub(super) impersonate: Option<Spanned<Impersonate>>,
+    pub(crate) impersonate: Option<Spanned<Impersonate>>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct ObjectEntry {
+pub(crate) struct ObjectEntry {
     #[schemars(schema_with = "name")]
-    pub(super) name: Spanned<String>,
+    pub(crate) name: Spanned<String>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) api_groups: Option<StringList>,
+    pub(crate) api_groups: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) resources: Option<StringList>,
+    pub(crate) resources: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) namespaces: Option<StringList>,
+    pub(crate) namespaces: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) names: Option<StringList>,
+    pub(crate) names: Option<StringList>,
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, Vec<String>>")]
-    pub(super) labels: BTreeMap<String, StringList>,
+    pub(crate) labels: BTreeMap<String, StringList>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Impersonate {
+pub(crate) struct Impersonate {
     #[serde(default, rename = "self")]
-    pub(super) agentk: bool,
+    pub(crate) agentk: bool,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) users: Option<StringList>,
+    pub(crate) users: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
-    pub(super) groups: Option<StringList>,
+    pub(crate) groups: Option<StringList>,
 }
 
 /// The schema of a list of words. An empty one would match nothing.

@@ -71,7 +71,7 @@ fn example_file_decides_as_documented() {
 
 #[test]
 fn policies_in_the_documentation_are_valid() {
-    let documentation = include_str!("../../../../docs/policy.md");
+    let documentation = include_str!("../../../docs/policy.md");
     let policies: Vec<_> =
         documentation.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(policies.len() >= 4);
@@ -86,7 +86,7 @@ fn schema_accepts_the_example_and_refuses_what_the_parser_refuses() {
     let schema = jsonschema::draft7::new(&schema).unwrap();
     let file = Path::new("policy.yaml");
     let is_valid = |text: &str| schema.is_valid(&settings::parse::<serde_json::Value>(file, text).unwrap());
-    let example = include_str!("../../../../deploy/policy.example.yaml");
+    let example = include_str!("../../../deploy/policy.example.yaml");
     assert!(is_valid(example) && is_valid("rules: []"));
     for wrong in [
         "mode: enforce",

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use crate::upstream::{ServerUrl, is_service_address};
+use outbound::{ServerUrl, is_service_address};
 
 /// A URL to which agentk may send events, or all URLs with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct AllowedWebhook {
 
 impl AllowedWebhook {
     /// Parses the URL of an entry. The error is a sentence.
-    pub(super) fn new(url: &str, secret_file: Option<PathBuf>) -> Result<Self, &'static str> {
+    pub(crate) fn new(url: &str, secret_file: Option<PathBuf>) -> Result<Self, &'static str> {
         let (base, is_prefix) = url.strip_suffix('*').map_or((url, false), |base| (base, true));
         if base.contains('*') {
             return Err("a URL has '*' only at its end");
@@ -53,7 +53,7 @@ impl AllowedWebhook {
 }
 
 /// Returns the entry that allows a URL.
-pub(super) fn find<'a>(allowed: &'a [AllowedWebhook], url: &str) -> Option<&'a AllowedWebhook> {
+pub(crate) fn find<'a>(allowed: &'a [AllowedWebhook], url: &str) -> Option<&'a AllowedWebhook> {
     allowed.iter().find(|entry| entry.allows(url))
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
 use proto::{IdentityValue, impersonation::PREFIX};
 
-use super::request_info::UnclearRequestError;
+use request_info::UnclearRequestError;
 
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
@@ -26,7 +26,7 @@ pub(crate) enum EffectiveUser<'a> {
 
 impl<'a> EffectiveUser<'a> {
     /// Returns the effective user that the headers of a request determine.
-    pub(super) fn new(headers: &'a HeaderMap) -> Result<Self, UnclearRequestError> {
+    pub(crate) fn new(headers: &'a HeaderMap) -> Result<Self, UnclearRequestError> {
         // Headers that `Connection` lists are removed before the request is sent, which would remove the impersonation
         // (CVE-2021-31999).
         let removed = headers.get_all(CONNECTION).iter().any(|names| {

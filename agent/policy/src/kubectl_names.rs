@@ -48,7 +48,7 @@ const SUBRESOURCES: [(&str, &[&str]); 3] = [
 
 /// Returns the name in requests for a name that kubectl accepts, if they differ: `secrets` for `secret`, `pods/log` for
 /// `pod/logs`.
-pub(super) fn request_name(word: &str) -> Option<String> {
+pub(crate) fn request_name(word: &str) -> Option<String> {
     let (resource, subresource) = match word.split_once('/') {
         Some((resource, subresource)) => (resource, Some(subresource)),
         None => (word, None),

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use kube_cluster::LEASE_PREFIX;
 use serde_json::{Value, json};
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     review::{ADDED_GROUPS, INVENTORY_PREFIX, JudgedUsers, OWN_QUESTIONS},
     rule::{Action, ResourceScope, Rule, UserPatterns},
 };
-use crate::leader::LEASE_PREFIX;
 
 /// The most rules. Their expression is nested once for each, and the API server limits the depth.
 const MAX_RULES: usize = 100;

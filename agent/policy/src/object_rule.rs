@@ -2,28 +2,29 @@
 
 use std::collections::BTreeMap;
 
+use request_info::ResourceTarget;
+
 use super::{
     admission_review::{AdmissionRequest, Operation, ReviewedObject},
-    request_info::ResourceTarget,
     rule::{matches_pattern, matches_resource_pattern, within},
 };
 
 /// A rule about objects. An absent list restricts nothing.
 #[derive(Clone, Debug)]
-pub(super) struct ObjectRule {
-    pub(super) name: String,
-    pub(super) groups: Option<Vec<String>>,
-    pub(super) resources: Option<Vec<String>>,
-    pub(super) namespaces: Option<Vec<String>>,
+pub(crate) struct ObjectRule {
+    pub(crate) name: String,
+    pub(crate) groups: Option<Vec<String>>,
+    pub(crate) resources: Option<Vec<String>>,
+    pub(crate) namespaces: Option<Vec<String>>,
     /// The patterns of which the name has to match one.
-    pub(super) names: Option<Vec<String>>,
+    pub(crate) names: Option<Vec<String>>,
     /// The labels that the object has to have, with the patterns of which the value has to match one.
-    pub(super) labels: BTreeMap<String, Vec<String>>,
+    pub(crate) labels: BTreeMap<String, Vec<String>>,
 }
 
 impl ObjectRule {
     /// Returns whether a write is refused because of its object. Deletions and subresources have none.
-    pub(super) fn refuses(&self, request: &AdmissionRequest) -> bool {
+    pub(crate) fn refuses(&self, request: &AdmissionRequest) -> bool {
         let writes = matches!(request.operation, Operation::Create | Operation::Update);
         let Some(object) = request.object.as_ref().filter(|_| writes && request.sub_resource.is_empty())
         else {

@@ -2,11 +2,9 @@
 
 use kube_cluster::AllowedResources;
 use proto::ServiceName;
+use request_info::{RequestInfo, RequestTarget, ResourceTarget};
 
-use super::{
-    request_info::{RequestInfo, RequestTarget, ResourceTarget},
-    user::EffectiveUser,
-};
+use super::user::EffectiveUser;
 
 /// The objects of environments that give rights: the API group, and the resource.
 const GIVE_RIGHTS: [(&str, &str); 4] = [
@@ -29,32 +27,32 @@ pub enum Action {
 /// A rule of a policy. An absent list restricts nothing.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    pub(super) name: String,
-    pub(super) action: Action,
+    pub(crate) name: String,
+    pub(crate) action: Action,
     /// Service names, or `*`.
-    pub(super) services: Vec<String>,
+    pub(crate) services: Vec<String>,
     /// The restrictions that apply to requests to the Kubernetes API only.
-    pub(super) scope: ResourceScope,
+    pub(crate) scope: ResourceScope,
 }
 
 /// Restrictions of requests to the Kubernetes API.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ResourceScope {
-    pub(super) verbs: Option<Vec<String>>,
-    pub(super) groups: Option<Vec<String>>,
-    pub(super) resources: Option<Vec<String>>,
-    pub(super) namespaces: Option<Vec<String>>,
-    pub(super) names: Option<Vec<String>>,
-    pub(super) paths: Option<Vec<String>>,
-    pub(super) users: Option<UserPatterns>,
+pub(crate) struct ResourceScope {
+    pub(crate) verbs: Option<Vec<String>>,
+    pub(crate) groups: Option<Vec<String>>,
+    pub(crate) resources: Option<Vec<String>>,
+    pub(crate) namespaces: Option<Vec<String>>,
+    pub(crate) names: Option<Vec<String>>,
+    pub(crate) paths: Option<Vec<String>>,
+    pub(crate) users: Option<UserPatterns>,
 }
 
 /// The effective users that a rule matches.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UserPatterns {
-    pub(super) agentk: bool,
-    pub(super) users: Vec<String>,
-    pub(super) groups: Vec<String>,
+pub(crate) struct UserPatterns {
+    pub(crate) agentk: bool,
+    pub(crate) users: Vec<String>,
+    pub(crate) groups: Vec<String>,
 }
 
 impl Rule {
@@ -68,18 +66,18 @@ impl Rule {
         self.action
     }
 
-    pub(super) fn has_service(&self, service: &str) -> bool {
+    pub(crate) fn has_service(&self, service: &str) -> bool {
         self.services.iter().any(|name| name == "*" || name == service)
     }
 
     /// Returns whether the rule has the service and the verb by their names, and not as `*`.
-    pub(super) fn names(&self, service: &str, verb: &str) -> bool {
+    pub(crate) fn names(&self, service: &str, verb: &str) -> bool {
         let verbs = self.scope.verbs.iter().flatten();
         self.services.iter().any(|name| name == service) && verbs.into_iter().any(|name| name == verb)
     }
 
     /// Returns the path of an object for each resource that gives rights and that the rule makes an object of environments.
-    pub(super) fn provisioned_paths(&self) -> Vec<String> {
+    pub(crate) fn provisioned_paths(&self) -> Vec<String> {
         let Some(AllowedResources { groups, resources }) = self.provisioned() else { return Vec::new() };
         let namespace = self.scope.namespaces.as_ref().and_then(|names| names.first());
         let namespace = namespace.map_or("*", String::as_str);
@@ -100,7 +98,7 @@ impl Rule {
     }
 
     /// Returns the resources that the rule makes objects of environments.
-    pub(super) fn provisioned(&self) -> Option<AllowedResources> {
+    pub(crate) fn provisioned(&self) -> Option<AllowedResources> {
         let scope = &self.scope;
         let by_name = self.services.iter().any(|service| service == ServiceName::PROVISION);
         let writes = within(scope.verbs.as_deref(), |verb| verb == "*" || verb == "patch");
@@ -116,7 +114,7 @@ impl Rule {
     ///
     /// A rule that allows matches if it covers the whole request. One that denies matches if the request may include
     /// anything that it covers: a list of all namespaces includes the one that is denied.
-    pub(super) fn matches(&self, info: &RequestInfo<'_>, user: &EffectiveUser<'_>) -> bool {
+    pub(crate) fn matches(&self, info: &RequestInfo<'_>, user: &EffectiveUser<'_>) -> bool {
         let scope = &self.scope;
         let partial = self.action == Action::Deny;
         within(scope.verbs.as_deref(), |verb| verb == "*" || verb == info.verb)
@@ -155,7 +153,7 @@ impl ResourceScope {
             })
     }
 
-    pub(super) fn names_resources(&self) -> bool {
+    pub(crate) fn names_resources(&self) -> bool {
         [&self.groups, &self.resources, &self.namespaces, &self.names].into_iter().any(Option::is_some)
     }
 }
@@ -171,14 +169,14 @@ impl UserPatterns {
     }
 }
 
-pub(super) fn within(listed: Option<&[String]>, is: impl Fn(&str) -> bool) -> bool {
+pub(crate) fn within(listed: Option<&[String]>, is: impl Fn(&str) -> bool) -> bool {
     listed.is_none_or(|listed| listed.iter().any(|each| is(each)))
 }
 
 /// Returns true if a pattern in RBAC's notation matches: `pods` excludes its subresources, `pods/log` is one of them,
 /// `*/scale` is that of every resource, and `*` is everything. `pods/*`, as in admission webhooks, is all subresources of one
 /// resource.
-pub(super) fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget<'_>) -> bool {
+pub(crate) fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget<'_>) -> bool {
     match (pattern.split_once('/'), requested.subresource) {
         _ if pattern == "*" => true,
         (None, None) => pattern == requested.resource,
@@ -190,7 +188,7 @@ pub(super) fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget
 }
 
 /// Returns true if the texts are equal, or if the pattern ends in `*` and the text begins with the rest of the pattern.
-pub(super) fn matches_pattern(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => text.starts_with(prefix),
         None => text == pattern,

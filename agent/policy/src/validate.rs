@@ -4,7 +4,7 @@
 use http::{Method, Uri};
 use proto::ServiceName;
 
-use super::request_info::{DecodedPath, RequestInfo, RequestTarget};
+use request_info::{DecodedPath, RequestInfo, RequestTarget};
 
 /// The verbs of requests for resources.
 const VERBS: [&str; 10] =
@@ -14,19 +14,19 @@ const METHODS: [&str; 8] = ["*", "delete", "get", "head", "options", "patch", "p
 
 /// The requests that a rule can match, by its keys.
 #[derive(Clone, Copy)]
-pub(super) enum TargetKind {
+pub(crate) enum TargetKind {
     Resources,
     Paths,
     Both,
 }
 
 /// Returns true if a group may have resources of Kubernetes itself.
-pub(super) fn is_built_in(group: &str) -> bool {
+pub(crate) fn is_built_in(group: &str) -> bool {
     !group.contains('.') || group.ends_with(".k8s.io")
 }
 
 /// Checks a service name.
-pub(super) fn service(word: &str) -> Option<&'static str> {
+pub(crate) fn service(word: &str) -> Option<&'static str> {
     match word {
         "*" => None,
         _ if ServiceName::OF_CALLERS.contains(&word) => None,
@@ -56,7 +56,7 @@ fn is_named_prometheus(word: &str) -> bool {
 }
 
 /// Checks a verb.
-pub(super) fn verb(word: &str, kind: TargetKind) -> Option<&'static str> {
+pub(crate) fn verb(word: &str, kind: TargetKind) -> Option<&'static str> {
     let (verb, method) = (VERBS.contains(&word), METHODS.contains(&word));
     match kind {
         _ if word == "connect" => Some(
@@ -78,7 +78,7 @@ pub(super) fn verb(word: &str, kind: TargetKind) -> Option<&'static str> {
 }
 
 /// Checks an API group.
-pub(super) fn group(word: &str) -> Option<&'static str> {
+pub(crate) fn group(word: &str) -> Option<&'static str> {
     let plain = word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
     (word != "*" && !plain).then_some(
         "not an API group: write '' (the core group), a name such as apps, or '*'; without a version",
@@ -86,7 +86,7 @@ pub(super) fn group(word: &str) -> Option<&'static str> {
 }
 
 /// Checks a resource.
-pub(super) fn resource(word: &str) -> Option<&'static str> {
+pub(crate) fn resource(word: &str) -> Option<&'static str> {
     let plain = |part: &str| {
         let mut bytes = part.bytes();
         let plain = bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
@@ -105,7 +105,7 @@ pub(super) fn resource(word: &str) -> Option<&'static str> {
 }
 
 /// Checks a resource of a rule about objects, which subresources do not have.
-pub(super) fn object_resource(word: &str) -> Option<&'static str> {
+pub(crate) fn object_resource(word: &str) -> Option<&'static str> {
     if word.contains('/') {
         Some("a subresource has no names and labels of its own: write the resource, like pods")
     } else {
@@ -114,7 +114,7 @@ pub(super) fn object_resource(word: &str) -> Option<&'static str> {
 }
 
 /// Checks a namespace.
-pub(super) fn namespace(word: &str) -> Option<&'static str> {
+pub(crate) fn namespace(word: &str) -> Option<&'static str> {
     let plain =
         !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     (word != "*" && !plain).then_some(
@@ -123,7 +123,7 @@ pub(super) fn namespace(word: &str) -> Option<&'static str> {
 }
 
 /// Checks a namespace of environments, which may end in `*`.
-pub(super) fn namespace_pattern(word: &str) -> Option<&'static str> {
+pub(crate) fn namespace_pattern(word: &str) -> Option<&'static str> {
     match word.strip_suffix('*') {
         Some("") => None,
         Some(prefix) => namespace(prefix),
@@ -132,13 +132,13 @@ pub(super) fn namespace_pattern(word: &str) -> Option<&'static str> {
 }
 
 /// Checks the name of an object.
-pub(super) fn resource_name(word: &str) -> Option<&'static str> {
+pub(crate) fn resource_name(word: &str) -> Option<&'static str> {
     let valid = !word.is_empty() && !word.contains(['*', '/', '%']);
     (!valid).then_some("not an object's name: write it exactly; there are no patterns here")
 }
 
 /// Checks a path among `nonResourceURLs`.
-pub(super) fn path(word: &str) -> Option<&'static str> {
+pub(crate) fn path(word: &str) -> Option<&'static str> {
     let inner = word.strip_suffix('*').unwrap_or(word);
     let valid = word == "*" || (inner.starts_with('/') && !inner.contains(['*', '%']));
     if !valid {
@@ -160,7 +160,7 @@ fn may_be_other_path(path: &str) -> bool {
 }
 
 /// Checks a user or group name, which may end in `*`.
-pub(super) fn pattern(word: &str) -> Option<&'static str> {
+pub(crate) fn pattern(word: &str) -> Option<&'static str> {
     let inner = word.strip_suffix('*').unwrap_or(word);
     let valid = !word.is_empty() && !inner.contains('*') && word.trim() == word;
     (!valid)

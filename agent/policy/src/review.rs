@@ -4,24 +4,24 @@
 
 use std::{borrow::Cow, iter};
 
+use kube_cluster::LEASE_PREFIX;
 use proto::ServiceName;
+use request_info::{RequestInfo, RequestTarget, ResourceTarget};
 
 use super::{
     Policy, PolicyDecision,
     admission_review::{AdmissionRequest, Operation},
-    request_info::{RequestInfo, RequestTarget, ResourceTarget},
     user::EffectiveUser,
 };
-use crate::leader::LEASE_PREFIX;
 
 /// The groups that the API server adds to a user by itself, and that no request names.
-pub(super) const ADDED_GROUPS: [&str; 3] =
+pub(crate) const ADDED_GROUPS: [&str; 3] =
     ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:"];
 
 /// The names of the inventories of GitOps.
-pub(super) const INVENTORY_PREFIX: &str = "gitops-";
+pub(crate) const INVENTORY_PREFIX: &str = "gitops-";
 /// The questions of a user about itself, which change nothing. agentk asks them as the caller.
-pub(super) const OWN_QUESTIONS: [(&str, &str); 3] = [
+pub(crate) const OWN_QUESTIONS: [(&str, &str); 3] = [
     ("authorization.k8s.io", "selfsubjectaccessreviews"),
     ("authorization.k8s.io", "selfsubjectrulesreviews"),
     ("authentication.k8s.io", "selfsubjectreviews"),
@@ -51,7 +51,7 @@ pub struct FeatureWrites {
 
 /// The user of a reviewed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Writer {
+pub(crate) enum Writer {
     /// agentk, or somebody with its credential.
     Agentk,
     /// A user that agentk impersonates.
@@ -62,7 +62,7 @@ pub(super) enum Writer {
 
 /// The result of a review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Review {
+pub enum Review {
     /// The policy does not judge the write: it is of another user, for an object that agentk keeps for itself, or a question.
     NotJudged,
     /// The rules have decided.
@@ -78,7 +78,7 @@ impl JudgedUsers {
     }
 
     /// Returns the services whose requests may be writes to the cluster.
-    pub(super) fn writing_services(&self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn writing_services(&self) -> impl Iterator<Item = &'static str> {
         iter::once(ServiceName::KUBERNETES).chain(self.features.services.iter().copied())
     }
 
@@ -117,7 +117,7 @@ impl Policy {
     ///
     /// The services share the credential, so a write passes if the policy allows it to one of them. It passes if the policy allows it
     /// with one of the [`verbs`] that it may have.
-    pub(super) fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Review {
+    pub fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Review {
         let resource = request.requested();
         let is_question = OWN_QUESTIONS.contains(&(&resource.group, &resource.resource));
         let user = match users.writer(&request.user_info.username) {
@@ -147,7 +147,7 @@ impl Policy {
 }
 
 /// Returns a description of a reviewed write for messages.
-pub(super) fn describe(request: &AdmissionRequest) -> String {
+pub fn describe(request: &AdmissionRequest) -> String {
     let info = info(request, verbs(request)[0]);
     format!("{info} as {:?}", request.user_info.username)
 }

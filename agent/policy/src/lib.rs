@@ -1,0 +1,241 @@
+//! The policy of a cluster's owner (`--policy-file`): the requests that agentk may send to the cluster. Decisions only, without I/O but the
+//! reading of the file.
+//!
+//! ```text
+//!   request ──► request_info: verb, resource ─┐
+//!           ──► user: effective user ─────────┴─► rules, the first that matches ──► PolicyDecision
+//!   file ──► Policy, or an error with file, line and key
+//! ```
+//!
+//! `review` decides by the same rules about the writes that the API server reviews, and `render` translates them for it.
+//!
+//! RBAC applies in addition to the requests that pass. The semantics are in `docs/policy.md`.
+#![warn(missing_docs)]
+
+pub mod admission_review;
+mod entries;
+mod file;
+mod kubectl_names;
+mod object_rule;
+mod render;
+pub mod review;
+mod rule;
+mod user;
+mod validate;
+mod webhooks;
+
+use http::{Method, Request};
+use kube_cluster::AllowedKinds;
+use proto::ServiceName;
+use request_info::{DecodedPath, RequestInfo, UnclearRequestError};
+
+use self::{object_rule::ObjectRule, user::EffectiveUser};
+pub use self::{
+    review::{FeatureWrites, JudgedUsers},
+    rule::{Action, Rule},
+    webhooks::AllowedWebhook,
+};
+
+/// The label in metrics and logs of requests that no rule matches.
+pub const DEFAULT: &str = "default";
+/// The label in metrics and logs of requests that cannot be interpreted.
+pub const UNCLEAR: &str = "unclear";
+
+/// An ordered list of rules, and a mode.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    mode: PolicyMode,
+    rules: Vec<Rule>,
+    /// Rules about the objects of writes, all of which apply. Only admission sees objects.
+    objects: Vec<ObjectRule>,
+    /// The URLs to which agentk may send events.
+    webhooks: Vec<AllowedWebhook>,
+}
+
+/// The effect of a decision to refuse a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyMode {
+    /// The request is refused.
+    #[default]
+    Enforce,
+    /// The request passes, and is logged and counted.
+    DryRun,
+}
+
+/// The decision of a policy about one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyDecision {
+    /// True if the request may pass.
+    pub allowed: bool,
+    /// The origin of the decision.
+    pub source: DecisionSource,
+}
+
+/// The origin of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecisionSource {
+    /// The rule with this index.
+    Rule(usize),
+    /// No rule matches the request.
+    Default,
+    /// The request cannot be interpreted.
+    Unclear(UnclearRequestError),
+}
+
+impl Policy {
+    /// Returns the mode.
+    pub fn mode(&self) -> PolicyMode {
+        self.mode
+    }
+
+    /// Returns the rules, in order.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Returns the names of the rules about objects, in order.
+    pub fn object_rules(&self) -> impl Iterator<Item = &str> {
+        self.objects.iter().map(|rule| &*rule.name)
+    }
+
+    /// Returns the entry that allows agentk to send events to a URL.
+    pub fn allowed_webhook(&self, url: &str) -> Option<&AllowedWebhook> {
+        webhooks::find(&self.webhooks, url)
+    }
+
+    /// Returns a warning for each part that is valid but probably a mistake, in an agentk that serves these services.
+    pub fn warnings(&self, served: &[ServiceName]) -> Vec<String> {
+        if self.rules.is_empty() {
+            return vec!["there are no rules: the policy refuses every request".to_owned()];
+        }
+        let is_served = |name: &str| name == "*" || served.iter().any(|served| served.as_str() == name);
+        let unserved = self.rules.iter().flat_map(|rule| {
+            let names = rule.services.iter().filter(|name| !is_served(name));
+            names.map(|name| format!("rule {:?}: this agentk does not serve {name}", rule.name))
+        });
+        unserved.chain(self.warnings_about_environments()).collect()
+    }
+
+    /// Returns a warning if callers with the identity of agentk may use the rights that agentk has for environments.
+    fn warnings_about_environments(&self) -> Vec<String> {
+        let allows = |method: &Method, path: &str| {
+            let request = Request::builder().method(method).uri(path).body(());
+            request.is_ok_and(|request| self.evaluate(ServiceName::KUBERNETES, &request).allowed)
+        };
+        let writes = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+        if self.provisioned().is_empty() {
+            return Vec::new();
+        }
+        let mut paths = self.rules.iter().flat_map(Rule::provisioned_paths);
+        let mut warnings = Vec::new();
+        if let Some(path) = paths.find(|path| writes.iter().any(|method| allows(method, path))) {
+            warnings.push(format!(
+                "callers with the identity of agentk (access_as: agent) may change {path}, which agentk changes for environments: begin \
+                 with the rule environments-not-by-jobs of docs/managed-resources.md"
+            ));
+        }
+        if allows(&Method::GET, "/api/v1/secrets") {
+            warnings.push(
+                "callers with the identity of agentk (access_as: agent) may list the Secrets of all namespaces, a right that agentk may have \
+                 for the end of environments: begin with the rule secrets-not-by-jobs of docs/managed-resources.md"
+                    .to_owned(),
+            );
+        }
+        warnings
+    }
+
+    /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
+    /// `kubernetes`, and those that `alerts`, `gitops`, `graph`, `notify` and `provision` send.
+    pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
+        if !is_of_cluster(service) {
+            return self.decide(|rule| rule.has_service(service));
+        }
+
+        let decision = interpret(request, |info, user| {
+            self.decide(|rule| rule.has_service(service) && rule.matches(info, user))
+        });
+        decision.unwrap_or_else(|unclear| PolicyDecision {
+            allowed: false,
+            source: DecisionSource::Unclear(unclear),
+        })
+    }
+
+    /// Returns whether a rule that names the service and the verb allows a request, whatever the mode is. Rules that deny apply, and
+    /// others that allow do not: it is the consent to something that nobody sends as a request.
+    pub fn grants<B>(&self, service: &str, request: &Request<B>) -> bool {
+        let granted = interpret(request, |info, user| {
+            let counts = |rule: &Rule| rule.action == Action::Deny || rule.names(service, info.verb);
+            self.decide(|rule| counts(rule) && rule.has_service(service) && rule.matches(info, user)).allowed
+        });
+        granted.unwrap_or(false)
+    }
+
+    /// Returns the decision of the first rule that matches.
+    fn decide(&self, matches: impl Fn(&Rule) -> bool) -> PolicyDecision {
+        match self.rules.iter().position(matches) {
+            Some(index) => {
+                let allowed = self.rules[index].action == Action::Allow;
+                PolicyDecision { allowed, source: DecisionSource::Rule(index) }
+            }
+            None => PolicyDecision { allowed: false, source: DecisionSource::Default },
+        }
+    }
+
+    /// Returns the resources that may be objects of environments: those that a rule for the service `provision`, by this name, lists
+    /// by their names. A rule for all services or all resources allows requests, and lists none.
+    pub fn provisioned(&self) -> AllowedKinds {
+        AllowedKinds::new(self.rules.iter().filter_map(Rule::provisioned))
+    }
+
+    /// Returns the name of the rule, or of its absence, in metrics and logs.
+    pub fn rule_name(&self, source: DecisionSource) -> &str {
+        match source {
+            DecisionSource::Rule(index) => self.rules[index].name(),
+            DecisionSource::Default => DEFAULT,
+            DecisionSource::Unclear(_) => UNCLEAR,
+        }
+    }
+}
+
+/// Returns whether the requests of a service are those for the API of the cluster.
+fn is_of_cluster(service: &str) -> bool {
+    matches!(
+        service,
+        ServiceName::KUBERNETES
+            | ServiceName::ALERTS
+            | ServiceName::GITOPS
+            | ServiceName::GRAPH
+            | ServiceName::NOTIFY
+            | ServiceName::PROVISION
+    )
+}
+
+/// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.
+pub fn describe<B>(service: &str, request: &Request<B>) -> String {
+    let (method, path) = (request.method(), request.uri().path());
+    if !is_of_cluster(service) {
+        return format!("{method} {path} of {service}");
+    }
+
+    let described = interpret(request, |info, user| match user {
+        EffectiveUser::Agentk => info.to_string(),
+        user => format!("{info} {user}"),
+    });
+    described.unwrap_or_else(|_| format!("{method} {path}"))
+}
+
+fn interpret<B, T>(
+    request: &Request<B>,
+    then: impl FnOnce(&RequestInfo<'_>, &EffectiveUser<'_>) -> T,
+) -> Result<T, UnclearRequestError> {
+    let path = DecodedPath::new(request.uri())?;
+    let info = RequestInfo::new(request.method(), &path, request.uri().query())?;
+    let user = EffectiveUser::new(request.headers())?;
+    Ok(then(&info, &user))
+}
+
+#[cfg(test)]
+mod review_tests;
+#[cfg(test)]
+mod tests;
