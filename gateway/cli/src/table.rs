@@ -2,42 +2,38 @@
 
 use std::time::Duration;
 
+use comfy_table::presets::NOTHING;
+
 /// A table with two spaces between columns and no trailing spaces.
-pub struct Table {
-    rows: Vec<Vec<String>>,
-}
+pub struct Table(comfy_table::Table);
 
 impl Table {
     /// Creates a table with these headings.
     pub fn new(heads: &[&str]) -> Self {
-        Self { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
+        let mut table = comfy_table::Table::new();
+        table.load_style(NOTHING).set_header(heads);
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        Self(table)
     }
 
     /// Adds a row. An empty cell is shown as `-`, so that all lines have the same number of words.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.rows[0].len());
-        self.rows.push(cells.into_iter().map(cell).collect());
+        debug_assert_eq!(N, self.0.column_count());
+        self.0.add_row(cells.map(cell));
     }
 
     /// Adds a row whose cells are for people only: they may contain spaces.
     pub(crate) fn row_for_people<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.rows[0].len());
-        self.rows.push(cells.iter().map(|text| printable(text)).collect());
+        debug_assert_eq!(N, self.0.column_count());
+        self.0.add_row(cells.map(|text| printable(&text)));
     }
 }
 
 impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max();
-        let widths: Vec<usize> = (0..self.rows[0].len()).filter_map(width).collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (cell, &width) in row.iter().zip(&widths) {
-                line += &format!("{cell:width$}  ");
-            }
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
+        writeln!(f, "{}", self.0.trim_fmt())
     }
 }
 
@@ -104,7 +100,14 @@ mod tests {
         let mut table = Table::new(&["ID", "NAME", "POD"]);
         table.row(["1".into(), "production".into(), String::new()]);
         table.row(["1234".into(), "a".into(), "evil\u{1b}[31m pod".into()]);
-        let lines = ["ID    NAME        POD", "1     production  -", "1234  a           evil?[31m?pod", ""];
+        table.row(["7".into(), "日本".into(), "wide".into()]);
+        let lines = [
+            "ID    NAME        POD",
+            "1     production  -",
+            "1234  a           evil?[31m?pod",
+            "7     日本        wide",
+            "",
+        ];
         assert_eq!(table.to_string(), lines.join("\n"));
     }
 
