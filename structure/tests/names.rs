@@ -60,9 +60,11 @@ fn public_types() -> BTreeMap<String, Vec<String>> {
     for package in packages() {
         for tree in package.roots().map(SourceTree::read) {
             for (id, module) in tree.modules.iter().enumerate() {
-                for name in &module.public_types {
-                    let place = format!("{}::{}", package.name, tree.name(id));
-                    places.entry(name.clone()).or_default().push(place);
+                let place = format!("{}::{}", package.name, tree.name(id));
+                // prost names the parts of a message by its fields. They have names of their own where they are exported.
+                let is_part = place.contains("::generated::");
+                for name in module.public_types.iter().filter(|_| !is_part) {
+                    places.entry(name.clone()).or_default().push(place.clone());
                 }
             }
         }
