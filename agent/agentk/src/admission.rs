@@ -137,6 +137,7 @@ impl AdmissionApp {
         reload: watch::Sender<()>,
     ) -> anyhow::Result<Self> {
         let mut registry = Registry::default();
+        metrics::register_version(&mut registry);
         let agent_metrics = AgentMetrics::register_policy(&mut registry);
         let reviews = Family::default();
         let help = "Questions of the API server, by result";

@@ -106,6 +106,7 @@ impl App {
             Observability { metrics: AgentMetrics::register(&mut registry), ..Observability::default() };
         let disabled = "1 if the operator of kas has disabled requests to this agent, else 0";
         registry.register("agentk_disabled", disabled, observability.health.disabled.gauge());
+        agentk_core::metrics::register_version(&mut registry);
         process::logs::register(&mut registry, "agentk");
         process::resources::register(&mut registry);
         let liveness = Liveness::default();

@@ -13,34 +13,51 @@ use strum::{EnumCount, VariantNames};
 use telemetry::{CallbackMetric, DurationHistogram, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
-/// The metrics. Cheap to clone; those of `default` are not registered.
-#[derive(Clone, Debug)]
-pub struct AgentMetrics {
-    /// The number of open tunnels.
-    pub(crate) tunnels: Gauge,
-    /// 1 while agentk accepts connections of kas, which choose a pod: no tunnel in this one is no fault then.
-    pub(crate) listening: Gauge,
-    dials: Family<Label, Counter>,
-    tunnel_lifetimes: HistogramFamily<Label>,
-    /// Waits of response bodies for kas, in all tunnels.
-    pub stalls: StallCounter,
-    upstream: HistogramFamily<Label<String>>,
-    requests: Family<RequestLabels, Counter>,
-    in_flight: Family<Label<String>, Gauge>,
-    /// 1 if the Kubernetes API answered the last check.
-    cluster_up: Gauge,
-    cluster_checks: Family<Label, Counter>,
-    policy: PolicyMetrics,
-    out_of_scope: Counter,
-    configuration_updates: Family<Label, Counter>,
-    /// 1 if kas reports an error in the configuration of this agent.
-    configuration_error: Gauge,
+telemetry::metrics! {
+    /// The metrics. Cheap to clone; those of `default` are not registered.
+    pub struct AgentMetrics {
+        pub(crate) tunnels: Gauge = create("agentk_tunnels", "Open tunnels to kas"),
+        /// Kas chooses a pod: no tunnel in this one is no fault then.
+        pub(crate) listening: Gauge = create("agentk_listening", "1 while agentk accepts connections of kas"),
+        dials: Family<Label, Counter> = create("agentk_dials", "Attempts to open a tunnel, by result"),
+        tunnel_lifetimes: HistogramFamily<Label> = with(tunnel_lifetimes),
+        /// Waits of response bodies for kas, in all tunnels.
+        pub stalls: StallCounter = with(stalls),
+        upstream: HistogramFamily<Label<String>> = histograms(
+            "agentk_upstream_duration",
+            "Time to the head of the upstream's response",
+            &UPSTREAM_TIMES,
+        ),
+        requests: Family<RequestLabels, Counter> = create(
+            "agentk_requests",
+            "Answered requests by service and status class; failed are errors of agentk",
+        ),
+        in_flight: Family<Label<String>, Gauge> =
+            create("agentk_requests_in_flight", "Requests whose response has not ended"),
+        cluster_up: Gauge = create("agentk_cluster_up", "1 if the Kubernetes API answered the last check"),
+        cluster_checks: Family<Label, Counter> =
+            create("agentk_cluster_checks", "Checks of the Kubernetes API by result"),
+        policy: PolicyMetrics = with(PolicyMetrics::register),
+        out_of_scope: Counter =
+            create("agentk_requests_out_of_scope", "Requests that the scope of the configuration refused"),
+        configuration_updates: Family<Label, Counter> =
+            create("agentk_configuration_updates", "Configurations that kas sent, by result"),
+        configuration_error: Gauge = create(
+            "agentk_configuration_error",
+            "1 if kas cannot use the newest configuration of this agent",
+        ),
+    }
 }
 
-#[derive(Clone, Debug)]
-struct PolicyMetrics {
-    decisions: Family<PolicyLabels, Counter>,
-    reloads: Family<Label, Counter>,
+telemetry::metrics! {
+    struct PolicyMetrics {
+        decisions: Family<PolicyLabels, Counter> = create(
+            "agentk_policy_decisions",
+            "Requests by the policy rule that matched them, and by decision",
+        ),
+        reloads: Family<Label, Counter> =
+            create("agentk_policy_reloads", "Reloads of the policy file, by result"),
+    }
 }
 
 /// The number of label values is bounded by that of rules in a policy file.
@@ -58,57 +75,6 @@ struct RequestLabels {
 }
 
 impl AgentMetrics {
-    /// Returns registered metrics.
-    pub fn register(registry: &mut Registry) -> Self {
-        let policy = PolicyMetrics::register(registry);
-        let metrics = Self {
-            policy,
-            tunnels: registry.create("agentk_tunnels", "Open tunnels to kas"),
-            listening: registry.create("agentk_listening", "1 while agentk accepts connections of kas"),
-            dials: registry.create("agentk_dials", "Attempts to open a tunnel, by result"),
-            tunnel_lifetimes: registry.histograms(
-                "agentk_tunnel_lifetime",
-                "Lifetimes of ended tunnels, by the reason of their end",
-                &LIFETIMES,
-            ),
-            stalls: StallCounter::default(),
-            upstream: registry.histograms(
-                "agentk_upstream_duration",
-                "Time to the head of the upstream's response",
-                &UPSTREAM_TIMES,
-            ),
-            requests: registry.create(
-                "agentk_requests",
-                "Answered requests by service and status class; failed are errors of agentk",
-            ),
-            in_flight: registry.create("agentk_requests_in_flight", "Requests whose response has not ended"),
-            cluster_up: registry
-                .create("agentk_cluster_up", "1 if the Kubernetes API answered the last check"),
-            cluster_checks: registry
-                .create("agentk_cluster_checks", "Checks of the Kubernetes API by result"),
-            out_of_scope: registry.create(
-                "agentk_requests_out_of_scope",
-                "Requests that the scope of the configuration refused",
-            ),
-            configuration_updates: registry
-                .create("agentk_configuration_updates", "Configurations that kas sent, by result"),
-            configuration_error: registry.create(
-                "agentk_configuration_error",
-                "1 if kas cannot use the newest configuration of this agent",
-            ),
-        };
-        // All exist from the start: the rate of a series misses the event with which it begins.
-        for reason in CloseReason::LABELS {
-            drop(metrics.tunnel_lifetimes.get_or_create(&[("reason", reason)]));
-        }
-        let stalls = metrics.stalls.clone();
-        let help = "Waits of response bodies until kas takes more bytes";
-        registry.register_collector(CallbackMetric::counter("agentk_tunnel_stalls", help, move || {
-            stalls.count()
-        }));
-        metrics
-    }
-
     /// Counts an attempt to open a tunnel.
     pub(crate) fn record_dial(&self, result: &'static str) {
         self.dials(result).inc();
@@ -187,20 +153,6 @@ impl AgentMetrics {
     }
 }
 
-impl PolicyMetrics {
-    fn register(registry: &mut Registry) -> Self {
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("agentk_build", "The running version", build);
-        Self {
-            decisions: registry.create(
-                "agentk_policy_decisions",
-                "Requests by the policy rule that matched them, and by decision",
-            ),
-            reloads: registry.create("agentk_policy_reloads", "Reloads of the policy file, by result"),
-        }
-    }
-}
-
 /// The metrics of one service.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceMetrics {
@@ -233,6 +185,30 @@ impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
+}
+
+/// Registers the lifetimes of tunnels. All reasons exist from the start: the rate of a series misses the event with which it begins.
+fn tunnel_lifetimes(registry: &mut Registry) -> HistogramFamily<Label> {
+    let help = "Lifetimes of ended tunnels, by the reason of their end";
+    let lifetimes = registry.histograms("agentk_tunnel_lifetime", help, &LIFETIMES);
+    for reason in CloseReason::LABELS {
+        drop(lifetimes.get_or_create(&[("reason", reason)]));
+    }
+    lifetimes
+}
+
+fn stalls(registry: &mut Registry) -> StallCounter {
+    let stalls = StallCounter::default();
+    let (counted, help) = (stalls.clone(), "Waits of response bodies until kas takes more bytes");
+    registry
+        .register_collector(CallbackMetric::counter("agentk_tunnel_stalls", help, move || counted.count()));
+    stalls
+}
+
+/// Registers the version of agentk.
+pub fn register_version(registry: &mut Registry) {
+    let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("agentk_build", "The running version", build);
 }
 
 /// Returns the metrics in OpenMetrics text format.

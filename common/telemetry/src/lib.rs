@@ -22,7 +22,7 @@
 //! * [`Collector`] is the configured collector. The builder of the OTLP exporter also reads environment variables; the
 //!   test `exporter_variables_in_environment_have_no_effect` shows that they are ignored. [`environment`] reads them
 //!   for agentk.
-//! * [`RegistryExt`], [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that `prometheus_client`
+//! * [`metrics!`], [`RegistryExt`], [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that `prometheus_client`
 //!   does not have.
 #![warn(missing_docs)]
 
@@ -34,6 +34,7 @@ pub mod environment;
 mod export;
 mod gauge_guard;
 mod histogram;
+mod metrics;
 mod otlp_endpoint;
 mod registry;
 mod request_span;

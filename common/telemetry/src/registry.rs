@@ -94,11 +94,35 @@ pub trait RegistryExt {
         label: &'static str,
         values: impl IntoIterator<Item = &'static str>,
     ) -> CounterByLabel {
-        let family = self.create::<Family<Label, Counter>>(name, help);
-        for value in values {
-            drop(family.get_or_create(&[(label, value)]));
-        }
-        CounterByLabel { label, family }
+        let series = values.into_iter().map(|value| [(label, value)]);
+        CounterByLabel { label, family: self.series(name, help, series) }
+    }
+
+    /// Creates the counters of all variants of an enum, in their order.
+    fn variants<const N: usize>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        variants: &'static [&'static str],
+    ) -> [Counter; N] {
+        let counters = self.counters(name, help, label, variants.iter().copied());
+        std::array::from_fn(|variant| counters.get(variants[variant]))
+    }
+
+    /// Creates counters with these labels, and others as they are needed.
+    fn series<L>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        series: impl IntoIterator<Item = L>,
+    ) -> Family<L, Counter>
+    where
+        L: EncodeLabelSet + Clone + Hash + Eq + fmt::Debug + Send + Sync + 'static,
+    {
+        let family = self.create::<Family<L, Counter>>(name, help);
+        series.into_iter().for_each(|labels| drop(family.get_or_create_owned(&labels)));
+        family
     }
 
     /// Calls a function at each scrape, which encodes metrics.

@@ -56,13 +56,19 @@ pub struct AuditLog {
     observers: Arc<[Arc<dyn RequestObserver>]>,
 }
 
-/// The metrics of the audit log.
-#[derive(Clone, Debug, Default)]
-pub struct AuditMetrics {
-    /// Lines that were lost.
-    pub dropped: Counter,
-    /// Refusals of strangers without a line of their own.
-    pub left_out: Counter,
+telemetry::metrics! {
+    /// The metrics of the audit log.
+    #[derive(Default)]
+    pub struct AuditMetrics {
+        pub dropped: Counter = create(
+            "kas_audit_dropped",
+            "Lines of the audit log that were dropped, because the sink was too slow or failed",
+        ),
+        pub left_out: Counter = create(
+            "kas_audit_left_out",
+            "Refusals of strangers without a line in the audit log, which counts them",
+        ),
+    }
 }
 
 /// A sink that reports its errors.

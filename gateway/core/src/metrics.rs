@@ -8,7 +8,7 @@ pub mod redis;
 mod refused;
 mod service;
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use prometheus_client::{
     encoding::text::encode,
@@ -16,7 +16,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
-use strum::EnumCount as _;
+use strum::{EnumCount as _, VariantNames as _};
 use telemetry::{CallbackMetric, CounterByLabel, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
@@ -29,113 +29,52 @@ pub use self::{
 use self::{refused::RefusedConnections, service::Services};
 use crate::{audit::AuditMetrics, request_types::RequestTypes};
 
-/// The handles of all metrics. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    services: Services,
-    limits: [Counter; Limit::COUNT],
-    refused_connections: RefusedConnections,
-    /// Metrics of the traffic between replicas.
-    pub peers: PeerMetrics,
-    /// Attempts after the first one of a request.
-    pub retries: Counter,
-    /// Tunnels that end at this replica.
-    pub tunnels: Gauge,
-    tunnel_lifetimes: HistogramFamily<Label>,
-    handshakes: CounterByLabel,
-    dials: CounterByLabel,
-    cut_ages: Family<Label, Gauge>,
-    api_requests: Family<Label, Counter>,
-    /// Tunnels that were moved to other replicas by the rebalancing.
-    pub rebalanced: Counter,
-    /// Open connections of callers.
-    pub connections: Gauge,
-    /// Writes that had to wait for a caller to read.
-    pub write_stalls: Counter,
-    /// Writes to a tunnel that had to wait for its agent to read.
-    pub tunnel_write_stalls: Counter,
-    /// Bytes of responses that callers have not read yet.
-    pub bytes_in_flight: Gauge,
-    /// The metrics of the audit log.
-    pub audit: AuditMetrics,
-    /// Waits of request bodies for an agent, over all tunnels.
-    pub stalls: StallCounter,
+telemetry::metrics! {
+    /// The handles of all metrics. Requests are counted by their type. Cheap to clone.
+    pub struct Metrics(types: &RequestTypes) {
+        services: Services = with(Services::register, types),
+        /// One counter for each limit. All exist from the start: an alert on a missing counter never fires.
+        limits: [Counter; Limit::COUNT] =
+            variants("kas_limits", "Times that a limit was reached", "limit", Limit::VARIANTS),
+        refused_connections: RefusedConnections = with(RefusedConnections::register),
+        /// Metrics of the traffic between replicas.
+        pub peers: PeerMetrics = with(PeerMetrics::register),
+        pub retries: Counter = create("kas_retries", "Attempts after the first one of a request"),
+        pub tunnels: Gauge = create("kas_tunnels", "Tunnels that end at this replica"),
+        tunnel_lifetimes: HistogramFamily<Label> = with(tunnel_lifetimes),
+        handshakes: CounterByLabel = counters(
+            "kas_handshakes",
+            "Attempts of agents to open a tunnel, by result",
+            "reason",
+            HANDSHAKE_RESULTS,
+        ),
+        dials: CounterByLabel = counters(
+            "kas_dials",
+            "Attempts of kas to open a tunnel to an agent with a url, by result",
+            "result",
+            dial_results(),
+        ),
+        cut_ages: Family<Label, Gauge> = create_with_unit(
+            "kas_cut_age",
+            "Age at which a load balancer cuts the connections of a listener, or 0",
+            Unit::Seconds,
+        ),
+        api_requests: Family<Label, Counter> = create("kas_api_requests", "Requests to the internal API, by result"),
+        pub rebalanced: Counter = create("kas_rebalanced", "Tunnels moved to other replicas by the rebalancing"),
+        pub connections: Gauge = create("kas_connections", "Open connections of callers"),
+        pub write_stalls: Counter = create("kas_write_stalls", "Writes that had to wait for a caller to read"),
+        pub tunnel_write_stalls: Counter =
+            create("kas_tunnel_write_stalls", "Writes to a tunnel that had to wait for its agent to read"),
+        pub bytes_in_flight: Gauge =
+            create_with_unit("kas_in_flight", "Bytes of responses that callers have not read yet", Unit::Bytes),
+        /// The metrics of the audit log.
+        pub audit: AuditMetrics = with(AuditMetrics::register),
+        /// Waits of request bodies for an agent, over all tunnels.
+        pub stalls: StallCounter = with(stalls),
+    }
 }
 
 impl Metrics {
-    /// Registers all metrics. Requests are counted by their type.
-    pub fn register(registry: &mut Registry, types: &RequestTypes) -> Self {
-        let services = Services::register(registry, types);
-        let limits = limit::register(registry);
-        let refused_connections = RefusedConnections::register(registry);
-        let peers = PeerMetrics::register(registry);
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("kas_build", "The running version", build);
-        let metrics = Self {
-            services,
-            limits,
-            refused_connections,
-            peers,
-            retries: registry.create("kas_retries", "Attempts after the first one of a request"),
-            tunnels: registry.create("kas_tunnels", "Tunnels that end at this replica"),
-            tunnel_lifetimes: registry.histograms(
-                "kas_tunnel_lifetime",
-                "Duration of ended tunnels, by the reason of their end",
-                &LIFETIMES,
-            ),
-            handshakes: registry.counters(
-                "kas_handshakes",
-                "Attempts of agents to open a tunnel, by result",
-                "reason",
-                HANDSHAKE_RESULTS,
-            ),
-            dials: registry.counters(
-                "kas_dials",
-                "Attempts of kas to open a tunnel to an agent with a url, by result",
-                "result",
-                dial_results(),
-            ),
-            cut_ages: registry.create_with_unit(
-                "kas_cut_age",
-                "Age at which a load balancer cuts the connections of a listener, or 0",
-                Unit::Seconds,
-            ),
-            api_requests: registry.create("kas_api_requests", "Requests to the internal API, by result"),
-            rebalanced: registry
-                .create("kas_rebalanced", "Tunnels moved to other replicas by the rebalancing"),
-            connections: registry.create("kas_connections", "Open connections of callers"),
-            write_stalls: registry.create("kas_write_stalls", "Writes that had to wait for a caller to read"),
-            tunnel_write_stalls: registry.create(
-                "kas_tunnel_write_stalls",
-                "Writes to a tunnel that had to wait for its agent to read",
-            ),
-            audit: AuditMetrics {
-                dropped: registry.create(
-                    "kas_audit_dropped",
-                    "Lines of the audit log that were dropped, because the sink was too slow or failed",
-                ),
-                left_out: registry.create(
-                    "kas_audit_left_out",
-                    "Refusals of strangers without a line in the audit log, which counts them",
-                ),
-            },
-            bytes_in_flight: registry.create_with_unit(
-                "kas_in_flight",
-                "Bytes of responses that callers have not read yet",
-                Unit::Bytes,
-            ),
-            stalls: StallCounter::default(),
-        };
-        for reason in CloseReason::LABELS {
-            drop(metrics.tunnel_lifetimes.get_or_create(&[("reason", reason)]));
-        }
-        let stalls = metrics.stalls.clone();
-        let help = "Waits of request bodies until an agent takes more bytes";
-        registry
-            .register_collector(CallbackMetric::counter("kas_tunnel_stalls", help, move || stalls.count()));
-        metrics
-    }
-
     /// Returns the metrics of a service.
     pub fn service(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
         self.services.service(service)
@@ -193,15 +132,27 @@ impl Metrics {
     }
 }
 
-/// Registers the counters of all variants of an enum, in their order.
-fn counters<const N: usize>(
-    registry: &mut Registry,
-    name: &'static str,
-    help: &'static str,
-    (label, values): (&'static str, &'static [&'static str]),
-) -> [Counter; N] {
-    let counters = registry.counters(name, help, label, values.iter().copied());
-    std::array::from_fn(|variant| counters.get(values[variant]))
+/// Registers the lifetimes of tunnels. All reasons exist from the start: the rate of a series misses the event with which it begins.
+fn tunnel_lifetimes(registry: &mut Registry) -> HistogramFamily<Label> {
+    let help = "Duration of ended tunnels, by the reason of their end";
+    let lifetimes = registry.histograms("kas_tunnel_lifetime", help, &LIFETIMES);
+    for reason in CloseReason::LABELS {
+        drop(lifetimes.get_or_create(&[("reason", reason)]));
+    }
+    lifetimes
+}
+
+fn stalls(registry: &mut Registry) -> StallCounter {
+    let stalls = StallCounter::default();
+    let (counted, help) = (stalls.clone(), "Waits of request bodies until an agent takes more bytes");
+    registry.register_collector(CallbackMetric::counter("kas_tunnel_stalls", help, move || counted.count()));
+    stalls
+}
+
+/// Registers the version of kas.
+pub fn register_version(registry: &mut Registry) {
+    let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("kas_build", "The running version", build);
 }
 
 /// Returns the metrics as OpenMetrics text.

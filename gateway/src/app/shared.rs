@@ -69,6 +69,7 @@ impl SharedState {
         if let Some(exporter) = exporter {
             exporter.metrics().register(registry, "kas");
         }
+        metrics::register_version(registry);
         process::logs::register(registry, "kas");
         process::resources::register(registry);
         self.kill_switch.register(registry);

@@ -14,44 +14,31 @@ use super::Alerts;
 /// The reasons other than those of [`Ignored`] and [`RefusedPolicy`].
 const REASONS: [&str; 3] = ["many-destinations", "too-many-alerts", "lost-by-hubble"];
 
-/// The counters of alerts. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct AlertsMetrics {
-    flows: CounterByLabel,
-    dropped: CounterByLabel,
-    policies: Gauge,
-    connected: Gauge,
-    failures: Counter,
+telemetry::metrics! {
+    /// The counters of alerts. Cheap to clone.
+    pub(crate) struct AlertsMetrics {
+        flows: CounterByLabel = counters(
+            "agentk_alerts_flows",
+            "Flows and Events that are alerts, by what the policy has done",
+            "verdict",
+            Verdict::ALL.map(Verdict::as_str),
+        ),
+        dropped: CounterByLabel = counters(
+            "agentk_alerts_dropped",
+            "Flows and Events that are no alert, or that are counted without all of their facts, by reason",
+            "reason",
+            Ignored::ALL.map(Ignored::as_str).into_iter().chain(RefusedPolicy::ALL.map(RefusedPolicy::as_str)).chain(REASONS),
+        ),
+        policies: Gauge = create("agentk_alerts_policies", "Network policies that ask for alerts"),
+        connected: Gauge = create("agentk_alerts_hubble_connected", "1 while flows of Hubble are followed, else 0"),
+        failures: Counter = create(
+            "agentk_alerts_hubble_failures",
+            "Attempts to follow flows that failed, and streams that ended",
+        ),
+    }
 }
 
 impl AlertsMetrics {
-    /// Registers the metrics.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let of_policies = RefusedPolicy::ALL.map(RefusedPolicy::as_str);
-        let reasons = Ignored::ALL.map(Ignored::as_str).into_iter().chain(of_policies).chain(REASONS);
-        Self {
-            flows: registry.counters(
-                "agentk_alerts_flows",
-                "Flows and Events that are alerts, by what the policy has done",
-                "verdict",
-                Verdict::ALL.map(Verdict::as_str),
-            ),
-            dropped: registry.counters(
-                "agentk_alerts_dropped",
-                "Flows and Events that are no alert, or that are counted without all of their facts, by reason",
-                "reason",
-                reasons,
-            ),
-            policies: registry.create("agentk_alerts_policies", "Network policies that ask for alerts"),
-            connected: registry
-                .create("agentk_alerts_hubble_connected", "1 while flows of Hubble are followed, else 0"),
-            failures: registry.create(
-                "agentk_alerts_hubble_failures",
-                "Attempts to follow flows that failed, and streams that ended",
-            ),
-        }
-    }
-
     /// Registers the number of open alerts.
     pub(crate) fn register_open(registry: &mut Registry, alerts: &Arc<Alerts>) {
         let alerts = Arc::downgrade(alerts);

@@ -1,34 +1,26 @@
 //! Metrics of the audit logs of clusters, with the callers of requests.
 
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use prometheus_client::metrics::counter::Counter;
 use proto::audit::Through;
-use telemetry::{CounterByLabel, RegistryExt as _};
+use telemetry::CounterByLabel;
 
-/// The metrics. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct ClusterAuditMetrics {
-    events: CounterByLabel,
-    /// Events with the id of a request that is another one.
-    mismatches: Counter,
+telemetry::metrics! {
+    /// The metrics. Cheap to clone.
+    pub(crate) struct ClusterAuditMetrics {
+        events: CounterByLabel = counters(
+            "kas_cluster_audit_events",
+            "Events of audit logs of clusters that readers were shown, by the way of the request",
+            "through",
+            [Through::Kas, Through::Agentk, Through::Direct, Through::Unknown].map(label),
+        ),
+        mismatches: Counter = create(
+            "kas_cluster_audit_mismatches",
+            "Events with the audit id of a request of kas that was another request",
+        ),
+    }
 }
 
 impl ClusterAuditMetrics {
-    /// Registers the metrics.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        Self {
-            events: registry.counters(
-                "kas_cluster_audit_events",
-                "Events of audit logs of clusters that readers were shown, by the way of the request",
-                "through",
-                [Through::Kas, Through::Agentk, Through::Direct, Through::Unknown].map(label),
-            ),
-            mismatches: registry.create(
-                "kas_cluster_audit_mismatches",
-                "Events with the audit id of a request of kas that was another request",
-            ),
-        }
-    }
-
     /// Counts an event that a reader was shown.
     pub(crate) fn count(&self, through: Through) {
         self.events.get(label(through)).inc();

@@ -3,22 +3,39 @@
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
-    registry::Registry,
 };
 use proto::{
     Reason,
     provision::{Deletion, ObjectChange, ProvisionedObject},
 };
-use telemetry::{CounterByLabel, RegistryExt as _};
+use telemetry::CounterByLabel;
 
-/// The results of a request.
-const RESULTS: [&str; 3] = ["ok", "refused", "unavailable"];
+/// The operations and results of requests, each of which has a series from the start.
+const REQUESTS: [(&str, &str); 7] = [
+    ("ensure", "ok"),
+    ("ensure", "refused"),
+    ("ensure", "unavailable"),
+    ("ensure", "unmanaged"),
+    ("delete", "ok"),
+    ("delete", "refused"),
+    ("delete", "unavailable"),
+];
 
-/// The counters of managed resources. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct ProvisionMetrics {
-    requests: Family<RequestLabels, Counter>,
-    objects: CounterByLabel,
+telemetry::metrics! {
+    /// The counters of managed resources. Cheap to clone.
+    pub(crate) struct ProvisionMetrics {
+        requests: Family<RequestLabels, Counter> = series(
+            "agentk_provision_requests",
+            "Environments whose objects were made or deleted, by operation and result",
+            REQUESTS.map(|(operation, result)| RequestLabels { operation, result }),
+        ),
+        objects: CounterByLabel = counters(
+            "agentk_provision_objects",
+            "Objects of environments, by what was done with them",
+            "change",
+            ["created", "updated", "unchanged", "deleted", "kept"],
+        ),
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -28,31 +45,6 @@ struct RequestLabels {
 }
 
 impl ProvisionMetrics {
-    /// Returns registered metrics.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            requests: registry.create(
-                "agentk_provision_requests",
-                "Environments whose objects were made or deleted, by operation and result",
-            ),
-            objects: registry.counters(
-                "agentk_provision_objects",
-                "Objects of environments, by what was done with them",
-                "change",
-                ["created", "updated", "unchanged", "deleted", "kept"],
-            ),
-        };
-        // All exist from the start: the rate of a series misses the event with which it begins.
-        for (operation, result) in
-            ["ensure", "delete"].into_iter().flat_map(|operation| RESULTS.map(|result| (operation, result)))
-        {
-            drop(metrics.requests.get_or_create(&RequestLabels { operation, result }));
-        }
-        let unmanaged = RequestLabels { operation: "ensure", result: "unmanaged" };
-        drop(metrics.requests.get_or_create(&unmanaged));
-        metrics
-    }
-
     /// Counts a request that may change something, with the reason of its error.
     pub(super) fn count_request(&self, operation: &'static str, error: Option<Reason>) {
         let result = match error {

@@ -21,14 +21,23 @@ const ACTIONS: [&str; 4] = ["applied", "pruned", "kept", "failed"];
 /// The results of a sync.
 const RESULTS: [&str; 3] = ["ok", "failed", "stopped"];
 
-/// The counters of syncs. Cheap to clone. The number of label values is bounded by that of projects, which is 100.
-#[derive(Clone, Debug)]
-pub(crate) struct GitopsMetrics {
-    syncs: Family<SyncLabels, Counter>,
-    durations: HistogramFamily<Label<String>>,
-    objects: Family<ObjectLabels, Counter>,
-    reverts: Family<Label<String>, Counter>,
-    requests: Family<ClusterRequestLabels, Counter>,
+telemetry::metrics! {
+    /// The counters of syncs. Cheap to clone. The number of label values is bounded by that of projects, which is 100.
+    pub(crate) struct GitopsMetrics {
+        syncs: Family<SyncLabels, Counter> = create("agentk_gitops_syncs", "Syncs by project and result"),
+        durations: HistogramFamily<Label<String>> =
+            histograms("agentk_gitops_sync", "Durations of syncs", &SYNC_TIMES),
+        objects: Family<ObjectLabels, Counter> = create(
+            "agentk_gitops_objects",
+            "Objects that syncs have changed, kept although they left Git, or failed to change",
+        ),
+        reverts: Family<Label<String>, Counter> =
+            create("agentk_gitops_reverts", "Syncs that reverted changes by others"),
+        requests: Family<ClusterRequestLabels, Counter> = create(
+            "agentk_gitops_requests",
+            "Requests of GitOps to the API of the cluster, each attempt and each page of a list",
+        ),
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,23 +59,6 @@ struct ClusterRequestLabels {
 }
 
 impl GitopsMetrics {
-    /// Returns registered metrics.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        Self {
-            syncs: registry.create("agentk_gitops_syncs", "Syncs by project and result"),
-            durations: registry.histograms("agentk_gitops_sync", "Durations of syncs", &SYNC_TIMES),
-            objects: registry.create(
-                "agentk_gitops_objects",
-                "Objects that syncs have changed, kept although they left Git, or failed to change",
-            ),
-            reverts: registry.create("agentk_gitops_reverts", "Syncs that reverted changes by others"),
-            requests: registry.create(
-                "agentk_gitops_requests",
-                "Requests of GitOps to the API of the cluster, each attempt and each page of a list",
-            ),
-        }
-    }
-
     /// Registers the states of the projects.
     pub(crate) fn register_states(registry: &mut Registry, gitops: &Arc<Gitops>) {
         let gitops = Arc::downgrade(gitops);

@@ -2,10 +2,8 @@
 
 use std::{error::Error, io};
 
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use strum::{EnumCount, VariantNames};
 
-use super::counters;
 use crate::io::is_stall;
 
 /// A limit of the configuration.
@@ -74,9 +72,4 @@ impl Limit {
             _ => error.source().and_then(Self::from_error),
         }
     }
-}
-
-/// Registers one counter for each limit. All exist from the start: an alert on a missing counter never fires.
-pub(super) fn register(registry: &mut Registry) -> [Counter; Limit::COUNT] {
-    counters(registry, "kas_limits", "Times that a limit was reached", ("limit", Limit::VARIANTS))
 }

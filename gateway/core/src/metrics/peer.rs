@@ -1,29 +1,30 @@
 //! Metrics of requests between replicas.
 
-use prometheus_client::{
-    metrics::{counter::Counter, gauge::Gauge},
-    registry::Registry,
-};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use strum::{EnumCount, IntoStaticStr, VariantNames};
-use telemetry::RegistryExt as _;
 
-use super::counters;
-
-/// The handles of the metrics. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct PeerMetrics {
-    routes: [Counter; RouteKind::COUNT],
-    forwards: [Counter; ForwardResult::COUNT],
-    probes: [Counter; ProbeResult::COUNT],
-    served: [Counter; ServedResult::COUNT],
-    /// Open connections to other replicas.
-    pub connections: Gauge,
-    /// Owners that got a probe because the one before had not responded yet.
-    pub hedges: Counter,
-    /// 1 if other replicas reach this one, else 0. It is registered only if there can be other replicas.
-    pub reachable: Gauge,
-    /// Ejections of a replica that failed.
-    pub outliers: Counter,
+telemetry::metrics! {
+    /// The handles of the metrics. Cheap to clone. Each counter is 0 from the start.
+    pub struct PeerMetrics {
+        routes: [Counter; RouteKind::COUNT] =
+            variants("kas_routes", "Requests that were sent, by their next hop", "kind", RouteKind::VARIANTS),
+        forwards: [Counter; ForwardResult::COUNT] = variants(
+            "kas_peer_requests",
+            "Requests that were forwarded to other replicas",
+            "result",
+            ForwardResult::VARIANTS,
+        ),
+        probes: [Counter; ProbeResult::COUNT] =
+            variants("kas_peer_probes", "Probes that were sent to other replicas", "result", ProbeResult::VARIANTS),
+        served: [Counter; ServedResult::COUNT] =
+            variants("kas_peer_served", "Requests that other replicas sent", "result", ServedResult::VARIANTS),
+        pub connections: Gauge = create("kas_peer_connections", "Open connections to other replicas"),
+        pub hedges: Counter =
+            create("kas_peer_hedges", "Probes that were sent because the owner before had not responded yet"),
+        /// 1 if other replicas reach this one, else 0. It is registered only if there can be other replicas.
+        pub reachable: Gauge,
+        pub outliers: Counter = create("kas_peer_outliers", "Ejections of a replica that failed"),
+    }
 }
 
 /// The next hop of a request.
@@ -91,43 +92,6 @@ pub enum ServedResult {
 }
 
 impl PeerMetrics {
-    /// Registers the metrics. Each counter is 0 from the start.
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        Self {
-            routes: counters(
-                registry,
-                "kas_routes",
-                "Requests that were sent, by their next hop",
-                ("kind", RouteKind::VARIANTS),
-            ),
-            forwards: counters(
-                registry,
-                "kas_peer_requests",
-                "Requests that were forwarded to other replicas",
-                ("result", ForwardResult::VARIANTS),
-            ),
-            probes: counters(
-                registry,
-                "kas_peer_probes",
-                "Probes that were sent to other replicas",
-                ("result", ProbeResult::VARIANTS),
-            ),
-            served: counters(
-                registry,
-                "kas_peer_served",
-                "Requests that other replicas sent",
-                ("result", ServedResult::VARIANTS),
-            ),
-            connections: registry.create("kas_peer_connections", "Open connections to other replicas"),
-            hedges: registry.create(
-                "kas_peer_hedges",
-                "Probes that were sent because the owner before had not responded yet",
-            ),
-            reachable: Gauge::default(),
-            outliers: registry.create("kas_peer_outliers", "Ejections of a replica that failed"),
-        }
-    }
-
     /// Counts a request by its next hop.
     pub fn record_route(&self, kind: RouteKind) {
         self.routes[kind as usize].inc();

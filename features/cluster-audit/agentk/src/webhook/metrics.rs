@@ -4,51 +4,33 @@ use std::sync::Arc;
 
 use cluster_audit::Ring;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use telemetry::{CallbackMetric, CounterByLabel, RegistryExt as _};
+use telemetry::{CallbackMetric, CounterByLabel};
 
 use crate::health::AuditHealth;
 
-/// The metrics. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(super) struct AuditMetrics {
-    events: CounterByLabel,
-    requests: CounterByLabel,
-    /// Events that left the ring for newer ones.
-    pub(super) overwritten: Counter,
+telemetry::metrics! {
+    /// The metrics. Cheap to clone.
+    pub(super) struct AuditMetrics {
+        events: CounterByLabel = counters(
+            "agentk_audit_events",
+            "Audit events of the API server, by result",
+            "result",
+            ["kept", "repeated", "unanswered", "malformed", "too-large", "aborted", "queue-full", "write-failed"],
+        ),
+        requests: CounterByLabel = counters(
+            "agentk_audit_requests",
+            "Requests of the API server with audit events, by result",
+            "result",
+            ["ok", "invalid", "timeout", "tls", "limit"],
+        ),
+        pub(super) overwritten: Counter = create(
+            "agentk_audit_overwritten",
+            "Audit events that were removed, because newer ones needed their place",
+        ),
+    }
 }
 
 impl AuditMetrics {
-    /// Returns registered metrics.
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        Self {
-            events: registry.counters(
-                "agentk_audit_events",
-                "Audit events of the API server, by result",
-                "result",
-                [
-                    "kept",
-                    "repeated",
-                    "unanswered",
-                    "malformed",
-                    "too-large",
-                    "aborted",
-                    "queue-full",
-                    "write-failed",
-                ],
-            ),
-            requests: registry.counters(
-                "agentk_audit_requests",
-                "Requests of the API server with audit events, by result",
-                "result",
-                ["ok", "invalid", "timeout", "tls", "limit"],
-            ),
-            overwritten: registry.create(
-                "agentk_audit_overwritten",
-                "Audit events that were removed, because newer ones needed their place",
-            ),
-        }
-    }
-
     /// Registers the state of the ring.
     pub(super) fn register_state(registry: &mut Registry, ring: &Ring, health: &Arc<AuditHealth>) {
         let (view, help) = (ring.view(), "Size of the kept audit events in bytes");
