@@ -286,7 +286,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             // Encrypted with a key that only the browser has.
             "let contents = Contents { token: self.token.expose_secret().into(), holder: self.holder.0, end };",
             "let credential = SecretString::from(format!(\"pat:{agent}:{}\", secret.expose_secret()));",
-            "let credential = Sha256::digest(project.gitaly.token.expose_secret()).into();",
+            "let credential: [u8; 32] = Sha256::digest(gitaly.token.expose_secret()).into();",
             "let key = text.expose_secret().trim();",
             "let mut value = HeaderValue::try_from(format!(\"{scheme}{}\", token.expose_secret()))?;",
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
