@@ -1,24 +1,30 @@
 //! The metrics of events.
 
-use prometheus_client::{
-    metrics::{counter::Counter, gauge::Gauge},
-    registry::Registry,
-};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use proto::events::EventKind;
 use strum::{IntoStaticStr, VariantNames};
-use telemetry::{CounterByLabel, RegistryExt as _};
+use telemetry::CounterByLabel;
 
-/// The counters of events. Clones share them.
-#[derive(Clone, Debug)]
-pub(crate) struct EventMetrics {
-    events: CounterByLabel,
-    /// Events of kas itself that were dropped, because too many wait for Redis.
-    pub(super) dropped: Counter,
-    /// Events of kas itself that wait for the store.
-    pub(super) queued: Gauge,
-    /// Readers that follow.
-    pub(super) watchers: Gauge,
-    agent_events: CounterByLabel,
+telemetry::metrics! {
+    /// The counters of events. Clones share them.
+    pub(crate) struct EventMetrics {
+        events: CounterByLabel = counters(
+            "kas_events",
+            "Events that this replica has offered to the log, with duplicates and states that have not changed",
+            "kind",
+            EventKind::ALL.map(EventKind::as_str),
+        ),
+        pub(super) dropped: Counter =
+            create("kas_events_dropped", "Events of kas that were dropped, because too many wait for Redis"),
+        pub(super) queued: Gauge = create("kas_events_queued", "Events of kas that wait for Redis"),
+        pub(super) watchers: Gauge = create("kas_event_watchers", "Readers that follow the events"),
+        agent_events: CounterByLabel = counters(
+            "kas_agent_events",
+            "Events that agents have sent, by result",
+            "result",
+            AgentEventResult::VARIANTS.iter().copied(),
+        ),
+    }
 }
 
 /// The result for an event that an agent has sent.
@@ -36,29 +42,6 @@ pub(crate) enum AgentEventResult {
 }
 
 impl EventMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        Self {
-            events: registry.counters(
-                "kas_events",
-                "Events that this replica has offered to the log, with duplicates and states that have not changed",
-                "kind",
-                EventKind::ALL.map(EventKind::as_str),
-            ),
-            dropped: registry.create(
-                "kas_events_dropped",
-                "Events of kas that were dropped, because too many wait for Redis",
-            ),
-            queued: registry.create("kas_events_queued", "Events of kas that wait for Redis"),
-            watchers: registry.create("kas_event_watchers", "Readers that follow the events"),
-            agent_events: registry.counters(
-                "kas_agent_events",
-                "Events that agents have sent, by result",
-                "result",
-                AgentEventResult::VARIANTS.iter().copied(),
-            ),
-        }
-    }
-
     pub(super) fn count(&self, kind: EventKind) {
         self.events.get(kind.as_str()).inc();
     }

@@ -1,47 +1,37 @@
 //! The metrics of manifests from Git. Labels have few values: repositories and agents are not among them.
 
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use telemetry::{CounterByLabel, RegistryExt as _};
+use prometheus_client::metrics::counter::Counter;
+use telemetry::CounterByLabel;
 
-/// The metrics. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(super) struct GitopsMetrics {
-    renders: CounterByLabel,
-    commit_statuses: CounterByLabel,
-    looks: CounterByLabel,
-    /// Looks that waited because of the limit of their server.
-    pub(super) delayed_looks: Counter,
+telemetry::metrics! {
+    /// The metrics. Cheap to clone.
+    pub(super) struct GitopsMetrics {
+        renders: CounterByLabel = counters(
+            "kas_gitops_renders",
+            "Directories for kustomize and helm, by result",
+            "result",
+            ["rendered", "refused", "failed", "network-not-isolated"],
+        ),
+        commit_statuses: CounterByLabel = counters(
+            "kas_gitops_commit_statuses",
+            "Statuses of commits for GitLab, by result",
+            "result",
+            ["sent", "refused", "failed", "dropped"],
+        ),
+        looks: CounterByLabel = counters(
+            "kas_gitops_looks",
+            "Looks at repositories with manifests, by result",
+            "result",
+            ["changed", "unchanged", "shared", "failed"],
+        ),
+        pub(super) delayed_looks: Counter = create(
+            "kas_gitops_delayed_looks",
+            "Looks at repositories that waited because of the limit of their server",
+        ),
+    }
 }
 
 impl GitopsMetrics {
-    /// Returns registered metrics.
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        Self {
-            renders: registry.counters(
-                "kas_gitops_renders",
-                "Directories for kustomize and helm, by result",
-                "result",
-                ["rendered", "refused", "failed", "network-not-isolated"],
-            ),
-            commit_statuses: registry.counters(
-                "kas_gitops_commit_statuses",
-                "Statuses of commits for GitLab, by result",
-                "result",
-                ["sent", "refused", "failed", "dropped"],
-            ),
-            looks: registry.counters(
-                "kas_gitops_looks",
-                "Looks at repositories with manifests, by result",
-                "result",
-                ["changed", "unchanged", "shared", "failed"],
-            ),
-            delayed_looks: registry.create(
-                "kas_gitops_delayed_looks",
-                "Looks at repositories that waited because of the limit of their server",
-            ),
-        }
-    }
-
     /// Counts a status of a commit.
     pub(super) fn count_commit_status(&self, result: &'static str) {
         self.commit_statuses.get(result).inc();

@@ -3,21 +3,27 @@
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
-    registry::Registry,
 };
 use store::{RecordedEvent, StoreError};
-use telemetry::{CounterByLabel, RegistryExt as _};
+use telemetry::CounterByLabel;
 
 use super::EventOrigin;
 
 /// The values of the label `result` of `kas_project_events_total`.
 const EVENT_RESULTS: [&str; 4] = ["new", "known", "unknown-project", "failed"];
 
-/// The metrics. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(super) struct NotifyMetrics {
-    events: Family<EventLabels, Counter>,
-    deliveries: CounterByLabel,
+telemetry::metrics! {
+    /// The metrics. Cheap to clone.
+    pub(super) struct NotifyMetrics {
+        events: Family<EventLabels, Counter> =
+            series("kas_project_events", "Events of projects, by origin and result", EventLabels::all()),
+        deliveries: CounterByLabel = counters(
+            "kas_project_event_deliveries",
+            "Events of projects that were sent to agents, by result",
+            "result",
+            ["delivered", "failed"],
+        ),
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -26,27 +32,14 @@ struct EventLabels {
     result: &'static str,
 }
 
-impl NotifyMetrics {
-    /// Returns registered metrics.
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            events: registry.create("kas_project_events", "Events of projects, by origin and result"),
-            deliveries: registry.counters(
-                "kas_project_event_deliveries",
-                "Events of projects that were sent to agents, by result",
-                "result",
-                ["delivered", "failed"],
-            ),
-        };
-        // All exist from the start: the rate of a series misses the event with which it begins.
-        for origin in EventOrigin::ALL.map(EventOrigin::as_str) {
-            for result in EVENT_RESULTS {
-                drop(metrics.events.get_or_create(&EventLabels { origin, result }));
-            }
-        }
-        metrics
+impl EventLabels {
+    fn all() -> impl Iterator<Item = Self> {
+        let origins = EventOrigin::ALL.map(EventOrigin::as_str).into_iter();
+        origins.flat_map(|origin| EVENT_RESULTS.map(|result| Self { origin, result }))
     }
+}
 
+impl NotifyMetrics {
     /// Counts an event.
     pub(super) fn count_event(&self, origin: EventOrigin, recorded: &Result<RecordedEvent, StoreError>) {
         let result = match recorded {
