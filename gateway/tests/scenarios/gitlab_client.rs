@@ -12,15 +12,19 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
+use gitops_wire::{CommitState, CommitStatus, CommitStatusApi as _, CommitStatusError, StatusPlace};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use kas_gitlab::{ApiRateLimit, Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport};
+use kas_gitlab::{
+    ApiRateLimit, Credential, Endpoint, GitLabClient, GitLabCommitStatuses, GitLabError, SwitchMonitor,
+    Transport,
+};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use settings::Secret;
-use testing::gitlab::{Agent, Endpoint as Received, Fault, Job, StandIn};
+use testing::gitlab::{Agent, Endpoint as Received, Fault, Job, StandIn, User};
 use tokio::time::{Instant, sleep};
 
 /// The token of the agent of [`standin`].
@@ -244,4 +248,30 @@ async fn gitlab_that_has_switched_kas_off_is_recognized_until_it_is_on_again() {
     gitlab.set_fault(None);
     off.wait_for(|off| !*off).await.unwrap();
     gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn statuses_of_commits_are_set_with_the_token_of_the_file() {
+    let gitlab = standin().await;
+    gitlab.state().users.push(User::new(1, "bot").with_api_token("glpat-bot", 142));
+    let client = client(&gitlab);
+    assert!(GitLabCommitStatuses::new(&client).is_none(), "the operator has given no token");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "glpat-bot\n").unwrap();
+    let statuses = GitLabCommitStatuses::new(&client.with_status_token_file(Some(file.path()))).unwrap();
+
+    let commit = "0123456789012345678901234567890123456789";
+    let place = StatusPlace { project: 142, commit, name: "agentk/production" };
+    assert_eq!(statuses.get(place).await.unwrap(), None);
+    let status = CommitStatus { state: CommitState::Success, description: "3 objects".to_owned() };
+    statuses.set(place, &status).await.unwrap();
+    assert_eq!(statuses.get(place).await.unwrap(), Some(status.clone()));
+    assert_eq!(statuses.get(StatusPlace { name: "agentk/other", ..place }).await.unwrap(), None);
+
+    std::fs::write(file.path(), "glpat-unknown").unwrap();
+    assert!(matches!(statuses.set(place, &status).await, Err(CommitStatusError::Refused(_))));
+    std::fs::remove_file(file.path()).unwrap();
+    let error = statuses.set(place, &status).await.unwrap_err();
+    assert!(matches!(error, CommitStatusError::Unavailable(_)), "it is sent again");
+    assert!(error.to_string().contains("gitlab.commit_status_token_file cannot be read"), "{error}");
 }
