@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use access::{AgentIdentity, RequestError};
 use http::{Request, Response};
 use proto::ServiceName;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tunnel::{Body, Tunnel};
 
 use super::{Lines, OpeningTunnel};
@@ -52,27 +52,22 @@ impl AgentSubscription {
     }
 
     /// Follows the subscription again and again. `follow` completes when the subscription has ended. The pause after an end that is no
-    /// error is the first one of `pauses`; after an error it doubles, up to the second one.
+    /// error is the first one of `pauses`; after an error it doubles, up to the second one. A subscription that was open for longer than
+    /// the second one ends the series of errors before it.
     ///
     /// `follow` boxes what it needs while the subscription is open, so that a tunnel reserves no memory for one that is not.
     pub async fn repeat<F>(&self, pauses: [Duration; 2], follow: impl Fn() -> F) -> Infallible
     where
         F: Future<Output = Result<(), String>>,
     {
-        let [first, longest] = pauses;
-        let mut pause = first;
+        let mut pauses = Pauses::new(pauses);
         loop {
-            match follow().await {
-                Ok(()) => {
-                    pause = first;
-                    sleep(pause).await;
-                }
-                Err(error) => {
-                    tracing::debug!(agent.name = %self.agent.name, service = %self.service, error, "subscription at agentk ended");
-                    sleep(pause).await;
-                    pause = (pause * 2).min(longest);
-                }
+            let begun = Instant::now();
+            let ended = follow().await;
+            if let Err(error) = &ended {
+                tracing::debug!(agent.name = %self.agent.name, service = %self.service, error, "subscription at agentk ended");
             }
+            sleep(pauses.next(begun.elapsed(), ended.is_err())).await;
         }
     }
 
@@ -115,5 +110,54 @@ impl AgentSubscription {
 
     fn attributes(&self) -> RequestAttributes<'_> {
         RequestAttributes::of_kas(&self.service, self.agent.attributes())
+    }
+}
+
+/// The pauses between the ends of a subscription and its repetitions.
+#[derive(Debug)]
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+    after_error: Duration,
+}
+
+impl Pauses {
+    fn new([first, longest]: [Duration; 2]) -> Self {
+        Self { first, longest, after_error: first }
+    }
+
+    /// Returns the pause after a subscription that lasted for `open`.
+    fn next(&mut self, open: Duration, failed: bool) -> Duration {
+        if !failed || open > self.longest {
+            self.after_error = self.first;
+        }
+        if !failed {
+            return self.first;
+        }
+        let pause = self.after_error;
+        self.after_error = (pause * 2).min(self.longest);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pauses, in seconds, after subscriptions that were open for some seconds and failed, or ended.
+    fn pauses(ends: &[(u64, bool)]) -> Vec<u64> {
+        let mut pauses = Pauses::new([1, 30].map(Duration::from_secs));
+        ends.iter().map(|(open, failed)| pauses.next(Duration::from_secs(*open), *failed).as_secs()).collect()
+    }
+
+    #[test]
+    fn pause_doubles_with_each_error_until_it_is_the_longest() {
+        assert_eq!(pauses(&[(0, true); 7]), [1, 2, 4, 8, 16, 30, 30]);
+    }
+
+    #[test]
+    fn subscription_that_ended_or_lasted_begins_again_with_the_first_pause() {
+        assert_eq!(pauses(&[(0, true), (0, true), (0, false), (0, true)]), [1, 2, 1, 1]);
+        assert_eq!(pauses(&[(0, true), (0, true), (3600, true), (0, true)]), [1, 2, 1, 2]);
     }
 }
