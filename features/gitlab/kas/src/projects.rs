@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
 use git::{Reference, Repository};
-use gitops_wire::{NO_ANSWER, ProjectRepository, ProjectSource, ProjectVersion};
+use gitops_wire::{ProjectAccessError, ProjectRepository, ProjectSource, ProjectVersion};
 use parking_lot::Mutex;
 use proto::AgentId;
 use secrecy::{ExposeSecret as _, SecretString};
@@ -30,7 +30,7 @@ pub struct GitLabProjects {
 }
 
 /// The time of the request to GitLab, and the repository, or the reason why the agent may not read it.
-type Answer = (Instant, Result<Arc<ProjectInfo>, String>);
+type Answer = (Instant, Result<Arc<ProjectInfo>, ProjectAccessError>);
 
 /// A repository of Gitaly.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl GitLabProjects {
         agent: &AgentIdentity,
         token: &SecretString,
         id: &str,
-    ) -> Result<Arc<ProjectInfo>, String> {
+    ) -> Result<Arc<ProjectInfo>, ProjectAccessError> {
         let key = (agent.id, id.to_owned());
         let now = Instant::now();
         let known = self.known.lock().get(&key).filter(|(at, _)| now - *at < TTL).cloned();
@@ -63,13 +63,14 @@ impl GitLabProjects {
                 let client = self.client.with_share(BudgetShare::Rechecks);
                 let answer = match client.project_info(token, id).await {
                     Ok(Some(project)) => Ok(Arc::new(project)),
-                    Ok(None) => Err(format!(
+                    Ok(None) => Err(ProjectAccessError::Refused(format!(
                         "GitLab does not let the agent read the project {id}: it must be public, or the project of the agent's \
                          configuration"
-                    )),
+                    ))),
                     // It is asked again at the next look.
                     Err(error) => {
-                        return Err(format!("{NO_ANSWER} whether the agent may read {id}: {error}"));
+                        let message = format!("GitLab does not say whether the agent may read {id}: {error}");
+                        return Err(ProjectAccessError::Unknown(message));
                     }
                 };
                 let mut all = self.known.lock();
@@ -80,10 +81,11 @@ impl GitLabProjects {
         }
     }
 
-    fn version(&self, project: Arc<ProjectInfo>) -> Result<ProjectVersion, String> {
+    fn version(&self, project: Arc<ProjectInfo>) -> Result<ProjectVersion, ProjectAccessError> {
         let ProjectInfo { gitaly, repository, default_branch, .. } = &*project;
         if gitaly.address.is_empty() {
-            return Err("GitLab does not say which Gitaly has the project".to_owned());
+            let message = "GitLab does not say which Gitaly has the project";
+            return Err(ProjectAccessError::Unknown(message.to_owned()));
         }
         let credential: [u8; 32] = Sha256::digest(gitaly.token.expose_secret()).into();
         let key = format!("gitaly {} {credential:?} {repository:?}", gitaly.address);
@@ -94,10 +96,15 @@ impl GitLabProjects {
 }
 
 impl ProjectSource for GitLabProjects {
-    fn own<'a>(&'a self, agent: &'a AgentIdentity) -> BoxFuture<'a, Result<ProjectVersion, String>> {
+    fn own<'a>(
+        &'a self,
+        agent: &'a AgentIdentity,
+    ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>> {
         Box::pin(async move {
-            let info = self.agents.info(agent.id).await;
-            let info = info.ok_or("GitLab has not said yet which project is that of the agent")?;
+            let info = self.agents.info(agent.id).await.ok_or_else(|| {
+                let message = "GitLab has not said yet which project is that of the agent";
+                ProjectAccessError::Unknown(message.to_owned())
+            })?;
             self.version(Arc::new(ProjectInfo::from(&*info)))
         })
     }
@@ -107,7 +114,7 @@ impl ProjectSource for GitLabProjects {
         agent: &'a AgentIdentity,
         token: &'a SecretString,
         project: &'a str,
-    ) -> BoxFuture<'a, Result<ProjectVersion, String>> {
+    ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>> {
         Box::pin(async move { self.version(self.readable(agent, token, project).await?) })
     }
 }

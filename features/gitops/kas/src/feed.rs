@@ -284,7 +284,7 @@ impl GitopsFeed {
         self.check_interval(project)?;
         let agent = (self.agent(), &self.token);
         let followed = self.service.0.sources.follow(agent, project, own).await;
-        let followed = followed.map_err(FeedError::Source)?;
+        let followed = followed.map_err(|error| FeedError::Source(error.to_string()))?;
         let source = |error: RepositoryError| FeedError::Source(error.to_string());
         let commit = followed.newest(age).await.map_err(source)?;
         let Some(Commit { id, branch }) = commit else {

@@ -27,9 +27,7 @@ use std::{sync::Arc, time::Duration};
 use access::{AgentIdentity, Identities};
 use futures_util::future::BoxFuture;
 use git::RepositorySettings;
-use gitops_wire::{
-    AgentProjects, CommitStatusApi, NO_ANSWER, ProjectAccessError, ProjectReader, ProjectSource,
-};
+use gitops_wire::{AgentProjects, CommitStatusApi, ProjectAccessError, ProjectReader, ProjectSource};
 use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
@@ -151,13 +149,7 @@ impl AgentProjects for GitopsService {
         let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
         Box::pin(async move {
             let followed = self.0.sources.follow((reader.agent, reader.token), &project, reader.own).await;
-            followed.map(drop).map_err(|error| {
-                if error.starts_with(NO_ANSWER) {
-                    ProjectAccessError::Unknown(error)
-                } else {
-                    ProjectAccessError::Refused(error)
-                }
-            })
+            followed.map(drop)
         })
     }
 
@@ -169,7 +161,8 @@ impl AgentProjects for GitopsService {
     ) -> BoxFuture<'a, Result<Option<(String, String)>, String>> {
         let project = ManifestProject { id: Some(project.to_owned()), ..ManifestProject::default() };
         Box::pin(async move {
-            let followed = self.0.sources.follow((reader.agent, reader.token), &project, reader.own).await?;
+            let followed = self.0.sources.follow((reader.agent, reader.token), &project, reader.own).await;
+            let followed = followed.map_err(|error| error.to_string())?;
             let commit = followed.newest(age).await.map_err(|error| error.to_string())?;
             Ok(commit.map(|commit| (followed.reference(&commit.branch), commit.id.to_string())))
         })

@@ -53,9 +53,10 @@ impl GitopsFeed {
         let agent = (self.agent(), &self.token);
         // Callers may name any number of versions, of which nothing is kept.
         let followed = match request.reference {
-            Some(_) => self.service.0.sources.look_once(agent, &project, &own).await?,
-            None => self.service.0.sources.follow(agent, &project, &own).await?,
+            Some(_) => self.service.0.sources.look_once(agent, &project, &own).await,
+            None => self.service.0.sources.follow(agent, &project, &own).await,
         };
+        let followed = followed.map_err(|error| error.to_string())?;
         let commit = followed.newest(AGE).await.map_err(|error| error.to_string())?;
         let Commit { id, branch } = commit.ok_or("the repository has no commit yet")?;
         let (head, files) = self.read_commit(tunnel, &followed, &project, &own, &id, &branch).await?;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, AgentSelector, ConfigurationLocation, Identities};
 use git::{Reference, Repository, RepositorySettings};
-use gitops_wire::{ProjectSource, ProjectVersion};
+use gitops_wire::{ProjectAccessError, ProjectSource, ProjectVersion};
 use kas_core::throttle::Throttle;
 use oci::{OciRepository, OciSettings};
 use outbound::AddressPolicy;
@@ -79,12 +79,12 @@ impl LookContext {
 
 impl SourceSettings {
     /// Returns the same source in another version.
-    fn at(self, version: Reference) -> Result<Self, String> {
+    fn at(self, version: Reference) -> Result<Self, ProjectAccessError> {
         Ok(match self {
             Self::Git(settings) => Self::Git(RepositorySettings { reference: version, ..settings }),
             Self::Project(project) => Self::Project(ProjectVersion { reference: version, ..project }),
             Self::Artifact(settings) => {
-                Self::Artifact(settings.at(&version).map_err(|error| error.to_string())?)
+                Self::Artifact(settings.at(&version).map_err(|error| refused(error.to_string()))?)
             }
         })
     }
@@ -154,13 +154,13 @@ impl Sources {
     ///
     /// # Errors
     ///
-    /// The agent may not read the project, or nobody knows its repository. The error is a sentence.
+    /// The agent may not read the project, or nobody knows its repository.
     pub(super) async fn follow(
         &self,
         agent: (&AgentIdentity, &SecretString),
         project: &ManifestProject,
         own: &str,
-    ) -> Result<Arc<FollowedReference>, String> {
+    ) -> Result<Arc<FollowedReference>, ProjectAccessError> {
         self.settings(agent, project, own).await.map(|settings| self.followed(settings))
     }
 
@@ -170,7 +170,7 @@ impl Sources {
         agent: (&AgentIdentity, &SecretString),
         project: &ManifestProject,
         own: &str,
-    ) -> Result<Arc<FollowedReference>, String> {
+    ) -> Result<Arc<FollowedReference>, ProjectAccessError> {
         self.settings(agent, project, own).await.map(|settings| settings.open(&self.context, false))
     }
 
@@ -179,7 +179,7 @@ impl Sources {
         (agent, token): (&AgentIdentity, &SecretString),
         project: &ManifestProject,
         own: &str,
-    ) -> Result<SourceSettings, String> {
+    ) -> Result<SourceSettings, ProjectAccessError> {
         let id = project.id.as_deref().unwrap_or(own);
         let listed = self.configured.iter().find(|source| source.id == id && self.may_read(source, agent));
         let projects = self.projects.as_ref().filter(|_| agent.project.is_some());
@@ -189,17 +189,19 @@ impl Sources {
             (false, Some(source), _) => source.settings.clone(),
             (false, None, Some(projects)) => SourceSettings::Project(projects.other(agent, token, id).await?),
             (false, None, None) => {
-                return Err(format!(
+                return Err(refused(format!(
                     "the agent may not read the project {id}: list the project in agent.gitops.repositories of kas, with this agent"
-                ));
+                )));
             }
         };
         match &project.r#ref {
             None => Ok(settings),
             Some(GitRef::Branch(name)) => settings.at(Reference::Branch(name.clone())),
             Some(GitRef::Tag(name)) => settings.at(Reference::Tag(name.clone())),
-            Some(GitRef::Commit(id)) => settings
-                .at(Reference::Commit(id.parse().map_err(|_| "ref.commit is not the id of a commit")?)),
+            Some(GitRef::Commit(id)) => {
+                let id = id.parse().map_err(|_| refused("ref.commit is not the id of a commit"))?;
+                settings.at(Reference::Commit(id))
+            }
         }
     }
 
@@ -215,19 +217,18 @@ impl Sources {
     }
 
     /// Returns the repository with the configuration of the agent.
-    fn own(&self, agent: &AgentIdentity) -> Result<RepositorySettings, String> {
+    fn own(&self, agent: &AgentIdentity) -> Result<RepositorySettings, ProjectAccessError> {
         let identity = self.identities.load();
         let listed = self.is_in_identity_file(agent);
         match identity.configuration(agent.id).filter(|_| listed) {
             Some(ConfigurationLocation::Repository(settings)) => Ok((**settings).clone()),
-            Some(ConfigurationLocation::File(_)) => {
-                Err("the configuration of the agent is a file and no repository: set the id of the project"
-                    .to_owned())
-            }
+            Some(ConfigurationLocation::File(_)) => Err(refused(
+                "the configuration of the agent is a file and no repository: set the id of the project",
+            )),
             None => {
                 let default = self.default.as_ref().filter(|_| listed);
                 let missing = "kas does not know the repository of the agent's configuration: set the id of the project";
-                default.map(|settings| (**settings).clone()).ok_or_else(|| missing.to_owned())
+                default.map(|settings| (**settings).clone()).ok_or_else(|| refused(missing))
             }
         }
     }
@@ -243,6 +244,10 @@ impl Sources {
         all.insert(settings, Entry { followed: Arc::clone(&followed), used: now });
         followed
     }
+}
+
+fn refused(message: impl Into<String>) -> ProjectAccessError {
+    ProjectAccessError::Refused(message.into())
 }
 
 #[cfg(test)]
@@ -293,7 +298,10 @@ mod tests {
             ("one", "{}", "kas does not know the repository"),
         ] {
             let error = follow(agent, project).await.unwrap_err();
-            assert!(error.contains(expected), "{error}");
+            assert!(
+                matches!(&error, ProjectAccessError::Refused(text) if text.contains(expected)),
+                "{error}"
+            );
         }
         assert_eq!(follow("one", "{id: chart}").await.unwrap().describe("v1"), "artifact v1");
     }

@@ -43,10 +43,12 @@ pub struct ProjectReader<'a> {
 }
 
 /// The reason why an agent receives nothing of a project. Each is a sentence.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProjectAccessError {
-    /// It is not known now whether the agent may read the project.
+    /// The source does not say now whether the agent may read the project, or where it is. The next look asks again.
+    #[error("{0}")]
     Unknown(String),
-    /// The agent may not read the project.
+    /// The agent may not read the project, or there is no such version of it.
+    #[error("{0}")]
     Refused(String),
 }

@@ -13,5 +13,5 @@ pub use self::{
     commit_status::{
         CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
     },
-    project::{NO_ANSWER, ProjectRepository, ProjectSource, ProjectVersion},
+    project::{ProjectRepository, ProjectSource, ProjectVersion},
 };

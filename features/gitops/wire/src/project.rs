@@ -11,8 +11,7 @@ use futures_util::future::BoxFuture;
 use git::{Reference, Repository};
 use secrecy::SecretString;
 
-/// The beginning of the error of a [`ProjectSource`] that does not respond.
-pub const NO_ANSWER: &str = "GitLab does not say";
+use super::ProjectAccessError;
 
 /// A source of answers: which repository does a project have, and may an agent read it?
 pub trait ProjectSource: fmt::Debug + Send + Sync {
@@ -20,20 +19,23 @@ pub trait ProjectSource: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The source does not know it yet. The error is a sentence.
-    fn own<'a>(&'a self, agent: &'a AgentIdentity) -> BoxFuture<'a, Result<ProjectVersion, String>>;
+    /// The source does not know it yet.
+    fn own<'a>(
+        &'a self,
+        agent: &'a AgentIdentity,
+    ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>>;
 
     /// Returns the repository of another project, if the agent with this token may read it.
     ///
     /// # Errors
     ///
-    /// The agent may not read it, or the source does not respond. The error is a sentence; the latter begins with [`NO_ANSWER`].
+    /// The agent may not read it, or the source does not respond.
     fn other<'a>(
         &'a self,
         agent: &'a AgentIdentity,
         token: &'a SecretString,
         project: &'a str,
-    ) -> BoxFuture<'a, Result<ProjectVersion, String>>;
+    ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>>;
 }
 
 /// The repository of a project, with the credential for it.

@@ -46,10 +46,21 @@ pub type TemplateCheck = fn(&TemplateFile) -> Option<String>;
 /// The reason why the newest version cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigurationError {
+    /// What is at fault.
+    pub fault: ConfigurationFault,
     /// The problem and its place.
     pub message: String,
     /// The time of the first attempt that failed like this.
     pub since: SystemTime,
+}
+
+/// What is at fault for an error of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigurationFault {
+    /// The source does not respond.
+    Source,
+    /// The file cannot be used.
+    File,
 }
 
 /// The configuration of an agent, as operators see it.
@@ -109,19 +120,18 @@ impl ConfigurationState {
             }
             Ok(Some(Reading::Unchanged)) => {
                 // An error of the file stays, and an outage is over.
-                if self.error.as_ref().is_some_and(|error| error.message.starts_with(UNAVAILABLE)) {
-                    self.error = None;
-                }
+                self.error.take_if(|error| error.fault == ConfigurationFault::Source);
                 ReadResult::Unchanged
             }
             Ok(Some(Reading::File(file))) => self.apply_file(file, now, check),
             Err(ReadError::Unavailable(what)) => {
-                self.set_error(format!("{UNAVAILABLE}{what}"), now);
+                let message = format!("the configuration cannot be read: {what}");
+                self.set_error(ConfigurationFault::Source, message, now);
                 ReadResult::Unavailable
             }
             Err(ReadError::Refused(what)) => {
                 self.last = None;
-                self.set_error(what, now);
+                self.set_error(ConfigurationFault::File, what, now);
                 ReadResult::Refused
             }
         }
@@ -150,15 +160,16 @@ impl ConfigurationState {
                 ReadResult::Ok
             }
             Err(what) => {
-                self.set_error(format!("{what} (version {})", file.version), now);
+                let message = format!("{what} (version {})", file.version);
+                self.set_error(ConfigurationFault::File, message, now);
                 ReadResult::Invalid
             }
         }
     }
 
-    fn set_error(&mut self, message: String, now: SystemTime) {
+    fn set_error(&mut self, fault: ConfigurationFault, message: String, now: SystemTime) {
         if self.error.as_ref().is_none_or(|error| error.message != message) {
-            self.error = Some(ConfigurationError { message, since: now });
+            self.error = Some(ConfigurationError { fault, message, since: now });
         }
     }
 
@@ -196,8 +207,8 @@ impl ConfigurationState {
 
     /// Returns the error of the newest version, unless it is that the source does not respond.
     pub fn fault(&self) -> Option<&str> {
-        let message = self.error.as_ref().map(|error| &*error.message);
-        message.filter(|message| !message.starts_with(UNAVAILABLE))
+        let error = self.error.as_ref().filter(|error| error.fault == ConfigurationFault::File);
+        error.map(|error| &*error.message)
     }
 
     /// Returns the keys of the file that have no effect.
@@ -247,9 +258,6 @@ impl ConfigurationState {
         }
     }
 }
-
-/// The beginning of the message about a source that does not respond.
-const UNAVAILABLE: &str = "the configuration cannot be read: ";
 
 /// A valid file.
 struct ParsedFile {
