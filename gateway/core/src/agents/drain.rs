@@ -63,22 +63,23 @@ pub(super) async fn supervise<F: Future<Output = ()>>(
     };
     // Boxed: most of the life of a tunnel is before its drain.
     let drained = Box::pin(async {
-        let message = tokio::select! {
-            () = before_drain(reason) => None,
-            message = &mut revoked => Some(message),
-        };
-        if let Some(message) = message {
-            return close_revoked(supervised, message).await;
-        }
-        on_drain();
         // The agent opens another tunnel, and leaves this one.
-        let within = match reason {
-            DrainReason::Shutdown => supervised.grace,
-            DrainReason::MaxAge | DrainReason::Rebalance => supervised.grace.max(MIN_REPLACEMENT_GRACE),
+        let asked = async {
+            before_drain(reason).await;
+            on_drain();
+            let within = match reason {
+                DrainReason::Shutdown => supervised.grace,
+                DrainReason::MaxAge | DrainReason::Rebalance => supervised.grace.max(MIN_REPLACEMENT_GRACE),
+            };
+            let request = DrainRequest { reason, within };
+            if let Err(error) = control::send(tunnel, DRAIN_PATH, &request).await {
+                tracing::warn!(agent.name = %supervised.agent.name, tunnel = %supervised.id, %error, "drain request failed");
+            }
         };
-        let request = DrainRequest { reason, within };
-        if let Err(error) = Box::pin(control::send(tunnel, DRAIN_PATH, &request)).await {
-            tracing::warn!(agent.name = %supervised.agent.name, tunnel = %supervised.id, %error, "drain request failed");
+        // An agent that does not answer may be the one whose token was revoked.
+        tokio::select! {
+            () = asked => {}
+            message = &mut revoked => return close_revoked(supervised, message).await,
         }
         if reason == DrainReason::Shutdown {
             // This replica finishes the requests in flight. New requests go to the replica of the agent's next tunnel.
