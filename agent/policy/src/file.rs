@@ -142,9 +142,9 @@ impl RuleParser<'_> {
             || [&scope.verbs, &scope.groups, &scope.resources, &scope.namespaces, &scope.names, &scope.paths]
                 .into_iter()
                 .any(Option::is_some);
-        if restricted && !services.iter().all(|service| super::is_of_cluster(service)) {
-            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes], [gitops], [graph] or \
-                        [provision], and another rule for other services";
+        if restricted && !services.iter().all(|service| service != "*" && super::is_of_cluster(service)) {
+            let what = "the rule has keys that apply to Kubernetes only: write services with kubernetes, alerts, gitops, graph, \
+                        notify or provision, and another rule for other services";
             return Err(self.error("services", &entry.services, what));
         }
         if scope.groups.as_ref().is_none_or(|groups| groups.iter().any(|group| validate::is_built_in(group)))

@@ -145,8 +145,8 @@ impl Policy {
         warnings
     }
 
-    /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
-    /// `kubernetes`, and those that `alerts`, `gitops`, `graph`, `notify` and `provision` send.
+    /// Decides about a request to a service. Requests to Prometheus and for the audit log are judged by the name of the service alone; all
+    /// others are requests for the API of the cluster, also those that `alerts`, `gitops`, `graph`, `notify` and `provision` send.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
         if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
@@ -198,17 +198,12 @@ impl Policy {
     }
 }
 
-/// Returns whether the requests of a service are those for the API of the cluster.
+/// Returns whether the requests of a service are those for the API of the cluster. A service that is not known here is judged by more than
+/// its name.
 fn is_of_cluster(service: &str) -> bool {
-    matches!(
-        service,
-        ServiceName::KUBERNETES
-            | ServiceName::ALERTS
-            | ServiceName::GITOPS
-            | ServiceName::GRAPH
-            | ServiceName::NOTIFY
-            | ServiceName::PROVISION
-    )
+    let of_prometheus = service.strip_prefix(ServiceName::PROMETHEUS);
+    service != ServiceName::AUDIT
+        && of_prometheus.is_none_or(|rest| !(rest.is_empty() || rest.starts_with('.')))
 }
 
 /// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.

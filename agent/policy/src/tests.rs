@@ -253,6 +253,18 @@ fn other_services_are_matched_by_name() {
     assert_eq!(evaluate(&policy, "GET /version").source, DecisionSource::Rule(1));
 }
 
+/// A new feature that nobody has added to the policy may do no more than the rules allow.
+#[test]
+fn unknown_service_is_judged_by_more_than_its_name() {
+    let policy = policy("rules: [{name: all, action: allow, services: ['*']}]");
+    let allowed = |service: &str, uri: &str| {
+        policy.evaluate(service, &Request::builder().uri(uri).body(()).unwrap()).allowed
+    };
+    assert!(allowed("hello", "/api/v1/pods"));
+    assert!(!allowed("hello", "/api//v1/secrets"), "an unclear request");
+    assert!(allowed("audit", "/api//v1/secrets"));
+}
+
 /// Environments have namespaces whose names are not known before, so that rules about them have patterns.
 #[test]
 fn rule_about_environments_has_patterns_of_namespaces_and_lists_kinds() {
