@@ -42,7 +42,10 @@ use crate::{
     config::Config,
     features::{FeatureContext, features},
 };
-use access::{ApiTokenVerifier, Identities, Identity};
+use access::{
+    ApiTokenVerifier, Identities, Identity,
+    kill_switch::{KillSwitch, fleet},
+};
 use environments_wire::{EnvironmentSource, EnvironmentSources};
 use kas_core::{
     admin::{AdminServer, Readiness},
@@ -50,7 +53,6 @@ use kas_core::{
     api::{ApiContext, ApiParts, ApiServer},
     configuration::ConfigurationService,
     feature::Features,
-    kill_switch::{KillSwitch, fleet},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,

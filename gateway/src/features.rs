@@ -1,6 +1,6 @@
 //! The list of the features of kas.
 //!
-//! A new feature is a line in [`features`], and one in the list of `cli::serve`.
+//! A new feature is a line in [`features`], and, if it has a crate, one in the list of `cli::serve`.
 
 #[cfg(test)]
 mod openapi;

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn tried_and_draining_tunnels_are_skipped() {
+    fn tried_tunnels_are_skipped_and_draining_ones_are_last() {
         let tunnels = table();
         let (a, _b) = (register(&tunnels, 1), register(&tunnels, 2));
         a.drain();

@@ -1,4 +1,4 @@
-//! The end of a tunnel at agentk: the HTTP/2 server.
+//! The end of a tunnel that serves requests: the HTTP/2 server of agentk, and that of kas for other replicas and GitLab's agentk.
 
 use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::{
     websocket::WebSocket,
 };
 
-/// Time that kas has for the preface of HTTP/2, which it sends right after its 101.
+/// Time that the client has for the preface of HTTP/2, which kas sends right after its 101.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest whole body that is given to h2 at once, in bytes, so that it is written together with the head.

@@ -3,7 +3,7 @@
 //! * A record that replicas use encodes to a record with the same rules in the same spelling, so that a replica can write it back.
 //! * Each line of an error names the key in Redis.
 
-use kas_core::kill_switch::fleet;
+use access::kill_switch::fleet;
 
 /// Checks one input.
 pub fn run(data: &[u8]) {

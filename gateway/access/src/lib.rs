@@ -7,7 +7,8 @@
 //!
 //! The source of this crate is the identity file ([`Identities`]): its agents, and the tokens of its callers (`file_tokens`). Its entries
 //! for the tokens of OIDC issuers have the rights of [`VerifiedClaims`]. Other crates bring more sources. A source that refuses says why
-//! as a [`RequestError`], which is rendered in the dialect of the client.
+//! as a [`RequestError`], which is rendered in the dialect of the client. [`kill_switch`] has the rules by which the operator disables
+//! requests.
 #![warn(missing_docs)]
 
 mod address;
@@ -17,6 +18,7 @@ mod credential;
 mod error;
 mod file_tokens;
 mod identity;
+pub mod kill_switch;
 mod selector;
 mod target;
 pub mod token;

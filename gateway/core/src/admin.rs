@@ -18,10 +18,8 @@ use store::{Store, StoreHealth};
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{
-    agent_list::AgentLister, agent_metrics::AgentMonitor, http_server::HttpServer, kill_switch::KillSwitch,
-    metrics,
-};
+use crate::{agent_list::AgentLister, agent_metrics::AgentMonitor, http_server::HttpServer, metrics};
+use access::kill_switch::KillSwitch;
 
 /// The time that a probe may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);

@@ -19,9 +19,9 @@ use crate::{
     agent_locations::{AgentLocations, AgentLookup, AgentOwner, AgentState, KnownAgent},
     agents::{AgentConflicts, AgentServer, DialErrors, RefusedTunnel},
     configuration::{ConfigurationService, ConfigurationStatus},
-    kill_switch::KillSwitch,
     tunnel_entry::TunnelEntry,
 };
+use access::kill_switch::KillSwitch;
 
 /// Lists the agents of a replica.
 #[derive(Clone, Debug)]

@@ -76,12 +76,13 @@ use crate::{
     config::AgentProtocol,
     configuration::ConfigurationService,
     io::{Rewind, StallGuard, is_stall},
-    kill_switch::KillSwitch,
     metrics::{Limit, Metrics},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
-use access::{AgentIdentity, AgentSources, Identities, address_key, token::TokenHash};
+use access::{
+    AgentIdentity, AgentSources, Identities, address_key, kill_switch::KillSwitch, token::TokenHash,
+};
 use telemetry::GaugeGuard;
 
 /// Serves agents.

@@ -5,7 +5,7 @@ mod subscription;
 
 use std::{fmt::Debug, sync::Arc};
 
-use access::AgentIdentity;
+use access::{AgentIdentity, kill_switch::KillSwitch};
 use futures_util::future::BoxFuture;
 use proto::Hello;
 use secrecy::SecretString;
@@ -14,7 +14,7 @@ use tunnel::Tunnel;
 
 pub use self::lines::Lines;
 pub use self::subscription::{AgentSubscription, SubscriptionConfig};
-use crate::{agent_memory::AgentMemory, configuration::ConfigurationState, kill_switch::KillSwitch};
+use crate::{agent_memory::AgentMemory, configuration::ConfigurationState};
 
 /// A tunnel that an agent opens.
 #[derive(Debug)]

@@ -18,12 +18,12 @@ use crate::{
     attachments::TunnelFeature,
     audit::AuditLog,
     forward::Forwarder,
-    kill_switch::KillSwitch,
     peers::PeerHooks,
     proxy::ProxyServer,
     request_hooks::{RequestHooks, RequestObserver},
     request_types::{Named, RequestType, RequestTypes},
 };
+use access::kill_switch::KillSwitch;
 
 /// A feature of a replica. Each method has a default, which adds nothing.
 pub trait KasFeature: Debug + Send + Sync {

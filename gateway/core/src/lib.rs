@@ -12,7 +12,6 @@
 //! * [`proxy`] serves callers: start with its function `handle`. It uses the crate [`access`] (the path, authentication and
 //!   authorization, errors), [`headers`], [`cors`] and [`traces`].
 //! * [`audit`] writes the audit log.
-//! * [`kill_switch`] has the rules by which the operator disables requests.
 //! * [`forward`] chooses the tunnel or the replica for a request, and retries.
 //! * [`agents`] serves agents and registers their tunnels.
 //! * [`addresses`] decides which address a client has, and whether it may connect.
@@ -49,7 +48,6 @@ pub mod hosts;
 pub mod http_limits;
 pub mod http_server;
 pub mod io;
-pub mod kill_switch;
 pub mod listen;
 pub mod metrics;
 pub mod peers;

@@ -65,10 +65,12 @@ use crate::{
     hosts::{Route, TlsName},
     http_limits::HttpLimits,
     io::StallGuard,
-    kill_switch::RequestAttributes,
     metrics::Limit,
 };
-use access::{AgentAttributes, AuthorizedCaller, Grant, RequestError, take_websocket_token};
+use access::{
+    AgentAttributes, AuthorizedCaller, Grant, RequestError, kill_switch::RequestAttributes,
+    take_websocket_token,
+};
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,7 +7,8 @@ use kas_gitlab::{SwitchMonitor, UsageReporter};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;
-use kas_core::{kill_switch::KillSwitch, tasks::TaskGroup};
+use access::kill_switch::KillSwitch;
+use kas_core::tasks::TaskGroup;
 
 impl App {
     /// Spawns the tasks that run from time to time, until the group drains.

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
+use access::{AccessControl, AgentAuthenticator, AgentSources, Identities, kill_switch::KillSwitch};
 use files::ReloadHealth;
 use kas_gitlab::{GitLabAgents, GitLabClient, GitlabAgentk, Usage};
 use parking_lot::Mutex;
@@ -30,7 +30,6 @@ use kas_core::{
     cors::Cors,
     feature::{Features, RequestHookContext},
     forward::Forwarder,
-    kill_switch::KillSwitch,
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},

@@ -8,7 +8,10 @@ use std::{
     time::SystemTime,
 };
 
-use access::{ApiTokenVerifier, ConfigurationLocation, Identity};
+use access::{
+    ApiTokenVerifier, ConfigurationLocation, Identity,
+    kill_switch::{self, DisableRule},
+};
 use files::{SecretFile, unreadable};
 use kas_environments::EnvironmentFile;
 use kas_gitlab::GitLabSetup;
@@ -30,7 +33,6 @@ use super::{
 use crate::config::{Config, IdentityConfig};
 use kas_core::{
     audit::{self, AuditLog},
-    kill_switch::{self, DisableRule},
     listen::BindError,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},

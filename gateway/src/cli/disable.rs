@@ -7,14 +7,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use access::AgentSelector;
+use access::{
+    AgentSelector,
+    kill_switch::{DisableRule, Selector, file},
+};
 use clap::ValueHint;
 use ipnet::IpNet;
 use proto::ServiceName;
 
 use crate::config::Config;
 use cli::{CliError, CommandResult, print, warn};
-use kas_core::kill_switch::{DisableRule, Selector, file};
 
 /// Disable requests: of everything, a service, an agent or a caller
 ///

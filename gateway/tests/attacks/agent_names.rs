@@ -2,8 +2,8 @@
 
 use std::{path::Path, time::SystemTime};
 
+use access::kill_switch::file;
 use http::{Request, StatusCode, header::AUTHORIZATION};
-use kas_core::kill_switch::file;
 use kas_testing::{
     gitlab::{AGENT, world},
     internal_api::get,

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
+use access::kill_switch;
 use agentk_core::Services;
 use http::{Request, Response, StatusCode};
-use kas_core::kill_switch;
 use kas_testing::{fleet::TestFleet, server, world::World};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},

@@ -2,11 +2,11 @@
 
 use std::{path::Path, time::Duration};
 
+use access::kill_switch;
 use futures_util::future::join_all;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kas_core::kill_switch;
 use kas_testing::{
     server,
     world::{World, parse},
@@ -84,6 +84,20 @@ async fn attack_34_revoked_agent_is_cut() {
     // And one that was about to be a tunnel becomes none.
     drop(half_open);
     tokio::time::sleep(Duration::from_secs(60)).await;
+    world.tunnels(0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_34_revoked_agent_that_does_not_answer_a_drain_is_cut() {
+    let world = World::new();
+    let mut by_hand = agent(&world, &[]).await;
+    let exec = exec(&world, &mut by_hand).await;
+    world.kas.agents.connections.draining.cancel();
+    let asked = by_hand.next_of(HEADERS).await.unwrap();
+    assert_ne!(asked.stream, 0, "the request to leave, which gets no response");
+
+    world.revoke();
+    assert_hung_up(exec).await;
     world.tunnels(0).await;
 }
 

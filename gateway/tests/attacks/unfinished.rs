@@ -2,10 +2,10 @@
 
 use std::{path::Path, time::Duration};
 
+use access::kill_switch;
 use agentk_core::Services;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
-use kas_core::kill_switch;
 use kas_testing::{
     fleet::TestFleet,
     server,

@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
+use access::kill_switch::file;
 use agentk_core::Services;
 use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
-use kas_core::{audit::AuditLog, kill_switch::file};
+use kas_core::audit::AuditLog;
 use kas_testing::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},

@@ -3,14 +3,16 @@
 
 use std::{convert::Infallible, path::Path, sync::Arc};
 
-use access::token::{self, Holder, TokenHash};
+use access::{
+    kill_switch::file,
+    token::{self, Holder, TokenHash},
+};
 use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},

@@ -3,12 +3,12 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use access::kill_switch::{DisableRule, file};
 use agentk_core::Services;
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kas_core::kill_switch::{DisableRule, file};
 use kas_testing::{
     fleet::TestFleet,
     world::{CALLER, World, endless, text},

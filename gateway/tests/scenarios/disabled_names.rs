@@ -3,11 +3,11 @@
 
 use std::{path::Path, time::Duration};
 
+use access::kill_switch::{file, fleet};
 use agentk_core::Services;
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kas_core::kill_switch::{file, fleet};
 use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,

@@ -3,11 +3,11 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use access::kill_switch::file;
 use agentk_core::Services;
 use environments_wire::EnvironmentSources;
 use gateway::test_support::AddressRules;
 use http::{Request, Response, StatusCode};
-use kas_core::kill_switch::file;
 use kas_environments::EnvironmentFile;
 use kas_testing::{
     fleet::TestFleet,

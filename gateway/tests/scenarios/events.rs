@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::kill_switch::file;
 use agentk_core::{Agent, AgentToken, Dial, DialError, EventLog, Observability, Services, SessionConfig};
 use agentk_gitlab::gitlab_protocol;
 use bytes::Bytes;
@@ -18,7 +19,6 @@ use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
-use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{self, get, valid_request},

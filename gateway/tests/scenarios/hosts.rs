@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use access::kill_switch::file;
 use http::{Request, Response, StatusCode, header::HOST};
-use kas_core::kill_switch::file;
 use kas_testing::world::{World, text};
 use serde_json::json;
 use tunnel::Body;

@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, future::pending, io, path::Path, sync::Arc, time::Duration};
 
+use access::kill_switch::file;
 use agentk_core::{ServiceError, Services};
 use bytes::Bytes;
 use futures_util::stream;
@@ -10,7 +11,6 @@ use gateway::config::Config;
 use http::{Method, Request, Response, header::AUTHORIZATION};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use kas_core::kill_switch::file;
 use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,

@@ -3,13 +3,13 @@
 
 use std::{io, path::Path, pin::pin, sync::Arc, time::Duration};
 
+use access::kill_switch::{DisableRule, file};
 use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
-use kas_core::kill_switch::{DisableRule, file};
 use kas_testing::{
     fleet::TestFleet,
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},

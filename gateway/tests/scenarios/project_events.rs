@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
+use access::kill_switch::file;
 use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Method, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     internal_api::{send, valid_request},

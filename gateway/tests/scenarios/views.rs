@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use access::kill_switch::file;
 use agentk_core::Services;
 use bytes::Bytes;
 use futures_util::stream;
@@ -17,7 +18,6 @@ use gateway::test_support::api_messages::{GetAgentViewsRequest, GetAgentViewsRes
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use kas_core::kill_switch::file;
 use kas_testing::{
     internal_api,
     world::{RunningAgent, World, endless, text},

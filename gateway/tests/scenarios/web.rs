@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use access::Identity;
+use access::{Identity, kill_switch::file};
 use agentk_core::Services;
 use gateway::config::Config;
 use http::{
@@ -13,7 +13,6 @@ use http::{
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kas_core::kill_switch::file;
 use kas_testing::world::{CALLER, World, endless, parse, text};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};

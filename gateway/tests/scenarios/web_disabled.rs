@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
+use access::kill_switch::file;
 use agentk_core::Services;
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kas_core::kill_switch::file;
 use kas_testing::world::text;
 
 use crate::web::Browser;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use access::Identity;
+use access::{Identity, kill_switch::file};
 use agentk_core::Services;
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
@@ -18,7 +18,6 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
-use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::TestFleet,
     world::{RunningAgent, World, text},

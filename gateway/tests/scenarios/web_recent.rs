@@ -5,10 +5,10 @@ use std::{path::Path, time::Duration};
 
 use access::{
     Identity,
+    kill_switch::file,
     token::{self, Holder, TokenHash},
 };
 use http::{Request, StatusCode};
-use kas_core::kill_switch::file;
 use kas_testing::{
     fleet::{TestFleet, secret},
     world::{RunningAgent, World, text},

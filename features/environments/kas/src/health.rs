@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use access::{RequestError, SourceUnavailable};
+use access::{
+    RequestError, SourceUnavailable,
+    kill_switch::{KillSwitch, RequestAttributes},
+};
 use environments_wire::{Environment, EnvironmentAgent};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
@@ -12,7 +15,6 @@ use kas_core::{
     api::InternalApiError,
     destination::Destination,
     forward::{ForwardedResponse, Forwarder},
-    kill_switch::{KillSwitch, RequestAttributes},
     proxy::ProxyServer,
 };
 use proto::{

@@ -20,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use access::{ManagedEnvironment, RequestError};
+use access::{
+    ManagedEnvironment, RequestError,
+    kill_switch::{KillSwitch, RequestAttributes},
+};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
@@ -29,7 +32,6 @@ use kas_core::{
     audit::{AuditLog, AuditRecord, AuditedAccess, NewRequest},
     destination::Destination,
     forward::{ForwardedResponse, Forwarder, agent_error},
-    kill_switch::{KillSwitch, RequestAttributes},
     request_hooks::{AuthorizedRequest, RequestHooks},
     request_types::RequestOperation,
 };

@@ -38,7 +38,7 @@ use kas_core::{
 };
 
 const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
-    service: ServiceName::EVENTS,
+    disabled_as: ServiceName::EVENTS,
     head_timeout: Duration::from_secs(30),
     line_timeout: None,
     max_line: MAX_EVENT_LINE,

@@ -5,7 +5,7 @@ mod presence;
 
 use std::{sync::Arc, time::SystemTime};
 
-use access::Identities;
+use access::{Identities, kill_switch::KillSwitch};
 use proto::{
     AgentId, AgentName,
     events::{Event, EventAgent, EventContent},
@@ -14,7 +14,7 @@ use router::LocalTunnels;
 use store::{NewEvent, SubjectState, redis::RedisStore};
 
 use crate::{Events, agents::event_agent, unique_key};
-use kas_core::{agents::AgentServer, kill_switch::KillSwitch, tunnel_entry::TunnelEntry};
+use kas_core::{agents::AgentServer, tunnel_entry::TunnelEntry};
 
 /// The parts of a replica in which kas notices events. Clones are cheap.
 #[derive(Clone, Debug)]

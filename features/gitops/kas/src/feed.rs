@@ -51,7 +51,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The shortest time between two answers to requests of agentk for the files of a project.
 const WANTED_PERIOD: Duration = Duration::from_secs(1);
 pub(super) const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
-    service: ServiceName::GITOPS,
+    disabled_as: ServiceName::GITOPS,
     head_timeout: REQUEST_TIMEOUT,
     line_timeout: None,
     max_line: 64 << 10,

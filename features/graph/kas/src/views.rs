@@ -44,7 +44,7 @@ use kas_core::{
 };
 
 const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
-    service: ServiceName::GRAPH,
+    disabled_as: ServiceName::GRAPH,
     // agentk loads the graph meanwhile.
     head_timeout: Duration::from_secs(30),
     // agentk sends a line every 15 s.

@@ -42,7 +42,7 @@ const ACCESS_TTL: Duration = Duration::from_secs(300);
 /// The same while GitLab does not say.
 const ACCESS_RETRY: Duration = Duration::from_secs(10);
 pub(super) const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
-    service: ServiceName::NOTIFY,
+    disabled_as: ServiceName::NOTIFY,
     head_timeout: REQUEST_TIMEOUT,
     line_timeout: Some(Duration::from_secs(3 * SUBSCRIPTION_PERIOD.as_secs())),
     max_line: 4 << 20,

@@ -4,13 +4,12 @@
 
 use std::net::IpAddr;
 
-use access::{AgentAttributes, Grant};
+use access::{AgentAttributes, Grant, kill_switch::RequestAttributes};
 use axum::body::Body;
 use http::{HeaderValue, Response};
 use proto::{ServiceName, header::ERROR};
 
 use super::{WebServer, response::refused};
-use kas_core::kill_switch::RequestAttributes;
 
 impl WebServer {
     /// Returns the response with the rule that disables a request, which is about this agent if it is about one.

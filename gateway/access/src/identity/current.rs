@@ -54,7 +54,8 @@ impl Identities {
         self.changes.subscribe()
     }
 
-    /// Replaces the version. Tunnels of agents and streams of callers whose token was removed are cut.
+    /// Replaces the version. Tunnels of agents whose token was removed are cut, and streams of callers whose token was removed or whose
+    /// rights differ.
     pub fn replace(&self, mut identity: Identity) {
         identity.inherit(&self.load());
         self.current.store(Arc::new(identity));

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
-use access::AgentIdentity;
+use access::{AgentIdentity, kill_switch::KillSwitch};
 use proto::{
     TunnelId,
     control::{DISABLED_PATH, DisabledNotice},
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tunnel::Tunnel;
 
 use super::control;
-use crate::{agent_requests::AgentRequestError, kill_switch::KillSwitch};
+use crate::agent_requests::AgentRequestError;
 
 /// The time after which a notice that got no response is sent again.
 const RETRY_PERIOD: Duration = Duration::from_secs(30);

@@ -10,8 +10,8 @@ use super::admission::AuthenticatedAgent;
 use crate::{
     attachments::{Attachment, OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationPusher, ConfigurationService},
-    kill_switch::KillSwitch,
 };
+use access::kill_switch::KillSwitch;
 
 /// The configuration of the agent, and what features do in the tunnel.
 #[derive(Debug)]

@@ -2,7 +2,10 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use access::{AgentIdentity, RequestError};
+use access::{
+    AgentIdentity, RequestError,
+    kill_switch::{KillSwitch, RequestAttributes},
+};
 use http::{Request, Response};
 use proto::ServiceName;
 use tokio::time::{Instant, sleep};
@@ -12,14 +15,13 @@ use super::{Lines, OpeningTunnel};
 use crate::{
     agent_memory::AgentMemory,
     agent_requests::{AgentRequestError, send},
-    kill_switch::{KillSwitch, RequestAttributes},
 };
 
 /// The properties of all subscriptions of one feature.
 #[derive(Debug)]
 pub struct SubscriptionConfig {
     /// The service that rules of the kill switch name.
-    pub service: &'static str,
+    pub disabled_as: &'static str,
     /// The time that agentk may take for the head of the response.
     pub head_timeout: Duration,
     /// The time without a line after which agentk is taken for dead.
@@ -44,7 +46,7 @@ impl AgentSubscription {
     pub fn new(config: &'static SubscriptionConfig, opening: &OpeningTunnel<'_>) -> Self {
         Self {
             agent: opening.agent.clone(),
-            service: config.service.parse().expect("a constant that is a service name"),
+            service: config.disabled_as.parse().expect("a constant that is a service name"),
             config,
             memory: opening.memory.clone(),
             kill_switch: Arc::clone(opening.kill_switch),

@@ -2,15 +2,15 @@
 
 use std::{future::pending, net::IpAddr, pin::Pin, sync::Arc, time::SystemTime};
 
-use access::{Grant, ManagedEnvironment, RequestError};
+use access::{
+    Grant, ManagedEnvironment, RequestError,
+    kill_switch::{KillSwitch, RequestAttributes},
+};
 use http::Uri;
 use proto::Reason;
 use tokio::time::sleep;
 
-use crate::{
-    destination::Destination,
-    kill_switch::{KillSwitch, RequestAttributes},
-};
+use crate::destination::Destination;
 
 /// The result of authorization: the rights of the caller, and where its request goes.
 #[derive(Debug)]

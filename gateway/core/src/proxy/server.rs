@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use access::{AccessControl, UrlPathPrefix};
+use access::{AccessControl, UrlPathPrefix, kill_switch::KillSwitch};
 
 use super::{budget::ResponseBudget, connection::IdleConnections, request_log::RequestObservers};
 use crate::{
@@ -12,7 +12,6 @@ use crate::{
     forward::Forwarder,
     headers::ExtraHeader,
     hosts::AgentHosts,
-    kill_switch::KillSwitch,
     request_hooks::RequestHooks,
     request_types::RequestTypes,
     tasks::TaskGroup,

@@ -10,7 +10,7 @@ use store::{
 };
 
 use crate::config::Config;
-use kas_core::kill_switch::{DisableRule, file, fleet};
+use access::kill_switch::{DisableRule, file, fleet};
 
 /// Returns the rules of the fleet.
 pub(super) fn read(config: &Path) -> Result<Vec<DisableRule>, CliError> {

@@ -2,11 +2,11 @@
 
 use std::{path::Path, time::Duration};
 
+use access::kill_switch::file;
 use futures_util::future::join_all;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kas_core::kill_switch::file;
 use kas_testing::world::World;
 use prost::Message as _;
 use tokio::time::{sleep, timeout};

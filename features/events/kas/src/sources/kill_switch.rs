@@ -11,7 +11,7 @@ use store::{StateScope, SubjectState};
 use tokio::time::sleep;
 
 use super::EventSources;
-use kas_core::kill_switch::{DisableRule, Selector};
+use access::kill_switch::{DisableRule, Selector};
 
 /// The time in which changes are one event: a replica that starts reads its sources one after the other.
 const SETTLE: Duration = Duration::from_secs(3);

@@ -8,7 +8,6 @@ use std::{
     time::SystemTime,
 };
 
-use access::{AgentSelector, InvalidAgentSelector};
 use ipnet::IpNet;
 use proto::{IdentityValue, ServiceName};
 use serde::{Deserialize, Serialize};
@@ -17,6 +16,7 @@ use serde_saphyr::Spanned;
 use settings::{ConfigError, Network};
 
 use super::rule::{DisableRule, Selector};
+use crate::{AgentSelector, InvalidAgentSelector};
 
 /// The most rules of one file. Each request is compared with all of them.
 const MAX_RULES: usize = 1000;

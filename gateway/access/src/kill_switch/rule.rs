@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use proto::{Reason, ServiceName};
 
-use access::{AgentAttributes, AgentSelector, Identity, RequestError};
+use crate::{AgentAttributes, AgentSelector, Identity, RequestError};
 
 /// `Retry-After` of a rule without an end.
 const RETRY_AFTER: Duration = Duration::from_secs(60);

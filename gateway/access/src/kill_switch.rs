@@ -27,14 +27,14 @@ use prometheus_client::{
     registry::Registry,
 };
 use proto::control::{DisabledNotice, DisabledScope};
+use settings::ConfigError;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
 
 pub use self::rule::{DisableRule, RequestAttributes, Selector};
-use access::{AgentAttributes, Identities, RequestError};
-use settings::ConfigError;
+use crate::{AgentAttributes, Identities, RequestError};
 
 /// The values of the label `what` of `kas_disabled`.
 const WHAT: [&str; 6] = ["all", "service", "agent", "caller", "user", "address"];
@@ -258,7 +258,7 @@ impl KillSwitch {
 
 #[cfg(test)]
 mod tests {
-    use access::Identity;
+    use crate::Identity;
     use futures_util::FutureExt as _;
     use proto::{AgentId, ServiceName};
 
