@@ -154,7 +154,7 @@ impl App {
             gitaly_tls,
             api_tokens,
             environments: environment_file,
-            features: more_features,
+            features: additional,
         } = sources;
         let mut registry = Registry::default();
         issuers.metrics.register(&mut registry);
@@ -185,7 +185,7 @@ impl App {
             recent: recent.as_ref(),
             store: &store,
             redis: redis_store.as_ref(),
-            more: more_features,
+            additional,
             registry: &mut registry,
         });
         let request_types = features.request_types();

@@ -53,7 +53,7 @@ pub(crate) struct FeatureContext<'a> {
     /// The store that replicas share, if there are several.
     pub(crate) redis: Option<&'a RedisStore>,
     /// Features beside those of the list.
-    pub(crate) more: Vec<Box<dyn KasFeature>>,
+    pub(crate) additional: Vec<Box<dyn KasFeature>>,
     pub(crate) registry: &'a mut Registry,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
         Box::new(NamedFeature(ServiceName::ALERTS)),
         Box::new(WebFeature(context.recent.cloned())),
     ];
-    features.extend(context.more);
+    features.extend(context.additional);
     Features::new(features)
 }
 

@@ -14,7 +14,7 @@ mod features;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {
-    use std::path::Path;
+    use std::{path::Path, sync::LazyLock};
 
     use crate::app::App;
     use access::Identity;
@@ -34,19 +34,16 @@ pub mod test_support {
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
     };
-    pub use kas_events::webhooks::Webhook;
-    pub use kas_web::WebServer;
     pub use strangers::Stranger;
 
     /// Returns the request types of a replica.
-    ///
-    /// # Panics
-    ///
-    /// The configuration of this function is invalid.
     pub fn request_types() -> RequestTypes {
-        let text = "identity: {file: none}";
-        let config = settings::parse(Path::new("kas.yaml"), text).expect("it is valid");
-        App::new(config, Identity::default()).callers.handling.types.clone()
+        static TYPES: LazyLock<RequestTypes> = LazyLock::new(|| {
+            let text = "identity: {file: none}";
+            let config = settings::parse(Path::new("kas.yaml"), text).expect("it is valid");
+            App::new(config, Identity::default()).callers.handling.types.clone()
+        });
+        TYPES.clone()
     }
 
     /// The messages of the RPCs of the internal API.

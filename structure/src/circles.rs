@@ -3,9 +3,6 @@
 use crate::references::{ModuleReference, SourceTree};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The folder that is only a list: each of its modules is compared with those of the root.
-const FEATURES: &str = "features";
-
 /// The references between two children of one module: of the children, or of modules below them.
 type Siblings = BTreeMap<usize, BTreeMap<usize, Vec<ModuleReference>>>;
 
@@ -34,14 +31,9 @@ pub fn circles(tree: &SourceTree, references: &[ModuleReference]) -> Vec<Vec<Mod
 fn levels(tree: &SourceTree, references: &[ModuleReference]) -> BTreeMap<usize, Siblings> {
     let mut levels: BTreeMap<usize, Siblings> = BTreeMap::new();
     for reference in references {
-        let (mut from, mut to) = (ancestors(tree, reference.from), ancestors(tree, reference.to));
+        let (from, to) = (ancestors(tree, reference.from), ancestors(tree, reference.to));
         if from.starts_with(&to) || to.starts_with(&from) {
             continue;
-        }
-        for path in [&mut from, &mut to] {
-            if path.len() > 2 && tree.name(path[1]) == FEATURES {
-                path.remove(1);
-            }
         }
         let common = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
         let siblings = levels.entry(from[common - 1]).or_default();
@@ -131,24 +123,6 @@ mod tests {
         assert_eq!(circles_between("use super::OfTheParent; pub struct One;", "use super::One;"), none);
         let test = "#[cfg(test)] mod tests { use crate::folder::other::Other; } pub struct One;";
         assert_eq!(circles_between(test, "use super::One;"), none);
-    }
-
-    #[test]
-    fn feature_is_compared_with_the_modules_of_the_root() {
-        let files = |core, one| {
-            circles_of(&[
-                ("lib.rs", "mod core; mod features;"),
-                ("core.rs", core),
-                ("features.rs", "mod one; mod other; use crate::core::Core; pub use one::One;"),
-                ("features/one.rs", one),
-                ("features/other.rs", "use crate::core::Core; pub struct Other;"),
-            ])
-        };
-        let core = "use crate::features::one::One; pub struct Core;";
-        let none: [Vec<String>; 0] = [];
-        assert_eq!(files(core, "pub struct One;"), none);
-        let circle = files(core, "use crate::core::Core; pub struct One;");
-        assert_eq!(circle, [["core → features::one", "features::one → core"]]);
     }
 
     #[test]

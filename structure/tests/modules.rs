@@ -3,7 +3,7 @@
 //! The rule holds for the children of each module, from the root of each crate down. A child stands for all modules below it: if
 //! `proxy::request` names an item of `forward::attempt`, that is an import of `forward` by `proxy`. An item counts where it is
 //! declared, not where `pub use` exports it. A child may name what the file of its parent declares, because a folder is a module in
-//! several files. The folder `features` is only a list: each feature is compared with the modules of the root. Tests do not count.
+//! several files. Tests do not count.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::collections::BTreeSet;

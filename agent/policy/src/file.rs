@@ -6,7 +6,7 @@ use proto::ServiceName;
 use settings::{self, ConfigError, Spanned};
 
 use super::{
-    DEFAULT, Policy, UNCLEAR,
+    DEFAULT_RULE, Policy, UNCLEAR_RULE,
     entries::{
         Impersonate, MAX_NAME, MAX_RULES, MAX_WEBHOOKS, ObjectEntry, PolicyFile, RuleEntry, StringList,
     },
@@ -107,7 +107,7 @@ impl RuleParser<'_> {
             let what = format!("a rule's name has 1 to {MAX_NAME} letters, digits, '-', '_' and '.'");
             return Err(self.error("name", name, what));
         }
-        if [DEFAULT, UNCLEAR].contains(&&**text) {
+        if [DEFAULT_RULE, UNCLEAR_RULE].contains(&&**text) {
             return Err(self.error(
                 "name",
                 name,

@@ -18,7 +18,7 @@ mod file;
 mod kubectl_names;
 mod object_rule;
 mod render;
-pub mod review;
+mod review;
 mod rule;
 mod user;
 mod validate;
@@ -31,15 +31,15 @@ use request_info::{DecodedPath, RequestInfo, UnclearRequestError};
 
 use self::{object_rule::ObjectRule, user::EffectiveUser};
 pub use self::{
-    review::{FeatureWrites, JudgedUsers},
+    review::{FeatureWrites, JudgedUsers, Review},
     rule::{Action, Rule},
     webhooks::AllowedWebhook,
 };
 
 /// The label in metrics and logs of requests that no rule matches.
-pub const DEFAULT: &str = "default";
+pub const DEFAULT_RULE: &str = "default";
 /// The label in metrics and logs of requests that cannot be interpreted.
-pub const UNCLEAR: &str = "unclear";
+pub const UNCLEAR_RULE: &str = "unclear";
 
 /// An ordered list of rules, and a mode.
 #[derive(Clone, Debug)]
@@ -192,8 +192,8 @@ impl Policy {
     pub fn rule_name(&self, source: DecisionSource) -> &str {
         match source {
             DecisionSource::Rule(index) => self.rules[index].name(),
-            DecisionSource::Default => DEFAULT,
-            DecisionSource::Unclear(_) => UNCLEAR,
+            DecisionSource::Default => DEFAULT_RULE,
+            DecisionSource::Unclear(_) => UNCLEAR_RULE,
         }
     }
 }

@@ -146,10 +146,12 @@ impl Policy {
     }
 }
 
-/// Returns a description of a reviewed write for messages.
-pub fn describe(request: &AdmissionRequest) -> String {
-    let info = info(request, verbs(request)[0]);
-    format!("{info} as {:?}", request.user_info.username)
+impl AdmissionRequest {
+    /// Returns a description of the write for messages.
+    pub fn describe(&self) -> String {
+        let info = info(self, verbs(self)[0]);
+        format!("{info} as {:?}", self.user_info.username)
+    }
 }
 
 /// Returns the verbs that a request may have. The API server does not say whether a patch or an update changes an object, nor whether one

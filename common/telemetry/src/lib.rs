@@ -22,8 +22,8 @@
 //! * [`Collector`] is the configured collector. The builder of the OTLP exporter also reads environment variables; the
 //!   test `exporter_variables_in_environment_have_no_effect` shows that they are ignored. [`environment`] reads them
 //!   for agentk.
-//! * [`metrics!`], [`RegistryExt`], [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that `prometheus_client`
-//!   does not have.
+//! * [`metrics!`], [`RegistryExt`], [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that
+//!   `prometheus_client` does not have.
 #![warn(missing_docs)]
 
 mod callback_metric;

@@ -5,7 +5,7 @@
 /// After `=` a field has the method of [`RegistryExt`](crate::RegistryExt) that creates it, with the name, the help text, which is its
 /// documentation as well, and the other arguments of the method. `with(function, …)` calls a function with the registry and these
 /// arguments. A field without a method has its default. Parameters after the name of the struct are those of `register`, after the
-/// registry.
+/// registry. `register` is as visible as the struct. The crate that uses the macro needs `prometheus-client` as a dependency.
 ///
 /// ```
 /// use prometheus_client::metrics::{counter::Counter, gauge::Gauge};

@@ -34,7 +34,7 @@ pub trait UserAuthenticator: fmt::Debug + Send + Sync {
     fn begin_login(&self, issuer: &str, redirect: String) -> Result<Option<LoginRequest>, UserLoginError>;
 
     /// Completes a login for which the issuer has sent the browser back. `state` is that of the [`LoginRequest`], and `query` that of the
-    /// redirect. Returns the token, or `None` if this is another login.
+    /// redirect. Returns the token, or `None` if they are not of a login at this issuer.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ pub struct AuthenticatedUser {
     pub expires: SystemTime,
 }
 
-/// A login that has begun.
+/// A login that has begun. It is no `Debug`, because its state has the secret of the login (PKCE).
 pub struct LoginRequest {
     /// The page of the issuer, to which the browser goes.
     pub url: String,
@@ -70,14 +70,18 @@ pub struct LoginRequest {
 }
 
 /// The reason for which a login at an issuer has failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum UserLoginError {
     /// The issuer does not respond. Another attempt may succeed.
+    #[error("{0}")]
     Unavailable(String),
     /// The issuer has refused the login.
+    #[error("{0}")]
     Refused(String),
     /// People cannot log in there, or the response of the issuer is not valid.
+    #[error("{0}")]
     Failed(String),
     /// The address has sent too many unknown credentials.
+    #[error(transparent)]
     Limited(RequestError),
 }

@@ -1,6 +1,6 @@
 //! A feature of kas, and what it adds to a replica: request types and hooks, routes, work in tunnels and in the background.
 //!
-//! The program has the list of features. Nothing here knows which ones there are.
+//! The program has the list of features. This crate names none of them.
 
 use std::{
     fmt::Debug,
@@ -25,7 +25,8 @@ use crate::{
 };
 use access::kill_switch::KillSwitch;
 
-/// A feature of a replica. Each method has a default, which adds nothing.
+/// A feature of a replica, which may be a service with a state of its own. Each method has a default, which adds nothing, and is called once
+/// for a replica.
 pub trait KasFeature: Debug + Send + Sync {
     /// Returns the types of requests that callers may send. Requests of a type that no feature has are forwarded too, if the identity file
     /// allows it.
@@ -38,17 +39,17 @@ pub trait KasFeature: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns what sees the result of each request of a caller.
+    /// Returns the observers of the results of requests.
     fn request_observers(&self) -> Vec<Arc<dyn RequestObserver>> {
         Vec::new()
     }
 
-    /// Returns what takes part in the requests of other replicas.
+    /// Returns the hooks of requests of other replicas.
     fn peer_hooks(&self) -> Vec<Arc<dyn PeerHooks>> {
         Vec::new()
     }
 
-    /// Returns what works in tunnels by itself.
+    /// Returns the work in each tunnel.
     fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
         Vec::new()
     }
@@ -63,7 +64,7 @@ pub trait KasFeature: Debug + Send + Sync {
         ApiRoutes::default()
     }
 
-    /// Returns the work that is of no single tunnel. The futures never complete, and are dropped when the replica stops.
+    /// Returns the tasks of the replica. A future may complete only when the replica stops, which drops the others.
     fn background_tasks(&self, _agents: &AgentServer) -> Vec<BoxFuture<'static, ()>> {
         Vec::new()
     }
@@ -114,17 +115,17 @@ impl Features {
         self.collect(|feature| feature.request_hooks(&mut context))
     }
 
-    /// Returns what sees the result of each request.
+    /// Returns the observers of the results of requests.
     pub fn request_observers(&self) -> Vec<Arc<dyn RequestObserver>> {
         self.collect(|feature| feature.request_observers())
     }
 
-    /// Returns what takes part in the requests of other replicas.
+    /// Returns the hooks of requests of other replicas.
     pub fn peer_hooks(&self) -> Vec<Arc<dyn PeerHooks>> {
         self.collect(|feature| feature.peer_hooks())
     }
 
-    /// Returns what works in tunnels.
+    /// Returns the work in each tunnel.
     pub fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
         self.collect(|feature| feature.tunnel_features())
     }
@@ -140,7 +141,7 @@ impl Features {
         routes.fold(ApiRoutes::default(), ApiRoutes::merge)
     }
 
-    /// Returns the work in the background.
+    /// Returns the tasks of the replica.
     pub fn background_tasks(&self, agents: &AgentServer) -> Vec<BoxFuture<'static, ()>> {
         self.collect(|feature| feature.background_tasks(agents))
     }

@@ -5,7 +5,7 @@ use kas_core::api::{
     query::{Query, QueryError},
 };
 use kas_environments::{
-    api::{DeploymentList, EnvironmentList, parse, parse_deployments},
+    api::{DeploymentList, EnvironmentList, parse_deployments, parse_environments},
     health::EnvironmentHealth,
 };
 use kas_events::{EventQuery, EventQueryError};
@@ -49,7 +49,7 @@ fn document_has_the_parameters_of_each_path() {
         let query = format!("{name}=1");
         let error = match path {
             "/api/v1/agents" => query.parse::<Query>().err(),
-            "/api/v1/environments" => parse(&query).err(),
+            "/api/v1/environments" => parse_environments(&query).err(),
             "/api/v1/deployments" => parse_deployments(&query).err(),
             _ => return !matches!(query.parse::<EventQuery>(), Err(EventQueryError::Unknown(_))),
         };
@@ -62,7 +62,7 @@ fn document_has_the_parameters_of_each_path() {
         // The message about an unknown parameter lists all.
         let unknown = match path {
             "/api/v1/agents" => "other=1".parse::<Query>().unwrap_err().to_string(),
-            "/api/v1/environments" => parse("other=1").unwrap_err().to_string(),
+            "/api/v1/environments" => parse_environments("other=1").unwrap_err().to_string(),
             "/api/v1/deployments" => parse_deployments("other=1").unwrap_err().to_string(),
             _ => "other=1".parse::<EventQuery>().unwrap_err().to_string(),
         };
@@ -90,7 +90,7 @@ fn document_allows_the_values_that_are_accepted() {
         assert!(format!("severity={word}").parse::<EventQuery>().is_ok(), "{word}");
     }
     for word in words("/api/v1/environments", "tier") {
-        assert!(parse(&format!("tier={word}")).is_ok(), "{word}");
+        assert!(parse_environments(&format!("tier={word}")).is_ok(), "{word}");
     }
     for (path, name, good, bad) in [
         ("/api/v1/agents", "project", json!(7), json!(-1)),
@@ -108,7 +108,7 @@ fn document_allows_the_values_that_are_accepted() {
             let query = format!("{name}={}", value.to_string().trim_matches('"'));
             let accepted = match path {
                 "/api/v1/agents" => query.parse::<Query>().is_ok(),
-                "/api/v1/environments" => parse(&query).is_ok(),
+                "/api/v1/environments" => parse_environments(&query).is_ok(),
                 "/api/v1/deployments" => parse_deployments(&query).is_ok(),
                 _ => query.parse::<EventQuery>().is_ok(),
             };

@@ -12,12 +12,13 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use gateway::{config::EventsConfig, test_support::Webhook};
+use gateway::config::EventsConfig;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use kas_events::webhooks::Webhook;
 use kas_testing::{fleet::TestFleet, world::World};
 use parking_lot::Mutex;
 use proto::{

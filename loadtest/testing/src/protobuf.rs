@@ -2,8 +2,8 @@
 
 use std::{env, fs, path::Path};
 
-/// Compares `src/messages/generated.rs` of a crate with what prost-build makes of `proto/<package>.proto`. With `UPDATE=1` it writes the file.
-/// The fields in `boxed` are in a `Box`.
+/// Compares `src/messages/generated.rs` of a crate with what prost-build makes of `proto/<package>.proto`. With `UPDATE=1` it writes
+/// the file. The fields in `boxed` are in a `Box`.
 ///
 /// # Panics
 ///

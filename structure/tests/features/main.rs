@@ -28,9 +28,18 @@ fn is_wire(package: &Package) -> bool {
 
 /// Returns whether a crate is of no feature, and not of a program or of tests either.
 fn is_core(package: &Package) -> bool {
-    let core =
-        ["proto", "tunnel", "router", "store", "common", "gateway/access", "gateway/core", "agent/core"]
-            .map(Path::new);
+    let core = [
+        "proto",
+        "tunnel",
+        "router",
+        "store",
+        "common",
+        "gateway/access",
+        "gateway/core",
+        "agent/core",
+        "agent/policy",
+    ]
+    .map(Path::new);
     core.iter().any(|folder| package.folder().starts_with(folder))
 }
 

@@ -7,7 +7,7 @@ pub(crate) const PROGRAM: &str = "program";
 
 /// The parts of modules, with all modules below them. Other modules are core.
 ///
-/// The table is the map of the folders to which the modules will move: `features/<name>`, and the folders of the programs.
+/// The command line of kas has the commands of features, and agentk the admission webhook; the rest of these crates is program.
 pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("cli", "", PROGRAM),
     ("cli", "audit", "cluster-audit"),

@@ -7,10 +7,8 @@ use std::{
 };
 
 use agentk_policy::{
-    Action, AllowedWebhook, DEFAULT, DecisionSource, JudgedUsers, Policy, PolicyMode, UNCLEAR,
-    admission_review::AdmissionRequest,
-    describe,
-    review::{self, Review},
+    Action, AllowedWebhook, DEFAULT_RULE, DecisionSource, JudgedUsers, Policy, PolicyMode, Review,
+    UNCLEAR_RULE, admission_review::AdmissionRequest, describe,
 };
 use arc_swap::ArcSwap;
 use files::{WatchedFile, follow};
@@ -135,7 +133,7 @@ impl PolicyEnforcer {
             Review::Object(rule) => active.policy.rules().len() + 2 + rule,
         };
         active.stats[index].counter.inc();
-        let (rule, described) = (&active.stats[index].name, review::describe(request));
+        let (rule, described) = (&active.stats[index].name, request.describe());
         let message = match review {
             Review::Decided(decision) if decision.allowed => return Verdict::Allowed,
             Review::Decided(decision) => refusal(rule, decision.source, &described),
@@ -259,7 +257,7 @@ impl ActivePolicy {
             Action::Deny => (rule.name(), refused),
         });
         let objects = policy.object_rules().map(|name| (name, refused));
-        let stats = rules.chain([(DEFAULT, refused), (UNCLEAR, refused)]).chain(objects);
+        let stats = rules.chain([(DEFAULT_RULE, refused), (UNCLEAR_RULE, refused)]).chain(objects);
         let stats = stats.map(|(name, decision)| RuleStats {
             name: name.to_owned(),
             decision,

@@ -91,7 +91,7 @@ async fn list_environments(
     headers: HeaderMap,
 ) -> Result<EnvironmentList, InternalApiError> {
     let (context, sources) = &*state;
-    let (query, with_health) = parse(query.as_deref().unwrap_or_default())?;
+    let (query, with_health) = parse_environments(query.as_deref().unwrap_or_default())?;
     let token = gitlab_token(&headers)?;
     let environments = sources.environments.list(&query, token.as_ref()).await.map_err(refusal)?;
     let environments = if with_health {
@@ -156,7 +156,7 @@ pub fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryEr
 }
 
 /// Parses the query of environments. Returns it with whether their health is asked for.
-pub fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
+pub fn parse_environments(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
@@ -218,7 +218,8 @@ mod tests {
 
     #[test]
     fn query_is_parsed_and_decoded() {
-        let (query, with_health) = parse("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
+        let (query, with_health) =
+            parse_environments("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
         let text = |text: &str| Some(text.to_owned());
         let expected = EnvironmentQuery {
             project: text("g/app"),
@@ -228,12 +229,14 @@ mod tests {
             agent: text("7"),
         };
         assert_eq!((query, with_health), (expected, false));
-        assert_eq!(parse("project=g/app&").unwrap().0.project, text("g/app"));
-        assert_eq!(parse("").unwrap(), (EnvironmentQuery::default(), false));
+        assert_eq!(parse_environments("project=g/app&").unwrap().0.project, text("g/app"));
+        assert_eq!(parse_environments("").unwrap(), (EnvironmentQuery::default(), false));
         let empty = "project=&slug=&tier=&group=&agent=&health=";
-        assert_eq!(parse(empty).unwrap(), (EnvironmentQuery::default(), false));
-        assert_eq!(parse("project=my+group%2Fapp").unwrap().0.project, text("my group/app"));
-        assert!(parse("health=true").unwrap().1 && !parse("health=false").unwrap().1);
+        assert_eq!(parse_environments(empty).unwrap(), (EnvironmentQuery::default(), false));
+        assert_eq!(parse_environments("project=my+group%2Fapp").unwrap().0.project, text("my group/app"));
+        assert!(
+            parse_environments("health=true").unwrap().1 && !parse_environments("health=false").unwrap().1
+        );
     }
 
     #[test]
@@ -287,7 +290,7 @@ mod tests {
             ("slug=a&slug=b", "slug is given twice"),
             (&"&".repeat(9000), "longer than 8192 bytes"),
         ] {
-            let error = parse(query).unwrap_err().to_string();
+            let error = parse_environments(query).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

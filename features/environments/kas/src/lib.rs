@@ -1,5 +1,4 @@
-//! The environments of projects in kas: those of the file and those that agents name, the deployments of CI jobs to them, and those whose
-//! objects kas lets agentk make.
+//! Environments of projects: their sources (the file, agents), the deployments to them, and the objects that agentk makes for CI jobs.
 #![warn(missing_docs)]
 
 pub mod api;

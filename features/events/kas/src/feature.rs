@@ -28,6 +28,7 @@ use crate::{
 #[derive(Debug)]
 pub struct EventsFeature {
     events: Events,
+    agents: AgentEvents,
     replica: ReplicaId,
     redis: Option<RedisStore>,
 }
@@ -35,7 +36,7 @@ pub struct EventsFeature {
 impl EventsFeature {
     /// Builds the feature of a replica. `redis` is the store that replicas share, if there are several.
     pub fn new(events: Events, replica: ReplicaId, redis: Option<RedisStore>) -> Self {
-        Self { events, replica, redis }
+        Self { agents: AgentEvents::new(events.clone()), events, replica, redis }
     }
 }
 
@@ -53,8 +54,7 @@ impl KasFeature for EventsFeature {
     }
 
     fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
-        let events = AgentEvents::new(self.events.clone());
-        vec![Box::new(events.clone()), Box::new(ConfigurationReports(events))]
+        vec![Box::new(self.agents.clone()), Box::new(ConfigurationReports(self.agents.clone()))]
     }
 
     fn admin_routes(&self, draining: &CancellationToken) -> Router {

@@ -101,7 +101,7 @@ impl Events {
     }
 
     /// Appends the events that wait. The future never completes.
-    pub async fn run(&self) {
+    pub(crate) async fn run(&self) {
         let Shared { queue, queued, metrics, .. } = &*self.0;
         let mut backoff = BACKOFF.0;
         loop {
@@ -142,7 +142,7 @@ impl Events {
     }
 
     /// Returns at most `limit` events after a position.
-    pub fn read(&self, after: EventPosition, limit: usize) -> EventPage {
+    pub(crate) fn read(&self, after: EventPosition, limit: usize) -> EventPage {
         self.0.store.events(after, limit)
     }
 
@@ -152,17 +152,17 @@ impl Events {
     }
 
     /// Returns a receiver of the position of the newest event.
-    pub fn changes(&self) -> watch::Receiver<EventPosition> {
+    pub(crate) fn changes(&self) -> watch::Receiver<EventPosition> {
         self.0.store.event_changes()
     }
 
     /// Returns the position of the newest event.
-    pub fn newest(&self) -> EventPosition {
+    pub(crate) fn newest(&self) -> EventPosition {
         *self.changes().borrow()
     }
 
     /// Returns the reason why newer events may be missing, or `None` if there is none.
-    pub fn missing(&self) -> Option<String> {
+    pub(crate) fn missing(&self) -> Option<String> {
         match self.0.store.health() {
             StoreHealth::Healthy => None,
             StoreHealth::Degraded { reason, .. } => Some(format!("newer events may be missing: {reason}")),

@@ -24,6 +24,7 @@
 //! | `transport` | connections: TCP, TLS, Unix sockets |
 //! | `setup` | reads the files of the section `gitlab` |
 //! | `usage`, `usage_reports` | [`Usage`]: counters and events for GitLab's statistics |
+//! | `feature` | what GitLab adds to a replica of kas |
 //! | `switch`, `switch_monitor` | whether GitLab has switched kas off |
 //! | `gitlab_agentk` | [`GitlabAgentk`]: serves GitLab's agentk, whose connection is a tunnel |
 //! | `rpcs` | the RPCs that GitLab calls |

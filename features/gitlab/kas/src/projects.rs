@@ -96,7 +96,7 @@ impl GitLabProjects {
 }
 
 impl ProjectSource for GitLabProjects {
-    fn own<'a>(
+    fn configuration_project<'a>(
         &'a self,
         agent: &'a AgentIdentity,
     ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>> {
@@ -109,7 +109,7 @@ impl ProjectSource for GitLabProjects {
         })
     }
 
-    fn other<'a>(
+    fn readable_project<'a>(
         &'a self,
         agent: &'a AgentIdentity,
         token: &'a SecretString,

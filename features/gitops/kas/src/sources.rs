@@ -184,10 +184,14 @@ impl Sources {
         let listed = self.configured.iter().find(|source| source.id == id && self.may_read(source, agent));
         let projects = self.projects.as_ref().filter(|_| agent.project.is_some());
         let settings = match (id == own, listed, projects) {
-            (true, _, Some(projects)) => SourceSettings::Project(projects.own(agent).await?),
+            (true, _, Some(projects)) => {
+                SourceSettings::Project(projects.configuration_project(agent).await?)
+            }
             (true, _, None) => SourceSettings::Git(self.own(agent)?),
             (false, Some(source), _) => source.settings.clone(),
-            (false, None, Some(projects)) => SourceSettings::Project(projects.other(agent, token, id).await?),
+            (false, None, Some(projects)) => {
+                SourceSettings::Project(projects.readable_project(agent, token, id).await?)
+            }
             (false, None, None) => {
                 return Err(refused(format!(
                     "the agent may not read the project {id}: list the project in agent.gitops.repositories of kas, with this agent"

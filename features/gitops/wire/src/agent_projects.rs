@@ -6,12 +6,16 @@ use access::AgentIdentity;
 use futures_util::future::BoxFuture;
 use secrecy::SecretString;
 
-/// Knows the Git projects of agents.
+/// The Git projects that agents may read.
 pub trait AgentProjects: Debug + Send + Sync {
     /// Returns whether the operator of kas has chosen the configuration of an agent: the identity file has the agent.
     fn is_configured_by_operator(&self, agent: &AgentIdentity) -> bool;
 
     /// Checks that an agent may read a project.
+    ///
+    /// # Errors
+    ///
+    /// The agent may not read it, or the source does not respond.
     fn check_access<'a>(
         &'a self,
         reader: ProjectReader<'a>,

@@ -11,12 +11,20 @@ pub const MAX_DESCRIPTION: usize = 255;
 /// A server that has statuses of commits.
 pub trait CommitStatusApi: fmt::Debug + Send + Sync {
     /// Returns the present status at a place.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses the request, or does not respond.
     fn get<'a>(
         &'a self,
         place: StatusPlace<'a>,
     ) -> BoxFuture<'a, Result<Option<CommitStatus>, CommitStatusError>>;
 
     /// Sets the status at a place.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses the request, or does not respond.
     fn set<'a>(
         &'a self,
         place: StatusPlace<'a>,

@@ -1,4 +1,4 @@
-//! The border of GitOps in kas: what a server of projects, such as GitLab, does for it, and what it does for other features.
+//! The traits between GitOps in kas and other features: what a server of projects, such as GitLab, does for it, and what it does for them.
 //!
 //! A [`ProjectSource`] has the repositories of projects, and decides which of them an agent may read. A [`CommitStatusApi`] shows the
 //! results of syncs. GitOps itself is the [`AgentProjects`] of other features.

@@ -20,7 +20,7 @@ pub trait ProjectSource: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// The source does not know it yet.
-    fn own<'a>(
+    fn configuration_project<'a>(
         &'a self,
         agent: &'a AgentIdentity,
     ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>>;
@@ -30,7 +30,7 @@ pub trait ProjectSource: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// The agent may not read it, or the source does not respond.
-    fn other<'a>(
+    fn readable_project<'a>(
         &'a self,
         agent: &'a AgentIdentity,
         token: &'a SecretString,

@@ -1,4 +1,4 @@
-//! The feature beside the listener of the page: the recent requests and lines of the audit log, for readers at all replicas.
+//! The recent requests and lines of the audit log, which readers at all replicas see.
 
 use std::sync::Arc;
 
