@@ -17,6 +17,7 @@
 //! The library has no global state but the process groups of credential plugins, so that several agents can run in one
 //! process. agentk listens for probes and scrapes, and with flags for kas. Its rights in the cluster are those of its credentials,
 //! restricted by the policy; kas decides which callers may use it.
+#![warn(missing_docs)]
 
 pub mod admin;
 pub mod check_report;

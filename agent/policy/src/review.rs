@@ -116,7 +116,7 @@ impl Policy {
     /// Decides about a write that the API server reviews.
     ///
     /// The services share the credential, so a write passes if the policy allows it to one of them. It passes if the policy allows it
-    /// with one of the [`verbs`] that it may have.
+    /// with one of the verbs that it may have.
     pub fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Review {
         let resource = request.requested();
         let is_question = OWN_QUESTIONS.contains(&(&resource.group, &resource.resource));

@@ -7,7 +7,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Says before each write whether it may happen.
+/// Decides before each write whether it may happen.
 pub trait Fence: Send + Sync {
     /// Returns the time until which a request may run before the fence must be asked again.
     ///

@@ -6,6 +6,7 @@
 //! of a client and its credential.
 //!
 //! [`ConnectionLimit`] counts the connections of a listener, and [`ByteLimit`] the bytes of their requests.
+#![warn(missing_docs)]
 
 mod bytes;
 mod connections;

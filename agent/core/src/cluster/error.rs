@@ -16,34 +16,72 @@ pub enum ClusterError {
          account (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set), {}",
         tried_home(.home.as_deref())
     )]
-    NotConfigured { home: Option<PathBuf> },
+    NotConfigured {
+        /// The path of the kubeconfig in the home directory, if `HOME` is set.
+        home: Option<PathBuf>,
+    },
     /// A context was given, and the configuration is a service account.
     #[error(
         "context {context:?} was given, but the configuration is this pod's service account, which has no \
          contexts; name a kubeconfig too"
     )]
-    ContextInCluster { context: String },
+    ContextInCluster {
+        /// The name of the context.
+        context: String,
+    },
     /// No file of `KUBECONFIG` exists.
     #[error("KUBECONFIG names no file that exists: {}", list(.files))]
-    NoKubeconfig { files: Vec<PathBuf> },
+    NoKubeconfig {
+        /// The files of `KUBECONFIG`.
+        files: Vec<PathBuf>,
+    },
     /// A file cannot be read.
     #[error("cannot read {}: {cause}{hint}", .path.display())]
-    Read { path: PathBuf, cause: io::Error, hint: &'static str },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        cause: io::Error,
+        /// What to do, or nothing.
+        hint: &'static str,
+    },
     /// A kubeconfig is invalid.
     #[error("{}{}: {problem}", .file.display(), suffix(*.line))]
-    Kubeconfig { file: PathBuf, line: Option<u64>, problem: String },
+    Kubeconfig {
+        /// The kubeconfig.
+        file: PathBuf,
+        /// The line of the problem, if it is known.
+        line: Option<u64>,
+        /// What is wrong.
+        problem: String,
+    },
     /// The variables of the pod have no valid address.
     #[error("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not a valid address: {address:?}")]
-    ServiceAddress { address: String },
+    ServiceAddress {
+        /// The text of both variables.
+        address: String,
+    },
     /// A credential file is invalid; `what` is `the token` or `the password`.
     #[error("{what} in {} {problem}", .path.display())]
-    Credential { what: &'static str, path: PathBuf, problem: &'static str },
+    Credential {
+        /// `the token` or `the password`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: &'static str,
+    },
     /// A certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// A credential plugin printed no valid credential.
     #[error("the credential plugin {command}: {problem}")]
-    Plugin { command: String, problem: String },
+    Plugin {
+        /// The program.
+        command: String,
+        /// What is wrong.
+        problem: String,
+    },
 }
 
 fn tried_home(path: Option<&Path>) -> String {

@@ -17,37 +17,92 @@ type Cause = Box<dyn StdError + Send + Sync>;
 pub enum UpstreamError {
     /// The name does not exist, or DNS is down.
     #[error("cannot resolve {host}: {cause}")]
-    Resolve { host: String, cause: io::Error },
+    Resolve {
+        /// The host.
+        host: String,
+        /// The error below.
+        cause: io::Error,
+    },
     /// Nothing listens there, or a network policy forbids the connection.
     #[error("cannot connect to {address}: {cause}")]
-    Connect { address: String, cause: io::Error },
+    Connect {
+        /// The address, without credentials.
+        address: String,
+        /// The error below.
+        cause: io::Error,
+    },
     /// The TLS handshake failed.
     #[error("TLS with {host} failed: {reason}")]
-    Tls { host: String, reason: String },
+    Tls {
+        /// The host.
+        host: String,
+        /// The reason, in words.
+        reason: String,
+    },
     /// The certificates of agentk are not available.
     #[error("cannot prepare TLS for {host}: {}", ErrorChain(&**cause))]
-    TlsSetup { host: String, cause: Cause },
+    TlsSetup {
+        /// The host.
+        host: String,
+        /// The error below.
+        cause: Cause,
+    },
     /// The connection was not open in time.
     #[error("no connection to {address} within {after:?}")]
-    ConnectTimeout { address: String, after: Duration },
+    ConnectTimeout {
+        /// The address, without credentials.
+        address: String,
+        /// The time limit.
+        after: Duration,
+    },
     /// The head of the response did not arrive in time.
     #[error("no response from {address} within {after:?}")]
-    ResponseTimeout { address: String, after: Duration },
+    ResponseTimeout {
+        /// The address, without credentials.
+        address: String,
+        /// The time limit.
+        after: Duration,
+    },
     /// The server has stopped reading the request.
     #[error("{address} took no bytes of the request for {after:?}")]
-    WriteTimeout { address: String, after: Duration },
+    WriteTimeout {
+        /// The address, without credentials.
+        address: String,
+        /// The time limit.
+        after: Duration,
+    },
     /// The server may have acted on the request.
     #[error("{address} closed the connection before its response: {}", ErrorChain(&**cause))]
-    ClosedBeforeResponse { address: String, cause: Cause },
+    ClosedBeforeResponse {
+        /// The address, without credentials.
+        address: String,
+        /// The error below.
+        cause: Cause,
+    },
     /// The response violates HTTP/1.1.
     #[error("{address} sent something that is not a valid HTTP/1.1 response: {}", ErrorChain(&**cause))]
-    InvalidResponse { address: String, cause: Cause },
+    InvalidResponse {
+        /// The address, without credentials.
+        address: String,
+        /// The error below.
+        cause: Cause,
+    },
     /// The body of the request failed on the side of the caller.
     #[error("the body of the request to {address} broke off: {}", ErrorChain(&**cause))]
-    RequestBody { address: String, cause: Cause },
+    RequestBody {
+        /// The address, without credentials.
+        address: String,
+        /// The error below.
+        cause: Cause,
+    },
     /// The method or the path of the request is invalid.
     #[error("the path cannot be sent to {address}: {}", ErrorChain(&**cause))]
-    InvalidTarget { address: String, cause: Cause },
+    InvalidTarget {
+        /// The address, without credentials.
+        address: String,
+        /// The error below.
+        cause: Cause,
+    },
 }
 
 impl UpstreamError {

@@ -89,16 +89,34 @@ struct CachedConfig {
 pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {}: {cause}", .path.display())]
-    Read { path: PathBuf, cause: io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error below.
+        cause: io::Error,
+    },
     /// A file has no certificate.
     #[error("{origin} contains no certificate in PEM form")]
-    NoCertificate { origin: String },
+    NoCertificate {
+        /// The file, or the key that has the certificate.
+        origin: String,
+    },
     /// A file is not in PEM form.
     #[error("{origin} is not valid PEM: {cause}")]
-    Pem { origin: String, cause: String },
+    Pem {
+        /// The file, or the key that has the certificate.
+        origin: String,
+        /// The error below.
+        cause: String,
+    },
     /// A root certificate is invalid.
     #[error("{origin}: a certificate cannot be used: {cause}")]
-    Certificate { origin: String, cause: rustls::Error },
+    Certificate {
+        /// The file, or the key that has the certificate.
+        origin: String,
+        /// The error below.
+        cause: rustls::Error,
+    },
     /// The client certificate is invalid, or does not match its key.
     #[error("the client certificate and its key cannot be used: {0}")]
     Identity(rustls::Error),

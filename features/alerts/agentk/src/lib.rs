@@ -8,6 +8,7 @@
 //!
 //! Every pod follows, so that each one has the open alerts for callers, and the next leader knows what was reported. The requests to the
 //! API of the cluster pass the scope and the policy of the cluster's owner, as the service `alerts`.
+#![warn(missing_docs)]
 
 mod check;
 mod definition;

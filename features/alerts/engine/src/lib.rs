@@ -7,6 +7,7 @@
 //!
 //! Everything here is pure: times are arguments. Flows, policies and Events are written by workloads of the cluster, so that texts are
 //! cut and cleaned, and all tables have limits.
+#![warn(missing_docs)]
 
 mod alert;
 pub mod engine;

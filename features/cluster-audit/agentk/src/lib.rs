@@ -2,6 +2,7 @@
 //!
 //! kas adds the callers of requests through kas, and decides who may read. The scope of the agent limits the events to its namespaces,
 //! and the policy of the cluster's owner may refuse the service.
+#![warn(missing_docs)]
 
 mod check;
 mod definition;

@@ -3,6 +3,7 @@
 //!
 //! The template comes with the configuration of the agent. What is sent to the cluster passes the scope and the policy of its owner,
 //! which has to list the kinds: without a policy there are none, and kas leaves environments as they are.
+#![warn(missing_docs)]
 
 mod definition;
 mod metrics;

@@ -11,6 +11,7 @@
 //! [`gitlab_protocol`] gives it to the sessions of agentk. One stream of HTTP/2 carries one request. `stream_set` keeps enough streams
 //! open, and ends them at a drain. Requests pass a tunnel in memory to the dispatcher, so that they are served like those of the other
 //! protocol.
+#![warn(missing_docs)]
 
 mod backoff;
 mod check;

@@ -10,6 +10,7 @@
 //!
 //! The requests of a worker to the API of the cluster pass the scope and the policy of the cluster's owner, as the service `gitops`.
 //! The inventory, the status and the Lease are agentk's own, in its namespace.
+#![warn(missing_docs)]
 
 mod attendance;
 mod check;

@@ -3,6 +3,7 @@
 //! Nothing is loaded while nobody looks. The first request starts the cache, which is dropped half an hour after the last one. What agentk
 //! loads passes the scope and the policy of the cluster's owner, as the service `graph`; what a caller sees is what the API server lets
 //! the identity of the caller list and watch.
+#![warn(missing_docs)]
 
 mod definition;
 mod environments;

@@ -11,6 +11,7 @@
 //!
 //! The requests to the API of the cluster pass the scope and the policy of the cluster's owner, as the service `notify`. Webhooks go to the
 //! URLs that the policy lists. The records are agentk's own, in its namespace.
+#![warn(missing_docs)]
 
 mod argocd;
 mod definition;

@@ -9,6 +9,7 @@
 //! The rights of a verified token are in the identity file.
 //!
 //! `kas login` and the web page get the tokens of people with [`AuthorizationRequest`] and [`OauthClient`].
+#![warn(missing_docs)]
 
 mod authorization;
 mod client;
