@@ -17,7 +17,7 @@ telemetry::metrics! {
     /// The metrics. Cheap to clone; those of `default` are not registered.
     pub struct AgentMetrics {
         pub(crate) tunnels: Gauge = create("agentk_tunnels", "Open tunnels to kas"),
-        /// Kas chooses a pod: no tunnel in this one is no fault then.
+        /// While it is 1, kas chooses the pod to which it opens tunnels, so that a pod without one is no fault.
         pub(crate) listening: Gauge = create("agentk_listening", "1 while agentk accepts connections of kas"),
         dials: Family<Label, Counter> = create("agentk_dials", "Attempts to open a tunnel, by result"),
         tunnel_lifetimes: HistogramFamily<Label> = with(tunnel_lifetimes),

@@ -42,7 +42,7 @@ pub enum ClusterError {
         path: PathBuf,
         /// The error of the operating system.
         cause: io::Error,
-        /// What to do, or nothing.
+        /// The remedy, or an empty text.
         hint: &'static str,
     },
     /// A kubeconfig is invalid.
@@ -52,7 +52,7 @@ pub enum ClusterError {
         file: PathBuf,
         /// The line of the problem, if it is known.
         line: Option<u64>,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// The variables of the pod have no valid address.
@@ -68,7 +68,7 @@ pub enum ClusterError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
     },
     /// A certificate cannot be used.
@@ -79,7 +79,7 @@ pub enum ClusterError {
     Plugin {
         /// The program.
         command: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

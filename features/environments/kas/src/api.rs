@@ -31,13 +31,13 @@ const JOB_TOKEN: HeaderName = HeaderName::from_static("job-token");
 
 /// The sources of the routes.
 #[derive(Debug)]
-pub struct EnvironmentsApi {
+pub(crate) struct EnvironmentsApi {
     /// The environments of all sources.
-    pub environments: EnvironmentSources,
+    pub(crate) environments: EnvironmentSources,
     /// Asks agents for the health of environments.
-    pub health: HealthInquiry,
+    pub(crate) health: HealthInquiry,
     /// The deployments of CI jobs.
-    pub deployments: Deployments,
+    pub(crate) deployments: Deployments,
 }
 
 /// The state of the routes.
@@ -78,7 +78,7 @@ impl IntoResponse for DeploymentList {
 }
 
 /// Returns the routes of environments and deployments.
-pub fn routes(context: ApiContext, sources: EnvironmentsApi) -> Router {
+pub(crate) fn routes(context: ApiContext, sources: EnvironmentsApi) -> Router {
     Router::new()
         .route("/api/v1/environments", get(list_environments))
         .route("/api/v1/deployments", get(list_deployments))

@@ -76,7 +76,7 @@ struct PlaceHealth {
 
 /// Asks agents for the health of places.
 #[derive(Debug)]
-pub struct HealthInquiry {
+pub(crate) struct HealthInquiry {
     forwarder: Forwarder,
     kill_switch: Arc<KillSwitch>,
     requests: Semaphore,
@@ -84,7 +84,7 @@ pub struct HealthInquiry {
 
 impl HealthInquiry {
     /// Returns an inquiry that sends requests as the server of callers does. It does not wait for agents that are away.
-    pub fn new(callers: &ProxyServer) -> Self {
+    pub(crate) fn new(callers: &ProxyServer) -> Self {
         let forwarder = Forwarder { reconnect_wait: Duration::ZERO, ..callers.forwarder.clone() };
         let requests = Semaphore::new(MAX_REQUESTS);
         Self { forwarder, kill_switch: Arc::clone(&callers.kill_switch), requests }

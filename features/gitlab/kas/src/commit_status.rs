@@ -26,8 +26,6 @@ struct StatusBody<'a> {
     state: CommitState,
     name: &'a str,
     description: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target_url: Option<&'a str>,
 }
 
 #[derive(Deserialize)]
@@ -70,7 +68,7 @@ impl CommitStatusApi for GitLabCommitStatuses {
     ) -> BoxFuture<'a, Result<(), CommitStatusError>> {
         Box::pin(async move {
             let token = self.token().await?;
-            Ok(self.client.set_commit_status(place, status, None, Credential::User(&token)).await?)
+            Ok(self.client.set_commit_status(place, status, Credential::User(&token)).await?)
         })
     }
 }
@@ -107,7 +105,7 @@ impl GitLabClient {
         }))
     }
 
-    /// Sets the status of a commit. `page` is the URL of its details.
+    /// Sets the status of a commit.
     ///
     /// # Errors
     ///
@@ -116,11 +114,10 @@ impl GitLabClient {
         &self,
         place: StatusPlace<'_>,
         status: &CommitStatus,
-        page: Option<&str>,
         credential: Credential<'_>,
     ) -> Result<(), GitLabError> {
         let CommitStatus { state, description } = status;
-        let body = StatusBody { state: *state, name: place.name, description, target_url: page };
+        let body = StatusBody { state: *state, name: place.name, description };
         let project = place.project.to_string();
         let ids = ObjectIds { project: &project, commit: place.commit };
         let set: Result<serde::de::IgnoredAny, _> =

@@ -46,7 +46,7 @@ pub type TemplateCheck = fn(&TemplateFile) -> Option<String>;
 /// The reason why the newest version cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigurationError {
-    /// What is at fault.
+    /// The part at fault.
     pub fault: ConfigurationFault,
     /// The problem and its place.
     pub message: String,
@@ -54,7 +54,7 @@ pub struct ConfigurationError {
     pub since: SystemTime,
 }
 
-/// What is at fault for an error of a configuration.
+/// The part at fault for an error of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigurationFault {
     /// The source does not respond.

@@ -10,8 +10,8 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kas_core::api::ApiRoutes;
-use kas_environments::{api::EnvironmentsApi, health::HealthInquiry};
+use kas_core::feature::KasFeature as _;
+use kas_environments::{AgentEnvironments, EnvironmentsFeature, ManagedResourcesConfig};
 use prost::Message;
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -76,10 +76,13 @@ pub fn server(
     let (kas, context) = (&world.kas, ApiContext::new(&world.kas.agents));
     let routes = match environments {
         Some(environments) => {
-            let health = HealthInquiry::new(&kas.callers);
-            let deployments = kas.deployments.clone();
-            let sources = EnvironmentsApi { environments, health, deployments };
-            ApiRoutes { http: kas_environments::api::routes(context, sources), ..ApiRoutes::default() }
+            let feature = EnvironmentsFeature {
+                managed_resources: ManagedResourcesConfig::default(),
+                named: AgentEnvironments::new(None),
+                sources: environments,
+                deployments: kas.deployments.clone(),
+            };
+            feature.api_routes(&context, &kas.callers)
         }
         None => kas.features.api_routes(&context, &kas.callers),
     };
