@@ -55,6 +55,25 @@ struct State {
     always: Option<Reply>,
     /// The last request had an identity.
     impersonated: bool,
+    /// The change of the RoleBinding, if the template has one.
+    binding: Option<&'static str>,
+    rights: Rights,
+}
+
+/// What the API server says of the rights of a job.
+#[derive(Clone, Copy, Debug)]
+enum Rights {
+    /// The policy refuses the question.
+    Refused,
+    /// The job has them after so many answers.
+    After(u32),
+    Never,
+}
+
+impl Default for Rights {
+    fn default() -> Self {
+        Self::After(0)
+    }
 }
 
 impl Provision {
@@ -64,10 +83,33 @@ impl Provision {
             .with_fn("environments", move |request| environments.clone().answer(request))
             .with_fn("provision", move |request| provision.clone().answer(request))
             .with_fn("kubernetes", move |request: Request<Body>| {
-                kubernetes.0.lock().requests.push((request.uri().to_string(), Value::Null));
-                async { Response::new(Body::from("the cluster")) }
+                let response = kubernetes.cluster(&request);
+                async { response }
             })
             .with_fn("prometheus", async |_| Response::new(Body::from("series")))
+    }
+
+    /// Answers a request to the cluster.
+    fn cluster(&self, request: &Request<Body>) -> Response<Body> {
+        let mut state = self.0.lock();
+        state.requests.push((request.uri().to_string(), Value::Null));
+        if request.uri() != REVIEW {
+            return Response::new(Body::from("the cluster"));
+        }
+        state.impersonated = request.headers().contains_key("impersonate-user");
+        let own = json!({"verbs": ["create"], "apiGroups": ["authorization.k8s.io"], "resources": ["selfsubjectrulesreviews"]});
+        let all = json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
+        let (status, rules) = match state.rights {
+            Rights::Refused => (403, json!([])),
+            Rights::After(0) => (201, json!([own, all])),
+            Rights::After(more) => {
+                state.rights = Rights::After(more - 1);
+                (201, json!([own]))
+            }
+            Rights::Never => (201, json!([own])),
+        };
+        let review = json!({"kind": "SelfSubjectRulesReview", "status": {"resourceRules": rules}});
+        Response::builder().status(status).body(Body::from(review.to_string())).unwrap()
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -90,8 +132,14 @@ impl Provision {
             Some(Reply::Garbage) => return Response::new(Body::from("[]")),
             None => {}
         }
-        let object = json!({"kind": "Namespace", "name": "live-30-7", "change": "created"});
-        Response::new(Body::from(json!({"template": "default.yaml", "objects": [object]}).to_string()))
+        let mut objects = vec![json!({"kind": "Namespace", "name": "live-30-7", "change": "created"})];
+        if let Some(change) = self.0.lock().binding {
+            objects.push(json!({
+                "group": "rbac.authorization.k8s.io", "kind": "RoleBinding", "namespace": "live-30-7", "name": "deployers",
+                "change": change,
+            }));
+        }
+        Response::new(Body::from(json!({"template": "default.yaml", "objects": objects}).to_string()))
     }
 
     fn next(&self, replies: impl IntoIterator<Item = Reply>) {
@@ -110,6 +158,7 @@ impl Provision {
 
 const ENSURE: &str = "POST /v1/projects/30/environments/live";
 const CLUSTER: &str = "/api/v1/pods";
+const REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
 
 fn managed(access_as: &Value) -> Value {
     json!({"access_as": access_as, "resource_management": {"enabled": true}})
@@ -160,6 +209,40 @@ async fn objects_are_asked_for_before_the_first_request_of_each_job() {
     assert_eq!(world.metric("kas_managed_environments_total{result=\"ok\"}"), 3.0);
     assert_eq!(world.metric("kas_managed_environment_wait_seconds_count"), 3.0);
     gitlab.assert_no_violations();
+}
+
+/// The authorizer of the API server learns of a new binding after the request that makes it.
+#[tokio::test(start_paused = true)]
+async fn first_request_waits_until_a_new_binding_grants_rights() {
+    let (_gitlab, world, _agent, provision) = start(|_| {}).await;
+    let set = |binding, rights| {
+        let mut state = provision.0.lock();
+        (state.binding, state.rights) = (Some(binding), rights);
+    };
+    set("created", Rights::After(2));
+    assert_eq!(status(&world, "ci:7:job3").await, 200);
+    assert!(provision.0.lock().impersonated, "the question is that of the job");
+    assert_eq!(provision.take(), [ENSURE, REVIEW, REVIEW, REVIEW, CLUSTER]);
+
+    // A job that acts as agentk has its rights, and one whose binding is old has them by now.
+    assert_eq!(status(&world, "ci:7:job4").await, 200);
+    assert_eq!(provision.take(), [ENSURE, CLUSTER]);
+    sleep(601 * SECOND).await;
+    set("unchanged", Rights::Never);
+    assert_eq!(status(&world, "ci:7:job3").await, 200);
+    assert_eq!(provision.take(), [ENSURE, CLUSTER]);
+
+    sleep(601 * SECOND).await;
+    set("updated", Rights::Refused);
+    assert_eq!(status(&world, "ci:7:job3").await, 200);
+    assert_eq!(provision.take(), [ENSURE, REVIEW, CLUSTER], "a policy may refuse the question");
+
+    sleep(601 * SECOND).await;
+    set("updated", Rights::Never);
+    let start = Instant::now();
+    assert_eq!(status(&world, "ci:7:job3").await, 200);
+    assert_eq!(start.elapsed().as_secs(), 2, "a binding may be for others");
+    assert_eq!(provision.take().last().unwrap(), CLUSTER);
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,6 +14,7 @@
 //! the same time: agentk applies objects on the server, so that each of them leads to the same end.
 
 mod metrics;
+mod rights;
 
 use std::{
     sync::{Arc, OnceLock},
@@ -202,7 +203,7 @@ impl Provisioner {
         let result = tokio::select! {
             biased;
             error = disabled => Err(error),
-            result = self.repeat(request, environment, &destination) => result,
+            result = self.provision(request, environment, &destination) => result,
         };
         let agent = destination.label();
         let (result, counted) = match result {
@@ -235,10 +236,22 @@ impl Provisioner {
         result
     }
 
+    /// Makes the objects exist, and waits for the rights of the job.
+    async fn provision(
+        &self,
+        request: AuthorizedRequest<'_>,
+        environment: &ManagedEnvironment,
+        destination: &Destination,
+    ) -> Result<Provisioned, RequestError> {
+        let done = self.repeat(request.id, environment, destination).await?;
+        rights::wait(request, &self.forwarder, &done).await;
+        Ok(done)
+    }
+
     /// Sends the request until it succeeds, is refused, or the time is over.
     async fn repeat(
         &self,
-        request: AuthorizedRequest<'_>,
+        id: &HeaderValue,
         environment: &ManagedEnvironment,
         destination: &Destination,
     ) -> Result<Provisioned, RequestError> {
@@ -246,7 +259,7 @@ impl Provisioner {
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
-            let error = match timeout_at(deadline, self.send(request.id, environment, destination)).await {
+            let error = match timeout_at(deadline, self.send(id, environment, destination)).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(error)) => error,
                 Err(_) => return Err(last.unwrap_or_else(|| late(self.config.timeout))),
