@@ -16,7 +16,6 @@ pub mod events;
 pub mod failover;
 pub mod gitops;
 pub mod graph;
-pub mod reflector;
 pub mod restarts;
 pub mod stack;
 pub mod storm;

@@ -14,7 +14,7 @@ use loadtest::{
     http::{Bulk, Http, Upgrade},
     installation::{
         directory::Directory, events::Events, failover::Failover, gitops::Gitops, graph::Graph,
-        reflector::Reflector, restarts::Restarts, storm::Storm,
+        restarts::Restarts, storm::Storm,
     },
     soak::Soak,
     stop_signal,
@@ -47,8 +47,6 @@ enum Command {
     Events(Events),
     Gitops(Gitops),
     Graph(Graph),
-    #[command(hide = true)]
-    Reflector(Reflector),
     Restarts(Restarts),
     Hol(HeadOfLine),
     Upgrade(Upgrade),
@@ -78,7 +76,6 @@ async fn main() -> ExitCode {
         Command::Events(events) => async { events.run(stop_signal()?).await }.await,
         Command::Gitops(gitops) => async { gitops.run(stop_signal()?).await }.await,
         Command::Graph(graph) => async { graph.run(stop_signal()?).await }.await,
-        Command::Reflector(reflector) => async { reflector.run().await }.await,
         Command::Failover(failover) => async { failover.run(stop_signal()?).await }.await,
         Command::Restarts(restarts) => async { restarts.run(stop_signal()?).await }.await,
         Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,

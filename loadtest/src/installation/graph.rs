@@ -16,12 +16,11 @@ use testing::simulator::{LABEL, Simulator};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{MissedTickBehavior, interval, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    installation::reflector,
     installation::stack::{
         AGENT, KasProcess, StackConfig, prepare_directory,
         process::{cpu_of_all_threads, peak, resident},
@@ -91,8 +90,6 @@ struct GraphReport {
     growth_mib: f64,
     /// The largest growth of agentk's memory.
     peak_growth_mib: f64,
-    /// The growth of a program with kube-rs' reflector and the same objects.
-    reflector_growth_mib: f64,
     /// The list of all pods through the tunnel, as kubectl requests it.
     list: Transfer,
     /// The page of 5,000 objects.
@@ -157,7 +154,6 @@ impl Graph {
         let workplace = Workplace { options: self, simulator, kas, agentk: agentk.pid(), header };
         let mut report = GraphReport::default();
         workplace.load(&mut report).await?;
-        report.reflector_growth_mib = workplace.reflect().await?;
         report.list = workplace.transfer("kubernetes/api/v1/pods", false).await?;
         let page = format!("graph/v1/objects?limit={PAGE}");
         report.page = workplace.transfer(&page, false).await?;
@@ -179,10 +175,6 @@ impl Graph {
             (format!("all {} objects, from the first request", report.objects), seconds(report.all_seconds)),
             ("growth of agentk".to_owned(), mebibytes(report.growth_mib)),
             ("growth of agentk, at most".to_owned(), mebibytes(report.peak_growth_mib)),
-            (
-                "growth of a program with kube-rs' reflector".to_owned(),
-                mebibytes(report.reflector_growth_mib),
-            ),
             ("all pods as JSON through the tunnel, as for kubectl".to_owned(), transfer(report.list)),
             (format!("page of {PAGE} objects"), transfer(report.page)),
             (format!("page of {PAGE} objects, compressed"), transfer(report.compressed_page)),
@@ -231,26 +223,6 @@ impl Workplace<'_> {
         report.growth_mib = mebibytes(resident(self.agentk)?);
         report.peak_growth_mib = mebibytes(peak(self.agentk)?);
         Ok(())
-    }
-
-    /// Loads the same kinds of objects in a program with kube-rs' reflector. Returns how much it grows, in MiB.
-    async fn reflect(&self) -> anyhow::Result<f64> {
-        let program = std::env::current_exe().context("this program has no path")?;
-        let mut reflector = Command::new(program)
-            .args(["reflector", &format!("http://{}", self.simulator.address())])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot run the reflector")?;
-        let pid = reflector.id().context("the reflector has ended")?;
-        let mut lines = BufReader::new(reflector.stdout.take().context("no output")?).lines();
-        ensure!(lines.next_line().await?.is_some_and(|line| line == reflector::STARTED), "no reflector");
-        let before = resident(pid)?;
-        let loaded = timeout(LIMIT, lines.next_line()).await.context("the reflector is too slow")??;
-        ensure!(loaded.is_some_and(|line| line == reflector::LOADED), "the reflector has failed");
-        sleep(SETTLE).await;
-        Ok((resident(pid)? as f64 - before as f64) / 1024.0)
     }
 
     /// Changes pods while one caller follows them, and then while many do.
