@@ -41,12 +41,10 @@ mod body;
 mod body_error;
 mod client;
 mod config;
-mod counted_body;
 pub mod direct;
 mod drain;
 mod error;
 mod forward_write;
-mod handle;
 pub mod handshake;
 mod idle_timeout;
 mod keepalive;
@@ -54,7 +52,6 @@ mod monitor;
 mod overhead;
 mod overhead_stream;
 mod read_ahead;
-mod read_budget;
 mod relay;
 mod request_sender;
 mod send_body;
@@ -68,19 +65,16 @@ pub use proto::Delivery;
 pub use self::{
     body::Body,
     body_error::BodyError,
-    client::{Driver, open},
+    client::{CallFuture, Driver, Tunnel, open},
     config::TunnelConfig,
-    counted_body::CountedBody,
     drain::DrainHandle,
     error::{CallError, CallErrorKind, CloseReason},
-    handle::{CallFuture, Tunnel},
     idle_timeout::{IDLE_TIMEOUT_HINT, IdleTimeoutDetector},
     keepalive::KeepaliveConfig,
     monitor::{StreamMonitor, StreamStats},
     overhead::{OverheadCounter, OverheadError},
-    overhead_stream::OverheadStream,
-    read_ahead::ReadAhead,
-    read_budget::ReadBudget,
+    overhead_stream::{CountedBody, OverheadStream},
+    read_ahead::{ReadAhead, ReadBudget},
     send_body::StallCounter,
     server::{IncomingRequest, TunnelServer, accept},
     stall_timer::StallTimer,

@@ -1,4 +1,5 @@
-//! A byte stream of HTTP/2 with a limit on its overhead, for the connections that have no WebSocket of this crate.
+//! A byte stream of HTTP/2 with a limit on its overhead, for the connections that have no WebSocket of this crate, and the bodies that
+//! arrive on it.
 
 use std::{
     collections::VecDeque,
@@ -7,6 +8,8 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,
@@ -27,7 +30,7 @@ const MAX_RESETS: usize = 256;
 /// A byte stream of HTTP/2 that fails with an [`OverheadError`](crate::OverheadError) when the other end exceeds its limit.
 ///
 /// The stream itself subtracts the payload of data, and the updates of windows. The end that handles requests or responses subtracts
-/// their heads, with the [`OverheadCounter`], and the frames that it reads, with [`CountedBody`](crate::CountedBody).
+/// their heads, with the [`OverheadCounter`], and the frames that it reads, with [`CountedBody`].
 #[derive(Debug)]
 pub struct OverheadStream<T> {
     io: T,
@@ -40,6 +43,14 @@ pub struct OverheadStream<T> {
     /// At most [`MAX_RESETS`], the oldest first.
     resets: VecDeque<u32>,
     limit: OverheadLimit,
+}
+
+/// A received body whose frames are no overhead once they are read. The frames of a body that is not read stay overhead, and so do empty
+/// ones.
+#[derive(Debug)]
+pub struct CountedBody<B> {
+    body: B,
+    overhead: OverheadCounter,
 }
 
 impl<T> OverheadStream<T> {
@@ -149,6 +160,41 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for OverheadStream<T> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl<B> CountedBody<B> {
+    /// Wraps a body that an [`OverheadStream`] with this counter receives.
+    pub fn new(body: B, overhead: OverheadCounter) -> Self {
+        Self { body, overhead }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            if frame.data_ref().is_some_and(|data| !data.is_empty()) {
+                self.overhead.subtract_frame_header();
+            } else if let Some(trailers) = frame.trailers_ref() {
+                self.overhead.subtract_fields(trailers);
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

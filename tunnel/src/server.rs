@@ -20,9 +20,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Body, CloseReason, KeepaliveConfig, StallCounter, StreamMonitor, Tunnel, TunnelConfig, config,
+    Body, CloseReason, KeepaliveConfig, StallCounter, StreamMonitor, Tunnel, TunnelConfig,
+    client::{CallFuture, RequestHandler, Requests},
+    config,
     drain::{self, DrainHandle, DrainSignal},
-    handle::{CallFuture, RequestHandler, Requests},
     keepalive::KeepaliveState,
     monitor::{COMPACT_PERIOD, ReceiveStream, ReceivedStreams},
     overhead::OverheadCounter,
