@@ -8,7 +8,6 @@
 
 mod authorization;
 mod credential_file;
-mod credentials;
 mod error;
 mod exec;
 mod in_cluster;
@@ -25,9 +24,11 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue};
+use proto::impersonation::{Impersonation, InvalidImpersonation};
 use rustls::pki_types::ServerName;
+use tokio::time::Instant;
 
-use self::credentials::{Credentials, ImpersonationHeaders};
+use self::exec::ExecPlugin;
 pub use self::{
     credential_file::{CredentialFile, CredentialKind},
     error::ClusterError,
@@ -35,7 +36,9 @@ pub use self::{
 };
 use crate::{
     file_followers::FileFollowers,
-    upstream::{ClientTls, ClientTlsConfig, Scheme, ServerUrl, TlsConfigFuture, TlsConfigSource},
+    upstream::{
+        ClientIdentity, ClientTls, ClientTlsConfig, Scheme, ServerUrl, TlsConfigFuture, TlsConfigSource,
+    },
 };
 
 /// The kubeconfig to use. The default is found as described in [the module](self).
@@ -78,6 +81,23 @@ struct ResolvedCluster {
 enum ConfigSource {
     Kubeconfig { file: PathBuf, context: String },
     ServiceAccount,
+}
+
+/// The credentials of agentk for its API server.
+enum Credentials {
+    Anonymous,
+    /// The client certificate of the TLS configuration.
+    ClientCertificate,
+    Token(HeaderValue),
+    Password(HeaderValue),
+    File(CredentialFile),
+    Plugin(Arc<ExecPlugin>),
+}
+
+/// The headers for the `as*` fields of a kubeconfig's user.
+struct ImpersonationHeaders {
+    user: String,
+    headers: HeaderMap,
 }
 
 impl Cluster {
@@ -150,6 +170,65 @@ impl Cluster {
     /// Returns the namespace of the context or of the pod; `default` if there is none.
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+}
+
+impl Credentials {
+    /// Returns the Authorization header, marked as sensitive.
+    async fn authorization(&self) -> Result<Option<HeaderValue>, ClusterError> {
+        match self {
+            Self::Anonymous | Self::ClientCertificate => Ok(None),
+            Self::Token(value) | Self::Password(value) => Ok(Some(value.clone())),
+            Self::File(file) => Ok(Some(file.authorization(Instant::now()).await)),
+            Self::Plugin(plugin) => Ok(plugin.credential().await?.authorization.clone()),
+        }
+    }
+
+    /// Returns the client certificate that is not in the TLS configuration, if there is one.
+    async fn identity(&self) -> Result<Option<Arc<ClientIdentity>>, ClusterError> {
+        match self {
+            Self::Plugin(plugin) => Ok(plugin.credential().await?.identity.clone()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Discards the cached credential.
+    fn invalidate(&self) {
+        match self {
+            Self::File(file) => file.invalidate(),
+            Self::Plugin(plugin) => plugin.invalidate(),
+            Self::Anonymous | Self::ClientCertificate | Self::Token(_) | Self::Password(_) => {}
+        }
+    }
+}
+
+impl ImpersonationHeaders {
+    fn new(impersonation: Impersonation) -> Result<Self, InvalidImpersonation> {
+        Ok(Self { headers: impersonation.headers()?, user: impersonation.username })
+    }
+
+    /// Returns the name of the user, for logs.
+    fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// Returns the `Impersonate-*` headers.
+    fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+}
+
+/// Displays the kind, never the credential.
+impl fmt::Display for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anonymous => f.write_str("no credentials"),
+            Self::ClientCertificate => f.write_str("a client certificate"),
+            Self::Token(_) => f.write_str("a fixed token"),
+            Self::Password(_) => f.write_str("a user name and password"),
+            Self::File(file) => file.fmt(f),
+            Self::Plugin(plugin) => write!(f, "the credential plugin {}", plugin.command()),
+        }
     }
 }
 

@@ -16,8 +16,6 @@ mod connect;
 mod connection;
 mod error;
 mod exchange;
-mod pool;
-mod response_timer;
 mod stream;
 mod tls;
 
@@ -51,8 +49,8 @@ pub use self::{
     tls::{ClientIdentity, ClientTls, ClientTlsConfig, Pem, TlsConfigFuture, TlsConfigSource, TlsError},
 };
 use self::{
+    connection::{Pool, PooledConnection},
     exchange::ExchangeError,
-    pool::{Pool, PooledConnection},
 };
 /// The URL of an [`Upstream`].
 pub use outbound::{Scheme, ServerUrl, ServerUrlError, is_service_address};

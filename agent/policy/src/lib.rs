@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   request ──► request_info: verb, resource ─┐
-//!           ──► user: effective user ─────────┴─► rules, the first that matches ──► PolicyDecision
+//!           ──► rule: effective user ─────────┴─► rules, the first that matches ──► PolicyDecision
 //!   file ──► Policy, or an error with file, line and key
 //! ```
 //!
@@ -20,7 +20,6 @@ mod object_rule;
 mod render;
 mod review;
 mod rule;
-mod user;
 mod validate;
 mod webhooks;
 
@@ -29,7 +28,7 @@ use kube_cluster::AllowedKinds;
 use proto::ServiceName;
 use request_info::{DecodedPath, RequestInfo, UnclearRequestError};
 
-use self::{object_rule::ObjectRule, user::EffectiveUser};
+use self::{object_rule::ObjectRule, rule::EffectiveUser};
 pub use self::{
     review::{FeatureWrites, JudgedUsers, Review},
     rule::{Action, Rule},

@@ -11,7 +11,7 @@ use request_info::{RequestInfo, RequestTarget, ResourceTarget};
 use super::{
     Policy, PolicyDecision,
     admission_review::{AdmissionRequest, Operation},
-    user::EffectiveUser,
+    rule::EffectiveUser,
 };
 
 /// The groups that the API server adds to a user by itself, and that no request names.

@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use super::{
-    ClusterEnvironment, ClusterError, ConfigSource, CredentialFile, CredentialKind, ResolvedCluster,
-    credentials::Credentials,
+    ClusterEnvironment, ClusterError, ConfigSource, CredentialFile, CredentialKind, Credentials,
+    ResolvedCluster,
 };
 use crate::upstream::{ClientTlsConfig, Pem, ServerUrl};
 

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 use tunnel::Body;
 
-use super::{error::ResponseBodyError, pool::PooledConnection};
+use super::{connection::PooledConnection, error::ResponseBodyError};
 
 /// The time that a request may still be written after its response was read to the end.
 ///

@@ -17,8 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     Scheme, ServerUrl, TlsConfigSource, UpstreamError,
-    connection::UpstreamConnection,
-    pool::{Pool, PooledConnection},
+    connection::{Pool, PooledConnection, UpstreamConnection},
 };
 
 /// The TCP keepalive time and interval. A watch may be silent for hours, so that only TCP can detect a lost server. client-go

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection of hyper, without a task of its own.
+//! HTTP/1.1 connections of hyper, without tasks of their own, and the pool of the unused ones.
 //!
 //! hyper separates the sender of requests from the connection that reads and writes, so that a task can poll the latter. Here
 //! both stay together: the future of a request, or the body of its response, polls the connection. That saves two wake-ups
@@ -9,7 +9,7 @@
 use std::{
     future::poll_fn,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -26,13 +26,21 @@ use hyper::{
     },
 };
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use proto::ErrorChain;
+use tokio::time::{Instant, sleep};
 use tunnel::Body;
 
 use super::stream::{Io, ServerStream};
 
 /// The most bytes that are read at once, and the longest head of a response.
 const MAX_BUFFER: usize = 256 << 10;
+
+/// The time that unused connections beyond `max_idle` are kept. In a burst, each of them is used again at once; if it were
+/// closed, every request of the burst would need a new one.
+const SURPLUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most unused connections.
+const MAX_UNUSED: usize = 1024;
 
 /// hyper's connection and its sender of requests.
 pub(super) struct UpstreamConnection {
@@ -43,6 +51,35 @@ pub(super) struct UpstreamConnection {
     parts: Option<Parts<TokioIo<ServerStream>>>,
     written: Arc<AtomicU64>,
     read: Arc<AtomicU64>,
+}
+
+/// The unused connections of one core.
+pub(super) struct Pool {
+    max_idle: usize,
+    idle_timeout: Duration,
+    state: Mutex<PoolState>,
+}
+
+struct PoolState {
+    /// In the order of their last use. The most recent one is used first, so that after a burst the surplus expires.
+    idle: Vec<IdleConnection>,
+    generation: u64,
+    /// True while a task closes expired connections.
+    has_reaper: bool,
+}
+
+struct IdleConnection {
+    since: Instant,
+    connection: UpstreamConnection,
+}
+
+/// A connection of a pool that is in use for one request. Dropping it closes the connection.
+pub(super) struct PooledConnection {
+    pub(super) connection: UpstreamConnection,
+    /// The time that the connection was unused; `None` if it is new.
+    pub(super) unused: Option<Duration>,
+    generation: u64,
+    pool: Arc<Pool>,
 }
 
 impl UpstreamConnection {
@@ -111,6 +148,91 @@ impl UpstreamConnection {
         });
         let Parts { io, read_buf, .. } = ended.await;
         (io.into_inner(), read_buf)
+    }
+}
+
+impl Pool {
+    pub(super) fn new(max_idle: usize, idle_timeout: Duration) -> Arc<Self> {
+        let state = Mutex::new(PoolState { idle: Vec::new(), generation: 0, has_reaper: false });
+        Arc::new(Self { max_idle, idle_timeout, state })
+    }
+
+    /// Returns an unused connection that can send a request now.
+    pub(super) fn checkout(self: &Arc<Self>, now: Instant) -> Option<PooledConnection> {
+        let mut state = self.state.lock();
+        state.expire(now, self.idle_timeout, self.max_idle);
+        while let Some(mut idle) = state.idle.pop() {
+            if idle.connection.is_ready() {
+                let unused = Some(now.duration_since(idle.since));
+                return Some(PooledConnection { unused, ..self.add(state.generation, idle.connection) });
+            }
+        }
+
+        None
+    }
+
+    /// Returns a new connection as one of this pool. It was opened with the certificates of `generation`.
+    pub(super) fn add(self: &Arc<Self>, generation: u64, connection: UpstreamConnection) -> PooledConnection {
+        PooledConnection { connection, unused: None, generation, pool: Arc::clone(self) }
+    }
+
+    /// Closes all connections of the generations so far. Those in use are closed when their exchange is complete.
+    pub(super) fn renew(&self) {
+        let mut state = self.state.lock();
+        state.generation += 1;
+        state.idle.clear();
+    }
+
+    /// Returns the current generation. It must be read before the certificates of a new connection.
+    pub(super) fn generation(&self) -> u64 {
+        self.state.lock().generation
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle(&self) -> usize {
+        self.state.lock().idle.len()
+    }
+}
+
+impl PoolState {
+    fn expire(&mut self, now: Instant, timeout: Duration, max_idle: usize) {
+        let unused = |idle: &IdleConnection| now.duration_since(idle.since);
+        let surplus = &self.idle[..self.idle.len().saturating_sub(max_idle)];
+        let surplus = surplus.partition_point(|idle| unused(idle) >= SURPLUS_TIMEOUT);
+        let expired = self.idle.partition_point(|idle| unused(idle) >= timeout);
+        self.idle.drain(..expired.max(surplus));
+    }
+}
+
+impl PooledConnection {
+    /// Returns the connection to its pool. The exchange must be complete in both directions.
+    pub(super) fn release(self) {
+        let Self { connection, generation, pool, .. } = self;
+        let now = Instant::now();
+        let mut state = pool.state.lock();
+        state.expire(now, pool.idle_timeout, pool.max_idle);
+        if generation == state.generation && state.idle.len() < MAX_UNUSED {
+            state.idle.push(IdleConnection { since: now, connection });
+            if !state.has_reaper {
+                state.has_reaper = true;
+                tokio::spawn(reap(Arc::downgrade(&pool)));
+            }
+        }
+    }
+}
+
+/// Closes connections that have expired, or that their server has closed, until the pool is empty.
+async fn reap(pool: Weak<Pool>) {
+    loop {
+        sleep(SURPLUS_TIMEOUT).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let mut state = pool.state.lock();
+        state.expire(Instant::now(), pool.idle_timeout, pool.max_idle);
+        state.idle.retain_mut(|idle| idle.connection.is_ready());
+        if state.idle.is_empty() {
+            state.has_reaper = false;
+            return;
+        }
     }
 }
 

@@ -8,10 +8,9 @@ use serde_json::json;
 
 use super::{
     super::{
-        ClusterError,
+        ClusterError, Credentials, ImpersonationHeaders,
         authorization::{basic, bearer},
         credential_file::{CredentialFile, CredentialKind},
-        credentials::{Credentials, ImpersonationHeaders},
         exec::{API_VERSIONS, ExecPlugin, PluginCommand},
     },
     ClusterEntry, Entry, UserEntry,
