@@ -24,7 +24,6 @@ mod target;
 pub mod token;
 mod unknown;
 mod user;
-mod websocket_token;
 
 use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
@@ -42,7 +41,7 @@ pub use self::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
         RepositoryPlace, is_about_managed_resources, read_repository, template_path,
     },
-    credential::{BrowserSession, Credential, MAX_TOKEN, SessionParser, TokenKind},
+    credential::{BrowserSession, Credential, MAX_TOKEN, SessionParser, TokenKind, take_websocket_token},
     error::{ErrorDialect, ErrorFormat, RequestError},
     identity::{
         AccessAs, AgentAttributes, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError,
@@ -53,7 +52,6 @@ pub use self::{
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
     user::{AuthenticatedUser, LoginRequest, UserAuthenticator, UserLoginError},
-    websocket_token::take_websocket_token,
 };
 
 /// A source of answers: may this caller reach this agent, and as whom?
