@@ -16,17 +16,21 @@ mod budget;
 mod caller_io;
 mod connection;
 mod request;
-mod request_access;
 mod request_body;
 mod request_log;
 mod response;
-mod response_body;
 mod server;
 mod upgrade;
 
 use std::{
-    convert::Infallible, net::SocketAddr, panic::AssertUnwindSafe, str::FromStr as _, sync::Arc,
-    time::Duration,
+    convert::Infallible,
+    future::pending,
+    net::{IpAddr, SocketAddr},
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    str::FromStr as _,
+    sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -43,20 +47,22 @@ use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
 use proto::{Reason, hop_by_hop};
 use strangers::Stranger;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::sleep,
+};
 use tower::BoxError;
 use tunnel::{CountedBody, OverheadStream};
 
 pub use self::connection::RequestGuard;
 pub use self::request_log::RequestObservers;
-pub use self::response_body::ConcurrencyPermit;
+pub use self::response::ConcurrencyPermit;
 pub use self::server::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling};
 use self::{
     caller_io::CallerIo,
     connection::ConnectionState,
     request::{ProxyRequest, RequestContext},
-    request_access::Access,
-    response_body::GuardedBody,
+    response::GuardedBody,
 };
 use crate::{
     destination::Destination,
@@ -68,7 +74,8 @@ use crate::{
     metrics::Limit,
 };
 use access::{
-    AgentAttributes, AuthorizedCaller, Grant, RequestError, kill_switch::RequestAttributes,
+    AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError,
+    kill_switch::{KillSwitch, RequestAttributes},
     take_websocket_token,
 };
 
@@ -77,6 +84,24 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The body of a request. Its frames count in the limit of the overhead of their connection until they are read.
 pub type CallerBody = CountedBody<Incoming>;
+
+/// The result of authorization: the rights of the caller, and where its request goes.
+#[derive(Debug)]
+struct Access {
+    grant: Arc<Grant>,
+    destination: Destination,
+    /// Path and query as the service receives them.
+    uri: Uri,
+    /// The part of the path before that, by which kas serves the agent.
+    prefix: Box<str>,
+    /// The caller asks for an upgrade to another protocol.
+    upgrade: bool,
+    /// The environment whose objects have to exist before.
+    environment: Option<Arc<ManagedEnvironment>>,
+}
+
+/// The future of [`Access::ended`]. It is created once for each request, and watches it from its authorization to its last byte.
+type AccessEnded = Pin<Box<dyn Future<Output = RequestError> + Send>>;
 
 /// Handles one request.
 ///
@@ -157,6 +182,53 @@ async fn check_access<'a>(
 fn outside_prefix<'a>(outside: &'a str, inside: &str) -> &'a str {
     // The last slash may be missing outside.
     outside.strip_suffix(inside).unwrap_or(if inside == "/" { outside } else { "" })
+}
+
+impl Access {
+    /// Completes when the caller loses its rights, when its token has expired for too long, or when a rule disables the request.
+    /// Returns the error for the caller.
+    fn ended(&self, kill_switch: &Arc<KillSwitch>, client: IpAddr) -> AccessEnded {
+        let kill_switch = Arc::clone(kill_switch);
+        let (grant, destination) = (Arc::clone(&self.grant), self.destination.clone());
+        Box::pin(async move {
+            let request = RequestAttributes {
+                address: Some(client),
+                service: &destination.service,
+                agent: Some(destination.attributes()),
+                caller: Some(grant.caller.name()),
+                user: grant.caller.user.as_deref(),
+            };
+            tokio::select! {
+                () = grant.revoked.cancelled() => revoked(grant.caller.name()),
+                () = passed(grant.streams_end) => expired(grant.caller.name()),
+                error = kill_switch.disabled(request) => error,
+            }
+        })
+    }
+}
+
+/// Returns the error of a request in flight whose caller may do less than before.
+fn revoked(caller: &str) -> RequestError {
+    let what =
+        format!("the token of caller {caller} was revoked, or its rights were reduced, during the request");
+    RequestError::new(Reason::Forbidden, what)
+}
+
+/// Returns the error of a request in flight whose token has expired for too long.
+fn expired(caller: &str) -> RequestError {
+    let what = format!(
+        "the OIDC token of caller {caller} expired during the request, and oidc.issuers[].stream_grace has passed"
+    );
+    RequestError::new(Reason::Unauthorized, what)
+}
+
+/// Completes at a time of the system's clock as it is now, or never for `None`.
+async fn passed(time: Option<SystemTime>) {
+    match time {
+        // The timer is boxed, because most requests have none.
+        Some(time) => Box::pin(sleep(time.duration_since(SystemTime::now()).unwrap_or_default())).await,
+        None => pending().await,
+    }
 }
 
 /// Serves a request. Each error is a response.

@@ -24,7 +24,7 @@ use telemetry::TraceId;
 use tokio::time::Instant;
 use tracing::field::display;
 
-use super::request_access::Access;
+use super::Access;
 use crate::{
     audit::{AuditLog, AuditRecord, AuditedAccess, ByteCounts, NewRequest},
     metrics::{Metrics, ServiceMetrics},

@@ -14,10 +14,10 @@ use tracing::Instrument as _;
 use tunnel::upgrade::{self, UpgradedStream};
 
 use super::{
+    AccessEnded,
     budget::BudgetGuard,
     request::RequestContext,
-    request_access::AccessEnded,
-    response_body::{ConcurrencyPermit, ResponseGuard},
+    response::{ConcurrencyPermit, ResponseGuard},
 };
 use crate::metrics::Limit;
 
