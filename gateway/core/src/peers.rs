@@ -23,12 +23,11 @@
 //! | `server` | [`PeerServer`] answers on the private listener |
 //! | `auth` | signs requests and responses, and verifies them; `replay` accepts a request once |
 //! | `header`, `response` | [`PeerHeader`] and [`ProbeResponse`]: the bytes on the wire; [`PeerError`] |
-//! | `connection` | opens connections and keeps them |
+//! | `connection` | opens connections and keeps them, and ejects replicas that fail |
 //! | `questions` | `PeerHooks`: questions that features ask and answer |
-//! | `outlier` | which replicas fail and are used after the others |
 //! | `health` | [`ReachabilityProbe`]: whether other replicas reach this one |
 //! | `address` | the address that this replica publishes |
-//! | `url_mac` | signs this address in Redis |
+//! | `store_mac` | signs this address and other records in Redis |
 
 mod address;
 mod auth;
@@ -36,12 +35,10 @@ mod client;
 mod connection;
 mod header;
 mod health;
-mod outlier;
 mod questions;
-mod record_mac;
 mod response;
 mod server;
-mod url_mac;
+mod store_mac;
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -59,8 +56,7 @@ use tunnel::TunnelConfig;
 use self::{
     address::HOST,
     connection::{PeerTls, TcpConnector},
-    record_mac::SecretRecordAuthenticator,
-    url_mac::SecretUrlAuthenticator,
+    store_mac::{SecretRecordAuthenticator, SecretUrlAuthenticator},
 };
 use crate::{
     addresses::AddressRules,

@@ -10,7 +10,6 @@ mod replay;
 
 use std::time::Duration;
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use hmac::Mac as _;
 use http::{
     HeaderMap, HeaderName, Method, Request, Uri,
@@ -146,18 +145,6 @@ impl<'a> ResponseKey<'a> {
         append(&mut text, response);
         text
     }
-}
-
-/// Returns the MAC of a text with the secret of all replicas, for a record in Redis.
-pub(super) fn sign(secret: &Secret, content: &[u8]) -> String {
-    let mac = secret.keys().signing().hmac().chain_update(content).finalize();
-    BASE64_URL_SAFE_NO_PAD.encode(mac.into_bytes())
-}
-
-/// Returns whether one of the keys of the secret has signed a text.
-pub(super) fn verify(secret: &Secret, content: &[u8], mac: &str) -> bool {
-    let Ok(mac) = BASE64_URL_SAFE_NO_PAD.decode(mac) else { return false };
-    secret.keys().iter().any(|key| key.hmac().chain_update(content).verify_slice(&mac).is_ok())
 }
 
 /// Appends strings with their lengths, so that no two lists result in the same bytes.

@@ -1,4 +1,4 @@
-//! HTTP/2 connections to other replicas.
+//! Other replicas: their HTTP/2 connections, and which of them fail.
 //!
 //! The first request that needs a connection opens it, and later requests share it. Each core has its own connections, as it
 //! has its own tunnels: a request that changes cores has to wake another thread twice.
@@ -20,7 +20,7 @@ use tokio::{
 use tokio_rustls::client::TlsStream;
 use tunnel::{CloseReason, Tunnel, TunnelConfig, direct};
 
-use super::{PeerError, PeerUrl, outlier::OutlierDetector};
+use super::{PeerError, PeerUrl};
 use crate::{metrics::PeerMetrics, tls::Connector};
 
 /// The time after a response in which requests are sent on a connection without a probe.
@@ -28,6 +28,11 @@ const ANSWER_TTL: Duration = Duration::from_secs(1);
 
 /// The time that a connection may take from the first packet to the SETTINGS frame of the other replica.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The duration of the first ejection. Each further failure in a row doubles it.
+const MIN_EJECTION: Duration = Duration::from_millis(500);
+/// The duration of the longest ejection. After it the replica is used like the others again.
+const MAX_EJECTION: Duration = Duration::from_secs(30);
 
 /// The future that drives a connection. It has to be polled until it ends.
 pub type DriverFuture = BoxFuture<'static, CloseReason>;
@@ -69,6 +74,13 @@ pub(super) struct PeerReplica {
     outlier: Mutex<OutlierDetector>,
     /// One slot for each [`RequestClass`], so that bulk data does not delay short requests.
     slots: PerCore<[Arc<ConnectionSlot>; 2]>,
+}
+
+/// Ejects one replica after a failure. An ejected replica is still used if all others decline.
+#[derive(Clone, Copy, Debug, Default)]
+struct OutlierDetector {
+    failures: u32,
+    ejected_until: Option<Instant>,
 }
 
 /// The place of at most one connection.
@@ -167,6 +179,30 @@ impl PeerReplica {
             RequestClass::Short => short,
             RequestClass::Streaming => long,
         }
+    }
+}
+
+impl OutlierDetector {
+    /// Records that the replica did not respond. Returns true if that ejects it; it is false if it was ejected before.
+    fn record_failure(&mut self, now: Instant) -> bool {
+        if self.is_ejected(now) {
+            // When a replica stops, many requests fail at once: they count as one failure.
+            return false;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let factor = 1u32.checked_shl(self.failures - 1).unwrap_or(u32::MAX);
+        self.ejected_until = Some(now + MIN_EJECTION.saturating_mul(factor).min(MAX_EJECTION));
+        true
+    }
+
+    /// Records that the replica responded.
+    fn record_success(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Returns true if the replica is used only after all others.
+    fn is_ejected(&self, now: Instant) -> bool {
+        self.ejected_until.is_some_and(|until| now < until)
     }
 }
 
@@ -315,5 +351,36 @@ mod tests {
         }
         assert!(!refusal("http://192.0.2.1:1", true).await);
         assert!(!refusal("http://127.0.0.1:1", false).await);
+    }
+
+    #[test]
+    fn failures_in_a_row_double_the_ejection_up_to_thirty_seconds() {
+        let mut outlier = OutlierDetector::default();
+        let mut now = Instant::now();
+        assert!(!outlier.is_ejected(now));
+        for expected in [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000] {
+            assert!(outlier.record_failure(now));
+            let expected = Duration::from_millis(expected);
+            assert!(outlier.is_ejected(now + expected - Duration::from_millis(1)));
+            assert!(!outlier.is_ejected(now + expected), "{expected:?}");
+            now += expected;
+        }
+    }
+
+    #[test]
+    fn failures_during_an_ejection_count_as_one() {
+        let (mut outlier, now) = (OutlierDetector::default(), Instant::now());
+        assert!(outlier.record_failure(now));
+        assert!(!(0..50).any(|_| outlier.record_failure(now)));
+        assert!(!outlier.is_ejected(now + MIN_EJECTION));
+    }
+
+    #[test]
+    fn success_ends_the_ejection() {
+        let (mut outlier, now) = (OutlierDetector::default(), Instant::now());
+        outlier.record_failure(now);
+        outlier.record_success();
+        assert!(!outlier.is_ejected(now));
+        assert!(outlier.record_failure(now) && !outlier.is_ejected(now + MIN_EJECTION));
     }
 }
