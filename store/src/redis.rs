@@ -23,8 +23,9 @@
 //! | `routes` | the routes of this replica: announced, withdrawn, not yet in Redis |
 //! | `sync` | the task that connects, writes routes and heartbeats, and receives events |
 //! | `members` | which other replicas are alive |
-//! | `lookup` | reads the routes of other replicas, and removes the records of dead ones |
-//! | `cache` | keeps lookups, and invalidates them at events |
+//! | `lookup` | reads the routes of other replicas, and keeps them until an event invalidates them |
+//! | `instances` | reads the instances of agents at other replicas |
+//! | `replica_events` | handles the events of other replicas, and removes the records of dead ones |
 //! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
 //! | `leases` | the leases of tunnels that kas dials |
 //! | `looks` | looks at repositories, which replicas share |
@@ -40,7 +41,6 @@
 //! | `wire`, `keys` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
 //! | `check` | tests a server for `kas check-config --live` |
 
-mod cache;
 mod check;
 mod client;
 mod cursors;
@@ -48,6 +48,7 @@ mod disabled;
 mod environments;
 mod error;
 mod events;
+mod instances;
 mod keys;
 mod leases;
 mod looks;
@@ -57,11 +58,11 @@ mod project_events;
 mod projects;
 mod pushes;
 mod record_mac;
+mod replica_events;
 mod routes;
 mod sessions;
 mod settings;
 mod sync;
-mod url_mac;
 mod views;
 pub mod wire;
 
@@ -82,10 +83,10 @@ use tokio::{
 };
 
 use self::{
-    cache::LookupCache,
     client::RedisConnection,
     disabled::DisabledState,
     keys::{DEPLOYMENTS_TTL, Keys, Scripts},
+    lookup::LookupCache,
     members::Members,
     routes::LocalRoutes,
     wire::{Heartbeat, WireError},
@@ -106,15 +107,12 @@ pub use self::disabled::{DisabledEditor, DisabledRecord};
 pub use self::error::{RedisCheckError, RedisStoreError, ReplaceError};
 pub use self::keys::SCHEMA;
 pub use self::looks::SharedLook;
+pub use self::record_mac::{RecordAuthenticator, RecordPlace, UrlAuthenticator};
 pub use self::settings::{
     RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisSettingsError, RedisTlsFiles,
 };
 pub use self::sync::SyncTask;
 pub use self::wire::MAX_DISABLED;
-pub use self::{
-    record_mac::{RecordAuthenticator, RecordPlace},
-    url_mac::UrlAuthenticator,
-};
 
 /// The place of the records of deployments.
 const DEPLOYMENTS: RecordPlace<'_> = RecordPlace { kind: "deployment", key: "" };

@@ -1,14 +1,30 @@
-//! The MACs of records that replicas act on: events, views, environments and deployments.
+//! The MACs of what replicas act on: the URLs in heartbeats, and the records of events, views, environments and deployments.
+//!
+//! Whoever can write to Redis can write a heartbeat, and requests of callers are sent to the URLs in heartbeats. Without the MAC of the
+//! replica, a heartbeat is ignored.
 //!
 //! Whoever can write to Redis can write a record. Without the MAC of a replica, a record is ignored. A MAC is for one place, so that a record
 //! cannot be copied to another one. It does not show that a record is the newest one: an older record of the same place is valid.
 
 use std::{fmt, sync::Arc};
 
+use proto::ReplicaId;
+
 use super::RedisState;
 
 /// The beginning and the end of the last key of a record, between which its MAC is.
 const MAC: (&[u8], &[u8]) = (b",\"mac\":\"", b"\"}");
+
+/// Signs and verifies the URLs of replicas with a secret that all of them share.
+///
+/// The id of a replica is that of one process, whose URL never changes. So a MAC that is copied from another heartbeat is of no use.
+pub trait UrlAuthenticator: fmt::Debug + Send + Sync + 'static {
+    /// Returns the MAC of the URL of a replica of a fleet, as text.
+    fn sign(&self, replica: ReplicaId, fleet: &str, url: &str) -> String;
+
+    /// Returns true if the MAC is that of the URL of this replica.
+    fn verify(&self, replica: ReplicaId, fleet: &str, url: &str, mac: &str) -> bool;
+}
 
 /// Signs and verifies records with a secret that all replicas share.
 pub trait RecordAuthenticator: fmt::Debug + Send + Sync + 'static {
