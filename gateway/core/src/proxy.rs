@@ -55,8 +55,8 @@ use tower::BoxError;
 use tunnel::{CountedBody, OverheadStream};
 
 pub use self::connection::RequestGuard;
+pub use self::request::ConcurrencyPermit;
 pub use self::request_log::RequestObservers;
-pub use self::response::ConcurrencyPermit;
 pub use self::server::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling};
 use self::{
     caller_io::CallerIo,

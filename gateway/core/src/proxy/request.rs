@@ -1,8 +1,15 @@
-//! The request of a caller, and the one that its agent receives.
+//! The request of a caller with its guards, and the one that its agent receives.
 
-use std::{array, fmt, sync::Arc};
+use std::{
+    array, fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use access::{ErrorFormat, RequestError};
+use access::{ErrorFormat, Grant, RequestError};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Version,
     header::{CONNECTION, HOST, TRANSFER_ENCODING},
@@ -10,6 +17,8 @@ use http::{
 use hyper::upgrade::OnUpgrade;
 use ipnet::IpNet;
 use proto::{Reason, header};
+use router::RequestPermit;
+use telemetry::GaugeGuard;
 use tunnel::Body;
 
 use super::{
@@ -19,7 +28,8 @@ use super::{
 use crate::{
     headers::{self, ForwardedFor, PeerAddress, ProxyHeaders},
     hosts::Route,
-    metrics::Limit,
+    metrics::{Limit, ServiceMetrics},
+    tunnel_entry::TunnelEntry,
 };
 
 /// Longest request id of a caller that is kept.
@@ -52,6 +62,22 @@ pub(super) struct RequestContext {
     pub(super) guard: RequestGuard,
 }
 
+/// The resources of a request until its response has ended: a stream of its tunnel, its connection and its span.
+#[derive(Debug)]
+pub(super) struct ResponseGuard {
+    /// Metrics of the service.
+    pub(super) metrics: Arc<ServiceMetrics>,
+    /// The request.
+    pub(super) context: Arc<RequestContext>,
+    /// The stream in the tunnel, if the tunnel ends at this replica.
+    _request_permit: Option<RequestPermit<TunnelEntry>>,
+    _in_flight: GaugeGuard,
+}
+
+/// One of the requests that a caller may have in flight.
+#[derive(Debug)]
+pub struct ConcurrencyPermit(Arc<AtomicU32>);
+
 impl ProxyRequest {
     /// Takes a request over from the HTTP server, or from a part of kas that sends one for a caller, without a body. `proxies` are
     /// those of the listener whose `X-Forwarded-For` is trusted.
@@ -79,6 +105,49 @@ impl ProxyRequest {
             guard,
         };
         Self { head: Request::from_parts(parts, ()), context: Arc::new(context) }
+    }
+}
+
+impl ResponseGuard {
+    pub(super) fn new(
+        context: Arc<RequestContext>,
+        metrics: Arc<ServiceMetrics>,
+        request_permit: Option<RequestPermit<TunnelEntry>>,
+    ) -> Self {
+        let in_flight = GaugeGuard::new(&metrics.in_flight);
+        Self { metrics, context, _request_permit: request_permit, _in_flight: in_flight }
+    }
+}
+
+impl Drop for ResponseGuard {
+    fn drop(&mut self) {
+        self.metrics.observe_end(self.context.log.started.elapsed());
+    }
+}
+
+impl ConcurrencyPermit {
+    /// Takes a permit of the caller.
+    ///
+    /// # Errors
+    ///
+    /// Returns `too-many-requests` if `max_requests_per_caller` requests of the caller are in flight.
+    pub(super) fn acquire(server: &ProxyServer, grant: &Grant) -> Result<Self, RequestError> {
+        let permit = Self(Arc::clone(&grant.in_flight));
+        if grant.in_flight.fetch_add(1, Relaxed) < server.config.limits.max_requests_per_caller {
+            return Ok(permit);
+        }
+        server.observers.metrics.count_limit(Limit::RequestsPerCaller);
+        let cause = format!(
+            "caller {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_caller)",
+            grant.caller.name()
+        );
+        Err(RequestError::new(Reason::TooManyRequests, cause).with_retry_after(Duration::from_secs(1)))
+    }
+}
+
+impl Drop for ConcurrencyPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 

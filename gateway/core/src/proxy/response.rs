@@ -2,15 +2,11 @@
 
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
-use access::{Grant, RequestError};
+use access::RequestError;
 use bytes::Bytes;
 use cores::poll_on_wake;
 use http::{HeaderMap, Response, StatusCode, Version, header::CONTENT_LENGTH};
@@ -19,7 +15,6 @@ use hyper::upgrade::OnUpgrade;
 use parking_lot::Mutex;
 use proto::Reason;
 use router::{RequestClass, RequestPermit};
-use telemetry::GaugeGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, BodyError, StreamMonitor, upgrade};
@@ -27,15 +22,13 @@ use tunnel::{Body, BodyError, StreamMonitor, upgrade};
 use super::{
     AccessEnded,
     budget::{BudgetGuard, ResponseBudget},
-    request::RequestContext,
+    request::{ConcurrencyPermit, RequestContext, ResponseGuard},
     request_log::BodyBytes,
-    server::ProxyServer,
     upgrade::PendingUpgrade,
 };
 use crate::{
     forward::{ForwardedResponse, agent_error},
     headers::{self, ResponsePolicy},
-    metrics::{Limit, ServiceMetrics},
     request_hooks::Hop,
     timing::RequestTiming,
     tunnel_entry::TunnelEntry,
@@ -64,21 +57,6 @@ enum GuardSlot {
     /// The budget takes the guard when it cuts the response: a body that is not read is not dropped either.
     Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Mutex<Option<ResponseGuard>>>),
 }
-
-/// The resources of a request until its response has ended: a stream of its tunnel, its connection and its span.
-#[derive(Debug)]
-pub(super) struct ResponseGuard {
-    /// Metrics of the service.
-    pub(super) metrics: Arc<ServiceMetrics>,
-    context: Arc<RequestContext>,
-    /// The stream in the tunnel, if the tunnel ends at this replica.
-    _request_permit: Option<RequestPermit<TunnelEntry>>,
-    _in_flight: GaugeGuard,
-}
-
-/// One of the requests that a caller may have in flight.
-#[derive(Debug)]
-pub struct ConcurrencyPermit(Arc<AtomicU32>);
 
 /// Builds the response to the caller from the response of the agent.
 ///
@@ -181,52 +159,9 @@ fn may_grow(headers: &HeaderMap) -> bool {
     length.is_none_or(|length: u64| length > SMALL_RESPONSE)
 }
 
-impl ResponseGuard {
-    pub(super) fn new(
-        context: Arc<RequestContext>,
-        metrics: Arc<ServiceMetrics>,
-        request_permit: Option<RequestPermit<TunnelEntry>>,
-    ) -> Self {
-        let in_flight = GaugeGuard::new(&metrics.in_flight);
-        Self { metrics, context, _request_permit: request_permit, _in_flight: in_flight }
-    }
-}
-
-impl Drop for ResponseGuard {
-    fn drop(&mut self) {
-        self.metrics.observe_end(self.context.log.started.elapsed());
-    }
-}
-
-impl ConcurrencyPermit {
-    /// Takes a permit of the caller.
-    ///
-    /// # Errors
-    ///
-    /// Returns `too-many-requests` if `max_requests_per_caller` requests of the caller are in flight.
-    pub(super) fn acquire(server: &ProxyServer, grant: &Grant) -> Result<Self, RequestError> {
-        let permit = Self(Arc::clone(&grant.in_flight));
-        if grant.in_flight.fetch_add(1, Relaxed) < server.config.limits.max_requests_per_caller {
-            return Ok(permit);
-        }
-        server.observers.metrics.count_limit(Limit::RequestsPerCaller);
-        let cause = format!(
-            "caller {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_caller)",
-            grant.caller.name()
-        );
-        Err(RequestError::new(Reason::TooManyRequests, cause).with_retry_after(Duration::from_secs(1)))
-    }
-}
-
-impl Drop for ConcurrencyPermit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
 impl GuardedBody {
     /// Wraps the body of a response that came through a tunnel.
-    pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
+    fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
         let bytes = Some(guard.context.log.body_bytes(&guard.metrics));
         let guard = GuardSlot::Body(guard);
         Self { body, bytes, guard, _permit: Some(permit), budget: None, cut: None }
@@ -239,7 +174,7 @@ impl GuardedBody {
 
     /// Counts the response in the budget. When the budget cuts the response, the guard is released although the caller may
     /// never poll the body again.
-    pub(super) fn with_budget(mut self, budget: &Arc<ResponseBudget>, monitor: StreamMonitor) -> Self {
+    fn with_budget(mut self, budget: &Arc<ResponseBudget>, monitor: StreamMonitor) -> Self {
         if let GuardSlot::Body(guard) = std::mem::replace(&mut self.guard, GuardSlot::None) {
             let guard = Arc::new(Mutex::new(Some(guard)));
             let released = Arc::clone(&guard);
@@ -250,7 +185,7 @@ impl GuardedBody {
     }
 
     /// Fails the body when `cut` completes.
-    pub(super) fn with_cut(mut self, cut: AccessEnded) -> Self {
+    fn with_cut(mut self, cut: AccessEnded) -> Self {
         self.cut = Some(Box::pin(poll_on_wake(cut)));
         self
     }

@@ -16,8 +16,7 @@ use tunnel::upgrade::{self, UpgradedStream};
 use super::{
     AccessEnded,
     budget::BudgetGuard,
-    request::RequestContext,
-    response::{ConcurrencyPermit, ResponseGuard},
+    request::{ConcurrencyPermit, RequestContext, ResponseGuard},
 };
 use crate::metrics::Limit;
 
