@@ -1,16 +1,14 @@
 //! The objects of environments: kas asks agentk for them before the first request of a CI job.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{collections::VecDeque, future::pending, io, path::Path, sync::Arc, time::Duration};
+mod agent;
+
+use std::{path::Path, time::Duration};
 
 use access::kill_switch::file;
-use agentk_core::{ServiceError, Services};
-use bytes::Bytes;
-use futures_util::stream;
+use agentk_core::Services;
 use gateway::config::Config;
 use http::{Method, Request, Response, header::AUTHORIZATION};
-use http_body::Frame;
-use http_body_util::{BodyExt as _, StreamBody};
 use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,
@@ -18,7 +16,6 @@ use kas_testing::{
     internal_api::{call, valid_token},
     world::{RunningAgent, World, text},
 };
-use parking_lot::Mutex;
 use proto::Reason;
 use serde_json::{Value, json};
 use testing::gitlab::{Agent as GitLabAgent, Endpoint, Job, StandIn};
@@ -26,139 +23,14 @@ use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 use tunnel::Body;
 
+use self::agent::{Provision, REVIEW, Reply, Rights};
 use crate::audit::{audit, lines};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PODS: &str = "/k8s-proxy/api/v1/pods";
 
-/// What agentk answers.
-#[derive(Clone, Debug)]
-enum Reply {
-    Fail(Reason, &'static str),
-    After(Duration),
-    Never,
-    Garbage,
-    /// The response ends in the middle of its body.
-    Cut,
-}
-
-/// The services `environments` and `provision` of an agentk: what they have received, and what they answer next. They succeed by default.
-#[derive(Clone, Debug, Default)]
-struct Provision(Arc<Mutex<State>>);
-
-#[derive(Debug, Default)]
-struct State {
-    /// All requests in order, also those to the cluster.
-    requests: Vec<(String, Value)>,
-    replies: VecDeque<Reply>,
-    /// The answer if there is no reply.
-    always: Option<Reply>,
-    /// The last request had an identity.
-    impersonated: bool,
-    /// The change of the RoleBinding, if the template has one.
-    binding: Option<&'static str>,
-    rights: Rights,
-}
-
-/// What the API server says of the rights of a job.
-#[derive(Clone, Copy, Debug)]
-enum Rights {
-    /// The policy refuses the question.
-    Refused,
-    /// The job has them after so many answers.
-    After(u32),
-    Never,
-}
-
-impl Default for Rights {
-    fn default() -> Self {
-        Self::After(0)
-    }
-}
-
-impl Provision {
-    fn services(&self) -> Services {
-        let (environments, provision, kubernetes) = (self.clone(), self.clone(), self.clone());
-        Services::new()
-            .with_fn("environments", move |request| environments.clone().answer(request))
-            .with_fn("provision", move |request| provision.clone().answer(request))
-            .with_fn("kubernetes", move |request: Request<Body>| {
-                let response = kubernetes.cluster(&request);
-                async { response }
-            })
-            .with_fn("prometheus", async |_| Response::new(Body::from("series")))
-    }
-
-    /// Answers a request to the cluster.
-    fn cluster(&self, request: &Request<Body>) -> Response<Body> {
-        let mut state = self.0.lock();
-        state.requests.push((request.uri().to_string(), Value::Null));
-        if request.uri() != REVIEW {
-            return Response::new(Body::from("the cluster"));
-        }
-        state.impersonated = request.headers().contains_key("impersonate-user");
-        let own = json!({"verbs": ["create"], "apiGroups": ["authorization.k8s.io"], "resources": ["selfsubjectrulesreviews"]});
-        let all = json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
-        let (status, rules) = match state.rights {
-            Rights::Refused => (403, json!([])),
-            Rights::After(0) => (201, json!([own, all])),
-            Rights::After(more) => {
-                state.rights = Rights::After(more - 1);
-                (201, json!([own]))
-            }
-            Rights::Never => (201, json!([own])),
-        };
-        let review = json!({"kind": "SelfSubjectRulesReview", "status": {"resourceRules": rules}});
-        Response::builder().status(status).body(Body::from(review.to_string())).unwrap()
-    }
-
-    async fn answer(self, request: Request<Body>) -> Response<Body> {
-        let line = format!("{} {}", request.method(), request.uri());
-        self.0.lock().impersonated = request.headers().contains_key("impersonate-user");
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        let reply = {
-            let mut state = self.0.lock();
-            state.requests.push((line, serde_json::from_slice(&body).unwrap_or(Value::Null)));
-            state.replies.pop_front().or_else(|| state.always.clone())
-        };
-        match reply {
-            Some(Reply::Fail(reason, message)) => return ServiceError::new(reason, message).into_response(),
-            Some(Reply::After(time)) => sleep(time).await,
-            Some(Reply::Never) => pending().await,
-            Some(Reply::Cut) => {
-                let frames = [Ok(Frame::data(Bytes::from_static(b"{"))), Err(io::Error::other("lost"))];
-                return Response::new(Body::new(StreamBody::new(stream::iter(frames))));
-            }
-            Some(Reply::Garbage) => return Response::new(Body::from("[]")),
-            None => {}
-        }
-        let mut objects = vec![json!({"kind": "Namespace", "name": "live-30-7", "change": "created"})];
-        if let Some(change) = self.0.lock().binding {
-            objects.push(json!({
-                "group": "rbac.authorization.k8s.io", "kind": "RoleBinding", "namespace": "live-30-7", "name": "deployers",
-                "change": change,
-            }));
-        }
-        Response::new(Body::from(json!({"template": "default.yaml", "objects": objects}).to_string()))
-    }
-
-    fn next(&self, replies: impl IntoIterator<Item = Reply>) {
-        self.0.lock().replies.extend(replies);
-    }
-
-    fn always(&self, reply: Option<Reply>) {
-        self.0.lock().always = reply;
-    }
-
-    /// Returns and forgets the requests.
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().requests).into_iter().map(|(line, _)| line).collect()
-    }
-}
-
 const ENSURE: &str = "POST /v1/projects/30/environments/live";
 const CLUSTER: &str = "/api/v1/pods";
-const REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
 
 fn managed(access_as: &Value) -> Value {
     json!({"access_as": access_as, "resource_management": {"enabled": true}})

@@ -1,7 +1,7 @@
 //! The MACs of what replicas act on: the URLs in heartbeats, and the records of events, views, environments and deployments.
 //!
-//! Whoever can write to Redis can write a heartbeat, and requests of callers are sent to the URLs in heartbeats. Without the MAC of the
-//! replica, a heartbeat is ignored.
+//! A program that can write to Redis can write a heartbeat, and kas sends requests of callers to the URLs in heartbeats. Without the MAC
+//! of the replica, kas ignores a heartbeat.
 //!
 //! Whoever can write to Redis can write a record. Without the MAC of a replica, a record is ignored. A MAC is for one place, so that a record
 //! cannot be copied to another one. It does not show that a record is the newest one: an older record of the same place is valid.
