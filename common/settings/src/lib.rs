@@ -5,6 +5,7 @@ mod bounds;
 pub mod duration;
 mod json_schema;
 mod network;
+pub mod patterns;
 pub mod rfc3339;
 pub mod rfc3339_millis;
 mod secret;
@@ -12,7 +13,7 @@ mod yaml;
 
 pub use self::bounds::{AnyDuration, Rate, Timeout, Within};
 pub use self::json_schema::json_schema;
-pub use self::network::Network;
+pub use self::network::{AllowedNetworks, Network, is_within};
 pub use self::secret::{KeySet, Secret, SecretError, SecretKey};
 pub use self::yaml::{
     Budget, ConfigError, DuplicateKeyPolicy, KeyLocations, Location, Options, Spanned, options, parse,

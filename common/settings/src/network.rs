@@ -1,6 +1,6 @@
-//! IP networks in CIDR notation.
+//! IP networks in CIDR notation, and the networks from which clients may connect.
 
-use std::str::FromStr;
+use std::{net::IpAddr, str::FromStr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
@@ -9,6 +9,10 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Network(IpNet);
+
+/// The networks from which clients may connect: all addresses, or those of a list. Clones are cheap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllowedNetworks(Arc<[IpNet]>);
 
 /// The error of a text that is not a network.
 #[derive(Debug, thiserror::Error)]
@@ -57,9 +61,42 @@ impl TryFrom<String> for Network {
     }
 }
 
+impl AllowedNetworks {
+    /// Allows the networks of the list, or every address if it is empty.
+    pub fn new(networks: &[Network]) -> Self {
+        Self(networks.iter().copied().map(IpNet::from).collect())
+    }
+
+    /// Returns whether a client may connect from the address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.0.is_empty() || is_within(&self.0, address)
+    }
+}
+
+/// Returns whether one of the networks has the address.
+pub fn is_within(networks: &[IpNet], address: IpAddr) -> bool {
+    networks.iter().any(|network| network.contains(&address))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn networks(list: &[&str]) -> Vec<Network> {
+        list.iter().map(|network| network.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn empty_list_allows_every_address() {
+        let (all, office) =
+            (AllowedNetworks::default(), AllowedNetworks::new(&networks(&["192.0.2.0/24", "2001:db8::/32"])));
+        for (address, in_office) in
+            [("192.0.2.7", true), ("2001:db8::7", true), ("198.51.100.7", false), ("::1", false)]
+        {
+            let address = address.parse().unwrap();
+            assert_eq!((all.contains(address), office.contains(address)), (true, in_office), "{address}");
+        }
+    }
 
     #[test]
     fn network_is_an_address_and_a_length() {

@@ -1,16 +1,10 @@
-//! The addresses of clients: the networks that may connect, and the key of an address in rate limits.
+//! The key of the address of a client in rate limits.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
-use ipnet::IpNet;
-use settings::Network;
 use sha2::{Digest as _, Sha256};
 
 pub use strangers::site;
-
-/// The networks from which clients may connect: all addresses, or those of a list. Clones are cheap.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllowedNetworks(Arc<[IpNet]>);
 
 /// Returns a digest of the address, or of its /64 for IPv6: Redis holds no addresses.
 pub fn address_key(address: IpAddr) -> [u8; 16] {
@@ -22,42 +16,9 @@ pub fn address_key(address: IpAddr) -> [u8; 16] {
     *digest.finalize().first_chunk().expect("a digest has 32 bytes")
 }
 
-impl AllowedNetworks {
-    /// Allows the networks of the list, or every address if it is empty.
-    pub fn new(networks: &[Network]) -> Self {
-        Self(networks.iter().copied().map(IpNet::from).collect())
-    }
-
-    /// Returns whether a client may connect from the address.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.is_empty() || is_within(&self.0, address)
-    }
-}
-
-/// Returns whether one of the networks has the address.
-pub fn is_within(networks: &[IpNet], address: IpAddr) -> bool {
-    networks.iter().any(|network| network.contains(&address))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn networks(list: &[&str]) -> Vec<Network> {
-        list.iter().map(|network| network.parse().unwrap()).collect()
-    }
-
-    #[test]
-    fn empty_list_allows_every_address() {
-        let (all, office) =
-            (AllowedNetworks::default(), AllowedNetworks::new(&networks(&["192.0.2.0/24", "2001:db8::/32"])));
-        for (address, in_office) in
-            [("192.0.2.7", true), ("2001:db8::7", true), ("198.51.100.7", false), ("::1", false)]
-        {
-            let address = address.parse().unwrap();
-            assert_eq!((all.contains(address), office.contains(address)), (true, in_office), "{address}");
-        }
-    }
 
     #[test]
     fn addresses_of_one_site_have_one_key() {

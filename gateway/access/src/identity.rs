@@ -28,9 +28,9 @@ pub use self::{
     dial_target::{AgentUrl, AgentUrlError, DialTarget},
     oidc::VerifiedClaims,
 };
-use crate::{address::AllowedNetworks, token::TokenHash};
+use crate::token::TokenHash;
 use request_info::prometheus::SeriesLabels;
-use settings::ConfigError;
+use settings::{AllowedNetworks, ConfigError};
 
 /// A source of answers: who is this agent?
 pub trait AgentAuthenticator: fmt::Debug + Send + Sync {

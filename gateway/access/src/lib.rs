@@ -35,7 +35,7 @@ use proto::{
 };
 
 pub use self::{
-    address::{AllowedNetworks, address_key, is_within, site},
+    address::{address_key, site},
     api_token::{ApiTokenError, ApiTokenVerifier},
     configuration::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,

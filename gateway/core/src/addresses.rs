@@ -5,12 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use access::{AllowedNetworks, is_within};
 use http::HeaderMap;
 use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use settings::Network;
+use settings::{AllowedNetworks, Network, is_within};
 
 use crate::headers::{ForwardedFor, PeerAddress};
 

@@ -6,7 +6,6 @@ mod file_sections;
 mod kubernetes_api;
 pub mod listen_address;
 mod observability;
-pub mod patterns;
 mod private_api;
 mod receptive;
 mod redis;

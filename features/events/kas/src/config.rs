@@ -6,9 +6,10 @@ use access::AgentSelector;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::{Network, Timeout};
-
-use kas_core::config::patterns::{HTTP_URL, NETWORK};
+use settings::{
+    Network, Timeout,
+    patterns::{HTTP_URL, NETWORK},
+};
 
 /// Section `events`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

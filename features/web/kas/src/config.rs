@@ -5,13 +5,13 @@ use std::{net::SocketAddr, path::PathBuf};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::Network;
-
-use kas_core::addresses::{AddressRules, ProxyProtocol};
-use kas_core::config::{
-    listen_address,
+use settings::{
+    Network,
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
+
+use kas_core::addresses::{AddressRules, ProxyProtocol};
+use kas_core::config::listen_address;
 
 /// Section `web`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -12,7 +12,7 @@ use proto::{
 use request_info::prometheus::SeriesLabels;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::{Budget, ConfigError, Network, parse_with_budget};
+use settings::{AllowedNetworks, Budget, ConfigError, Network, parse_with_budget};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
     dial_target::{AgentUrl, DialEntry, InvalidDialKey},
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
-use crate::{address::AllowedNetworks, token::TokenHash};
+use crate::token::TokenHash;
 
 /// The tokens that one agent may have: the current one and its replacement.
 const MAX_AGENT_TOKENS: usize = 2;

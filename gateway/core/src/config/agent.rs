@@ -5,12 +5,12 @@ use std::{borrow::Cow, collections::BTreeSet, net::SocketAddr, path::PathBuf, ti
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
-use settings::{AnyDuration, Network, Timeout, Within};
-
-use super::{
-    ListenNetwork, listen_address,
+use settings::{
+    AnyDuration, Network, Timeout, Within,
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
+
+use super::{ListenNetwork, listen_address};
 use crate::addresses::{AddressRules, ProxyProtocol};
 use crate::gitlab_key::GitLabKey;
 

@@ -5,12 +5,12 @@ use std::{net::SocketAddr, path::PathBuf};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::Network;
-
-use super::{
-    ListenNetwork, listen_address,
+use settings::{
+    Network,
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
+
+use super::{ListenNetwork, listen_address};
 use crate::addresses::{AddressRules, ProxyProtocol};
 use crate::gitlab_key::GitLabKey;
 

@@ -6,12 +6,12 @@ use access::UrlPathPrefix;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::{AnyDuration, Network, Timeout, Within};
-
-use super::{
-    ListenNetwork, listen_address,
-    patterns::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
+use settings::{
+    AnyDuration, Network, Timeout, Within,
+    patterns::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
+
+use super::{ListenNetwork, listen_address};
 use crate::{
     addresses::{AddressRules, ProxyProtocol},
     cors::Origin,
@@ -19,6 +19,12 @@ use crate::{
     headers::ExtraHeader,
     hosts::HostPattern,
 };
+
+/// The pattern of the beginning of paths, for the JSON Schema.
+const URL_PATH_PREFIX: &str = "^/([0-9A-Za-z._~-]+/?)*$";
+
+/// The pattern of the host names of agents, for the JSON Schema.
+const HOST_PATTERN: &str = r"^\{agent\}(\.[0-9A-Za-z-]+)+$";
 
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

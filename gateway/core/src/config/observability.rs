@@ -5,13 +5,13 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
-use settings::{AnyDuration, Network, Within};
-use telemetry::{OtlpEndpoint, SampleRatio};
-
-use super::{
-    ListenNetwork, listen_address,
+use settings::{
+    AnyDuration, Network, Within,
     patterns::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
+use telemetry::{OtlpEndpoint, SampleRatio};
+
+use super::{ListenNetwork, listen_address};
 use crate::gitlab_key::{EndpointConfig, GitLabKey};
 
 /// Section `observability`.

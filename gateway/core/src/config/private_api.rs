@@ -5,12 +5,12 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::{AnyDuration, Network};
-
-use super::{
-    ListenNetwork, listen_address,
+use settings::{
+    AnyDuration, Network,
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
+
+use super::{ListenNetwork, listen_address};
 use crate::gitlab_key::GitLabKey;
 
 /// Section `private_api`.

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::Network;
-
-use super::patterns::NETWORK;
+use settings::{Network, patterns::NETWORK};
 
 /// Section `agent.receptive`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

@@ -11,7 +11,6 @@ use serde_saphyr::Spanned;
 use settings::{ConfigError, KeyLocations, Timeout, Within};
 use store::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 
-use super::patterns::REDIS_ADDRESS;
 use crate::gitlab_key::GitLabKey;
 
 /// The message for a certificate without its key, and for a key without its certificate.
@@ -19,6 +18,9 @@ const TOGETHER: &str = "certificate_file and key_file go together, and this one 
 
 /// The longest key prefix and the longest fleet name.
 const MAX_NAME: usize = 64;
+
+/// The pattern of a host and a port, or of a socket, for the JSON Schema.
+const REDIS_ADDRESS: &str = "^((unix:)?/.+|.+:[0-9]{1,5})$";
 
 /// Section `redis`. Names one of `server`, `sentinel` and `cluster`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
