@@ -13,7 +13,7 @@ mod watched_files;
 
 use std::{sync::Arc, time::Duration};
 
-use cores::Cores;
+use cores::{Cores, TaskGroup};
 use process::Notifier;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
@@ -56,7 +56,6 @@ use kas_core::{
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
-    tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
 };

@@ -8,18 +8,21 @@
 //! * [`Cores`] starts the threads and chooses a core for each connection. A [`CoreSlot`] spawns the task there.
 //! * [`current`] returns the core of the calling thread, and [`PerCore`] holds a value for each core.
 //! * [`poll_on_wake()`] keeps rare events from being polled whenever a busy task is.
+//! * A [`TaskGroup`] has tasks on several cores that end together.
 //!
 //! The cores only affect speed: without them, as in tests, every task runs on the runtime that spawns it.
 #![warn(missing_docs)]
 
 mod per_core;
 mod poll_on_wake;
+mod task_group;
 mod threads;
 
 use std::{cell::Cell, num::NonZero, sync::LazyLock, thread::available_parallelism};
 
 pub use self::per_core::PerCore;
 pub use self::poll_on_wake::poll_on_wake;
+pub use self::task_group::TaskGroup;
 pub use self::threads::{CoreSlot, Cores, WorkerPool};
 
 /// The number of one of the threads of [`Cores`].

@@ -27,7 +27,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cores::poll_on_wake;
+use cores::{TaskGroup, poll_on_wake};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::{
@@ -77,7 +77,6 @@ use crate::{
     configuration::ConfigurationService,
     io::{Rewind, StallGuard, is_stall},
     metrics::{Limit, Metrics},
-    tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
 use access::{

@@ -54,7 +54,6 @@ pub mod peers;
 pub mod proxy;
 pub mod request_hooks;
 pub mod request_types;
-pub mod tasks;
 pub mod throttle;
 pub mod timing;
 pub mod tls;

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cores::{Cores, poll_on_wake};
+use cores::{Cores, TaskGroup, poll_on_wake};
 use process::LogLimiter;
 use socket2::{SockRef, TcpKeepalive};
 use strangers::ConnectionLimit;
@@ -23,7 +23,6 @@ use crate::{
     addresses::{AddressRules, canonical},
     io::Io,
     metrics::{Limit, Metrics},
-    tasks::TaskGroup,
     tls::Acceptor,
 };
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use cores::Cores;
+use cores::{Cores, TaskGroup};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{App, Listeners, shutdown::Shutdown};
-use kas_core::{hosts::TlsName, tasks::TaskGroup};
+use kas_core::hosts::TlsName;
 
 impl App {
     /// Spawns an accept loop for each listener, as a task of the background.

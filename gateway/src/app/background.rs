@@ -2,13 +2,13 @@
 
 use std::{env, sync::Arc, time::SystemTime};
 
+use cores::TaskGroup;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use kas_gitlab::{SwitchMonitor, UsageReporter};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;
 use access::kill_switch::KillSwitch;
-use kas_core::tasks::TaskGroup;
 
 impl App {
     /// Spawns the tasks that run from time to time, until the group drains.

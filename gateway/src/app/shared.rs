@@ -6,6 +6,7 @@ use std::{
 };
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities, kill_switch::KillSwitch};
+use cores::TaskGroup;
 use files::ReloadHealth;
 use kas_gitlab::{GitLabAgents, GitLabClient, GitlabAgentk, Usage};
 use parking_lot::Mutex;
@@ -35,7 +36,6 @@ use kas_core::{
     peers::{PeerClient, PeerServer},
     proxy::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling, RequestObservers},
     request_types::RequestTypes,
-    tasks::TaskGroup,
     traces::Traces,
     tunnel_entry::TunnelEntry,
 };

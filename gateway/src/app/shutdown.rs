@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use cores::TaskGroup;
 use tokio::time::{Instant, sleep_until};
 
-use kas_core::{admin::Readiness, tasks::TaskGroup};
+use kas_core::admin::Readiness;
 
 /// The time that agents may take to leave after the requests in flight. An agent needs a few round trips for another tunnel.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);

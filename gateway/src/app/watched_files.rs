@@ -2,6 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf, sync::Arc, time::SystemTime};
 
+use cores::TaskGroup;
 use files::{SecretFile, follow};
 use kas_gitlab::GitLabSetup;
 use settings::ConfigError;
@@ -11,7 +12,6 @@ use super::App;
 use crate::config::IdentityConfig;
 use kas_core::{
     metrics::certificate::CertificateExpirations,
-    tasks::TaskGroup,
     tls::{Certificate, MutualTls},
 };
 

@@ -3,6 +3,7 @@
 use std::{future::pending, time::Duration};
 
 use access::AgentIdentity;
+use cores::TaskGroup;
 use proto::{
     TunnelId,
     control::{DRAIN_PATH, DrainReason, DrainRequest},
@@ -12,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use tunnel::{CloseReason, Tunnel};
 
 use super::{control, max_age::MaxAge};
-use crate::tasks::TaskGroup;
 
 /// The shortest time for the streams of a tunnel that is replaced while its replica goes on. A stopping replica holds up a
 /// rollout, and `shutdown_grace_period` may be a few minutes; here nothing waits for the streams.

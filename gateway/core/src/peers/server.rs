@@ -5,8 +5,7 @@
 
 use std::{fmt::Display, sync::Arc, time::Duration};
 
-use cores::Cores;
-use cores::poll_on_wake;
+use cores::{Cores, TaskGroup, poll_on_wake};
 use http::Response;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
@@ -31,7 +30,6 @@ use super::{
 use crate::{
     listen::Listener,
     metrics::{Metrics, ServedResult},
-    tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
 

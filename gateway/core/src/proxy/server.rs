@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use access::{AccessControl, UrlPathPrefix, kill_switch::KillSwitch};
+use cores::TaskGroup;
 
 use super::{budget::ResponseBudget, connection::IdleConnections, request_log::RequestObservers};
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
     hosts::AgentHosts,
     request_hooks::RequestHooks,
     request_types::RequestTypes,
-    tasks::TaskGroup,
 };
 
 /// Serves callers.

@@ -2,13 +2,14 @@
 
 use std::{future::Future, panic::AssertUnwindSafe};
 
-use cores::{CoreSlot, poll_on_wake};
 use futures_util::FutureExt as _;
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{CoreSlot, poll_on_wake};
 
 /// Tasks that end together. Clones are cheap, and are the same group.
 #[derive(Clone, Debug, Default)]
@@ -79,12 +80,13 @@ mod tests {
     use std::{future::pending, time::Duration};
 
     use super::*;
+    use crate::Cores;
 
     #[tokio::test(start_paused = true)]
     async fn tasks_of_group_are_dropped_when_it_is_cut() {
         let group = TaskGroup::default();
         group.spawn(pending());
-        group.spawn_on(cores::Cores::default().reserve(), pending());
+        group.spawn_on(Cores::default().reserve(), pending());
         assert!(!group.drain_until(Instant::now() + Duration::from_secs(1)).await);
         group.tasks.wait().await;
     }
@@ -93,7 +95,7 @@ mod tests {
     async fn panic_of_vital_task_is_reported_and_others_continue() {
         let group = TaskGroup::default();
         group.spawn(pending());
-        group.spawn_on(cores::Cores::default().reserve(), async { panic!("one connection") });
+        group.spawn_on(Cores::default().reserve(), async { panic!("one connection") });
         tokio::task::yield_now().await;
         assert!(!group.panicked.is_cancelled());
         group.spawn(async { panic!("an accept loop") });
