@@ -14,6 +14,7 @@ mod watched_files;
 use std::{sync::Arc, time::Duration};
 
 use cores::{Cores, TaskGroup};
+use kas_listen::tls::Certificate;
 use process::Notifier;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
@@ -56,7 +57,6 @@ use kas_core::{
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
-    tls::Certificate,
     traces::Traces,
 };
 use kas_environments::{AgentEnvironments, Deployments, EnvironmentFile, check_template};

@@ -26,13 +26,12 @@ use kas_core::gitlab_key::GitLabKey;
 
 pub use self::schema::json_schema;
 pub use kas_core::{
-    addresses::ProxyProtocol,
     config::{
         AgentListen, AgentProtocol, AgentTunnelConfig, ApiConfig, ApiListen, AuditConfig, AuditSink,
         CallerLimits, ConnectionAge, DisabledConfig, EnvironmentsConfig, IdentityConfig, KubernetesApiConfig,
-        ListenNetwork, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
-        PrivateApiConfig, PrivateListen, PublicListen, ReceptiveConfig, RedisCluster, RedisConfig,
-        RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls, TracingConfig,
+        LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen, PrivateApiConfig,
+        PrivateListen, PublicListen, ReceptiveConfig, RedisCluster, RedisConfig, RedisNetwork, RedisSentinel,
+        RedisServerConfig, RedisTls, TracingConfig,
     },
     configuration::AgentConfigurationConfig,
 };
@@ -40,6 +39,7 @@ pub use kas_environments::ManagedResourcesConfig;
 pub use kas_events::{EventsConfig, WebhookConfig, WebhookFormat, WebhookSeverity};
 pub use kas_gitlab::GitlabAgentkConfig;
 pub use kas_gitops::GitopsConfig;
+pub use kas_listen::{addresses::ProxyProtocol, listen_address::ListenNetwork};
 pub use kas_web::{WebConfig, WebListen};
 
 /// The configuration of kas, kas.yaml.

@@ -4,7 +4,7 @@
 //! * `features` has the list of the features, which are crates.
 //! * [`cli`] has the commands.
 //!
-//! The crate [`kas_core`] has a replica without its features.
+//! The crate [`kas_core`] has a replica without its features, and [`kas_listen`] its listeners.
 #![warn(missing_docs)]
 
 pub mod app;
@@ -21,18 +21,19 @@ pub mod test_support {
 
     pub use crate::cli::serve::log_filter;
     pub use kas_core::{
-        addresses::AddressRules,
         agents::{Rebalancer, ReceptiveAgents},
         api::{ApiContext, ApiParts, ApiServer, Query},
         destination::Destination,
-        headers::{
-            ForwardedFor, PeerAddress, ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller,
-        },
+        headers::{ProxyHeaders, ResponsePolicy, rewrite_addresses, to_agent, to_caller},
         hosts::{AgentHosts, HostPattern, Route, TlsName},
-        listen::proxy_header,
         request_types::RequestTypes,
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
+    };
+    pub use kas_listen::{
+        addresses::AddressRules,
+        forwarded::{ForwardedFor, PeerAddress},
+        listener::proxy_header,
     };
     pub use strangers::Stranger;
 

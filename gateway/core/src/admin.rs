@@ -11,6 +11,7 @@ use axum::{
 };
 use files::ReloadHealth;
 use http::{StatusCode, header::CONTENT_TYPE};
+use kas_listen::http_server::HttpServer;
 use parking_lot::Mutex;
 use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
@@ -18,7 +19,7 @@ use store::{Store, StoreHealth};
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{agent_list::AgentLister, agent_metrics::AgentMonitor, http_server::HttpServer, metrics};
+use crate::{agent_list::AgentLister, agent_metrics::AgentMonitor, metrics};
 use access::kill_switch::KillSwitch;
 
 /// The time that a probe may take to send the head of a request, or leave its connection idle.

@@ -37,6 +37,11 @@ use hyper::{
     upgrade::{OnUpgrade, Upgraded},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use kas_listen::{
+    addresses::AddressRules,
+    io::{Rewind, StallGuard, is_stall},
+    metrics::Limit,
+};
 use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
@@ -71,12 +76,7 @@ use self::{
     session::TunnelSession,
 };
 use crate::{
-    addresses::AddressRules,
-    attachments::TunnelFeature,
-    config::AgentProtocol,
-    configuration::ConfigurationService,
-    io::{Rewind, StallGuard, is_stall},
-    metrics::{Limit, Metrics},
+    attachments::TunnelFeature, config::AgentProtocol, configuration::ConfigurationService, metrics::Metrics,
     tunnel_entry::TunnelEntry,
 };
 use access::{

@@ -22,6 +22,7 @@ use axum::{
     routing::get,
 };
 use http::Uri;
+use kas_listen::{addresses::AddressRules, http_server::HttpServer, listener::LOG_PERIOD};
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use store::Store;
@@ -34,12 +35,9 @@ pub use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, with_error};
 pub use self::response::{InternalApiError, json, ok, unavailable};
 use crate::{
-    addresses::AddressRules,
     agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
     agents::AgentServer,
     configuration::ConfigurationService,
-    http_server::HttpServer,
-    listen::LOG_PERIOD,
     metrics::Metrics,
 };
 use access::ApiTokenVerifier;

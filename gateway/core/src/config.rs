@@ -4,7 +4,6 @@ mod agent;
 mod api;
 mod file_sections;
 mod kubernetes_api;
-pub mod listen_address;
 mod observability;
 mod private_api;
 mod receptive;
@@ -15,7 +14,6 @@ pub use self::{
     api::{ApiConfig, ApiListen},
     file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig},
     kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen},
-    listen_address::ListenNetwork,
     observability::{
         AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig,
         ObservabilityListen, TracingConfig,

@@ -24,6 +24,7 @@ use std::{
 use access::RequestError;
 use http::{Request, Response, header::ALLOW};
 use http_body::Body as _;
+use kas_listen::metrics::Limit;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, RequestPermit, RetryPolicy, TunnelChoice};
@@ -34,7 +35,7 @@ use tunnel::{Body, CallError, CallErrorKind, Delivery};
 use crate::{
     agents::DialErrors,
     destination::{AgentLabel, Destination},
-    metrics::{Limit, Metrics, RouteKind},
+    metrics::{Metrics, RouteKind},
     peers::{OwnerConnection, OwnerError, PeerClient, PeerError},
     tunnel_entry::TunnelEntry,
 };

@@ -4,7 +4,6 @@
 //! own. The order matters: `Connection: Impersonate-User` must not remove a header that kas added (CVE-2021-31999). A
 //! response keeps only headers of an allowlist, because the agent is not trusted.
 
-mod forwarded;
 mod redirect;
 mod response;
 
@@ -13,10 +12,10 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE, VIA},
 };
+use kas_listen::forwarded::{ForwardedFor, is_forwarded};
 use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 
 pub use self::{
-    forwarded::{ForwardedFor, PeerAddress},
     redirect::rewrite as rewrite_addresses,
     response::{ResponsePolicy, to_caller},
 };
@@ -64,7 +63,7 @@ pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Res
         if impersonated && text.starts_with(impersonation::PREFIX) {
             refused.get_or_insert_with(nested_impersonation);
         }
-        is_consumed(text) || forwarded::is_forwarded(name)
+        is_consumed(text) || is_forwarded(name)
     });
     if let Some(failure) = refused {
         return Err(failure);
@@ -135,6 +134,8 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kas_listen::forwarded::PeerAddress;
+
     use super::*;
 
     /// Returns headers with these names and values.

@@ -2,41 +2,35 @@
 
 pub mod agent;
 pub mod certificate;
-mod limit;
 mod peer;
 pub mod redis;
-mod refused;
 mod service;
 
 use std::{sync::Arc, time::Duration};
 
+use kas_listen::metrics::{Limit, ListenerMetrics};
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
-use strum::{EnumCount as _, VariantNames as _};
 use telemetry::{CallbackMetric, CounterByLabel, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
 
+use self::service::Services;
 pub use self::{
-    limit::Limit,
     peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},
-    refused::RefusedConnection,
     service::ServiceMetrics,
 };
-use self::{refused::RefusedConnections, service::Services};
 use crate::{audit::AuditMetrics, request_types::RequestTypes};
 
 telemetry::metrics! {
     /// The handles of all metrics. Requests are counted by their type. Cheap to clone.
     pub struct Metrics(types: &RequestTypes) {
         services: Services = with(Services::register, types),
-        /// One counter for each limit. All exist from the start: an alert on a missing counter never fires.
-        limits: [Counter; Limit::COUNT] =
-            variants("kas_limits", "Times that a limit was reached", "limit", Limit::VARIANTS),
-        refused_connections: RefusedConnections = with(RefusedConnections::register),
+        /// Metrics of the listeners, and the counters of all limits.
+        pub listeners: ListenerMetrics = with(ListenerMetrics::register),
         /// Metrics of the traffic between replicas.
         pub peers: PeerMetrics = with(PeerMetrics::register),
         pub retries: Counter = create("kas_retries", "Attempts after the first one of a request"),
@@ -87,22 +81,12 @@ impl Metrics {
 
     /// Counts that a limit was reached.
     pub fn count_limit(&self, limit: Limit) {
-        self.limit_counter(limit).inc();
+        self.listeners.count_limit(limit);
     }
 
     /// Returns the counter of a limit.
     pub fn limit_counter(&self, limit: Limit) -> &Counter {
-        &self.limits[limit as usize]
-    }
-
-    /// Creates the counters of a listener's refused connections.
-    pub fn create_refused_connections(&self, listener: &'static str) {
-        self.refused_connections.create(listener);
-    }
-
-    /// Counts a connection that was closed because of its address or its PROXY header.
-    pub fn count_refused_connection(&self, listener: &'static str, reason: RefusedConnection) {
-        self.refused_connections.count(listener, reason);
+        self.listeners.limit_counter(limit)
     }
 
     /// Counts an attempt of an agent to open a tunnel, by result.

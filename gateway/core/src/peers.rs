@@ -43,6 +43,11 @@ mod store_mac;
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use files::SecretFile;
+use kas_listen::{
+    addresses::AddressRules,
+    listener::{BindError, Listener},
+    tls::{Certificate, MutualTls},
+};
 use proto::ReplicaId;
 use rustls::pki_types::ServerName;
 use settings::Secret;
@@ -58,12 +63,7 @@ use self::{
     connection::{PeerTls, TcpConnector},
     store_mac::{SecretRecordAuthenticator, SecretUrlAuthenticator},
 };
-use crate::{
-    addresses::AddressRules,
-    config::{PrivateApiConfig, PrivateListen},
-    listen::{BindError, Listener},
-    tls::{Certificate, MutualTls},
-};
+use crate::config::{PrivateApiConfig, PrivateListen};
 
 pub use self::{
     address::{NetworkEnv, OwnUrlError, PeerUrl, PeerUrlError},

@@ -45,6 +45,7 @@ use http_body_util::{Either, Empty};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
+use kas_listen::{forwarded::PeerAddress, http_limits::HttpLimits, io::StallGuard, metrics::Limit};
 use proto::{Reason, hop_by_hop};
 use strangers::Stranger;
 use tokio::{
@@ -67,11 +68,7 @@ use self::{
 use crate::{
     destination::Destination,
     forward::ForwardedResponse,
-    headers::PeerAddress,
     hosts::{Route, TlsName},
-    http_limits::HttpLimits,
-    io::StallGuard,
-    metrics::Limit,
 };
 use access::{
     AgentAttributes, AuthorizedCaller, Grant, ManagedEnvironment, RequestError,
@@ -351,7 +348,7 @@ impl ProxyServer {
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
         let timeouts = metrics.limit_counter(Limit::HeadTimeout).clone();
         let io = CallerIo::new(io, Arc::clone(&state), limits.head_timeout, timeouts);
-        let builder = HttpLimits::of_callers(limits).builder();
+        let builder = HttpLimits::of_callers(limits.max_head_bytes, limits.max_headers).builder();
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
         tokio::pin!(connection);
         let close = poll_on_wake(async {

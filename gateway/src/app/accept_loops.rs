@@ -22,7 +22,7 @@ impl App {
         shutdown: &Shutdown,
     ) {
         let background = &shutdown.background;
-        let metrics = self.callers.observers.metrics.clone();
+        let metrics = self.callers.observers.metrics.listeners.clone();
         let (agents, callers) = (Arc::clone(&self.agents), Arc::clone(&self.callers));
         let liveness = &self.admin.liveness;
         let serving = listeners.agent.serve(

@@ -2,16 +2,16 @@
 
 use std::{path::Path, time::Duration};
 
+use kas_listen::{
+    addresses::AddressRules,
+    listener::{BindError, Listener},
+    tls::Certificate,
+};
 use settings::ConfigError;
 
 use super::connection_limits::ConnectionLimits;
 use crate::config::{AgentProtocol, Config};
-use kas_core::{
-    addresses::AddressRules,
-    listen::{BindError, Listener},
-    peers::PeerConfig,
-    tls::Certificate,
-};
+use kas_core::peers::PeerConfig;
 
 /// The time that clients of the internal API and of probes may take for their first byte.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cores::Cores;
+use kas_listen::listener::Listener;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::LocalTunnels;
@@ -14,7 +15,6 @@ use store::{
 use super::ValidatedConfig;
 use crate::config::Config;
 use kas_core::{
-    listen::Listener,
     metrics::Metrics,
     peers::{self, PeerClient, PeerConfig, PeerServer, ReplicaContext},
     request_types::RequestTypes,

@@ -9,6 +9,7 @@ use access::{AccessControl, AgentAuthenticator, AgentSources, Identities, kill_s
 use cores::TaskGroup;
 use files::ReloadHealth;
 use kas_gitlab::{GitLabAgents, GitLabClient, GitlabAgentk, Usage};
+use kas_listen::listener::LOG_PERIOD;
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
@@ -31,7 +32,6 @@ use kas_core::{
     cors::Cors,
     feature::{Features, RequestHookContext},
     forward::Forwarder,
-    listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
     proxy::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling, RequestObservers},

@@ -8,13 +8,14 @@ use kas_gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabSessions,
     InFlightCounters, InternalApiAuthorizer,
 };
+use kas_listen::metrics::Limit;
 use kas_oidc::OidcAuthorizer;
 use oidc::Issuers;
 use std::sync::Arc;
 
 use super::shared::SharedState;
 use crate::config::Config;
-use kas_core::{feature::KasFeature, metrics::Limit};
+use kas_core::feature::KasFeature;
 
 /// The sources of agents and callers.
 #[derive(Debug, Default)]

@@ -15,6 +15,10 @@ use access::{
 use files::{SecretFile, unreadable};
 use kas_environments::EnvironmentFile;
 use kas_gitlab::GitLabSetup;
+use kas_listen::{
+    listener::BindError,
+    tls::{Certificate, MutualTls},
+};
 use oidc::Issuers;
 use proto::ReplicaId;
 use serde_saphyr::Spanned;
@@ -33,9 +37,7 @@ use super::{
 use crate::config::{Config, IdentityConfig};
 use kas_core::{
     audit::{self, AuditLog},
-    listen::BindError,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
-    tls::{Certificate, MutualTls},
     traces::{self, Traces},
 };
 use kas_events::webhooks::Webhook;

@@ -5,15 +5,13 @@ use std::{fmt::Display, path::PathBuf, sync::Arc, time::SystemTime};
 use cores::TaskGroup;
 use files::{SecretFile, follow};
 use kas_gitlab::GitLabSetup;
+use kas_listen::tls::{Certificate, MutualTls};
 use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::App;
 use crate::config::IdentityConfig;
-use kas_core::{
-    metrics::certificate::CertificateExpirations,
-    tls::{Certificate, MutualTls},
-};
+use kas_core::metrics::certificate::CertificateExpirations;
 
 /// The files with the credentials of a replica, towards its clients, other replicas and GitLab.
 #[derive(Debug)]

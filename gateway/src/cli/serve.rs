@@ -17,7 +17,7 @@ use crate::{
     app::ValidatedConfig,
     config::{LogLevel, LoggingConfig, LoggingFormat},
 };
-use kas_core::listen::Listener;
+use kas_listen::listener::Listener;
 
 /// Run the server until SIGTERM or Ctrl-C
 ///
@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 37] = [
+const OURS: [&str; 38] = [
     "access",
     "backoff",
     "cli",
@@ -63,6 +63,7 @@ const OURS: [&str; 37] = [
     "kas_gitlab",
     "kas_gitops",
     "kas_graph",
+    "kas_listen",
     "kas_notify",
     "kas_oidc",
     "kas_promql",

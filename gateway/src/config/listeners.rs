@@ -8,7 +8,7 @@ use std::{
 use settings::ConfigError;
 
 use super::Config;
-use kas_core::addresses::ProxyProtocol;
+use kas_listen::addresses::ProxyProtocol;
 
 impl Config {
     /// Narrows the address of each listener to its network.

@@ -146,7 +146,7 @@ async fn metrics_are_those_of_the_list() {
         let webhook = "webhooks: [{name: ops, url: 'https://a.example', secret_file: key}]";
         config.events = settings::parse(Path::new("kas.yaml"), webhook).unwrap();
     });
-    world.kas.callers.observers.metrics.create_refused_connections("callers");
+    world.kas.callers.observers.metrics.listeners.create_refused_connections("callers");
     let _agent = world.agent(Services::new()).await;
     assert_eq!(world.send(world.request("/agents/production/nothing/")).await.status(), 404);
     let text = text(send(&world, Method::GET, "/metrics").await).await;

@@ -36,6 +36,7 @@ fn is_core(package: &Package) -> bool {
         "common",
         "gateway/access",
         "gateway/core",
+        "gateway/listen",
         "agent/core",
         "agent/policy",
     ]

@@ -25,7 +25,7 @@ use super::{
     EventFilter, EventQuery, Events, ListedEvent,
     watchers::{TooManyWatchers, WatchPermit},
 };
-use kas_core::hold_open::HoldOpen;
+use kas_listen::hold_open::HoldOpen;
 
 /// The type of the body.
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";

@@ -2,6 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use kas_listen::{
+    addresses::{AddressRules, ProxyProtocol},
+    listen_address,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -9,9 +13,6 @@ use settings::{
     Network,
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
-
-use kas_core::addresses::{AddressRules, ProxyProtocol};
-use kas_core::config::listen_address;
 
 /// Section `web`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -45,6 +45,7 @@ use axum::body::Body;
 use environments_wire::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
+use kas_listen::{addresses::AddressRules, forwarded::PeerAddress};
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, ServiceName, percent};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -75,10 +76,8 @@ pub use self::{
     recent::Recent,
 };
 use kas_core::{
-    addresses::AddressRules,
     agent_locations::{AgentLocations, AgentOwner, AgentState},
     agents::AgentServer,
-    headers::PeerAddress,
     proxy::{CallerBody, ProxyServer, RequestGuard},
 };
 

@@ -29,6 +29,7 @@ use futures_util::{
 };
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt as _, Limited};
+use kas_listen::forwarded::PeerAddress;
 use proto::header::ERROR;
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
@@ -38,10 +39,7 @@ use self::{
     watch::{Watch, WatchSource},
 };
 use super::{WebServer, no_session, refusal, sessions::Session, wrong_method};
-use kas_core::{
-    headers::PeerAddress,
-    proxy::{CallerBody, ConcurrencyPermit, RequestGuard},
-};
+use kas_core::proxy::{CallerBody, ConcurrencyPermit, RequestGuard};
 
 pub(super) const PATH: &str = "/web/v1/live";
 /// The longest request, in bytes.

@@ -10,6 +10,7 @@ use std::{
 use access::{AgentAuthenticator, AgentIdentity, address_key, token::TokenHash};
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header::AUTHORIZATION};
+use kas_listen::metrics::Limit;
 use parking_lot::Mutex;
 use proto::{AgentId, Hello, TunnelId, header};
 use secrecy::SecretString;
@@ -17,7 +18,7 @@ use store::{AddressLimit, AddressRefusal};
 use tokio::time::Instant;
 
 use super::{AgentServer, receptive::DialledTunnel, refusal::HandshakeError, version_skew::VersionSkew};
-use crate::{agent_memory::AgentMemory, metrics::Limit};
+use crate::agent_memory::AgentMemory;
 
 /// An agent whose token is valid and whose tunnel is within the limits.
 #[derive(Clone, Debug)]

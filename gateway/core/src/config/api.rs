@@ -2,6 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use kas_listen::{
+    addresses::{AddressRules, ProxyProtocol},
+    listen_address::{self, ListenNetwork},
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -10,8 +14,6 @@ use settings::{
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
 
-use super::{ListenNetwork, listen_address};
-use crate::addresses::{AddressRules, ProxyProtocol};
 use crate::gitlab_key::GitLabKey;
 
 /// Section `api`.

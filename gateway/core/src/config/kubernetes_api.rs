@@ -3,6 +3,10 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use access::UrlPathPrefix;
+use kas_listen::{
+    addresses::{AddressRules, ProxyProtocol},
+    listen_address::{self, ListenNetwork},
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -11,14 +15,7 @@ use settings::{
     patterns::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
 
-use super::{ListenNetwork, listen_address};
-use crate::{
-    addresses::{AddressRules, ProxyProtocol},
-    cors::Origin,
-    gitlab_key::GitLabKey,
-    headers::ExtraHeader,
-    hosts::HostPattern,
-};
+use crate::{cors::Origin, gitlab_key::GitLabKey, headers::ExtraHeader, hosts::HostPattern};
 
 /// The pattern of the beginning of paths, for the JSON Schema.
 const URL_PATH_PREFIX: &str = "^/([0-9A-Za-z._~-]+/?)*$";

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use kas_listen::listen_address::{self, ListenNetwork};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
@@ -11,7 +12,6 @@ use settings::{
 };
 use telemetry::{OtlpEndpoint, SampleRatio};
 
-use super::{ListenNetwork, listen_address};
 use crate::gitlab_key::{EndpointConfig, GitLabKey};
 
 /// Section `observability`.

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use kas_listen::listen_address::{self, ListenNetwork};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -10,7 +11,6 @@ use settings::{
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
 
-use super::{ListenNetwork, listen_address};
 use crate::gitlab_key::GitLabKey;
 
 /// Section `private_api`.

@@ -7,6 +7,7 @@ use std::{fmt, io, sync::Arc, time::Duration};
 
 use cores::PerCore;
 use futures_util::future::BoxFuture;
+use kas_listen::tls::Connector;
 use parking_lot::Mutex;
 use router::RequestClass;
 use rustls::pki_types::ServerName;
@@ -21,7 +22,7 @@ use tokio_rustls::client::TlsStream;
 use tunnel::{CloseReason, Tunnel, TunnelConfig, direct};
 
 use super::{PeerError, PeerUrl};
-use crate::{metrics::PeerMetrics, tls::Connector};
+use crate::metrics::PeerMetrics;
 
 /// The time after a response in which requests are sent on a connection without a probe.
 const ANSWER_TTL: Duration = Duration::from_secs(1);

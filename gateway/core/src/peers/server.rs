@@ -7,6 +7,7 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 
 use cores::{Cores, TaskGroup, poll_on_wake};
 use http::Response;
+use kas_listen::listener::Listener;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
 use router::{LocalTunnels, RequestPermit, TunnelChoice};
@@ -28,7 +29,6 @@ use super::{
     response::ProbeResponse,
 };
 use crate::{
-    listen::Listener,
     metrics::{Metrics, ServedResult},
     tunnel_entry::TunnelEntry,
 };
@@ -99,7 +99,7 @@ impl PeerServer {
 
     /// Accepts connections of other replicas until their group drains.
     pub async fn listen(self: Arc<Self>, listener: Listener, cores: Cores) {
-        let (connections, metrics) = (self.connections.clone(), self.metrics.clone());
+        let (connections, metrics) = (self.connections.clone(), self.metrics.listeners.clone());
         let serving = listener.serve(connections, cores, metrics, move |io, address| {
             let server = Arc::clone(&self);
             async move {

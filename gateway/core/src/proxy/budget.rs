@@ -7,7 +7,7 @@
 //! The budget counts payload. Each frame in the buffer of h2 costs 256 bytes besides, so that each check joins the small
 //! frames of the responses that are not read.
 //!
-//! A response that is not read for too long is cut as well. [`crate::io::StallGuard`] monitors only whole connections, and an
+//! A response that is not read for too long is cut as well. [`kas_listen::io::StallGuard`] monitors only whole connections, and an
 //! HTTP/2 caller can keep a connection alive while it never opens the window of one stream.
 
 use std::{
@@ -20,11 +20,12 @@ use std::{
     time::Duration,
 };
 
+use kas_listen::metrics::Limit;
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tunnel::{StreamMonitor, StreamStats};
 
-use crate::metrics::{Limit, Metrics};
+use crate::metrics::Metrics;
 
 /// The interval between two checks. The budget may be exceeded in the meantime.
 const PERIOD: Duration = Duration::from_millis(250);

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use kas_listen::{http_limits::RequestCount, metrics::Limit};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use strangers::Stranger;
@@ -21,11 +22,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{
-    config::CallerLimits,
-    http_limits::RequestCount,
-    metrics::{Limit, Metrics},
-};
+use crate::{config::CallerLimits, metrics::Metrics};
 
 /// The idle time after which a connection may be closed while too many are open.
 const MIN_IDLE: Duration = Duration::from_secs(60);

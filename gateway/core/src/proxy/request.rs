@@ -16,6 +16,10 @@ use http::{
 };
 use hyper::upgrade::OnUpgrade;
 use ipnet::IpNet;
+use kas_listen::{
+    forwarded::{ForwardedFor, PeerAddress},
+    metrics::Limit,
+};
 use proto::{Reason, header};
 use router::RequestPermit;
 use telemetry::GaugeGuard;
@@ -26,9 +30,9 @@ use super::{
     server::ProxyServer,
 };
 use crate::{
-    headers::{self, ForwardedFor, PeerAddress, ProxyHeaders},
+    headers::{self, ProxyHeaders},
     hosts::Route,
-    metrics::{Limit, ServiceMetrics},
+    metrics::ServiceMetrics,
     tunnel_entry::TunnelEntry,
 };
 

@@ -15,13 +15,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Version, header::CONNECTION};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
+use kas_listen::metrics::Limit;
 use parking_lot::Mutex;
 use proto::Reason;
 use tokio::time::{Instant, timeout};
 use tunnel::{Body, StallTimer};
 
 use super::{CallerBody, request_log::BodyBytes, server::ProxyServer};
-use crate::{config::CallerLimits, metrics::Limit};
+use crate::config::CallerLimits;
 
 /// The most bytes that are drained from the body of a refused request.
 const MAX_DRAIN_BYTES: u64 = 64 << 10;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use access::{AccessControl, UrlPathPrefix, kill_switch::KillSwitch};
 use cores::TaskGroup;
+use kas_listen::addresses::AddressRules;
 
 use super::{budget::ResponseBudget, connection::IdleConnections, request_log::RequestObservers};
 use crate::{
-    addresses::AddressRules,
     config::{CallerLimits, KubernetesApiConfig},
     cors::Cors,
     forward::Forwarder,

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cores::poll_on_wake;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use kas_listen::metrics::Limit;
 use tokio::time::timeout;
 use tokio_util::{
     io::{InspectReader, InspectWriter},
@@ -18,7 +19,6 @@ use super::{
     budget::BudgetGuard,
     request::{ConcurrencyPermit, RequestContext, ResponseGuard},
 };
-use crate::metrics::Limit;
 
 /// The time that hyper may take to hand over the caller's connection after the 101.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);

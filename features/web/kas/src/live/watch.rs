@@ -17,6 +17,7 @@ use http::{
     uri::InvalidUri,
 };
 use http_body_util::{BodyExt as _, Limited};
+use kas_listen::forwarded::PeerAddress;
 use proto::{
     ServiceName, agent_path,
     graph::WATCH_PATH,
@@ -28,10 +29,7 @@ use tokio::time::timeout;
 
 use super::frame::{FrameKind, frame, json};
 use crate::{WebServer, sessions::Session, with_token};
-use kas_core::{
-    headers::PeerAddress,
-    proxy::{CallerBody, RequestGuard},
-};
+use kas_core::proxy::{CallerBody, RequestGuard};
 
 /// The time after which a watch without a byte has failed: agentk sends a line every 15 s.
 const SILENCE: Duration = Duration::from_secs(40);

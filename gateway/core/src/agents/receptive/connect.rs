@@ -14,6 +14,7 @@ use http::{
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{body::Incoming, client::conn::http1, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
+use kas_listen::tls::Certificate;
 use proto::{TunnelProtocol, Welcome, header as names, short_line};
 use rustls::{ClientConfig, pki_types::ServerName};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -30,7 +31,6 @@ use tunnel::{
 };
 
 use super::error::DialError;
-use crate::tls::Certificate;
 use outbound::AddressPolicy;
 
 /// The only protocol that kas offers.

@@ -127,7 +127,7 @@ impl Certificate {
     }
 
     /// Returns a client that presents this certificate, trusts `roots`, and offers the protocols `alpn`.
-    pub(crate) fn client_config(&self, roots: RootCertStore, alpn: &[&[u8]]) -> ClientConfig {
+    pub fn client_config(&self, roots: RootCertStore, alpn: &[&[u8]]) -> ClientConfig {
         let mut client = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("the provider supports the default versions")

@@ -74,7 +74,7 @@ fn joined(hops: &[IpAddr]) -> HeaderValue {
 }
 
 /// Returns whether a header names the addresses, host or scheme of a request.
-pub(super) fn is_forwarded(name: &HeaderName) -> bool {
+pub fn is_forwarded(name: &HeaderName) -> bool {
     name.as_str().starts_with(PREFIX) || matches!(name.as_str(), "forwarded" | "x-real-ip")
 }
 

@@ -15,8 +15,6 @@ use hyper_util::{
 };
 use tokio::time::sleep;
 
-use crate::config::CallerLimits;
-
 /// The smallest buffer that hyper accepts.
 const MIN_HEAD_BYTES: usize = 8192;
 
@@ -41,7 +39,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The limits of one connection that differ between listeners.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HttpLimits {
+pub struct HttpLimits {
     /// The time that a client of HTTP/1.1 may take for the head of a request, including the wait for its first byte. `None` if
     /// the caller of [`Self::builder`] has its own timer.
     header_read_timeout: Option<Duration>,
@@ -61,7 +59,7 @@ pub(crate) struct HttpLimits {
 
 /// The requests of one connection that have started and ended.
 #[derive(Debug, Default)]
-pub(crate) struct RequestCount {
+pub struct RequestCount {
     started: AtomicU64,
     ended: AtomicU64,
 }
@@ -69,11 +67,11 @@ pub(crate) struct RequestCount {
 impl HttpLimits {
     /// Returns the limits of callers, without the timeout of a head. The number of concurrent requests is the default of a
     /// Kubernetes API server (`--http2-max-streams-per-connection`).
-    pub(crate) fn of_callers(limits: &CallerLimits) -> Self {
+    pub fn of_callers(max_head_bytes: usize, max_headers: usize) -> Self {
         Self {
             header_read_timeout: None,
-            max_head_bytes: limits.max_head_bytes,
-            max_headers: limits.max_headers,
+            max_head_bytes,
+            max_headers,
             max_streams: 250,
             stream_window: 1 << 20,
             connection_window: 4 << 20,
@@ -82,7 +80,7 @@ impl HttpLimits {
     }
 
     /// Returns the limits of internal listeners. A token in a head has a few hundred bytes.
-    pub(crate) fn internal(header_read_timeout: Duration) -> Self {
+    pub fn internal(header_read_timeout: Duration) -> Self {
         Self {
             header_read_timeout: Some(header_read_timeout),
             max_head_bytes: 16 << 10,
@@ -95,7 +93,7 @@ impl HttpLimits {
     }
 
     /// Returns a builder of connections that detects HTTP/1.1 or HTTP/2 from the first bytes.
-    pub(crate) fn builder(&self) -> auto::Builder<TokioExecutor> {
+    pub fn builder(&self) -> auto::Builder<TokioExecutor> {
         let mut builder = auto::Builder::new(TokioExecutor::new());
         let mut http1 = builder.http1();
         http1
@@ -131,17 +129,17 @@ impl HttpLimits {
 
 impl RequestCount {
     /// Counts a request as in flight.
-    pub(crate) fn start(&self) {
+    pub fn start(&self) {
         self.started.fetch_add(1, Relaxed);
     }
 
     /// Counts a request as ended.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.ended.fetch_add(1, Relaxed);
     }
 
     /// Returns the number of requests so far, or `None` if one is in flight.
-    pub(crate) fn before_next(&self) -> Option<u64> {
+    pub fn before_next(&self) -> Option<u64> {
         let started = self.started.load(Relaxed);
         (started == self.ended.load(Relaxed)).then_some(started)
     }
@@ -149,7 +147,7 @@ impl RequestCount {
     /// Completes when no request was in flight for `limit`, and at the latest after half of `limit` more.
     ///
     /// It samples the counters, so that a request neither wakes a task nor sets a timer.
-    pub(crate) async fn idle(&self, limit: Duration) {
+    pub async fn idle(&self, limit: Duration) {
         let mut samples = 0;
         while samples < 2 {
             let started = self.started.load(Relaxed);

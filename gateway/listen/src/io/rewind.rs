@@ -14,7 +14,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A stream that begins with bytes that were read before.
 #[derive(Debug)]
-pub(crate) struct Rewind<T> {
+pub struct Rewind<T> {
     first: Bytes,
     io: T,
 }
@@ -26,7 +26,7 @@ impl<T: AsyncRead + Unpin> Rewind<T> {
     /// # Errors
     ///
     /// If the stream fails.
-    pub(crate) async fn detect_http2(mut io: T) -> io::Result<(Self, bool)> {
+    pub async fn detect_http2(mut io: T) -> io::Result<(Self, bool)> {
         let mut read = [0; PREFACE.len()];
         let mut length = 0;
         while length < PREFACE.len() && read[..length] == PREFACE[..length] {
@@ -40,7 +40,7 @@ impl<T: AsyncRead + Unpin> Rewind<T> {
     }
 
     /// Returns the first bytes that were not read again, and the stream.
-    pub(crate) fn into_parts(self) -> (Bytes, T) {
+    pub fn into_parts(self) -> (Bytes, T) {
         (self.first, self.io)
     }
 }

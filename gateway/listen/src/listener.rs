@@ -22,7 +22,7 @@ use self::handshake::{Handshake, HandshakeError};
 use crate::{
     addresses::{AddressRules, canonical},
     io::Io,
-    metrics::{Limit, Metrics},
+    metrics::{Limit, ListenerMetrics},
     tls::Acceptor,
 };
 
@@ -102,13 +102,13 @@ impl Listener {
         self,
         connections: TaskGroup,
         cores: Cores,
-        metrics: Metrics,
+        metrics: ListenerMetrics,
         handle: impl Fn(Io, SocketAddr) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { name, socket, limit, handshake } = self;
-        // Shared: a clone has a reference to each of some seventy metrics.
+        // Shared: a clone has a reference to each of some twenty metrics.
         let metrics = Arc::new(metrics);
         let socket = TcpListener::from_std(socket).expect("the system has resources for a listener");
         let handshake = Arc::new(handshake);
@@ -175,7 +175,7 @@ fn report(
     listener: &'static str,
     error: &HandshakeError,
     peer: SocketAddr,
-    metrics: &Metrics,
+    metrics: &ListenerMetrics,
     log_limit: &LogLimiter<&'static str>,
 ) {
     if let Some(refusal) = error.refusal() {

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use settings::{AllowedNetworks, Network, is_within};
 
-use crate::headers::{ForwardedFor, PeerAddress};
+use crate::forwarded::{ForwardedFor, PeerAddress};
 
 /// The header with which a proxy of TCP reports the address of the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -89,7 +89,7 @@ impl AddressRules {
 }
 
 /// Returns the address with an IPv4 address in place of one that is mapped to IPv6. A socket for both has such peers.
-pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

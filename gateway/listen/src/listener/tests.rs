@@ -1,6 +1,6 @@
 use std::{fmt, net::IpAddr};
 
-use prometheus_client::registry::Registry;
+use prometheus_client::{encoding::text::encode, registry::Registry};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -10,7 +10,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::{addresses::ProxyProtocol, metrics, request_types::RequestTypes, tls::Certificate};
+use crate::{addresses::ProxyProtocol, tls::Certificate};
 
 /// A handshake timeout for tests in which it is not reached.
 const LONG: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ impl Fixture {
         let listener =
             Listener::bind("test", local, rules, tls, MAX_CONNECTIONS, handshake_timeout).await.unwrap();
         let (address, mut registry, group) = (listener.address(), Registry::default(), TaskGroup::default());
-        let metrics = Metrics::register(&mut registry, &RequestTypes::with(Vec::new()));
+        let metrics = ListenerMetrics::register(&mut registry);
         let (sender, clients) = mpsc::unbounded_channel();
         let serving = listener.serve(group.clone(), Cores::default(), metrics, move |mut io, client| {
             let sender = sender.clone();
@@ -68,8 +68,15 @@ impl Fixture {
         received
     }
 
+    /// Returns the metrics as text.
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).unwrap();
+        text
+    }
+
     fn refused(&self, reason: impl fmt::Display) -> u64 {
-        let text = metrics::render(&self.registry);
+        let text = self.metrics();
         let name = format!("kas_connections_refused_total{{listener=\"test\",reason=\"{reason}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&*name)).unwrap().parse().unwrap()
     }
@@ -249,7 +256,7 @@ async fn slow_tls_handshakes_give_their_places_to_the_next_client() {
     let mut echoed = [0; 5];
     tls.read_exact(&mut echoed).await.unwrap();
     assert_eq!(&echoed, b"hello");
-    let text = metrics::render(&fixture.registry);
+    let text = fixture.metrics();
     let replaced = "kas_limits_total{limit=\"unauthenticated-connections\"} ";
     assert!(
         text.contains(replaced) && !text.contains(&format!("{replaced}0\n")),

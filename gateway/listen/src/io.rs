@@ -19,7 +19,7 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::{ReadAhead, StallTimer};
 
-pub(crate) use self::rewind::Rewind;
+pub use self::rewind::Rewind;
 
 /// An accepted TCP connection, with or without TLS, with its permit of the listener. It counts as a stranger until its server
 /// admits the client.
@@ -122,7 +122,7 @@ impl AsyncWrite for Io {
 /// Fails a write for which the peer has not read within the limit. Without this guard, a caller or an agent that stops
 /// reading occupies its part of a tunnel until it closes the connection.
 #[derive(Debug)]
-pub(crate) struct StallGuard<T> {
+pub struct StallGuard<T> {
     io: T,
     timer: StallTimer,
     stalls: Counter,
@@ -130,7 +130,7 @@ pub(crate) struct StallGuard<T> {
 
 impl<T> StallGuard<T> {
     /// Wraps a connection whose writes may wait for `limit`. `stalls` counts the writes that wait.
-    pub(crate) fn new(io: T, limit: Duration, stalls: Counter) -> Self {
+    pub fn new(io: T, limit: Duration, stalls: Counter) -> Self {
         Self { io, timer: StallTimer::new(limit), stalls }
     }
 
@@ -151,7 +151,7 @@ impl<T> StallGuard<T> {
 
 /// Returns whether a [`StallGuard`] has failed the write. The kernel reports its own timeouts of a lost peer with the same kind,
 /// and with an error number.
-pub(crate) fn is_stall(error: &io::Error) -> bool {
+pub fn is_stall(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut && error.raw_os_error().is_none()
 }
 
