@@ -3,10 +3,16 @@
 //! The keys are those of GitLab's kas where the concept exists. Paths are relative to the configuration file. Every key is
 //! explained in `deploy/kas.example.yaml`, which a test reads.
 
+mod agent;
+mod api;
 #[cfg(test)]
 mod bounds;
+mod file_sections;
 mod gitlab_keys;
 mod listeners;
+mod observability;
+mod receptive;
+mod redis;
 mod schema;
 mod tunnels;
 
@@ -24,14 +30,19 @@ use self::gitlab_keys::ExternalConfig;
 use kas_core::cors::Origin;
 use kas_core::gitlab_key::GitLabKey;
 
-pub use self::schema::json_schema;
+pub use self::{
+    agent::{AgentListen, AgentTunnelConfig},
+    api::{ApiConfig, ApiListen},
+    file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig},
+    observability::{LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen},
+    receptive::ReceptiveConfig,
+    redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls},
+    schema::json_schema,
+};
 pub use kas_core::{
     config::{
-        AgentListen, AgentProtocol, AgentTunnelConfig, ApiConfig, ApiListen, AuditConfig, AuditSink,
-        CallerLimits, ConnectionAge, DisabledConfig, EnvironmentsConfig, IdentityConfig, KubernetesApiConfig,
-        LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen, PrivateApiConfig,
-        PrivateListen, PublicListen, ReceptiveConfig, RedisCluster, RedisConfig, RedisNetwork, RedisSentinel,
-        RedisServerConfig, RedisTls, TracingConfig,
+        AgentProtocol, AuditConfig, AuditSink, CallerLimits, ConnectionAge, KubernetesApiConfig,
+        PrivateApiConfig, PrivateListen, PublicListen, TracingConfig,
     },
     configuration::AgentConfigurationConfig,
 };

@@ -1,24 +1,13 @@
-//! The sections of kas.yaml that core reads. The program has the whole file.
+//! The sections of kas.yaml that core reads. The program has the whole file, and the other sections.
 
 mod agent;
-mod api;
-mod file_sections;
 mod kubernetes_api;
 mod observability;
 mod private_api;
-mod receptive;
-mod redis;
 
 pub use self::{
-    agent::{AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge},
-    api::{ApiConfig, ApiListen},
-    file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig},
+    agent::{AgentProtocol, ConnectionAge},
     kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen},
-    observability::{
-        AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig,
-        ObservabilityListen, TracingConfig,
-    },
+    observability::{AuditConfig, AuditSink, TracingConfig},
     private_api::{PrivateApiConfig, PrivateListen},
-    receptive::ReceptiveConfig,
-    redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls},
 };

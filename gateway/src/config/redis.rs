@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 use settings::{ConfigError, KeyLocations, Timeout, Within};
 use store::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 
-use crate::gitlab_key::GitLabKey;
+use kas_core::gitlab_key::GitLabKey;
 
 /// The message for a certificate without its key, and for a key without its certificate.
 const TOGETHER: &str = "certificate_file and key_file go together, and this one is missing";

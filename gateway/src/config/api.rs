@@ -14,7 +14,7 @@ use settings::{
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
 
-use crate::gitlab_key::GitLabKey;
+use kas_core::gitlab_key::GitLabKey;
 
 /// Section `api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
