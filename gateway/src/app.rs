@@ -65,8 +65,8 @@ use kas_events::{
     webhooks::{Webhook, WebhookContext, WebhookMetrics},
 };
 use kas_gitlab::{
-    CacheTtls, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabEnvironments, GitLabSource, Usage,
-    gitaly::GitalyClient,
+    AgentFactsLookup, CacheTtls, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabEnvironments,
+    GitLabSource, HeldAgents, Usage, gitaly::GitalyClient,
 };
 use kas_web::{Recent, WebServer};
 use oidc::Issuers;
@@ -170,6 +170,11 @@ impl App {
         let named_environments = AgentEnvironments::new(redis_store.clone());
         let environments = environment_sources(environment_file.as_ref(), &named_environments);
         let recent = config.web.as_ref().map(|_| Arc::new(Recent::new(replica.id)));
+        let settings = &config.agent.configuration;
+        let configuration = ConfigurationService::new(settings, &identities, check_template, &mut registry);
+        let held = gitlab
+            .as_ref()
+            .map(|(_, agents)| HeldAgents { configuration: configuration.clone(), agents: agents.clone() });
         let features = features(FeatureContext {
             replica: replica.id,
             identities: &identities,
@@ -177,6 +182,7 @@ impl App {
             gitaly: &gitaly,
             usage: &usage,
             config: &config.agent,
+            held: held.clone(),
             events: &events,
             environments: with_gitlab(environments.clone(), gitlab.as_ref(), &config),
             named_environments,
@@ -205,18 +211,23 @@ impl App {
         shared.register(&mut registry, exporter.as_ref());
         let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
         let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &features, &config));
-        let settings = &config.agent.configuration;
-        let configuration =
-            ConfigurationService::new(settings, &shared.identities, check_template, &mut registry);
         if let Some((client, agents)) = gitlab.clone() {
             configuration.add_observer(kas_gitlab::observer(client, agents.clone()));
             let source = GitLabSource::new(agents, gitaly.clone(), settings.max_configuration_file_size);
             configuration.add_source(Arc::new(source));
         }
+        let facts = held.map(|held| AgentFactsLookup::new(held, peers.clone(), Arc::clone(&shared.store)));
         let agents = shared.agent_server(gitlab.as_ref(), configuration, &features, &config, &mut registry);
         let agents = Arc::new(agents);
-        let CallerSources { access, oidc, gitlab: gitlab_callers } =
-            access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
+        let CallerSources { access, oidc, gitlab: gitlab_callers } = access_control(
+            &shared,
+            &issuers,
+            gitlab.clone(),
+            api_tokens,
+            facts,
+            deployments.clone(),
+            &config,
+        );
         let callers = Arc::new(shared.proxy_server(access, peers, &features, traces, &config, &mut registry));
         let web = config.web.as_ref().zip(recent).map(|(web, recent)| {
             Arc::new(WebServer::new(

@@ -20,7 +20,7 @@ use kas_core::feature::{Features, KasFeature, NamedFeature};
 use kas_environments::{AgentEnvironments, Deployments, EnvironmentsFeature};
 use kas_events::{Events, EventsFeature};
 use kas_gitlab::{
-    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabFeature, GitLabProjects, Usage,
+    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabFeature, GitLabProjects, HeldAgents, Usage,
     gitaly::GitalyClient,
 };
 use kas_gitops::{GitopsContext, GitopsService};
@@ -40,6 +40,8 @@ pub(crate) struct FeatureContext<'a> {
     /// The agents and the requests, for GitLab.
     pub(crate) usage: &'a Usage,
     pub(crate) config: &'a AgentConfig,
+    /// The agents of GitLab with tunnels to this replica.
+    pub(crate) held: Option<HeldAgents>,
     pub(crate) events: &'a Events,
     /// The environments of all sources.
     pub(crate) environments: EnvironmentSources,
@@ -75,7 +77,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
         Box::new(gitops.clone()),
         Box::new(NotifyService::new(Arc::clone(store), Arc::new(gitops), registry)),
         Box::new(GraphFeature::new(replica, redis)),
-        Box::new(GitLabFeature { identities, usage, gitaly }),
+        Box::new(GitLabFeature { identities, usage, gitaly, held: context.held }),
         Box::new(PromqlFeature),
         Box::new(NamedFeature(ServiceName::ALERTS)),
         Box::new(WebFeature(context.recent.cloned())),

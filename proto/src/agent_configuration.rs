@@ -22,8 +22,8 @@ use serde_json::Value;
 pub use self::invalid::{InvalidScope, InvalidValue};
 pub use self::{
     access::{
-        CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, ResourceManagement, UserAccess,
-        UserAccessAs, UserAuthorization,
+        CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, MAX_SERVICES, ResourceManagement,
+        Role, UserAccess, UserAccessAs, UserAuthorization, UserServiceRight,
     },
     update::{
         AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, MAX_UPDATE,
@@ -321,13 +321,14 @@ ci_access:
     protected_branches_only: true
     resource_management: {enabled: true}
     access_as: {impersonate: {username: ci, groups: [jobs], uid: '7', extra: [{key: a, val: [b]}]}}
-  - {id: group/other, access_as: {ci_job: {}}}
+  - {id: group/other, access_as: {ci_job: {}}, services: [events, {service: gitops, verbs: [sync]}]}
   groups: [{id: group, access_as: {agent: {}}}]
   instance: {}
 user_access:
   access_as: {user: {}}
   projects: [{id: group/shop}]
   groups: [{id: group}]
+  services: [{service: gitops, verbs: [read], minimum_role: owner}, {service: graph}]
 gitops: {manifest_projects: [{id: group/shop, paths: [{glob: '/**/*.yaml'}]}]}
 container_scanning: {cadence: '0 * * * *'}
 flux: {webhook_receiver_url: 'http://webhook-receiver.flux-system'}
@@ -350,6 +351,10 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         // GitLab receives the file as JSON.
         let json = serde_json::to_value(&parsed).unwrap();
         assert_eq!(json["ci_access"]["projects"][1]["access_as"]["ci_job"], serde_json::json!({}));
+        assert_eq!(
+            json["user_access"]["services"][0],
+            serde_json::json!({"service": "gitops", "verbs": ["read"], "minimum_role": "owner"})
+        );
         assert_eq!(json["remote_development"]["partial_sync_interval"], "10s");
         assert_eq!(serde_json::from_value::<AgentConfiguration>(json).unwrap(), parsed);
     }
@@ -392,6 +397,21 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
                 "ci_access: {groups: [{id: a, access_as: {impersonate: {username: u, extra: [{key: k, val: []}]}}}]}",
                 "extra[0].val must have a value",
             ),
+            (
+                "ci_access:\n  projects:\n  - id: a\n    services: [{service: graph, verbs: [sync]}]\n",
+                "config.yaml:4:16: ci_access.projects[0].services[0]: the service graph has no verb sync; it has read",
+            ),
+            (
+                "ci_access: {groups: [{id: a, services: [control]}]}",
+                "the service control is reserved for kas",
+            ),
+            ("user_access: {services: [{service: manifests}]}", "the service manifests is reserved for kas"),
+            ("user_access: {services: [graph]}", "user_access.services"),
+            (
+                "user_access: {services: [{service: kubernetes, minimum_role: owner}]}",
+                "the service kubernetes is for everybody whom user_access admits",
+            ),
+            ("user_access: {services: [{service: gitops, minimum_role: guest}]}", "unknown variant `guest`"),
             ("user_access: {access_as: {ci_job: {}}}", "unknown variant"),
             ("user_access: {projects: [{id: a, default_namespace: b}]}", "unknown field `default_namespace`"),
             ("- a\n- b\n", "it must be a mapping"),

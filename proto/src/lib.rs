@@ -36,9 +36,11 @@ pub mod notify;
 pub mod percent;
 pub mod provision;
 mod reason;
+mod request_verb;
 mod short_line;
 pub mod trailers;
 mod tunnel_protocol;
+mod verb;
 pub mod webhook_signature;
 
 pub use self::agent_path::agent_path;
@@ -53,6 +55,7 @@ pub use self::identity_value::{IdentityValue, InvalidIdentityValue};
 pub use self::reason::{Fault, Reason};
 pub use self::short_line::short_line;
 pub use self::tunnel_protocol::TunnelProtocol;
+pub use self::verb::{InvalidServiceRight, ServiceRight, Verb};
 
 /// The WebSocket subprotocol of the tunnel. Its version is that of all messages in this crate.
 pub const SUBPROTOCOL: &str = TunnelProtocol::KasTunnel.subprotocol();

@@ -12,8 +12,8 @@ use std::{
 };
 
 use access::{
-    AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, Identities, Identity, RequestError, Target,
-    UnknownCredentials, UrlPathPrefix, token::TokenHash,
+    AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, FileCallers, Identities, Identity,
+    RequestError, Target, UnknownCredentials, UrlPathPrefix, token::TokenHash,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::FutureExt as _;
@@ -55,7 +55,7 @@ static ACCESS: LazyLock<AccessControl> = LazyLock::new(|| {
     // Every input comes from one address, and none may get a refusal for its rate.
     let unknown = UnknownCredentials::new(u32::MAX, Counter::default());
     AccessControl::new(
-        [Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>],
+        [Arc::new(FileCallers::new(Identities::new(identity), None)) as Arc<dyn CallerAuthorizer>],
         Arc::new(GitLabSessions),
         Arc::new(unknown),
     )

@@ -4,6 +4,7 @@ mod configuration;
 mod current;
 mod dial_target;
 mod file;
+mod gitlab_agents;
 mod oidc;
 
 use std::{
@@ -17,18 +18,18 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
-use proto::{AgentId, AgentName, ServiceName, audit::CiJob};
+use proto::{AgentId, AgentName, ServiceName, Verb, audit::CiJob};
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
-use self::oidc::OidcRule;
 pub use self::{
     configuration::ConfigurationLocation,
     current::Identities,
     dial_target::{AgentUrl, AgentUrlError, DialTarget},
     oidc::VerifiedClaims,
 };
-use crate::token::TokenHash;
+use self::{gitlab_agents::GitLabAgents, oidc::OidcRule};
+use crate::{rights::ServiceRights, token::TokenHash};
 use request_info::prometheus::SeriesLabels;
 use settings::{AllowedNetworks, ConfigError};
 
@@ -155,8 +156,10 @@ pub struct CallerNames {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rights {
     name: String,
-    agents: Allowed<AgentId>,
-    services: Allowed<ServiceName>,
+    /// Agents of the file; that of the answer, if GitLab knows the caller.
+    agents: AllowedAgents,
+    gitlab_agents: Vec<GitLabAgents>,
+    services: ServiceRights,
     labels: Option<SeriesLabels>,
     networks: AllowedNetworks,
     /// May read about the requests of all callers.
@@ -165,11 +168,11 @@ struct Rights {
     cluster_audit: bool,
 }
 
-/// All values, or those of a list.
+/// All agents of the file, or those of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Allowed<T> {
+enum AllowedAgents {
     All,
-    Only(Vec<T>),
+    Only(Vec<AgentId>),
 }
 
 /// The identity of a caller in the cluster.
@@ -264,9 +267,7 @@ impl Identity {
     /// Returns whether any caller with tokens of an issuer may use a service of an agent.
     pub fn issuer_may_use(&self, issuer: &str, agent: AgentId, service: &ServiceName) -> bool {
         self.oidc_rules.iter().any(|rule| {
-            rule.issuer == issuer
-                && rule.rights.agents.contains(&agent)
-                && rule.rights.may_use_service(service)
+            rule.issuer == issuer && rule.rights.agents.contain(agent) && rule.rights.may_use_service(service)
         })
     }
 
@@ -379,18 +380,21 @@ impl Grant {
 
 impl Caller {
     /// Creates a caller of one agent, without restrictions to labels.
-    pub fn of_agent(name: String, agent: AgentId, services: Vec<ServiceName>, access_as: AccessAs) -> Self {
-        let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
+    pub fn of_agent(name: String, agent: AgentId, services: ServiceRights, access_as: AccessAs) -> Self {
+        let agents = AllowedAgents::Only(vec![agent]);
         let networks = AllowedNetworks::default();
+        let audit = ServiceName::AUDIT.parse().expect("it is a service name");
+        let cluster_audit = matches!(&services, ServiceRights::Only(_)) && services.allow(&audit, Verb::Read);
         Self {
             rights: Rights {
                 name,
                 agents,
+                gitlab_agents: Vec::new(),
                 services,
                 labels: None,
                 networks,
                 audit: false,
-                cluster_audit: false,
+                cluster_audit,
             },
             access_as,
             user: None,
@@ -414,17 +418,32 @@ impl Caller {
         CallerNames { name: self.rights.name.clone(), user: self.user.clone() }
     }
 
-    /// Returns whether the caller may use an agent.
+    /// Returns whether the caller may use an agent, which is not one of GitLab that its entry names.
     pub fn may_use(&self, agent: AgentId) -> bool {
-        self.rights.agents.contains(&agent)
+        self.rights.agents.contain(agent)
     }
 
-    /// Returns whether the caller may use all agents.
+    /// Returns whether the entry of the caller names agents of GitLab.
+    pub fn may_use_agents_of_gitlab(&self) -> bool {
+        !self.rights.gitlab_agents.is_empty()
+    }
+
+    /// Returns whether the entry of the caller names this agent, which is one of GitLab.
+    pub fn may_use_agent_of_gitlab(&self, agent: AgentAttributes<'_>) -> bool {
+        self.rights.gitlab_agents.iter().any(|agents| agents.contain(agent))
+    }
+
+    /// Returns whether the caller may use all agents of the file.
     pub fn may_use_all(&self) -> bool {
-        self.rights.agents == Allowed::All
+        self.rights.agents == AllowedAgents::All
     }
 
-    /// Returns whether the caller may use a service of its agents.
+    /// Returns whether the caller may do this with a service of its agents.
+    pub fn may(&self, service: &ServiceName, verb: Verb) -> bool {
+        self.rights.may(service, verb)
+    }
+
+    /// Returns whether the caller may do anything with a service of its agents.
     pub fn may_use_service(&self, service: &ServiceName) -> bool {
         self.rights.may_use_service(service)
     }
@@ -447,20 +466,24 @@ impl Caller {
 }
 
 impl Rights {
-    /// Returns whether these are rights to a service. That to the audit log of a cluster is one of its own.
-    fn may_use_service(&self, service: &ServiceName) -> bool {
+    /// Returns whether these rights allow this. That to the audit log of a cluster is one of its own.
+    fn may(&self, service: &ServiceName, verb: Verb) -> bool {
         match service.as_str() {
             ServiceName::AUDIT => self.cluster_audit,
-            _ => self.services.contains(service),
+            _ => self.services.allow(service, verb),
         }
+    }
+
+    fn may_use_service(&self, service: &ServiceName) -> bool {
+        service.verbs().iter().any(|verb| self.may(service, *verb))
     }
 }
 
-impl<T: PartialEq> Allowed<T> {
-    fn contains(&self, item: &T) -> bool {
+impl AllowedAgents {
+    fn contain(&self, agent: AgentId) -> bool {
         match self {
             Self::All => true,
-            Self::Only(list) => list.contains(item),
+            Self::Only(list) => list.contains(&agent),
         }
     }
 }

@@ -5,7 +5,7 @@
 //!  agent ───► token ───────► AgentSources ───► AgentAuthenticator (1..n) ──► AgentIdentity
 //! ```
 //!
-//! The source of this crate is the identity file ([`Identities`]): its agents, and the tokens of its callers (`file_tokens`). Its entries
+//! The source of this crate is the identity file ([`Identities`]): its agents, and the tokens of its callers ([`FileCallers`]). Its entries
 //! for the tokens of OIDC issuers have the rights of [`VerifiedClaims`]. Other crates bring more sources. A source that refuses says why
 //! as a [`RequestError`], which is rendered in the dialect of the client. [`kill_switch`] has the rules by which the operator disables
 //! requests.
@@ -16,9 +16,11 @@ mod api_token;
 mod configuration;
 mod credential;
 mod error;
-mod file_tokens;
+mod file_callers;
 mod identity;
 pub mod kill_switch;
+mod missing_right;
+mod rights;
 mod selector;
 mod target;
 pub mod token;
@@ -43,11 +45,14 @@ pub use self::{
     },
     credential::{BrowserSession, Credential, MAX_TOKEN, SessionParser, TokenKind, take_websocket_token},
     error::{ErrorDialect, ErrorFormat, RequestError},
+    file_callers::FileCallers,
     identity::{
         AccessAs, AgentAttributes, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError,
         Caller, CallerNames, ConfigurationLocation, DialTarget, Grant, Identities, Identity,
         SourceUnavailable, VerifiedClaims,
     },
+    missing_right::missing_right,
+    rights::ServiceRights,
     selector::{AgentSelector, InvalidAgentSelector},
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
@@ -71,6 +76,25 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
         credential: &'a Credential,
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>>;
+}
+
+/// The agents of the projects of GitLab, which are not in the identity file.
+pub trait ProjectAgents: fmt::Debug + Send + Sync {
+    /// Returns the names of an agent, or `None` if it is connected to no replica.
+    ///
+    /// # Errors
+    ///
+    /// `identity-unavailable`: a replica holds the agent and does not say its names.
+    fn find(&self, agent: AgentId) -> BoxFuture<'_, Result<Option<ProjectAgentName>, RequestError>>;
+}
+
+/// The name of an agent of GitLab, which is unique in its project.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProjectAgentName {
+    /// The name.
+    pub name: AgentName,
+    /// The path of the project, if it is known.
+    pub project_path: Option<Arc<str>>,
 }
 
 /// A caller that may send its request to the agent.

@@ -6,7 +6,7 @@
 use std::{borrow::Cow, str::FromStr};
 
 use http::uri::PathAndQuery;
-use proto::{Reason, ServiceName, percent};
+use proto::{Reason, ServiceName, Verb, percent};
 use serde::Deserialize;
 
 use crate::error::RequestError;
@@ -131,6 +131,11 @@ impl<'a> Target<'a> {
         }
         let service = ServiceName::KUBERNETES.parse().expect("it is a service name");
         Ok(Self { agent: Some(agent.into()), service, path })
+    }
+
+    /// Returns what the request does.
+    pub fn verb(&self) -> Verb {
+        Verb::of_request(&self.service, self.path)
     }
 
     /// Returns the query, if there is one.

@@ -104,6 +104,11 @@ impl ConfigurationService {
         ConfigurationPusher::new(poller, accepted, self.0.metrics.clone())
     }
 
+    /// Returns a receiver of the configuration of an agent, or `None` if it has no tunnel to this replica.
+    pub fn state(&self, agent: AgentId) -> Option<watch::Receiver<ConfigurationState>> {
+        Some(self.0.pollers.get(agent)?.state())
+    }
+
     /// Returns the configuration of an agent for operators, or `None` if it has no tunnel to this replica.
     pub fn status(&self, agent: AgentId) -> Option<ConfigurationStatus> {
         Some(self.0.pollers.get(agent)?.state().borrow().status())

@@ -242,8 +242,8 @@ mod tests {
     };
 
     use access::{
-        AccessControl, BrowserSession, CallerAuthorizer, Grant, Identities, Identity, SessionParser,
-        UnknownCredentials, token::TokenHash,
+        AccessControl, BrowserSession, CallerAuthorizer, FileCallers, Grant, Identities, Identity,
+        SessionParser, UnknownCredentials, token::TokenHash,
     };
     use futures_util::FutureExt as _;
     use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
@@ -277,7 +277,7 @@ mod tests {
         );
         let identities = Identities::new(Identity::parse(Path::new("id.yaml"), &text).unwrap());
         let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
-        let file = Arc::new(identities) as Arc<dyn CallerAuthorizer>;
+        let file = Arc::new(FileCallers::new(identities, None)) as Arc<dyn CallerAuthorizer>;
         let access = AccessControl::new([file], Arc::new(NoSessions), unknown);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer token"))]);
         let path = "/agents/prod/prometheus/api/v1/query".parse().unwrap();

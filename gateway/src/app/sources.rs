@@ -1,12 +1,13 @@
 //! The sources of agents and callers, and their order.
 
 use access::{
-    AccessControl, ApiTokenVerifier, CallerAuthorizer, Identity, UnknownCredentials, UserAuthenticator,
+    AccessControl, ApiTokenVerifier, CallerAuthorizer, FileCallers, Identity, ProjectAgents,
+    UnknownCredentials, UserAuthenticator,
 };
 use kas_environments::{Deployments, EnvironmentFile};
 use kas_gitlab::{
-    AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabSessions,
-    InFlightCounters, InternalApiAuthorizer,
+    AgentFactsLookup, AgentNames, CallerValidity, GitLabAgentDirectory, GitLabAgents, GitLabAuthorizer,
+    GitLabClient, GitLabSessions, InFlightCounters, InternalApiAuthorizer,
 };
 use kas_listen::metrics::Limit;
 use kas_oidc::OidcAuthorizer;
@@ -57,6 +58,7 @@ pub(super) fn access_control(
     issuers: &Issuers,
     gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<ApiTokenVerifier>,
+    facts: Option<AgentFactsLookup>,
     deployments: Deployments,
     config: &Config,
 ) -> CallerSources {
@@ -68,7 +70,9 @@ pub(super) fn access_control(
     let limit = kubernetes_api.limits.unknown_credentials_per_address_per_minute;
     let refused = shared.metrics.limit_counter(Limit::UnknownCredentialsPerAddress).clone();
     let unknown = Arc::new(UnknownCredentials::new(limit, refused));
-    let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
+    let project_agents = facts.clone().map(|facts| Arc::new(facts) as Arc<dyn ProjectAgents>);
+    let file = FileCallers::new(identities.clone(), project_agents);
+    let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(file.clone())];
     if let Some(verifier) = api_tokens {
         let names = gitlab.as_ref().map(|(_, names)| names.clone());
         sources.push(Arc::new(InternalApiAuthorizer::new(
@@ -78,12 +82,12 @@ pub(super) fn access_control(
             in_flight.clone(),
         )));
     }
-    let oidc = Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), Arc::clone(&unknown)));
+    let oidc = Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), file, Arc::clone(&unknown)));
     sources.push(Arc::clone(&oidc) as Arc<dyn CallerAuthorizer>);
-    let gitlab = gitlab.map(|(client, names)| {
+    let gitlab = gitlab.zip(facts).map(|((client, names), facts)| {
         Arc::new(GitLabAuthorizer::new(
             client,
-            names,
+            GitLabAgentDirectory { names, facts },
             in_flight,
             shared.usage.clone(),
             Arc::new(deployments),

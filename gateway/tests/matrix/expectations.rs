@@ -59,9 +59,15 @@ fn rules() -> Vec<Rule> {
         for agent in [AgentKind::Identity, AgentKind::Receptive] {
             rules.push(answer(*caller, agent, refusal));
         }
-        // They use clusters and metrics, and nothing else.
-        for service in [Request::Graph, Request::GitOps, Request::Alerts, Request::Events] {
-            rules.push(answer(*caller, service, Refused(403, Some("forbidden"), "")));
+        // By default, jobs read what is for a deployment, and users read everything.
+        if *caller == Caller::Job {
+            for service in [Request::Alerts, Request::Events] {
+                rules.push(answer(
+                    *caller,
+                    service,
+                    Refused(403, Some("forbidden"), "services of its entry of ci_access"),
+                ));
+            }
         }
     }
     // GitLab's agentk has the service kubernetes only.

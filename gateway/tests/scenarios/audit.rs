@@ -207,7 +207,8 @@ async fn refusal_has_its_reason_and_the_token_stays_secret() {
     send(&world, &Method::GET, path).await;
     let line = lines(&world, &sink).await.remove(0);
     assert_eq!((&line["reason"], &line["decision"]), (&json!("forbidden"), &json!("deny")));
-    assert_eq!(line["message"], "caller me may not use the service kubernetes");
+    let message = "caller me may not use the service kubernetes: services of its entry in the identity file of kas can allow it";
+    assert_eq!(line["message"], message);
 
     world.set_caller_rights("services: ['*']");
     let rules = file::parse(Path::new("d.yaml"), "rules: [{agent: prod, reason: drill}]").unwrap();

@@ -81,7 +81,7 @@ async fn job_reaches_its_agent_as_itself() {
         assert_eq!(values(&echo, "impersonate-extra-agent.gitlab.com%2fenvironment_tier"), ["production"]);
         assert!(!echo.contains("authorization"), "{echo}");
     }
-    assert_eq!(get_with(&world, "/agents/7/gitops/x", "ci:7:job").await.status(), 403);
+    assert_eq!(get_with(&world, "/agents/7/events/v1/events", "ci:7:job").await.status(), 403);
     assert_eq!(gitlab.requests(Endpoint::AllowedAgents), 1);
     gitlab.assert_no_violations();
 }

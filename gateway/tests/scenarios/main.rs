@@ -44,6 +44,7 @@ mod project_events;
 mod prometheus;
 mod rebalance;
 mod receptive;
+mod rights;
 mod set_configuration;
 mod tenants;
 mod topologies;

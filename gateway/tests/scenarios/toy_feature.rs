@@ -9,7 +9,7 @@ use std::sync::{
 use access::RequestError;
 use agentk_core::Services;
 use axum::{Router, routing::get};
-use futures_util::future::{BoxFuture, pending};
+use futures_util::future::{BoxFuture, pending, ready};
 use http::{HeaderValue, Method, Response, header::ETAG};
 use kas_core::{
     agents::AgentServer,
@@ -115,8 +115,8 @@ impl RequestObserver for Toy {
 }
 
 impl PeerHooks for Toy {
-    fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {
-        (question == "\"toy\"").then(|| Ok("\"yes\"".to_owned()))
+    fn answer(&self, question: &str) -> Option<BoxFuture<'_, Result<String, &'static str>>> {
+        (question == "\"toy\"").then(|| Box::pin(ready(Ok("\"yes\"".to_owned()))) as _)
     }
 }
 
@@ -156,11 +156,9 @@ async fn feature_takes_part_in_everything_through_one_trait() {
     assert_eq!(text(send(&world, Method::GET, "/toy").await).await, TOY);
     assert_eq!(text(internal_api::get(&world, "/api/v1/toy").await).await, TOY);
 
-    let answers = |question: &str| {
-        let hooks = world.kas.features.peer_hooks();
-        hooks.iter().filter_map(|hook| hook.answer(question)).collect::<Vec<_>>()
-    };
-    assert_eq!(answers("\"toy\""), [Ok("\"yes\"".to_owned())]);
+    let hooks = world.kas.features.peer_hooks();
+    let answers = hooks.iter().filter_map(|hook| hook.answer("\"toy\""));
+    assert_eq!(futures_util::future::join_all(answers).await, [Ok("\"yes\"".to_owned())]);
 
     let tasks = world.kas.features.background_tasks(&world.kas.agents);
     let tasks = tokio::spawn(futures_util::future::join_all(tasks));

@@ -12,7 +12,7 @@ use std::{
 };
 
 use access::{
-    AccessAs, AccessControl, CallerAuthorizer, Identities, Identity, Target, UnknownCredentials,
+    AccessAs, AccessControl, CallerAuthorizer, FileCallers, Identities, Identity, Target, UnknownCredentials,
     UrlPathPrefix,
 };
 use agentk_core::policy::PolicyEnforcer;
@@ -110,7 +110,7 @@ impl StepFixture {
         let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
         Ok(Self {
             access: AccessControl::new(
-                [Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>],
+                [Arc::new(FileCallers::new(Identities::new(identity), None)) as Arc<dyn CallerAuthorizer>],
                 Arc::new(GitLabSessions),
                 unknown,
             ),

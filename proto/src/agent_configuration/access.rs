@@ -6,7 +6,12 @@ use super::{
     InvalidValue,
     unset::{null_as_default, text},
 };
-use crate::{IdentityValue, identity_value::InvalidIdentityValue};
+use crate::{
+    IdentityValue, InvalidServiceRight, ServiceName, ServiceRight, Verb, identity_value::InvalidIdentityValue,
+};
+
+/// The most elements of a list `services`.
+pub const MAX_SERVICES: usize = 64;
 
 /// Section `ci_access`: the CI jobs that may use the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +49,9 @@ pub struct CiAuthorization {
     /// Resources that GitLab manages in the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_management: Option<ResourceManagement>,
+    /// The services that its jobs may use, other than by default.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceRight>,
 }
 
 /// The identity of a CI job in the cluster.
@@ -110,6 +118,42 @@ pub struct UserAccess {
     /// All users of the GitLab instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<Empty>,
+    /// The services that users may use, other than by default.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<UserServiceRight>,
+}
+
+/// A service, and what the users with a role may do with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "UserServiceEntry")]
+pub struct UserServiceRight {
+    /// The service with the verbs.
+    #[serde(flatten)]
+    pub right: ServiceRight,
+    /// The least role. The default depends on the verb ([`Role::needed_for`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minimum_role: Option<Role>,
+}
+
+/// The form of [`UserServiceRight`] in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UserServiceEntry {
+    service: ServiceName,
+    verbs: Option<Vec<Verb>>,
+    minimum_role: Option<Role>,
+}
+
+/// A role of a user in a project or group of GitLab. GitLab lets nobody with a lesser role use an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Developer.
+    Developer,
+    /// Maintainer.
+    Maintainer,
+    /// Owner.
+    Owner,
 }
 
 /// The identity of a user in the cluster.
@@ -144,6 +188,16 @@ enum InvalidEntry {
     NoValue { key: String },
     #[error("{key} {error}")]
     Identity { key: String, error: InvalidIdentityValue },
+    #[error(
+        "the service kubernetes is for everybody whom user_access admits; its roles in the cluster limit a user (access_as)"
+    )]
+    KubernetesOfUsers,
+    #[error("{key}: the service provision is for jobs with an environment (resource_management)")]
+    Provision { key: String },
+    #[error("{key} has {count} elements; it may have {max}", max = MAX_SERVICES)]
+    TooManyServices { key: String, count: usize },
+    #[error("{key}: the service {service} is reserved for kas")]
+    ReservedService { key: String, service: ServiceName },
 }
 
 impl CiAccess {
@@ -163,6 +217,7 @@ impl CiAccess {
 impl CiAuthorization {
     fn validate(&self) -> Result<(), InvalidEntry> {
         not_empty("id", &self.id)?;
+        of_callers("services", self.services.iter())?;
         let Some(CiAccessAs::Impersonate(user)) = &self.access_as else { return Ok(()) };
         let at = "access_as.impersonate";
         identity(&format!("{at}.username"), &user.username)?;
@@ -192,8 +247,67 @@ impl UserAccess {
                 })?;
             }
         }
-        Ok(())
+        let invalid =
+            |what: &InvalidEntry| InvalidValue::new("user_access.services".to_owned(), what.to_string());
+        let rights = self.services.iter().map(|entry| &entry.right);
+        if rights.clone().any(|right| right.service.as_str() == ServiceName::KUBERNETES) {
+            return Err(invalid(&InvalidEntry::KubernetesOfUsers));
+        }
+        of_callers("services", rights).map_err(|what| invalid(&what))
     }
+}
+
+impl Role {
+    /// Returns the least role for a verb, if the configuration of the agent says no other one.
+    pub fn needed_for(verb: Verb) -> Self {
+        match verb {
+            Verb::Use | Verb::Read => Self::Developer,
+            Verb::Sync | Verb::Suspend | Verb::Approve => Self::Maintainer,
+        }
+    }
+
+    /// Returns the role with a name of GitLab, or `None` if it is a lesser or an unknown one.
+    pub fn of_gitlab(name: &str) -> Option<Self> {
+        match name {
+            "developer" => Some(Self::Developer),
+            "maintainer" => Some(Self::Maintainer),
+            "owner" => Some(Self::Owner),
+            _ => None,
+        }
+    }
+}
+
+impl TryFrom<UserServiceEntry> for UserServiceRight {
+    type Error = InvalidServiceRight;
+
+    fn try_from(entry: UserServiceEntry) -> Result<Self, InvalidServiceRight> {
+        let UserServiceEntry { service, verbs, minimum_role } = entry;
+        let right = match verbs {
+            Some(verbs) => ServiceRight::new(service, verbs)?,
+            None => ServiceRight::all(service),
+        };
+        Ok(Self { right, minimum_role })
+    }
+}
+
+/// Checks that there are few elements, and that callers can have these services.
+fn of_callers<'a>(
+    key: &str,
+    rights: impl ExactSizeIterator<Item = &'a ServiceRight>,
+) -> Result<(), InvalidEntry> {
+    let (key, count) = (key.to_owned(), rights.len());
+    if count > MAX_SERVICES {
+        return Err(InvalidEntry::TooManyServices { key, count });
+    }
+    for right in rights {
+        if right.service.as_str() == ServiceName::PROVISION {
+            return Err(InvalidEntry::Provision { key });
+        }
+        if right.service.is_internal() {
+            return Err(InvalidEntry::ReservedService { key, service: right.service.clone() });
+        }
+    }
+    Ok(())
 }
 
 fn not_empty(key: &str, text: &str) -> Result<(), InvalidEntry> {

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    future::ready,
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
     sync::Arc,
@@ -11,6 +12,7 @@ use std::{
 
 use access::Grant;
 use cores::PerCore;
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use parking_lot::Mutex;
 use proto::{
@@ -205,9 +207,10 @@ impl AccessRing {
 }
 
 impl PeerHooks for AccessRing {
-    fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {
+    fn answer(&self, question: &str) -> Option<BoxFuture<'_, Result<String, &'static str>>> {
         let AccessQuestion { accesses } = serde_json::from_str(question).ok()?;
-        Some(Ok(serde_json::to_string(&self.find(&accesses)).expect("it has keys that are text")))
+        let answer = serde_json::to_string(&self.find(&accesses)).expect("it has keys that are text");
+        Some(Box::pin(ready(Ok(answer))))
     }
 }
 
@@ -271,7 +274,7 @@ impl FairRing {
 mod tests {
     use std::sync::atomic::AtomicU32;
 
-    use access::{AccessAs, Caller};
+    use access::{AccessAs, Caller, ServiceRights};
     use proto::{ServiceName, audit::CiJob};
     use router::RequestClass;
 
@@ -286,7 +289,7 @@ mod tests {
     fn push_of(ring: &AccessRing, job: usize, agent: u64, method: Method, path: &str) -> String {
         let name = format!("gitlab:ci_job:{job}");
         let job = CiJob { id: Some(job.to_string()), ..CiJob::default() };
-        let caller = Caller::of_agent(name, AgentId(agent), Vec::new(), AccessAs::Agent);
+        let caller = Caller::of_agent(name, AgentId(agent), ServiceRights::All, AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller.with_job(job), Arc::new(AtomicU32::new(0))));
         let (id, header) = new_audit_id();
         let mut headers = HeaderMap::new();

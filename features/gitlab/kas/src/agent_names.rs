@@ -3,9 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use access::Identities;
+use access::{Identities, ProjectAgentName};
 use moka::sync::Cache;
-use proto::{AgentId, AgentName};
+use proto::AgentId;
 use store::{ProjectAgent, RouteStore};
 use tokio::{
     sync::Mutex,
@@ -25,15 +25,6 @@ const LIST_PERIOD: Duration = Duration::from_secs(2);
 /// The same after a list without the agents of other replicas, so that requests do not wait for a Redis that is away.
 const RETRY_PERIOD: Duration = Duration::from_secs(10);
 
-/// The name of an agent of GitLab, which is unique in its project.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct GitLabAgentName {
-    /// The name.
-    pub(super) name: AgentName,
-    /// The path of the project, if it is known.
-    pub(super) project_path: Option<Arc<str>>,
-}
-
 /// Finds the names of GitLab's agents, also of those that are connected to other replicas only. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct AgentNames(Arc<AgentNamesState>);
@@ -47,7 +38,7 @@ struct AgentNamesState {
     /// The directory with the agents of all replicas.
     store: Arc<dyn RouteStore>,
     /// The names of the last lists.
-    listed: Cache<AgentId, GitLabAgentName>,
+    listed: Cache<AgentId, ProjectAgentName>,
     /// The time from which the agents may be listed again.
     next_list: Mutex<Instant>,
 }
@@ -71,10 +62,10 @@ impl AgentNames {
     }
 
     /// Returns the name of an agent of GitLab, or `None` if it is connected to no replica, or the directory does not answer.
-    pub(super) async fn of_gitlab(&self, agent: AgentId) -> Option<GitLabAgentName> {
+    pub(super) async fn of_gitlab(&self, agent: AgentId) -> Option<ProjectAgentName> {
         let inner = &*self.0;
         if let Some(info) = inner.agents.info(agent).await {
-            return Some(GitLabAgentName { name: info.name.clone(), project_path: info.project_path() });
+            return Some(ProjectAgentName { name: info.name.clone(), project_path: info.project_path() });
         }
         if let Some(name) = inner.listed.get(&agent) {
             return Some(name);
@@ -92,7 +83,7 @@ impl AgentNames {
         }
         for found in list.agents {
             let ProjectAgent { agent, name, project: _, project_path } = found;
-            inner.listed.insert(agent, GitLabAgentName { name, project_path });
+            inner.listed.insert(agent, ProjectAgentName { name, project_path });
         }
         inner.listed.get(&agent)
     }

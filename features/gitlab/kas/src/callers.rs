@@ -3,6 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `job`, `user` | the responses of GitLab, and the errors for callers |
+//! | `rights` | the services of jobs and users, with the verbs of each |
 //! | `impersonation` | the identities of jobs and users in the cluster |
 //! | `caller` | [`caller::GitLabCaller`]: a job or user with its rights for each agent |
 //! | `cache` | [`cache::CallerCache`]: one request to GitLab per credential and minute |
@@ -11,6 +12,7 @@ mod cache;
 mod caller;
 mod impersonation;
 mod job;
+mod rights;
 mod user;
 
 use std::{
@@ -21,11 +23,11 @@ use std::{
     time::Duration,
 };
 
-use access::{AccessAs, Caller, Grant, RequestError, Target, token::TokenHash};
 use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials};
+use access::{Grant, ProjectAgentName, RequestError, Target, token::TokenHash};
 use environments_wire::DeploymentRecorder;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
-use proto::{AgentId, AgentName, Reason, ServiceName};
+use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
 use secrecy::ExposeSecret as _;
 use tokio::time::{sleep, timeout};
 
@@ -34,8 +36,11 @@ use self::{
     caller::{CallerInfo, GitLabCaller},
     user::{AccessType, UserInfo, UserRequest},
 };
-use super::{AgentNames, agent_names::GitLabAgentName, in_flight::InFlightCounters};
-use crate::{BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, budget::MAX_IN_FLIGHT};
+use super::{AgentNames, in_flight::InFlightCounters};
+use crate::{
+    BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, agent_facts::AgentFactsLookup,
+    budget::MAX_IN_FLIGHT,
+};
 
 /// The time that a caller waits for GitLab, with all attempts.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,7 +53,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct GitLabAuthorizer {
     client: GitLabClient,
-    names: AgentNames,
+    agents: GitLabAgentDirectory,
     callers: CallerCache,
     in_flight: InFlightCounters,
     usage: Usage,
@@ -58,6 +63,15 @@ pub struct GitLabAuthorizer {
     ttl: Duration,
     /// The time for which streams go on without an answer of GitLab.
     recheck_timeout: Duration,
+}
+
+/// What kas knows of GitLab's agents beside GitLab's answers about callers.
+#[derive(Clone, Debug)]
+pub struct GitLabAgentDirectory {
+    /// Their names.
+    pub names: AgentNames,
+    /// Their projects, and what their configurations say about users.
+    pub facts: AgentFactsLookup,
 }
 
 /// The times for which GitLab's answers about a caller are valid.
@@ -75,7 +89,7 @@ impl GitLabAuthorizer {
     /// Creates a source of the callers that GitLab knows.
     pub fn new(
         client: GitLabClient,
-        names: AgentNames,
+        agents: GitLabAgentDirectory,
         in_flight: InFlightCounters,
         usage: Usage,
         deployments: Arc<dyn DeploymentRecorder>,
@@ -84,7 +98,7 @@ impl GitLabAuthorizer {
     ) -> Self {
         let CallerValidity { ttl, error_ttl, recheck_timeout } = validity;
         let callers = CallerCache::new(ttl, error_ttl);
-        Self { client, names, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
+        Self { client, agents, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
     }
 
     /// Ends the streams of credentials that GitLab revokes, or does not confirm. The future never completes.
@@ -193,7 +207,8 @@ impl GitLabAuthorizer {
                     let error = GitLabError::Unavailable { message, retry_after: RETRY_AFTER };
                     return Err(user::refusal(&error));
                 }
-                Ok(CallerInfo::User(user, access_type))
+                let services = self.agents.facts.user_services(agent).await;
+                Ok(CallerInfo::User { user, access_type, services })
             }
         }
     }
@@ -205,20 +220,20 @@ impl GitLabAuthorizer {
         caller: &GitLabCaller,
         agent: AgentId,
         target: &Target<'_>,
-    ) -> Result<(Arc<Grant>, Option<GitLabAgentName>), RequestError> {
+    ) -> Result<(Arc<Grant>, Option<ProjectAgentName>), RequestError> {
         let grant = caller.grant(agent)?;
-        if self.names.is_in_file(agent) {
+        if self.agents.names.is_in_file(agent) {
             return Err(same_id(agent));
         }
-        let name = self.names.of_gitlab(agent).await;
+        let name = self.agents.names.of_gitlab(agent).await;
         if let Some(text) = target.agent.as_deref() {
             check_path(text, agent, name.as_ref().map(|name| &name.name))?;
         }
         if target.service.as_str() == ServiceName::PROVISION {
             return Ok((caller.environment_grant(agent, target.path, &grant)?, name));
         }
-        if !grant.caller.may_use_service(&target.service) {
-            return Err(other_service(&grant.caller, &target.service));
+        if !grant.caller.may(&target.service, target.verb()) {
+            return Err(caller.may_not(&grant.caller, target));
         }
         Ok((grant, name))
     }
@@ -248,7 +263,9 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 let (kind, subject) = caller.usage(agent);
                 self.usage.count_request(kind, subject);
             }
-            if let Some(deployment) = caller.take_deployment(agent)
+            // A job that only reads the graph or the state of manifests deploys nothing.
+            if is_of_deployment(&target.service)
+                && let Some(deployment) = caller.take_deployment(agent)
                 && let Err(error) = self.deployments.record(deployment).await
             {
                 caller.put_back_deployment(agent);
@@ -294,6 +311,11 @@ impl CredentialKind {
     }
 }
 
+/// Returns whether a job with an environment that uses the service deploys.
+fn is_of_deployment(service: &ServiceName) -> bool {
+    !matches!(service.verbs(), [Verb::Read, ..])
+}
+
 /// Checks that the path names the agent of the credential.
 fn check_path(text: &str, agent: AgentId, name: Option<&AgentName>) -> Result<(), RequestError> {
     let id = text.parse::<AgentId>().ok();
@@ -308,16 +330,6 @@ fn check_path(text: &str, agent: AgentId, name: Option<&AgentName>) -> Result<()
         _ => "the credential is for another agent than the path names".to_owned(),
     };
     Err(RequestError::new(Reason::Forbidden, what))
-}
-
-fn other_service(caller: &Caller, service: &ServiceName) -> RequestError {
-    let mut what = format!("caller {} may not use the service {service}", caller.name());
-    if service.as_str() == ServiceName::PROMETHEUS && matches!(caller.access_as, AccessAs::Impersonate { .. })
-    {
-        what += ": RBAC does not limit PromQL, so that only jobs and users with access_as agent may use it; others may use the \
-                 Service of Prometheus through the Kubernetes API, or an OIDC token whose entry in the identity file has the service";
-    }
-    RequestError::new(Reason::Forbidden, what)
 }
 
 fn same_id(agent: AgentId) -> RequestError {

@@ -7,17 +7,16 @@ use std::sync::Arc;
 
 use access::{
     AccessAs, ApiTokenVerifier, AuthorizedCaller, Caller, CallerAuthorizer, CallerNames, Credential, Grant,
-    Identities, RequestError, Target, TokenKind, unauthorized,
+    Identities, ProjectAgentName, RequestError, ServiceRights, Target, TokenKind, unauthorized,
 };
 use futures_util::future::BoxFuture;
 use jsonwebtoken::{Algorithm, decode_header};
-use proto::{AgentId, AgentName, Reason};
+use proto::{AgentId, AgentName, Reason, ServiceRight};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 
 use super::{
     AgentNames,
-    agent_names::GitLabAgentName,
     in_flight::{InFlightCounters, Subject},
 };
 
@@ -72,7 +71,8 @@ impl InternalApiAuthorizer {
         let authorized = self.authorize_project(project, target).await;
         let FoundAgent { agent, name, project_path } = authorized
             .map_err(|error| error.with_caller(CallerNames { name: name_of_caller.clone(), user: None }))?;
-        let caller = Caller::of_agent(name_of_caller, agent, vec![target.service.clone()], AccessAs::Agent);
+        let services = ServiceRights::Only(vec![ServiceRight::all(target.service.clone())]);
+        let caller = Caller::of_agent(name_of_caller, agent, services, AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
         Ok(Some(AuthorizedCaller { grant, agent, name, project_path, login: false, environment: None }))
     }
@@ -108,7 +108,7 @@ impl InternalApiAuthorizer {
         }
         let (names, agent) = (self.names.as_ref()?, text.parse().ok()?);
         Some(match names.of_gitlab(agent).await {
-            Some(GitLabAgentName { name, project_path }) => {
+            Some(ProjectAgentName { name, project_path }) => {
                 FoundAgent { agent, name: Some(name), project_path }
             }
             None => FoundAgent { agent, name: None, project_path: None },

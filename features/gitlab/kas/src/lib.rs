@@ -13,6 +13,7 @@
 //! | `configurations` | the configurations of agents in the repositories of GitLab |
 //! | `environments` | [`GitLabEnvironments`]: GitLab as a source of environments |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
+//! | `agent_facts` | the project of an agent, and `user_access.services` of its configuration, also from other replicas |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `projects`, `commit_status` | the repositories of projects and the statuses of their commits, for GitOps |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
@@ -32,6 +33,7 @@
 
 mod address;
 mod agent_configuration;
+mod agent_facts;
 mod agent_info;
 mod agent_names;
 mod agents;
@@ -66,11 +68,12 @@ mod usage_reports;
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
     agent_configuration::observer,
+    agent_facts::{AgentFactsLookup, HeldAgents},
     agent_info::AgentInfo,
     agent_names::AgentNames,
     agents::{CacheTtls, GitLabAgents},
     budget::BudgetShare,
-    callers::{CallerValidity, GitLabAuthorizer},
+    callers::{CallerValidity, GitLabAgentDirectory, GitLabAuthorizer},
     client::GitLabClient,
     commit_status::GitLabCommitStatuses,
     config::{ApiRateLimit, GitLabConfig},

@@ -7,9 +7,9 @@ use std::{
 };
 
 use access::{
-    AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, Grant, Identities, Identity,
-    LoginRequest, RequestError, Target, TokenKind, UnknownCredentials, UserAuthenticator, UserLoginError,
-    VerifiedClaims, token::TokenHash, unauthorized,
+    AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, FileCallers, Grant, Identities,
+    Identity, LoginRequest, RequestError, Target, TokenKind, UnknownCredentials, UserAuthenticator,
+    UserLoginError, VerifiedClaims, token::TokenHash, unauthorized,
 };
 use arc_swap::ArcSwapOption;
 use futures_util::future::BoxFuture;
@@ -33,6 +33,7 @@ const CACHE_BYTES: u64 = 16 << 20;
 pub struct OidcAuthorizer {
     pub(crate) issuers: Issuers,
     pub(crate) identities: Identities,
+    callers: FileCallers,
     verified: Cache<TokenHash, Arc<CachedToken>>,
     pub(crate) unknown: Arc<UnknownCredentials>,
 }
@@ -63,14 +64,19 @@ struct VersionedRights {
 }
 
 impl OidcAuthorizer {
-    /// Accepts tokens of these issuers. `unknown` limits forged ones.
-    pub fn new(issuers: Issuers, identities: Identities, unknown: Arc<UnknownCredentials>) -> Self {
+    /// Accepts tokens of these issuers. `callers` authorizes their holders, and `unknown` limits forged ones.
+    pub fn new(
+        issuers: Issuers,
+        identities: Identities,
+        callers: FileCallers,
+        unknown: Arc<UnknownCredentials>,
+    ) -> Self {
         let verified = Cache::builder()
             .max_capacity(CACHE_BYTES)
             .weigher(|_, cached: &Arc<CachedToken>| cached.bytes)
             .time_to_live(CACHE_TIME)
             .build();
-        Self { issuers, identities, verified, unknown }
+        Self { issuers, identities, callers, verified, unknown }
     }
 
     async fn authenticate(
@@ -95,7 +101,7 @@ impl OidcAuthorizer {
         target: &Target<'_>,
     ) -> Result<Option<AuthorizedCaller>, RequestError> {
         let Some(Granted { grant, login, .. }) = self.grant(credential).await? else { return Ok(None) };
-        let caller = self.identities.load().authorize(&grant, credential, target)?;
+        let caller = self.callers.authorize(&grant, credential, target).await?;
         Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
     }
 

@@ -1,24 +1,26 @@
 //! The identity file: its format and its validation.
 
+mod services;
+
 use std::{
     collections::{BTreeMap, hash_map::Entry},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use proto::{
-    AgentId, AgentName, IdentityValue, InvalidServiceName, ServiceName, impersonation::Impersonation,
-};
+use proto::{AgentId, AgentName, IdentityValue, impersonation::Impersonation};
 use request_info::prometheus::SeriesLabels;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{AllowedNetworks, Budget, ConfigError, Network, parse_with_budget};
 use tokio_util::sync::CancellationToken;
 
+use self::services::ServiceEntry;
 use super::{
-    AccessAs, Allowed, Caller, Grant, Identity, Rights,
+    AccessAs, AllowedAgents, Caller, Grant, Identity, Rights,
     configuration::ConfigurationEntry,
     dial_target::{AgentUrl, DialEntry, InvalidDialKey},
+    gitlab_agents::GitLabAgents,
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
 use crate::token::TokenHash;
@@ -83,10 +85,10 @@ struct CallerEntry {
     tokens: Option<Vec<Spanned<TokenHash>>>,
     #[serde(default)]
     oidc: Option<OidcEntry>,
-    /// Names or ids of agents, or `*`.
+    /// Names or ids of agents, or `*`; agents of GitLab after `gitlab:`.
     agents: Vec<Spanned<String>>,
-    /// Names of services, or `*`.
-    services: Vec<Spanned<String>>,
+    /// Services with their verbs, or `*`.
+    services: Vec<Spanned<ServiceEntry>>,
     #[serde(default)]
     access_as: Option<Spanned<AccessAsEntry>>,
     #[serde(default)]
@@ -233,38 +235,21 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
     Ok(())
 }
 
-/// An agent or a service that a caller cannot have. The author of the file mends it.
-#[derive(Debug, thiserror::Error)]
-enum InvalidRight {
-    #[error("there is no agent {0:?} in this file")]
-    UnknownAgent(String),
-    #[error(transparent)]
-    ServiceName(InvalidServiceName),
-    #[error("the service '{0}' is reserved for kas")]
-    InternalService(ServiceName),
-    #[error("the right to read the audit log of a cluster is cluster_audit: true")]
-    AuditService,
-}
-
 fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {
     if IdentityValue::new(&entry.name.value).is_err() || entry.name.value.contains(':') {
         let what = "a caller needs a name without ':' (basic authentication), control characters, and blanks around it";
         return Err(at.error("name", &entry.name, what));
     }
 
-    let agents = allowed(&entry.agents, at, "agents", |name| {
-        identity.find(name).ok_or_else(|| InvalidRight::UnknownAgent(name.to_owned()))
-    })?;
-    let services = allowed(&entry.services, at, "services", |name| {
-        let service: ServiceName = name.parse().map_err(InvalidRight::ServiceName)?;
-        if service.is_internal() {
-            return Err(InvalidRight::InternalService(service));
-        }
-        if service.as_str() == ServiceName::AUDIT {
-            return Err(InvalidRight::AuditService);
-        }
-        Ok(service)
-    })?;
+    let (of_gitlab, of_file): (Vec<_>, Vec<_>) =
+        entry.agents.into_iter().partition(|name| name.value.starts_with(GitLabAgents::PREFIX));
+    let agents = file_agents(identity, &of_file, at)?;
+    let of_gitlab = of_gitlab.iter().map(|name| {
+        let text = name.value.strip_prefix(GitLabAgents::PREFIX).unwrap_or_default();
+        text.parse::<GitLabAgents>().map_err(|invalid| at.error("agents", name, invalid.to_string()))
+    });
+    let gitlab_agents = of_gitlab.collect::<Result<_, _>>()?;
+    let services = services::rights(entry.services, at)?;
     let labels = entry.prometheus.map(|entry| {
         SeriesLabels::new(entry.labels.value.clone())
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
@@ -273,6 +258,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
     let rights = Rights {
         name: entry.name.value.clone(),
         agents,
+        gitlab_agents,
         services,
         labels,
         networks,
@@ -367,20 +353,24 @@ fn claim_rules(
     Ok(rules.collect())
 }
 
-fn allowed<T>(
+fn file_agents(
+    identity: &Identity,
     names: &[Spanned<String>],
     at: &At<'_>,
-    key: &str,
-    parse: impl Fn(&str) -> Result<T, InvalidRight>,
-) -> Result<Allowed<T>, ConfigError> {
+) -> Result<AllowedAgents, ConfigError> {
     if names.iter().any(|name| name.value == "*") {
-        return Ok(Allowed::All);
+        return Ok(AllowedAgents::All);
     }
-
-    let parsed = names
-        .iter()
-        .map(|name| parse(&name.value).map_err(|invalid| at.error(key, name, invalid.to_string())));
-    Ok(Allowed::Only(parsed.collect::<Result<_, _>>()?))
+    let agents = names.iter().map(|name| {
+        identity.find(&name.value).ok_or_else(|| {
+            let what = format!(
+                "there is no agent {:?} in this file; those of GitLab are gitlab:<id>, gitlab:group/project:name and gitlab:group/**",
+                name.value
+            );
+            at.error("agents", name, what)
+        })
+    });
+    Ok(AllowedAgents::Only(agents.collect::<Result<_, _>>()?))
 }
 
 /// Returns the networks of an entry, if it has the key. An empty list would allow every address, and look like none.

@@ -99,7 +99,7 @@ impl PeerClient {
     }
 
     /// Returns the replica that sends the requests.
-    pub(super) fn replica(&self) -> ReplicaId {
+    pub fn replica(&self) -> ReplicaId {
         self.0.replica
     }
 

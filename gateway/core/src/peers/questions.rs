@@ -5,6 +5,7 @@
 use std::{borrow::Cow, fmt::Debug, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use futures_util::future::BoxFuture;
 use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::percent_decode_str;
@@ -36,7 +37,7 @@ const PATH: &str = "/recent";
 pub trait PeerHooks: Debug + Send + Sync {
     /// Answers a question, both as JSON, or returns `None` if the question is that of another feature. The error is for the log of the
     /// other replica.
-    fn answer(&self, question: &str) -> Option<Result<String, &'static str>>;
+    fn answer(&self, question: &str) -> Option<BoxFuture<'_, Result<String, &'static str>>>;
 
     /// Is called before a request with this id is sent into a tunnel.
     fn on_relay(&self, _id: &HeaderValue, _request: &PeerHeader, _tunnel: &RequestPermit<TunnelEntry>) {}
@@ -51,10 +52,24 @@ impl PeerClient {
     ) -> Vec<(Replica, Result<T, PeerError>)> {
         let others = store.replicas().into_iter().filter(|replica| replica.id != self.replica());
         let asked = others.map(async |replica| {
-            let asked = timeout(TIMEOUT, self.ask(&replica, question)).await;
-            (replica, asked.unwrap_or(Err(PeerError::Timeout)))
+            let answer = self.ask_one(&replica, question).await;
+            (replica, answer)
         });
         futures_util::future::join_all(asked).await
+    }
+
+    /// Asks one replica.
+    ///
+    /// # Errors
+    ///
+    /// The replica does not answer in time, or not as expected: one of an older version knows no such question.
+    pub async fn ask_one<T: DeserializeOwned>(
+        &self,
+        replica: &Replica,
+        question: &impl Serialize,
+    ) -> Result<T, PeerError> {
+        let asked = timeout(TIMEOUT, self.ask(replica, question)).await;
+        asked.unwrap_or(Err(PeerError::Timeout))
     }
 
     /// Asks a replica on a new connection, which needs no place among those of requests.

@@ -237,8 +237,11 @@ impl PeerServer {
     /// Answers a question for the feature that knows it.
     async fn answer_question(&self, incoming: IncomingRequest, request: &PeerHeader) {
         let answer = questions::decode(incoming.request().uri())
-            .and_then(|question| self.hooks.iter().find_map(|hook| hook.answer(&question)))
-            .unwrap_or(Err("it does not know this question"));
+            .and_then(|question| self.hooks.iter().find_map(|hook| hook.answer(&question)));
+        let answer = match answer {
+            Some(answer) => answer.await,
+            None => Err("it does not know this question"),
+        };
         self.metrics.peers.record_served(ServedResult::Answered);
         let key = ResponseKey::new(self.verifier.secret(), request.mac.as_ref());
         match answer {

@@ -104,7 +104,10 @@ impl CallerCache {
         previous: Option<Arc<GitLabCaller>>,
     ) -> Answer {
         let (ttl, last) = match &result {
-            Ok(caller) => (self.ttl, Some(Arc::clone(caller))),
+            Ok(caller) => {
+                let ttl = if caller.is_provisional() { self.error_ttl } else { self.ttl };
+                (ttl, Some(Arc::clone(caller)))
+            }
             Err(error) => (
                 error.retry_after.map_or(self.error_ttl, |after| after.min(self.error_ttl)),
                 previous.filter(|_| error.reason == Reason::IdentityUnavailable),

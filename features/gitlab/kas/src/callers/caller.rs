@@ -9,27 +9,40 @@ use std::{
     time::Duration,
 };
 
-use access::{AccessAs, Caller, CallerNames, Credential, Grant, ManagedEnvironment, RequestError};
+use access::{
+    AccessAs, Caller, CallerNames, Credential, Grant, ManagedEnvironment, RequestError, ServiceRights,
+    Target, missing_right,
+};
 use environments_wire::Deployment;
 use parking_lot::Mutex;
-use proto::{AgentId, Reason, ServiceName};
+use proto::{AgentId, Reason, ServiceName, ServiceRight};
 use tokio::time::Instant;
 
 use super::{
     impersonation,
     job::{self, JobInfo},
+    rights,
     user::{AccessType, UserInfo},
 };
 use crate::{
     UsageKind, UsageSubject,
+    agent_facts::UserServices,
     in_flight::{InFlightCounters, Subject},
 };
+
+/// `Retry-After` while the configuration of an agent is unknown.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The answer of GitLab about a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallerInfo {
     Job(JobInfo),
-    User(UserInfo, AccessType),
+    User {
+        user: UserInfo,
+        access_type: AccessType,
+        /// The list of the configuration of the agent.
+        services: UserServices,
+    },
 }
 
 /// A job or a user. Its grants are built when it first uses an agent.
@@ -50,7 +63,7 @@ impl CallerInfo {
     fn subject(&self) -> Subject {
         match self {
             Self::Job(job) => Subject::Job(job.job.id),
-            Self::User(user, _) => Subject::User(user.user.id),
+            Self::User { user, .. } => Subject::User(user.user.id),
         }
     }
 
@@ -58,7 +71,7 @@ impl CallerInfo {
     fn weight(&self) -> usize {
         match self {
             Self::Job(job) => job.weight(),
-            Self::User(user, _) => user.weight(),
+            Self::User { user, .. } => user.weight(),
         }
     }
 
@@ -66,7 +79,7 @@ impl CallerInfo {
     fn name(&self) -> String {
         match self {
             Self::Job(job) => format!("gitlab:ci_job:{}", job.job.id),
-            Self::User(user, _) => {
+            Self::User { user, .. } => {
                 // The name is in messages and logs, and GitLab is not trusted to send a short one.
                 let name = user.user.username.chars().filter(|c| !c.is_control()).take(255);
                 format!("gitlab:user:{}", name.collect::<String>())
@@ -76,29 +89,43 @@ impl CallerInfo {
 
     /// Returns the rights for an agent.
     fn caller(&self, agent: AgentId) -> Result<Caller, RequestError> {
-        let access_as = match self {
+        match self {
             Self::Job(job) => {
                 let allowed = job.agent(agent).ok_or_else(|| job::not_allowed(agent))?;
-                impersonation::of_job(job, agent, allowed)?
+                let access_as = impersonation::of_job(job, agent, allowed)?;
+                let services = rights::of_job(&access_as, allowed.services()?);
+                Ok(Caller::of_agent(self.name(), agent, services, access_as).with_job(job.ci_job()))
             }
-            Self::User(user, access_type) => impersonation::of_user(user, *access_type)?,
-        };
-        let services = services(&access_as).iter().map(|name| name.parse().expect("it is a service name"));
-        let caller = Caller::of_agent(self.name(), agent, services.collect(), access_as);
-        Ok(match self {
-            Self::Job(job) => caller.with_job(job.ci_job()),
-            Self::User(..) => caller,
-        })
+            Self::User { user, access_type, services } => {
+                let access_as = impersonation::of_user(user, *access_type)?;
+                let services = rights::of_user(&access_as, user.role(), services);
+                Ok(Caller::of_agent(self.name(), agent, services, access_as))
+            }
+        }
     }
-}
 
-/// Returns the services of a job or a user with this identity in the cluster.
-///
-/// RBAC limits an identity, and does not apply to PromQL: through agentk it would read the series of all namespaces.
-fn services(access_as: &AccessAs) -> &'static [&'static str] {
-    match access_as {
-        AccessAs::Agent => &[ServiceName::KUBERNETES, ServiceName::PROMETHEUS],
-        AccessAs::Impersonate { .. } => &[ServiceName::KUBERNETES],
+    /// Returns the same answer with the list of a previous one, if the list is unknown.
+    fn with_known_services(self, previous: &Self) -> Self {
+        match (self, previous) {
+            (
+                Self::User { user, access_type, services: UserServices::Unknown },
+                Self::User { services: known, .. },
+            ) => Self::User { user, access_type, services: known.clone() },
+            (info, _) => info,
+        }
+    }
+
+    /// Returns whether the configuration of the agent, which may change the rights, is unknown.
+    fn is_provisional(&self) -> bool {
+        matches!(self, Self::User { services: UserServices::Unknown, .. })
+    }
+
+    /// Returns the setting that has the rights of the caller.
+    fn list(&self) -> &'static str {
+        match self {
+            Self::Job(_) => "services of its entry of ci_access in the configuration of the agent",
+            Self::User { .. } => "services of user_access in the configuration of the agent",
+        }
     }
 }
 
@@ -122,18 +149,25 @@ impl GitLabCaller {
                 confirmed: Mutex::new(Instant::now()),
             });
         };
+        // An agent that has just lost its tunnels has no other configuration.
+        let info = info.with_known_services(&previous.info);
         if previous.info == info {
             *previous.confirmed.lock() = Instant::now();
             return previous;
         }
         let in_flight = counters.of(info.subject());
         let mut grants = previous.grants.lock().clone();
-        grants.retain(|agent, grant| {
-            let unchanged = info.caller(*agent).is_ok_and(|caller| caller == *grant.caller);
-            if !unchanged {
-                grant.revoked.cancel();
+        grants.retain(|agent, grant| match info.caller(*agent) {
+            Ok(caller) if caller == *grant.caller => true,
+            // The rights have only grown.
+            Ok(caller) if previous.is_provisional() && caller.access_as == grant.caller.access_as => {
+                *grant = Arc::new(Grant { caller: Arc::new(caller), ..(**grant).clone() });
+                true
             }
-            unchanged
+            Ok(_) | Err(_) => {
+                grant.revoked.cancel();
+                false
+            }
         });
         Arc::new(Self {
             credential: credential.clone(),
@@ -191,7 +225,7 @@ impl GitLabCaller {
     ) -> Result<Arc<Grant>, RequestError> {
         let own = match &self.info {
             CallerInfo::Job(job) => job.managed_environment(agent)?,
-            CallerInfo::User(..) => None,
+            CallerInfo::User { .. } => None,
         };
         if own.is_none_or(|own| own.key.path() != path) {
             let what = "the service provision is for the environment of the job alone, if the configuration of the agent has \
@@ -199,7 +233,8 @@ impl GitLabCaller {
             return Err(RequestError::new(Reason::Forbidden, what));
         }
         let service = ServiceName::PROVISION.parse().expect("it is a service name");
-        let caller = Caller::of_agent(self.info.name(), agent, vec![service], AccessAs::Agent);
+        let services = ServiceRights::Only(vec![ServiceRight::all(service)]);
+        let caller = Caller::of_agent(self.info.name(), agent, services, AccessAs::Agent);
         Ok(Arc::new(Grant { caller: Arc::new(caller), ..grant.clone() }))
     }
 
@@ -218,6 +253,25 @@ impl GitLabCaller {
         Ok(grant)
     }
 
+    /// Returns the error of a request that the rights do not allow.
+    pub(super) fn may_not(&self, rights: &Caller, target: &Target<'_>) -> RequestError {
+        if self.is_provisional() {
+            let what = format!(
+                "kas does not know what user_access.services of the agent says of the service {}: the agent is not connected, or \
+                 its configuration cannot be read (kas agents shows the reason)",
+                target.service
+            );
+            return RequestError::new(Reason::IdentityUnavailable, what).with_retry_after(RETRY_AFTER);
+        }
+        let mut remedy = format!("{} can allow it", self.info.list());
+        if target.service.is_prometheus() && matches!(rights.access_as, AccessAs::Impersonate { .. }) {
+            remedy += ". RBAC does not limit PromQL, so that by default only jobs and users with access_as agent may use it; others may \
+                       use the Service of Prometheus through the Kubernetes API, or an OIDC token whose entry in the identity file has \
+                       the service";
+        }
+        missing_right(rights, target, &remedy)
+    }
+
     /// Returns the names of the caller.
     pub(super) fn names(&self) -> CallerNames {
         CallerNames { name: self.info.name(), user: None }
@@ -229,7 +283,7 @@ impl GitLabCaller {
             CallerInfo::Job(job) => {
                 (UsageKind::Ci, UsageSubject { user: job.user.id, agent, project: job.project.id })
             }
-            CallerInfo::User(user, access_type) => {
+            CallerInfo::User { user, access_type, .. } => {
                 let kind = match access_type {
                     AccessType::SessionCookie => UsageKind::User,
                     AccessType::PersonalAccessToken => UsageKind::Pat,
@@ -257,6 +311,11 @@ impl GitLabCaller {
     /// Returns whether the caller has requests in flight.
     pub(super) fn is_in_use(&self) -> bool {
         self.in_flight.load(Relaxed) > 0
+    }
+
+    /// Returns whether the answer is to be completed soon: the configuration of the agent, which may change the rights, is unknown.
+    pub(super) fn is_provisional(&self) -> bool {
+        self.info.is_provisional()
     }
 
     /// Returns the number of its elements, as a measure of its memory.
@@ -301,7 +360,7 @@ mod tests {
         let grant = caller.grant(AgentId(7)).unwrap();
         assert_eq!(grant.caller.name(), "gitlab:ci_job:3");
         let services = |name: &str| grant.caller.may_use_service(&name.parse().unwrap());
-        assert_eq!(["kubernetes", "prometheus", "gitops", "audit"].map(services), [true, true, false, false]);
+        assert_eq!(["kubernetes", "prometheus", "events", "audit"].map(services), [true, true, false, false]);
         assert_eq!(grant.caller.job.as_ref().unwrap().id.as_deref(), Some("3"));
         let as_itself = GitLabCaller::new(&credential(), job(4, &[7], "ci_job"), &counters, None);
         let as_itself = as_itself.grant(AgentId(7)).unwrap();

@@ -6,7 +6,8 @@ use access::{ManagedEnvironment, RequestError};
 use environments_wire::{Deployment, Tier};
 use http::StatusCode;
 use proto::{
-    AgentId, Reason,
+    AgentId, Reason, ServiceRight,
+    agent_configuration::MAX_SERVICES,
     audit::CiJob,
     impersonation::Impersonation,
     provision::{EnvironmentJob, EnvironmentKey},
@@ -69,6 +70,17 @@ struct Configuration {
     default_namespace: Option<String>,
     #[serde(default)]
     resource_management: Option<ResourceManagement>,
+    #[serde(default)]
+    services: JobServices,
+}
+
+/// The section `services` of the entry.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "Value")]
+enum JobServices {
+    Configured(Vec<ServiceRight>),
+    /// A value that this version does not know. It must not become the default, which it may narrow.
+    Invalid,
 }
 
 /// The section `resource_management` of the entry.
@@ -177,7 +189,11 @@ impl JobInfo {
 
     /// Returns the number of its elements, as a measure of its memory.
     pub(super) fn weight(&self) -> usize {
-        self.allowed_agents.len() + self.project.groups.len()
+        let services = self.allowed_agents.iter().map(|allowed| match &allowed.configuration.services {
+            JobServices::Configured(services) => services.len(),
+            JobServices::Invalid => 0,
+        });
+        self.allowed_agents.len() + self.project.groups.len() + services.sum::<usize>()
     }
 }
 
@@ -189,6 +205,45 @@ fn text(text: &str) -> String {
 impl AllowedAgent {
     pub(super) fn access_as(&self) -> &JobAccessAs {
         &self.configuration.access_as
+    }
+
+    /// Returns the services of the entry.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `internal`: the list is invalid.
+    pub(super) fn services(&self) -> Result<&[ServiceRight], RequestError> {
+        match &self.configuration.services {
+            JobServices::Configured(services) => Ok(services),
+            JobServices::Invalid => {
+                let what = "the entry of ci_access that GitLab has for this job has an invalid list services: correct it in the \
+                            configuration of the agent";
+                Err(RequestError::new(Reason::Internal, what))
+            }
+        }
+    }
+}
+
+impl Default for JobServices {
+    fn default() -> Self {
+        Self::Configured(Vec::new())
+    }
+}
+
+impl From<Value> for JobServices {
+    fn from(value: Value) -> Self {
+        if value.is_null() {
+            return Self::default();
+        }
+        match serde_json::from_value::<Vec<ServiceRight>>(value) {
+            Ok(services)
+                if services.len() <= MAX_SERVICES
+                    && services.iter().all(|right| !right.service.is_internal()) =>
+            {
+                Self::Configured(services)
+            }
+            Ok(_) | Err(_) => Self::Invalid,
+        }
     }
 }
 
@@ -262,6 +317,7 @@ pub(super) fn not_allowed(agent: AgentId) -> RequestError {
 
 #[cfg(test)]
 mod tests {
+    use proto::Verb;
     use serde_json::json;
 
     use super::*;
@@ -298,6 +354,30 @@ mod tests {
         };
         let impersonate = access_as(json!({"access_as": {"impersonate": entry}}));
         assert_eq!(impersonate, JobAccessAs::Impersonate(Box::new(expected)));
+    }
+
+    #[test]
+    fn services_of_the_entry_are_valid_or_close_the_agent() {
+        let services = |services: Value| {
+            let agent =
+                json!({"id": 7, "config_project": {"id": 1}, "configuration": {"services": services}});
+            let agent: AllowedAgent = serde_json::from_value(agent).unwrap();
+            agent.services().map(<[_]>::to_vec).map_err(|error| error.reason)
+        };
+        assert_eq!(services(Value::Null), Ok(Vec::new()));
+        let configured =
+            services(json!(["graph", {"service": "gitops", "verbs": ["read", "sync"]}])).unwrap();
+        assert_eq!(configured[0], ServiceRight::all("graph".parse().unwrap()));
+        assert_eq!(configured[1].verbs, [Verb::Read, Verb::Sync]);
+        for invalid in [
+            json!({}),
+            json!("graph"),
+            json!(["control"]),
+            json!([{"service": "graph", "verbs": ["sync"]}]),
+            json!([{"service": "graph", "role": "owner"}]),
+        ] {
+            assert_eq!(services(invalid.clone()), Err(Reason::Internal), "{invalid}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use access::RequestError;
 use http::StatusCode;
-use proto::{AgentId, Reason};
+use proto::{AgentId, Reason, agent_configuration::Role};
 use serde::{Deserialize, Serialize};
 
 use crate::GitLabError;
@@ -94,6 +94,16 @@ impl AccessType {
 }
 
 impl UserInfo {
+    /// Returns the greatest role of the user, as far as GitLab says it. It says none with `access_as: {agent: {}}`, and lets nobody with a
+    /// lesser role than that of a developer use an agent.
+    pub(super) fn role(&self) -> Role {
+        let UserAccessAs::User(Memberships { projects, groups }) = &self.access_as else {
+            return Role::Developer;
+        };
+        let roles = projects.iter().chain(groups).flat_map(|membership| &membership.roles);
+        roles.filter_map(|role| Role::of_gitlab(role)).max().unwrap_or(Role::Developer)
+    }
+
     /// Returns the number of its elements, as a measure of its memory.
     pub(super) fn weight(&self) -> usize {
         match &self.access_as {
@@ -158,6 +168,32 @@ mod tests {
         ] {
             assert_eq!(parsed(other.clone()), None, "{other}");
         }
+    }
+
+    #[test]
+    fn role_is_the_greatest_one_of_all_memberships() {
+        let role = |access_as: UserAccessAs| {
+            let (agent, user) = (
+                UserAgent { id: AgentId(7), config_project: ConfigProject { id: 1 } },
+                User { id: 5, username: "alice".to_owned() },
+            );
+            UserInfo { agent, user, access_as }.role()
+        };
+        let membership =
+            |roles: &[&str]| Membership { id: 3, roles: roles.iter().map(|&role| role.into()).collect() };
+        let of = |projects: &[&[&str]], groups: &[&[&str]]| {
+            let memberships = |list: &[&[&str]]| list.iter().map(|roles| membership(roles)).collect();
+            role(UserAccessAs::User(Memberships {
+                projects: memberships(projects),
+                groups: memberships(groups),
+            }))
+        };
+        assert_eq!(role(UserAccessAs::Agent(Empty {})), Role::Developer);
+        assert_eq!(of(&[], &[]), Role::Developer);
+        assert_eq!(of(&[&["reporter", "developer"]], &[]), Role::Developer);
+        assert_eq!(of(&[&["developer"]], &[&["reporter", "developer", "maintainer"]]), Role::Maintainer);
+        assert_eq!(of(&[&["owner", "security_manager"], &["maintainer"]], &[]), Role::Owner);
+        assert_eq!(of(&[&["Owner"]], &[&["admin"]]), Role::Developer, "an unknown role is the least one");
     }
 
     /// The rows for users of the table of GitLab's kas. It answers 500 where this kas answers 503, and to a 400.

@@ -1,9 +1,10 @@
 //! `GET /web/v1/audit` and `GET /web/v1/requests/<id>`: the recent entries of all replicas that the caller may see.
 
-use std::sync::Arc;
+use std::{future::ready, sync::Arc};
 
 use access::Grant;
 use axum::body::Body;
+use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use humantime::format_rfc3339_millis;
 use percent_encoding::percent_decode_str;
@@ -85,10 +86,10 @@ struct MissingReplica {
 pub(crate) struct RecentAnswers(pub(crate) Option<Arc<Recent>>);
 
 impl PeerHooks for RecentAnswers {
-    fn answer(&self, question: &str) -> Option<Result<String, &'static str>> {
+    fn answer(&self, question: &str) -> Option<BoxFuture<'_, Result<String, &'static str>>> {
         let question = serde_json::from_str(question).ok()?;
         let recent = self.0.as_ref().ok_or("it does not serve the web page");
-        Some(recent.map(|recent| recent.answer(&question)))
+        Some(Box::pin(ready(recent.map(|recent| recent.answer(&question)))))
     }
 
     fn on_relay(&self, id: &HeaderValue, request: &PeerHeader, tunnel: &RequestPermit<TunnelEntry>) {

@@ -1,4 +1,5 @@
 use git::Location;
+use proto::Verb;
 use secrecy::SecretString;
 
 use super::*;
@@ -233,4 +234,41 @@ fn right_to_audit_logs_of_clusters_is_one_of_its_own() {
         error.contains("callers[1].services: the right to read the audit log of a cluster is"),
         "{error}"
     );
+}
+
+#[test]
+fn service_may_have_some_of_its_verbs() {
+    let rights = |services: &str| {
+        let text = example().replace("services: ['*']", &format!("services: {services}"));
+        let identity = parse(&text)?;
+        let ops = Arc::clone(&identity.grant(&hash("d")).unwrap().caller);
+        let may = |verb| ops.may(&"gitops".parse().unwrap(), verb);
+        Ok::<_, String>([Verb::Read, Verb::Sync, Verb::Suspend, Verb::Approve].map(may))
+    };
+    for (services, expected) in [
+        ("['*']", [true; 4]),
+        ("[gitops]", [true; 4]),
+        ("[{service: gitops}]", [true; 4]),
+        ("[{service: gitops, verbs: [read]}]", [true, false, false, false]),
+        ("[kubernetes, {service: gitops, verbs: [read, sync]}]", [true, true, false, false]),
+        (
+            "[{service: gitops, verbs: [approve]}, {service: gitops, verbs: [read]}]",
+            [true, false, false, true],
+        ),
+        ("[{service: gitops, verbs: []}]", [false; 4]),
+        ("[graph]", [false; 4]),
+    ] {
+        assert_eq!(rights(services), Ok(expected), "{services}");
+    }
+    for (services, expected) in [
+        ("[{service: graph, verbs: [sync]}]", "callers[1].services"),
+        ("[{service: graph, verbs: [sync]}]", "the service graph has no verb sync; it has read"),
+        ("[{service: gitops, verb: [sync]}]", "unknown field `verb`"),
+        ("[{service: control}]", "reserved for kas"),
+        ("[{service: audit}]", "the right to read the audit log of a cluster is cluster_audit: true"),
+        ("[7]", "the name of a service, a map with the keys service and verbs, or *"),
+    ] {
+        let error = rights(services).unwrap_err();
+        assert!(error.contains(expected), "{services}: {error}");
+    }
 }

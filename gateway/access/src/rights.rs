@@ -1,0 +1,24 @@
+//! What a caller may do with an agent: services, and verbs of each.
+
+use proto::{ServiceName, ServiceRight, Verb};
+
+/// The services that a caller may use, with the verbs of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServiceRights {
+    /// All services, with all verbs.
+    All,
+    /// These. A service may be in the list several times.
+    Only(Vec<ServiceRight>),
+}
+
+impl ServiceRights {
+    /// Returns whether the caller may do this with a service.
+    pub fn allow(&self, service: &ServiceName, verb: Verb) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(rights) => {
+                rights.iter().any(|right| right.service == *service && right.verbs.contains(&verb))
+            }
+        }
+    }
+}
