@@ -9,7 +9,7 @@ use serde::{
 
 use crate::{InvalidServiceName, ServiceName};
 
-/// What a request to a service does.
+/// The kind of action of a request to a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {

@@ -123,7 +123,7 @@ impl FileCallers {
             return Ok(caller.may_use(id).then_some(named));
         }
         let auditor = is_auditor(caller, target);
-        // Nobody else makes kas look for an agent.
+        // A search may ask other replicas, so that other callers must not cause one.
         if !auditor && !caller.may_use_agents_of_gitlab() {
             return Ok(None);
         }

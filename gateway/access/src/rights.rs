@@ -1,4 +1,4 @@
-//! What a caller may do with an agent: services, and verbs of each.
+//! The services that a caller may use, with the verbs of each.
 
 use proto::{ServiceName, ServiceRight, Verb};
 

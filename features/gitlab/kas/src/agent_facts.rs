@@ -1,7 +1,7 @@
-//! What the replicas that hold an agent of GitLab know of it: its name, its project, and the list `user_access.services` of its
+//! The facts about an agent of GitLab on which rights depend: its name, its project, and the list `user_access.services` of its
 //! configuration, which GitLab does not give with its answer about a user.
 //!
-//! Rights depend on these facts, so that none of them comes from a record in Redis: a replica asks one that holds the agent.
+//! None of them comes from a record in Redis: a replica asks one that holds the agent.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,13 +41,15 @@ pub(crate) struct AgentFacts {
     user_services: UserServices,
 }
 
-/// What the configuration of an agent says about users.
+/// The list `user_access.services` of the configuration of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum UserServices {
     /// The list, which may be empty.
     Known(Vec<UserServiceRight>),
-    /// The agent is connected to no replica, or its configuration cannot be read, or not yet.
+    /// The configuration cannot be read, or is invalid.
+    Unreadable,
+    /// The agent is connected to no replica, or its configuration is not read yet.
     Unknown,
 }
 
@@ -75,7 +77,7 @@ pub struct AgentFactsLookup {
 pub struct HeldAgents {
     /// Their configurations.
     pub configuration: ConfigurationService,
-    /// What GitLab has said about them.
+    /// The answers of GitLab about them.
     pub agents: GitLabAgents,
 }
 
@@ -111,7 +113,16 @@ impl CachedResult {
 
 impl Found {
     fn is_complete(&self) -> bool {
-        matches!(self, Self::Facts(facts) if facts.user_services != UserServices::Unknown)
+        matches!(self, Self::Facts(facts) if matches!(facts.user_services, UserServices::Known(_)))
+    }
+
+    /// Returns whether another search at once may find more.
+    fn is_pending(&self) -> bool {
+        match self {
+            Self::Facts(facts) => facts.user_services == UserServices::Unknown,
+            Self::NotConnected => false,
+            Self::Unavailable => true,
+        }
     }
 }
 
@@ -122,7 +133,7 @@ impl AgentFactsLookup {
         Self { held, peers, store, results }
     }
 
-    /// Returns what the configuration of an agent says about users.
+    /// Returns the list of the configuration of an agent.
     pub(crate) async fn user_services(&self, agent: AgentId) -> UserServices {
         match self.find(agent).await {
             Found::Facts(facts) => facts.user_services.clone(),
@@ -144,7 +155,7 @@ impl AgentFactsLookup {
         while Instant::now() < deadline {
             let asked = timeout(deadline - Instant::now(), self.ask(agent)).await;
             found = asked.unwrap_or(found);
-            if found.is_complete() || found == Found::NotConnected {
+            if !found.is_pending() {
                 break;
             }
             sleep(PAUSE).await;
@@ -227,14 +238,17 @@ impl PeerHooks for AgentFactsAnswers {
     }
 }
 
-/// Returns what a configuration says.
+/// Returns the list of a configuration.
 fn user_services(state: &ConfigurationState) -> UserServices {
-    let Some(configuration) = state.configuration() else { return UserServices::Unknown };
+    let Some(configuration) = state.configuration() else {
+        let failed = state.status().error.is_some();
+        return if failed { UserServices::Unreadable } else { UserServices::Unknown };
+    };
     let section = configuration.get("user_access").and_then(|section| section.get("services"));
     let Some(section) = section else { return UserServices::Known(Vec::new()) };
     let services = serde_json::from_value::<Vec<UserServiceRight>>(section.clone());
     match services {
         Ok(services) if services.len() <= MAX_SERVICES => UserServices::Known(services),
-        Ok(_) | Err(_) => UserServices::Unknown,
+        Ok(_) | Err(_) => UserServices::Unreadable,
     }
 }

@@ -65,12 +65,12 @@ pub struct GitLabAuthorizer {
     recheck_timeout: Duration,
 }
 
-/// What kas knows of GitLab's agents beside GitLab's answers about callers.
+/// The agents of GitLab, with the facts that GitLab's answers about callers do not have.
 #[derive(Clone, Debug)]
 pub struct GitLabAgentDirectory {
     /// Their names.
     pub names: AgentNames,
-    /// Their projects, and what their configurations say about users.
+    /// Their projects, and the lists `user_access.services` of their configurations.
     pub facts: AgentFactsLookup,
 }
 

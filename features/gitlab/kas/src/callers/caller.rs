@@ -104,20 +104,20 @@ impl CallerInfo {
         }
     }
 
-    /// Returns the same answer with the list of a previous one, if the list is unknown.
+    /// Returns the same answer with the list of a previous one, if the list is not known now.
     fn with_known_services(self, previous: &Self) -> Self {
         match (self, previous) {
             (
-                Self::User { user, access_type, services: UserServices::Unknown },
+                Self::User { user, access_type, services: UserServices::Unreadable | UserServices::Unknown },
                 Self::User { services: known, .. },
             ) => Self::User { user, access_type, services: known.clone() },
             (info, _) => info,
         }
     }
 
-    /// Returns whether the configuration of the agent, which may change the rights, is unknown.
+    /// Returns whether the configuration of the agent, which may change the rights, is not known.
     fn is_provisional(&self) -> bool {
-        matches!(self, Self::User { services: UserServices::Unknown, .. })
+        matches!(self, Self::User { services: UserServices::Unreadable | UserServices::Unknown, .. })
     }
 
     /// Returns the setting that has the rights of the caller.
