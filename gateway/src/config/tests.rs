@@ -113,7 +113,7 @@ fn example_explains_every_key() {
         include_str!("api.rs"),
         include_str!("../../../features/web/kas/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/config.rs"),
-        include_str!("../../../features/oidc/tokens/src/config.rs"),
+        include_str!("../../../common/oidc/src/config.rs"),
         include_str!("../../../features/gitlab/kas/src/gitaly/config.rs"),
         include_str!("file_sections.rs"),
         include_str!("../../../features/events/kas/src/config.rs"),
