@@ -21,6 +21,7 @@ mod identity;
 pub mod kill_switch;
 mod missing_right;
 mod rights;
+pub mod sealed;
 mod selector;
 mod target;
 pub mod token;
