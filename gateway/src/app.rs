@@ -34,7 +34,7 @@ pub use self::{
 use self::{
     shared::SharedState,
     shutdown::{GracePeriods, Shutdown},
-    sources::{CallerSources, access_control},
+    sources::{CallerSources, GitLabParts, access_control},
     watched_files::CredentialFiles,
 };
 use outbound::AddressPolicy;
@@ -68,7 +68,7 @@ use kas_gitlab::{
     AgentFactsLookup, CacheTtls, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabEnvironments,
     GitLabSource, HeldAgents, Usage, gitaly::GitalyClient,
 };
-use kas_web::{Recent, WebServer};
+use kas_web::{Recent, WebCallers, WebServer};
 use oidc::Issuers;
 
 /// The time in which the last lines of the audit log are written when kas stops.
@@ -150,6 +150,7 @@ impl App {
             identity,
             issuers,
             gitlab,
+            gitlab_login,
             gitaly_tls,
             api_tokens,
             environments: environment_file,
@@ -216,24 +217,20 @@ impl App {
             let source = GitLabSource::new(agents, gitaly.clone(), settings.max_configuration_file_size);
             configuration.add_source(Arc::new(source));
         }
-        let facts = held.map(|held| AgentFactsLookup::new(held, peers.clone(), Arc::clone(&shared.store)));
+        let gitlab_parts = gitlab.clone().zip(held).map(|((client, agents), held)| {
+            let facts = AgentFactsLookup::new(held, peers.clone(), Arc::clone(&shared.store));
+            GitLabParts { client, agents, facts, login: gitlab_login }
+        });
         let agents = shared.agent_server(gitlab.as_ref(), configuration, &features, &config, &mut registry);
         let agents = Arc::new(agents);
-        let CallerSources { access, oidc, gitlab: gitlab_callers } = access_control(
-            &shared,
-            &issuers,
-            gitlab.clone(),
-            api_tokens,
-            facts,
-            deployments.clone(),
-            &config,
-        );
+        let CallerSources { access, users, project_agents, gitlab: gitlab_callers } =
+            access_control(&shared, &issuers, gitlab_parts, api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, &features, traces, &config, &mut registry));
         let web = config.web.as_ref().zip(recent).map(|(web, recent)| {
             Arc::new(WebServer::new(
                 Arc::clone(&callers),
                 &agents,
-                oidc,
+                WebCallers { users, project_agents },
                 &web.listen,
                 environments.clone(),
                 recent,

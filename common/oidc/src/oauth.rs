@@ -1,6 +1,9 @@
 //! The token endpoint of an issuer (OAuth 2.0, RFC 6749).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -9,6 +12,9 @@ use serde::Deserialize;
 use url::form_urlencoded::Serializer;
 
 use super::{DocumentSource, EndpointUrl, FetchError, ProviderMetadata, UnverifiedToken};
+
+/// The lifetime of an access token about which the server says nothing, in seconds (RFC 6749 section 5.1).
+const DEFAULT_LIFETIME: u64 = 3600;
 
 /// A client of one issuer.
 #[derive(Clone, Debug)]
@@ -32,6 +38,8 @@ pub enum RequestedToken {
     Id,
     /// The access token, which must be a JWT.
     Access,
+    /// The access token, which kas does not read.
+    Opaque,
 }
 
 /// The tokens of a session.
@@ -72,6 +80,8 @@ struct TokenResponse {
     id_token: Option<SecretString>,
     access_token: Option<SecretString>,
     refresh_token: Option<SecretString>,
+    /// The lifetime of the access token in seconds.
+    expires_in: Option<u64>,
 }
 
 impl Tokens {
@@ -101,6 +111,18 @@ impl OauthClient {
         let token_endpoint = metadata.token_endpoint.clone()?;
         let requires_iss = metadata.authorization_response_iss_parameter_supported;
         Some(Self { source, issuer, client_id, secret, token_endpoint, kind, requires_iss })
+    }
+
+    /// Creates a client of a server whose access tokens only the server reads.
+    pub fn of_opaque_tokens(
+        source: Arc<dyn DocumentSource>,
+        issuer: String,
+        client_id: String,
+        secret: Option<SecretString>,
+        token_endpoint: EndpointUrl,
+    ) -> Self {
+        let kind = RequestedToken::Opaque;
+        Self { source, issuer, client_id, secret, token_endpoint, kind, requires_iss: false }
     }
 
     /// Exchanges a refresh token for new tokens.
@@ -135,10 +157,15 @@ impl OauthClient {
             RequestedToken::Id => response
                 .id_token
                 .ok_or_else(|| invalid("the response has no id_token: add the scope openid"))?,
-            RequestedToken::Access => {
+            RequestedToken::Access | RequestedToken::Opaque => {
                 response.access_token.ok_or_else(|| invalid("the response has no access_token"))?
             }
         };
+        if self.kind == RequestedToken::Opaque {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let expires = now.as_secs().saturating_add(response.expires_in.unwrap_or(DEFAULT_LIFETIME));
+            return Ok(Tokens { token, expires, refresh_token: response.refresh_token });
+        }
         let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();
         let parsed = parsed.ok_or_else(|| invalid("the token is not a JWT, so that kas cannot verify it"))?;
         if parsed.issuer() != Some(&self.issuer) {

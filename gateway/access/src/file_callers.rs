@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        AccessControl, BrowserSession, ProjectAgentName, SessionParser, UnknownCredentials,
+        AccessControl, BrowserSession, ProjectAgentList, ProjectAgentName, SessionParser, UnknownCredentials,
         target::UrlPathPrefix, token::TokenHash,
     };
 
@@ -271,6 +271,10 @@ mod tests {
                 name: name.parse().unwrap(),
                 project_path: path.map(Into::into),
             }))))
+        }
+
+        fn list(&self) -> BoxFuture<'_, ProjectAgentList> {
+            Box::pin(ready(ProjectAgentList::default()))
         }
     }
 

@@ -381,7 +381,16 @@ impl Grant {
 impl Caller {
     /// Creates a caller of one agent, without restrictions to labels.
     pub fn of_agent(name: String, agent: AgentId, services: ServiceRights, access_as: AccessAs) -> Self {
-        let agents = AllowedAgents::Only(vec![agent]);
+        Self { access_as, ..Self::of_agents(name, vec![agent], services) }
+    }
+
+    /// Creates a caller whose rights for agents are known for each of them alone.
+    pub fn of_no_agent(name: String) -> Self {
+        Self::of_agents(name, Vec::new(), ServiceRights::Only(Vec::new()))
+    }
+
+    fn of_agents(name: String, agents: Vec<AgentId>, services: ServiceRights) -> Self {
+        let agents = AllowedAgents::Only(agents);
         let networks = AllowedNetworks::default();
         let audit = ServiceName::AUDIT.parse().expect("it is a service name");
         let cluster_audit = matches!(&services, ServiceRights::Only(_)) && services.allow(&audit, Verb::Read);
@@ -396,7 +405,7 @@ impl Caller {
                 audit: false,
                 cluster_audit,
             },
-            access_as,
+            access_as: AccessAs::Agent,
             user: None,
             job: None,
         }

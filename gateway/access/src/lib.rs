@@ -57,7 +57,10 @@ pub use self::{
     selector::{AgentSelector, InvalidAgentSelector},
     target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
-    user::{AuthenticatedUser, LoginRequest, UserAuthenticator, UserLoginError},
+    user::{
+        AuthenticatedUser, LoginRequest, UserAgent, UserAgents, UserAuthenticator, UserLoginError,
+        UserSources,
+    },
 };
 
 /// A source of answers: may this caller reach this agent, and as whom?
@@ -87,6 +90,18 @@ pub trait ProjectAgents: fmt::Debug + Send + Sync {
     ///
     /// `identity-unavailable`: a replica holds the agent and does not say its names.
     fn find(&self, agent: AgentId) -> BoxFuture<'_, Result<Option<ProjectAgentName>, RequestError>>;
+
+    /// Returns the agents that are connected to any replica.
+    fn list(&self) -> BoxFuture<'_, ProjectAgentList>;
+}
+
+/// The connected agents of GitLab.
+#[derive(Clone, Debug, Default)]
+pub struct ProjectAgentList {
+    /// The agents, in order of their ids.
+    pub agents: Vec<(AgentId, ProjectAgentName)>,
+    /// The reason for which some may be missing.
+    pub missing: Option<String>,
 }
 
 /// The name of an agent of GitLab, which is unique in its project.

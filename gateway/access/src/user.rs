@@ -1,11 +1,13 @@
 //! Users: their tokens, and their logins at the issuers of these tokens.
 
-use std::{fmt, net::IpAddr, sync::Arc, time::SystemTime};
+use std::{fmt, future::ready, net::IpAddr, sync::Arc, time::SystemTime};
 
 use futures_util::future::BoxFuture;
+use proto::AgentId;
 use secrecy::SecretString;
+use serde_json::Value;
 
-use crate::{Grant, RequestError};
+use crate::{Caller, Grant, ProjectAgentName, RequestError};
 
 /// A source of callers whose tokens name a user.
 pub trait UserAuthenticator: fmt::Debug + Send + Sync {
@@ -42,10 +44,142 @@ pub trait UserAuthenticator: fmt::Debug + Send + Sync {
     fn complete_login<'a>(
         &'a self,
         issuer: &'a str,
-        state: serde_json::Value,
+        state: Value,
         query: &'a str,
         address: IpAddr,
     ) -> BoxFuture<'a, Result<Option<SecretString>, UserLoginError>>;
+
+    /// Returns the agents of GitLab that the holder of a token may use, or `None` if its entry of the identity file has its agents.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::authenticate`].
+    fn agents<'a>(
+        &'a self,
+        _token: &'a SecretString,
+        _address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<UserAgents>, RequestError>> {
+        Box::pin(ready(Ok(None)))
+    }
+
+    /// Ends a login, because its user has logged out. What this source keeps of the login is removed.
+    fn log_out<'a>(&'a self, _token: &'a SecretString) -> BoxFuture<'a, ()> {
+        Box::pin(ready(()))
+    }
+}
+
+/// The sources of users in their order. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct UserSources(Arc<[Arc<dyn UserAuthenticator>]>);
+
+/// The agents of GitLab that a user may use.
+#[derive(Debug)]
+pub struct UserAgents {
+    /// The agents, in order of their ids.
+    pub agents: Vec<UserAgent>,
+    /// The reason for which some may be missing.
+    pub missing: Option<String>,
+}
+
+/// An agent of GitLab that a user may use.
+#[derive(Debug)]
+pub struct UserAgent {
+    /// Its id.
+    pub id: AgentId,
+    /// Its name and the path of its project.
+    pub name: ProjectAgentName,
+    /// The rights of the user for the agent.
+    pub caller: Caller,
+}
+
+impl UserSources {
+    /// Asks these sources, in this order.
+    pub fn new(sources: impl IntoIterator<Item = Arc<dyn UserAuthenticator>>) -> Self {
+        Self(sources.into_iter().collect())
+    }
+
+    /// Authenticates the holder of a token. Returns `None` if no source knows the token.
+    ///
+    /// # Errors
+    ///
+    /// Those of the first source that knows the token.
+    pub async fn authenticate(
+        &self,
+        token: &SecretString,
+        address: IpAddr,
+    ) -> Result<Option<AuthenticatedUser>, RequestError> {
+        for source in &*self.0 {
+            if let Some(user) = source.authenticate(token, address).await? {
+                return Ok(Some(user));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the names of the issuers at which people log in with a browser.
+    pub fn login_issuers(&self) -> Vec<&str> {
+        self.0.iter().flat_map(|source| source.login_issuers()).collect()
+    }
+
+    /// Begins a login at an issuer. Returns `None` if there is no such issuer.
+    ///
+    /// # Errors
+    ///
+    /// The issuer does not respond, or people cannot log in there.
+    pub fn begin_login(&self, issuer: &str, redirect: &str) -> Result<Option<LoginRequest>, UserLoginError> {
+        for source in &*self.0 {
+            if let Some(login) = source.begin_login(issuer, redirect.to_owned())? {
+                return Ok(Some(login));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Completes a login for which the issuer has sent the browser back. Returns the token, or `None` if `state` and `query` are not of a
+    /// login at this issuer.
+    ///
+    /// # Errors
+    ///
+    /// The issuer refuses the login or does not respond, or the address has sent too many unknown credentials.
+    pub async fn complete_login(
+        &self,
+        issuer: &str,
+        state: &Value,
+        query: &str,
+        address: IpAddr,
+    ) -> Result<Option<SecretString>, UserLoginError> {
+        for source in &*self.0 {
+            if let Some(token) = source.complete_login(issuer, state.clone(), query, address).await? {
+                return Ok(Some(token));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the agents of GitLab that the holder of a token may use, or `None` if its entry of the identity file has its agents.
+    ///
+    /// # Errors
+    ///
+    /// Those of the first source that knows the token.
+    pub async fn agents(
+        &self,
+        token: &SecretString,
+        address: IpAddr,
+    ) -> Result<Option<UserAgents>, RequestError> {
+        for source in &*self.0 {
+            if let Some(agents) = source.agents(token, address).await? {
+                return Ok(Some(agents));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends a login, because its user has logged out.
+    pub async fn log_out(&self, token: &SecretString) {
+        for source in &*self.0 {
+            source.log_out(token).await;
+        }
+    }
 }
 
 /// The holder of a valid token that names a user.
@@ -66,7 +200,7 @@ pub struct LoginRequest {
     /// The page of the issuer, to which the browser goes.
     pub url: String,
     /// The state of the login, which the browser keeps until it comes back.
-    pub state: serde_json::Value,
+    pub state: Value,
 }
 
 /// The reason for which a login at an issuer has failed.

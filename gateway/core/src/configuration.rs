@@ -20,7 +20,7 @@ mod state;
 use std::{fmt, future::pending, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource, Identities};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use prometheus_client::registry::Registry;
 use proto::{AgentId, Hello, ServiceName};
 use store::GitPush;
@@ -107,6 +107,13 @@ impl ConfigurationService {
     /// Returns a receiver of the configuration of an agent, or `None` if it has no tunnel to this replica.
     pub fn state(&self, agent: AgentId) -> Option<watch::Receiver<ConfigurationState>> {
         Some(self.0.pollers.get(agent)?.state())
+    }
+
+    /// Returns the agents with tunnels to this replica, in no order.
+    pub fn agents(&self) -> Vec<AgentId> {
+        let agents = Mutex::new(Vec::new());
+        self.0.pollers.for_each(|poller| agents.lock().push(poller.agent().id));
+        agents.into_inner()
     }
 
     /// Returns the configuration of an agent for operators, or `None` if it has no tunnel to this replica.

@@ -136,6 +136,12 @@ impl ValidatedConfig {
         if let Some(section) = &config.identity {
             identity.check_issuers(&section.file.value, &issuers.names())?;
         }
+        if gitlab.as_ref().is_some_and(|setup| setup.login().is_some())
+            && issuers.names().iter().any(|name| name == kas_gitlab::LOGIN_ISSUER)
+        {
+            let what = "people log in at GitLab under the name gitlab, and an issuer of oidc.issuers has this name, too: rename that one";
+            return Err(config.error(file, "gitlab.login", what));
+        }
         audit::check(file, &config.observability.audit)?;
         let webhooks = Webhook::read(file, &config.events)?;
         let private = config.private_api.as_ref();
@@ -281,6 +287,7 @@ impl ValidatedConfig {
             identity: self.identity,
             issuers: self.issuers,
             gitlab,
+            gitlab_login: self.gitlab.as_ref().and_then(GitLabSetup::login),
             gitaly_tls: self.gitlab.as_ref().and_then(GitLabSetup::tls),
             api_tokens: api_tokens.clone(),
             environments: self.environments,

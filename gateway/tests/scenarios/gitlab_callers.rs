@@ -191,7 +191,7 @@ async fn each_refusal_has_its_status_and_message() {
         ("ci:7:unprocessable", 503, "Failed to get allowed agents for CI job token"),
         ("ci:8:job", 403, "Forbidden: agentId is not allowed"),
         ("pat:7:unknown", 401, "Unauthorized"),
-        ("pat:7:glpat-mallory", 401, "Unauthorized"),
+        ("pat:7:glpat-mallory", 403, "user_access in the configuration of agent 7 does not admit this user"),
         ("pat:8:glpat-alice", 401, "Unauthorized"),
     ] {
         let response = get_with(&world, "/k8s-proxy/api", token).await;

@@ -54,6 +54,7 @@ mod views;
 mod watches;
 mod web;
 mod web_disabled;
+mod web_gitlab;
 mod web_head;
 mod web_live;
 mod web_oidc;

@@ -296,7 +296,7 @@ fn requests_of_allowed() -> usize {
 
 /// The configuration of each agent, which a test replaces.
 #[derive(Debug, Default)]
-struct Configured(Mutex<Option<&'static str>>);
+pub(crate) struct Configured(pub(crate) Mutex<Option<&'static str>>);
 
 impl ConfigurationSource for Configured {
     fn read<'a>(

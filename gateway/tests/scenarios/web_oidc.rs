@@ -104,7 +104,7 @@ async fn token_of_an_issuer_is_a_login_until_it_expires() {
     let session: Value = serde_json::from_str(&text(page.browser.get(SESSION).await).await).unwrap();
     assert_eq!(session["caller"], "test:alice");
     let agents: Value = serde_json::from_str(&text(page.browser.get("/web/v1/agents").await).await).unwrap();
-    assert_eq!(agents["agents"][0]["services"], json!(["kubernetes"]));
+    assert_eq!(agents["agents"][0]["rights"], json!({"kubernetes": ["use"]}));
     assert_eq!(page.browser.get("/agents/prod/kubernetes/version").await.status(), 200);
     let mut watch = page.browser.get(WATCH).await.into_body();
     watch.frame().await.unwrap().unwrap();

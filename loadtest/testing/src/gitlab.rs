@@ -13,6 +13,7 @@ mod answer;
 mod endpoint;
 mod handlers;
 mod jwt;
+mod oauth;
 mod public;
 mod request;
 mod state;
@@ -34,6 +35,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use self::{
     endpoint::Endpoint,
     jwt::{sign_for_gitlab, sign_for_kas},
+    oauth::OauthState,
     state::{
         AccessToken, Agent, AgentAccess, AllowedAgent, Environment, Gitaly, Job, Membership, Project,
         ProjectEnvironment, Session, State, User,

@@ -5,17 +5,20 @@
 //! | `job`, `user` | the responses of GitLab, and the errors for callers |
 //! | `rights` | the services of jobs and users, with the verbs of each |
 //! | `impersonation` | the identities of jobs and users in the cluster |
+//! | `credential_kind` | the kinds of credentials |
 //! | `caller` | [`caller::GitLabCaller`]: a job or user with its rights for each agent |
 //! | `cache` | [`cache::CallerCache`]: one request to GitLab per credential and minute |
 
 mod cache;
 mod caller;
+mod credential_kind;
 mod impersonation;
 mod job;
 mod rights;
 mod user;
 
 use std::{
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -23,23 +26,31 @@ use std::{
     time::Duration,
 };
 
-use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials};
-use access::{Grant, ProjectAgentName, RequestError, Target, token::TokenHash};
+use access::{
+    AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, Grant, LoginRequest, ProjectAgentName,
+    RequestError, Target, UnknownCredentials, UserAgent, UserAgents, UserAuthenticator, UserLoginError,
+    unauthorized,
+};
 use environments_wire::DeploymentRecorder;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::Value;
+use store::Store;
 use tokio::time::{sleep, timeout};
 
 use self::{
     cache::CallerCache,
     caller::{CallerInfo, GitLabCaller},
+    credential_kind::CredentialKind,
     user::{AccessType, UserInfo, UserRequest},
 };
 use super::{AgentNames, in_flight::InFlightCounters};
 use crate::{
-    BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, agent_facts::AgentFactsLookup,
+    BudgetShare, Endpoint, GitLabClient, GitLabError, Usage,
+    agent_facts::AgentFactsLookup,
     budget::MAX_IN_FLIGHT,
+    login::{self, GitLabLogins, LoginAgent, LoginAgents, LoginSettings},
 };
 
 /// The time that a caller waits for GitLab, with all attempts.
@@ -54,6 +65,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub struct GitLabAuthorizer {
     client: GitLabClient,
     agents: GitLabAgentDirectory,
+    /// The logins at the web page, if the configuration has the application for them.
+    logins: Option<GitLabLogins>,
     callers: CallerCache,
     in_flight: InFlightCounters,
     usage: Usage,
@@ -98,7 +111,23 @@ impl GitLabAuthorizer {
     ) -> Self {
         let CallerValidity { ttl, error_ttl, recheck_timeout } = validity;
         let callers = CallerCache::new(ttl, error_ttl);
-        Self { client, agents, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
+        let logins = None;
+        Self { client, agents, logins, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
+    }
+
+    /// Lets people log in to the web page at GitLab.
+    #[must_use]
+    pub fn with_logins(self, settings: &LoginSettings, store: Arc<dyn Store>) -> Self {
+        let logins = GitLabLogins::new(
+            self.client.clone(),
+            settings,
+            store,
+            self.agents.facts.clone(),
+            self.in_flight.clone(),
+            Arc::clone(&self.unknown),
+            self.ttl,
+        );
+        Self { logins: Some(logins), ..self }
     }
 
     /// Ends the streams of credentials that GitLab revokes, or does not confirm. The future never completes.
@@ -112,10 +141,9 @@ impl GitLabAuthorizer {
         loop {
             sleep(self.ttl).await;
             let recheck = |caller: Arc<GitLabCaller>| async move {
-                if let Some((kind, agent)) = CredentialKind::of(&caller.credential) {
-                    // The result is in the cache, and a refusal has ended the streams.
-                    let _ = self.caller(&caller.credential, kind, agent, BudgetShare::Rechecks).await;
-                }
+                let (kind, agent) = caller.asked_as;
+                // The result is in the cache, and a refusal has ended the streams.
+                let _ = self.caller(&caller.credential, kind, agent, BudgetShare::Rechecks).await;
             };
             let expired = stream::iter(self.callers.expired_in_use());
             expired.for_each_concurrent(MAX_IN_FLIGHT, recheck).await;
@@ -155,7 +183,10 @@ impl GitLabAuthorizer {
             }
             asked.store(true, Relaxed);
             let error = match self.request(credential, kind, agent, share).await {
-                Ok(info) => return Ok(GitLabCaller::new(credential, info, &self.in_flight, previous)),
+                Ok(info) => {
+                    let asked_as = (kind, agent);
+                    return Ok(GitLabCaller::new(credential, asked_as, info, &self.in_flight, previous));
+                }
                 Err(error) => error,
             };
             match previous {
@@ -165,6 +196,8 @@ impl GitLabAuthorizer {
                     previous.revoke();
                 }
                 // The answer was not limited: the next one is.
+                // The search for a login has counted it.
+                None if matches!(kind, CredentialKind::User(AccessType::OauthLogin)) => {}
                 None if error.reason == Reason::Unauthorized => {
                     drop(self.unknown.count(credential.address).await);
                 }
@@ -192,6 +225,12 @@ impl GitLabAuthorizer {
                 let job = within_timeout(response).await.map_err(|error| job::refusal(&error))?;
                 Ok(CallerInfo::Job(job))
             }
+            CredentialKind::User(AccessType::OauthLogin) => {
+                let logins = self.logins.as_ref().ok_or_else(no_logins)?;
+                let found = logins.user(&credential.token, credential.address, agent, share).await;
+                let (user, services) = found?;
+                Ok(CallerInfo::User { user: user.into(), access_type: AccessType::OauthLogin, services })
+            }
             CredentialKind::User(access_type) => {
                 let body = UserRequest {
                     agent_id: agent,
@@ -201,11 +240,12 @@ impl GitLabAuthorizer {
                 };
                 let none = crate::Credential::None;
                 let response = client.post(Endpoint::AuthorizeProxyUser, &body, none);
-                let user: UserInfo = within_timeout(response).await.map_err(|error| self.refusal(&error))?;
+                let user: UserInfo =
+                    within_timeout(response).await.map_err(|error| self.refusal(&error, agent))?;
                 if user.agent.id != agent {
                     let message = "its response is about another agent".to_owned();
                     let error = GitLabError::Unavailable { message, retry_after: RETRY_AFTER };
-                    return Err(user::refusal(&error));
+                    return Err(user::refusal(&error, agent));
                 }
                 let services = self.agents.facts.user_services(agent).await;
                 Ok(CallerInfo::User { user, access_type, services })
@@ -239,12 +279,31 @@ impl GitLabAuthorizer {
     }
 
     /// Returns the error for a user. A 404 also means that GitLab has switched kas off.
-    fn refusal(&self, error: &GitLabError) -> RequestError {
+    fn refusal(&self, error: &GitLabError, agent: AgentId) -> RequestError {
         if error.is_status(http::StatusCode::NOT_FOUND) && *self.client.switched_off().borrow() {
             let message = "it has switched kas off".to_owned();
-            return user::refusal(&GitLabError::Unavailable { message, retry_after: RETRY_AFTER });
+            return user::refusal(&GitLabError::Unavailable { message, retry_after: RETRY_AFTER }, agent);
         }
-        user::refusal(error)
+        user::refusal(error, agent)
+    }
+
+    /// Returns the connected agents that the user of a login may use.
+    async fn agents_of_login(
+        &self,
+        token: &SecretString,
+        address: IpAddr,
+    ) -> Result<Option<UserAgents>, RequestError> {
+        let Some(logins) = self.logins.as_ref().filter(|_| GitLabLogins::is_login(token)) else {
+            return Ok(None);
+        };
+        let LoginAgents { agents, missing } = logins.agents(token, address).await?;
+        let agents = agents.into_iter().filter_map(|LoginAgent { name, user, services }| {
+            let id = user.agent;
+            let access_type = AccessType::OauthLogin;
+            let caller = CallerInfo::User { user: user.into(), access_type, services }.caller(id).ok()?;
+            (!self.agents.names.is_in_file(id)).then_some(UserAgent { id, name, caller })
+        });
+        Ok(Some(UserAgents { agents: agents.collect(), missing }))
     }
 }
 
@@ -255,7 +314,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
         Box::pin(async move {
-            let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
+            let Some((kind, agent)) = CredentialKind::of(credential, target)? else { return Ok(None) };
             let (caller, login) = self.caller(credential, kind, agent, BudgetShare::KnownCallers).await?;
             let authorized = self.authorize_caller(&caller, agent, target).await;
             let (grant, name) = authorized.map_err(|error| error.with_caller(caller.names()))?;
@@ -279,36 +338,66 @@ impl CallerAuthorizer for GitLabAuthorizer {
     }
 }
 
-/// The kinds of credentials that GitLab knows.
-#[derive(Clone, Copy, Debug)]
-enum CredentialKind {
-    Job,
-    User(AccessType),
+impl UserAuthenticator for GitLabAuthorizer {
+    fn authenticate<'a>(
+        &'a self,
+        token: &'a SecretString,
+        address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<AuthenticatedUser>, RequestError>> {
+        Box::pin(async move {
+            match self.logins.as_ref().filter(|_| GitLabLogins::is_login(token)) {
+                Some(logins) => logins.authenticate(token, address).await.map(Some),
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn login_issuers(&self) -> Vec<&str> {
+        self.logins.iter().map(|_| login::LOGIN_ISSUER).collect()
+    }
+
+    fn begin_login(&self, issuer: &str, redirect: String) -> Result<Option<LoginRequest>, UserLoginError> {
+        let logins = self.logins.as_ref().filter(|_| issuer == login::LOGIN_ISSUER);
+        Ok(logins.map(|logins| logins.begin_login(redirect)))
+    }
+
+    fn complete_login<'a>(
+        &'a self,
+        issuer: &'a str,
+        state: Value,
+        query: &'a str,
+        address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<SecretString>, UserLoginError>> {
+        Box::pin(async move {
+            match self.logins.as_ref().filter(|_| issuer == login::LOGIN_ISSUER) {
+                Some(logins) => logins.complete_login(state, query, address).await,
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn agents<'a>(
+        &'a self,
+        token: &'a SecretString,
+        address: IpAddr,
+    ) -> BoxFuture<'a, Result<Option<UserAgents>, RequestError>> {
+        Box::pin(self.agents_of_login(token, address))
+    }
+
+    fn log_out<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            if let Some(logins) = self.logins.as_ref().filter(|_| GitLabLogins::is_login(token)) {
+                logins.log_out(token).await;
+            }
+        })
+    }
 }
 
-impl CredentialKind {
-    /// Returns the kind of a credential and its agent, or `None` if GitLab does not know such credentials.
-    fn of(credential: &Credential) -> Option<(Self, AgentId)> {
-        // GitLab has no user names in credentials, and a password manager would send the wrong one.
-        if credential.name.is_some() {
-            return None;
-        }
-        match credential.kind {
-            TokenKind::Plain => None,
-            TokenKind::CiJob(agent) => Some((Self::Job, agent)),
-            TokenKind::Personal(agent) => Some((Self::User(AccessType::PersonalAccessToken), agent)),
-            TokenKind::Session(agent) => Some((Self::User(AccessType::SessionCookie), agent)),
-        }
-    }
-
-    /// Returns the key of the cache: the answer of GitLab about a job has all of its agents, that about a user has one.
-    fn cache_key(self, credential: &Credential, agent: AgentId) -> TokenHash {
-        let context = match self {
-            Self::Job => "ci".to_owned(),
-            Self::User(access_type) => format!("{} {agent}", access_type.as_str()),
-        };
-        TokenHash::of_credential(&context, &credential.token, credential.csrf_token.as_ref())
-    }
+/// Returns the error for the token of a login without the setting for logins.
+fn no_logins() -> RequestError {
+    unauthorized(
+        "people cannot log in at GitLab any more: gitlab.login is missing in the configuration of kas",
+    )
 }
 
 /// Returns whether a job with an environment that uses the service deploys.

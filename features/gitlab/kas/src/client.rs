@@ -53,6 +53,7 @@ const MAX_IDLE: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const FORM: HeaderValue = HeaderValue::from_static("application/x-www-form-urlencoded");
 /// The form of GitLab's kas is `gitlab-kas/<version>/<commit>`.
 const AGENT: HeaderValue =
     HeaderValue::from_static(concat!("gitlab-kas/", env!("CARGO_PKG_VERSION"), "/unknown"));
@@ -319,6 +320,22 @@ impl GitLabClient {
         let mut response = Response::new(body);
         (*response.status_mut(), *response.headers_mut()) = (head.status, head.headers);
         Ok(response)
+    }
+
+    /// Sends a form to the OAuth server of GitLab, once, and returns the response as it is.
+    pub(super) async fn post_form(
+        &self,
+        endpoint: Endpoint,
+        form: String,
+    ) -> Result<Response<Bytes>, GitLabError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, JSON);
+        headers.insert(USER_AGENT, AGENT);
+        headers.insert(CONTENT_TYPE, FORM);
+        let url = self.inner.address.url(endpoint.path(), "");
+        let prepared = Prepared { method: Method::POST, endpoint, url, headers, body: form.into() };
+        let exchanged = self.exchange_in_time(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
+        exchanged.map_err(|failure| failure.error)
     }
 
     /// Waits until the request may be sent, sends it and parses the response.

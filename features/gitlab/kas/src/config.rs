@@ -32,9 +32,25 @@ pub struct GitLabConfig {
     #[serde(default)]
     #[schemars(with = "Option<PathBuf>")]
     pub commit_status_token_file: Option<Spanned<PathBuf>>,
+    /// The login of people to the web page at GitLab.
+    #[serde(default)]
+    pub login: Option<GitLabLoginConfig>,
     /// The limit of requests to GitLab.
     #[serde(default)]
     pub api_rate_limit: ApiRateLimit,
+}
+
+/// Section `gitlab.login`: the OAuth application that GitLab has for kas.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GitLabLoginConfig {
+    /// The id of the application, with the scope `read_api` and the redirect URI `https://<page>/web/v1/callback/gitlab`.
+    #[schemars(with = "String", length(min = 1))]
+    pub client_id: Spanned<String>,
+    /// The secret of the application, if it is confidential.
+    #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
+    pub client_secret_file: Option<Spanned<PathBuf>>,
 }
 
 /// Section `gitlab.api_rate_limit`.
@@ -52,8 +68,9 @@ pub struct ApiRateLimit {
 impl GitLabConfig {
     /// Iterates over the paths of the section.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
+        let login = self.login.iter_mut().filter_map(|login| login.client_secret_file.as_mut());
         let optional = [&mut self.ca_certificate_file, &mut self.commit_status_token_file];
-        [&mut self.authentication_secret_file].into_iter().chain(optional.into_iter().flatten())
+        [&mut self.authentication_secret_file].into_iter().chain(optional.into_iter().flatten()).chain(login)
     }
 }
 
@@ -110,6 +127,10 @@ mod tests {
             (
                 "{address: 'https://a', authentication_secret_file: s, external_url: a}",
                 "gitlab.external_url: \"a\" is not a URL",
+            ),
+            (
+                "{address: 'https://a', authentication_secret_file: s, login: {client_secret_file: x}}",
+                "gitlab.login: the key client_id is missing",
             ),
             (
                 "{address: 'https://a', authentication_secret_file: s, api_rate_limit: {bucket_size: 0}}",

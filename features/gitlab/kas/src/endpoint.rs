@@ -34,6 +34,14 @@ pub enum Endpoint {
     CommitStatuses,
     /// POST: a status of a commit.
     SetCommitStatus,
+    /// POST: a question of GraphQL.
+    GraphQl,
+    /// GET: the page at which a person logs in. A browser goes there.
+    OauthAuthorize,
+    /// POST: the tokens of a login.
+    OauthToken,
+    /// POST: the end of a token.
+    OauthRevoke,
     /// Any method: what a module of GitLab's agentk asks for, below this path.
     Module,
 }
@@ -47,7 +55,7 @@ pub enum Credential<'a> {
     Agent(&'a SecretString),
     /// The token of a CI job.
     Job(&'a SecretString),
-    /// The personal access token of a user.
+    /// The personal access token of a user, or the access token of a login.
     User(&'a SecretString),
 }
 
@@ -67,6 +75,10 @@ impl Endpoint {
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
             Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:sha/statuses",
             Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:sha",
+            Self::GraphQl => "/api/graphql",
+            Self::OauthAuthorize => "/oauth/authorize",
+            Self::OauthToken => "/oauth/token",
+            Self::OauthRevoke => "/oauth/revoke",
             Self::Module => "/api/v4/internal/kubernetes/modules",
         }
     }
@@ -86,17 +98,28 @@ impl Endpoint {
             Self::ProjectEnvironments => "project_environments",
             Self::CommitStatuses => "commit_statuses",
             Self::SetCommitStatus => "set_commit_status",
+            Self::GraphQl => "graphql",
+            Self::OauthAuthorize => "oauth_authorize",
+            Self::OauthToken => "oauth_token",
+            Self::OauthRevoke => "oauth_revoke",
             Self::Module => "module",
         }
     }
 
     /// Returns whether a failed request is sent again.
     ///
-    /// agentk itself connects again, and its modules ask again. Counters and events would be counted twice if GitLab had processed them.
+    /// agentk itself connects again, and its modules ask again. Counters and events would be counted twice if GitLab had processed them,
+    /// and it accepts a code or a refresh token once.
     pub(super) fn is_retried(self) -> bool {
         !matches!(
             self,
-            Self::AgentInfo | Self::LegacyAgentInfo | Self::UsageMetrics | Self::AgentEvents | Self::Module
+            Self::AgentInfo
+                | Self::LegacyAgentInfo
+                | Self::UsageMetrics
+                | Self::AgentEvents
+                | Self::OauthToken
+                | Self::OauthRevoke
+                | Self::Module
         )
     }
 
@@ -107,7 +130,16 @@ impl Endpoint {
 
     /// Returns whether everyone may use the endpoint, so that requests have no JWT of kas.
     pub(super) fn is_public(self) -> bool {
-        matches!(self, Self::ProjectEnvironments | Self::CommitStatuses | Self::SetCommitStatus)
+        matches!(
+            self,
+            Self::ProjectEnvironments
+                | Self::CommitStatuses
+                | Self::SetCommitStatus
+                | Self::GraphQl
+                | Self::OauthAuthorize
+                | Self::OauthToken
+                | Self::OauthRevoke
+        )
     }
 }
 

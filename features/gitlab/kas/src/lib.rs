@@ -8,12 +8,14 @@
 //! |---|---|
 //! | `agents` | [`GitLabAgents`]: the agents of GitLab, as a source of `access` |
 //! | `callers` | [`GitLabAuthorizer`]: jobs and users of GitLab, as a source of `access` |
+//! | `login` | logins of people to the web page at GitLab |
 //! | `session` | [`GitLabSessions`]: the credential of a browser session of GitLab |
 //! | `internal_api` | the requests of GitLab itself, as a source of `access` |
 //! | `configurations` | the configurations of agents in the repositories of GitLab |
 //! | `environments` | [`GitLabEnvironments`]: GitLab as a source of environments |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
-//! | `agent_facts` | the project of an agent, and `user_access.services` of its configuration, also from other replicas |
+//! | `agent_facts` | the project of an agent, and `user_access` of its configuration, also from other replicas |
+//! | `user_access` | the refusals of users whom `user_access` does not admit |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `projects`, `commit_status` | the repositories of projects and the statuses of their commits, for GitOps |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
@@ -51,6 +53,7 @@ mod gitlab_agentk;
 mod in_flight;
 mod internal_api;
 mod jwt;
+mod login;
 mod metrics;
 mod project_environments;
 mod project_info;
@@ -64,6 +67,7 @@ mod switch_monitor;
 mod transport;
 mod usage;
 mod usage_reports;
+mod user_access;
 
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
@@ -76,7 +80,7 @@ pub use self::{
     callers::{CallerValidity, GitLabAgentDirectory, GitLabAuthorizer},
     client::GitLabClient,
     commit_status::GitLabCommitStatuses,
-    config::{ApiRateLimit, GitLabConfig},
+    config::{ApiRateLimit, GitLabConfig, GitLabLoginConfig},
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
     environments::GitLabEnvironments,
@@ -84,6 +88,7 @@ pub use self::{
     gitlab_agentk::{GitlabAgentk, GitlabAgentkConfig},
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,
+    login::{LOGIN_ISSUER, LoginSettings},
     project_environments::ProjectEnvironment,
     project_info::ProjectInfo,
     projects::GitLabProjects,

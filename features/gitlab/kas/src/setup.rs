@@ -7,18 +7,24 @@ use std::{
 
 use arc_swap::ArcSwap;
 use files::{SecretFile, unreadable};
+use oidc::EndpointUrl;
 use rustls::{ClientConfig, RootCertStore};
 use serde_saphyr::Spanned;
 use settings::ConfigError;
 use tls::parse_roots;
 
 use super::{GitLabClient, Transport};
-use crate::config::GitLabConfig;
+use crate::{config::GitLabConfig, login::LoginSettings};
 
 /// The key of the additional authority.
 const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";
 /// The key of the token that sets the statuses of commits.
 const STATUS_TOKEN_KEY: &str = "gitlab.commit_status_token_file";
+/// The URL of GitLab for browsers.
+const EXTERNAL_URL_KEY: &str = "gitlab.external_url";
+/// The id of the application for logins, and its secret.
+const CLIENT_ID_KEY: &str = "gitlab.login.client_id";
+const LOGIN_SECRET_KEY: &str = "gitlab.login.client_secret_file";
 
 /// The section `gitlab` with its files, which are read again when they change. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -39,15 +45,18 @@ impl GitLabSetup {
             &section.authentication_secret_file,
         )?;
         if let Some(file) = &section.commit_status_token_file {
-            let read = files::read_text(&file.value).map_err(|error| unreadable(&error));
-            let token =
-                read.and_then(
-                    |text| if text.trim().is_empty() { Err("it is empty".to_owned()) } else { Ok(text) },
-                );
-            token.map_err(|what| {
-                let what = format!("{}: {what}", file.value.display());
-                ConfigError::new(config, file.referenced, STATUS_TOKEN_KEY, what)
-            })?;
+            check_token(config, STATUS_TOKEN_KEY, file)?;
+        }
+        if let Some(login) = &section.login {
+            let at = login.client_id.referenced;
+            login_url(section.external_url.as_deref())
+                .map_err(|what| ConfigError::new(config, at, EXTERNAL_URL_KEY, what))?;
+            if login.client_id.value.trim().is_empty() {
+                return Err(ConfigError::new(config, at, CLIENT_ID_KEY, "it is empty"));
+            }
+            if let Some(file) = &login.client_secret_file {
+                check_token(config, LOGIN_SECRET_KEY, file)?;
+            }
         }
         let tls = if section.address.is_secure() {
             Some(Arc::new(ArcSwap::new(load(config, section)?)))
@@ -69,6 +78,12 @@ impl GitLabSetup {
         let token = self.section.commit_status_token_file.as_ref().map(|file| &*file.value);
         GitLabClient::new(address, secret, transport, &self.section.api_rate_limit)
             .with_status_token_file(token)
+    }
+
+    /// Returns the settings of logins to the web page, if people can log in at GitLab.
+    pub fn login(&self) -> Option<LoginSettings> {
+        let application = self.section.login.clone()?;
+        Some(LoginSettings { application, url: login_url(self.section.external_url.as_deref()).ok()? })
     }
 
     /// Returns the present TLS configuration, if connections to GitLab use one. It trusts the additional authority.
@@ -94,6 +109,25 @@ impl GitLabSetup {
         }
         Ok(())
     }
+}
+
+/// Returns the URL of GitLab at which people log in.
+fn login_url(external_url: Option<&str>) -> Result<EndpointUrl, String> {
+    let Some(text) = external_url else {
+        return Err("the key is missing: gitlab.login sends browsers there".to_owned());
+    };
+    text.parse().map_err(|error| format!("{text:?} {error} (gitlab.login sends browsers there)"))
+}
+
+/// Checks that a file holds a token.
+fn check_token(config: &Path, key: &str, file: &Spanned<PathBuf>) -> Result<(), ConfigError> {
+    let read = files::read_text(&file.value).map_err(|error| unreadable(&error));
+    let checked =
+        read.and_then(|text| if text.trim().is_empty() { Err("it is empty".to_owned()) } else { Ok(()) });
+    checked.map_err(|what| {
+        let what = format!("{}: {what}", file.value.display());
+        ConfigError::new(config, file.referenced, key, what)
+    })
 }
 
 /// Returns the TLS configuration with the authorities of the system and the additional one.

@@ -1,11 +1,12 @@
 //! The environments that a caller may see. The page asks their agents for the health itself, with the session of the reader: kas would
 //! see more objects than the caller.
 
-use access::{Caller, Identity};
 use environments_wire::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSources,
 };
 use serde::Serialize;
+
+use crate::agent_list::CallerAgents;
 
 /// The environments with a place that the caller may use.
 #[derive(Debug, Serialize)]
@@ -18,13 +19,12 @@ impl EnvironmentList {
     /// of these agents.
     pub(super) async fn load(
         sources: &EnvironmentSources,
-        identity: &Identity,
-        caller: &Caller,
+        agents: &CallerAgents,
     ) -> Result<Self, EnvironmentError> {
         let mut environments = sources.list(&EnvironmentQuery::default(), None).await?;
         for environment in &mut environments {
             let places = std::mem::take(&mut environment.agents).into_iter();
-            environment.agents = places.filter_map(|place| visible(place, identity, caller)).collect();
+            environment.agents = places.filter_map(|place| visible(place, agents)).collect();
         }
         environments.retain(|environment| !environment.agents.is_empty());
         Ok(Self { environments })
@@ -32,20 +32,21 @@ impl EnvironmentList {
 }
 
 /// Returns a place with the name of its agent, if the caller may use this agent.
-fn visible(place: EnvironmentAgent, identity: &Identity, caller: &Caller) -> Option<EnvironmentAgent> {
-    let id = identity.find(&place.agent).filter(|id| caller.may_use(*id))?;
-    Some(EnvironmentAgent { agent: identity.name(id)?.to_string(), ..place })
+fn visible(place: EnvironmentAgent, agents: &CallerAgents) -> Option<EnvironmentAgent> {
+    let agent = agents.find(&place.agent)?;
+    Some(EnvironmentAgent { agent: agent.name.clone(), ..place })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, future::ready, path::Path, sync::Arc};
+    use std::{collections::BTreeMap, future::ready, sync::Arc};
 
-    use access::token::TokenHash;
     use environments_wire::{EnvironmentSource, GitLabToken, Tier};
     use futures_util::future::BoxFuture;
+    use proto::AgentId;
 
     use super::*;
+    use crate::agent_list::CallerAgent;
 
     /// A source with an environment at three places, and one at another place.
     #[derive(Debug)]
@@ -79,16 +80,11 @@ mod tests {
 
     #[tokio::test]
     async fn places_of_other_agents_are_left_out() {
-        let token = "kas-caller-1".into();
-        let identity = format!(
-            "agents: [{{id: 1, name: eu, tokens: []}}, {{id: 2, name: us, tokens: []}}]\n\
-             callers: [{{name: me, tokens: ['{}'], agents: [eu], services: ['*']}}]",
-            TokenHash::of(&token)
-        );
-        let identity = Identity::parse(Path::new("identity.yaml"), &identity).unwrap();
-        let caller = Arc::clone(&identity.grant(&TokenHash::of(&token)).unwrap().caller);
+        let eu =
+            CallerAgent { id: AgentId(1), name: "eu".to_owned(), of_gitlab: None, rights: BTreeMap::new() };
+        let agents = CallerAgents { agents: vec![eu], missing: None };
         let sources = EnvironmentSources(vec![Arc::new(Source)]);
-        let found = EnvironmentList::load(&sources, &identity, &caller).await.unwrap().environments;
+        let found = EnvironmentList::load(&sources, &agents).await.unwrap().environments;
         let found: Vec<_> =
             found.iter().map(|it| (&*it.slug, it.agents.iter().map(|at| &*at.agent).collect())).collect();
         assert_eq!(found, [("both", vec!["eu"])]);

@@ -16,6 +16,7 @@
 
 mod agent_details;
 mod agent_exchange;
+mod agent_list;
 mod assets;
 mod config;
 mod cookies;
@@ -33,25 +34,25 @@ mod session_record;
 mod sessions;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use access::{AgentAttributes, Grant, UserAuthenticator};
+use access::{Grant, ProjectAgents, UserSources};
 use axum::body::Body;
 use environments_wire::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use kas_listen::{addresses::AddressRules, forwarded::PeerAddress};
 use prometheus_client::registry::Registry;
-use proto::{Reason, ReplicaId, ServiceName, percent};
+use proto::{Reason, ReplicaId, Verb, percent};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
-use store::Store;
+use store::{Store, StoreError};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -61,6 +62,7 @@ use tokio::{
 use self::{
     agent_details::AgentInspector,
     agent_exchange::{contain, is_web_content, with_token},
+    agent_list::{CallerAgent, CallerAgents},
     environments::EnvironmentList,
     login::{CALLBACK_PREFIX, CompletedLogin, LoginFailure, Logins, WebCaller},
     metrics::WebMetrics,
@@ -101,9 +103,6 @@ const NO_STORE: &str = "kas does not reach Redis, which has the sessions: try ag
 /// The message of a refusal because of too many unknown tokens.
 const TOO_MANY: &str = "this address has sent too many unknown tokens in this minute: wait, and check the token; if many readers \
                                    share the address of a load balancer, name it in web.listen.trusted_proxies";
-/// The services that the list of agents reports.
-const SERVICES: [&str; 4] =
-    [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
 
 /// Serves the web page.
 #[derive(Debug)]
@@ -151,17 +150,30 @@ struct AgentList {
 struct AgentInfo {
     id: u64,
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
     #[serde(flatten)]
     state: AgentState,
     /// The replicas that hold its tunnels.
     replicas: Vec<AgentOwner>,
-    /// The services that the caller may use.
+    /// The services that the caller may use, for a page of the version before.
     services: Vec<&'static str>,
+    /// The same, each with its verbs.
+    rights: BTreeMap<&'static str, Vec<Verb>>,
 }
 
 #[derive(Deserialize)]
 struct Login {
     token: SecretString,
+}
+
+/// The sources of the callers of the page, beside the tokens of the identity file.
+#[derive(Debug)]
+pub struct WebCallers {
+    /// The users who log in.
+    pub users: UserSources,
+    /// The agents of GitLab, if one is configured.
+    pub project_agents: Option<Arc<dyn ProjectAgents>>,
 }
 
 /// The issuers at which people log in.
@@ -171,11 +183,11 @@ struct IssuerList<'a> {
 }
 
 impl WebServer {
-    /// Returns the server of a replica. `users` log in, and `recent` has the entries of the replica.
+    /// Returns the server of a replica. `recent` has the entries of the replica.
     pub fn new(
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
-        users: Arc<dyn UserAuthenticator>,
+        callers: WebCallers,
         listen: &WebListen,
         environments: EnvironmentSources,
         recent: Arc<Recent>,
@@ -185,7 +197,8 @@ impl WebServer {
         let metrics = WebMetrics::register(registry, sessions.clone());
         let logins = Logins {
             identities: agents.identities.clone(),
-            users,
+            users: callers.users,
+            project_agents: callers.project_agents,
             access: proxy.access.clone(),
             has_tls: listen.certificate_file.is_some(),
         };
@@ -278,8 +291,12 @@ impl WebServer {
                 "only the web page of kas may send this request; programs use the listener for callers";
             return own(refusal(StatusCode::FORBIDDEN, what));
         }
+        // A person can log out, or log in with another token, while the source of the old one does not answer.
+        let needs_no_session = path == ISSUERS_PATH
+            || path == SESSION_PATH && matches!(*request.method(), Method::POST | Method::DELETE);
         let session = match self.session(request.headers(), client).await {
             Ok(session) => session,
+            Err(_) if needs_no_session => None,
             Err(response) => return own(response),
         };
         if let Some((_, grant)) = &session {
@@ -361,8 +378,8 @@ impl WebServer {
         let result = match (request.uri().path(), request.method()) {
             (LOGIN_PATH, &Method::GET) if !origin::is_foreign(request.headers()) => {
                 // A session of before ends: the browser does not send its cookie when it comes back.
-                if let Ok(Some((session, _))) = self.session(request.headers(), client).await {
-                    self.sessions.end_one(&session).await;
+                if let Err(error) = self.log_out(request.headers()).await {
+                    tracing::debug!(%error, "session of before not ended");
                 }
                 self.logins.begin(request)
             }
@@ -425,7 +442,7 @@ impl WebServer {
     ) -> Response<Body> {
         match (request.uri().path(), request.method()) {
             (SESSION_PATH, &Method::POST) => self.log_in(request, client).await,
-            (SESSION_PATH, &Method::DELETE) => match self.sessions.end(request.headers()).await {
+            (SESSION_PATH, &Method::DELETE) => match self.log_out(request.headers()).await {
                 Ok(cookie) => with_cookie(StatusCode::NO_CONTENT, &cookie),
                 Err(error) => unavailable(&error),
             },
@@ -438,15 +455,26 @@ impl WebServer {
                 None => respond(StatusCode::NO_CONTENT, "application/json", String::new()),
             },
             (AGENTS_PATH, &Method::GET) => match session {
-                Some((_, grant)) => json(&self.agents(&grant).await),
+                Some((session, grant)) => match self.logins.agents_of(&session.token, &grant, client).await {
+                    Ok(agents) => json(&self.agents(agents).await),
+                    Err(error) => refused(&error),
+                },
                 None => no_session(),
             },
             (ENVIRONMENTS_PATH, &Method::GET) => match session {
-                Some((_, grant)) => self.environments(&grant).await,
+                Some((session, grant)) => match self.logins.agents_of(&session.token, &grant, client).await {
+                    Ok(agents) => self.environments(&agents).await,
+                    Err(error) => refused(&error),
+                },
                 None => no_session(),
             },
             (path, method) if let Some(name) = path.strip_prefix(AGENT_PREFIX) => match (session, method) {
-                (Some((_, grant)), &Method::GET) => self.agent(client, &grant, name),
+                (Some((session, grant)), &Method::GET) => {
+                    match self.logins.agents_of(&session.token, &grant, client).await {
+                        Ok(agents) => self.agent(client, &grant, &agents, name),
+                        Err(error) => refused(&error),
+                    }
+                }
                 (Some(_), _) => wrong_method("GET, HEAD"),
                 (None, _) => no_session(),
             },
@@ -490,48 +518,54 @@ impl WebServer {
                 return failure.into_text();
             }
         };
-        if let Err(error) = self.sessions.end(&head.headers).await {
+        if let Err(error) = self.log_out(&head.headers).await {
             tracing::debug!(%error, "session of before not ended");
         }
         with_cookie(StatusCode::NO_CONTENT, &cookie)
     }
 
-    async fn agents(&self, grant: &Grant) -> AgentList {
-        let identity = self.logins.identities.load();
-        let known = identity.agents_of(&grant.caller);
-        let ids: Vec<_> = known.iter().map(|(_, id)| *id).collect();
-        let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
-        let may_use = |service: &&str| {
-            let service: Result<ServiceName, _> = service.parse();
-            service.is_ok_and(|service| grant.caller.may_use_service(&service))
+    /// Ends the session of a request, and the login for which it stands. Returns the value of `Set-Cookie`.
+    async fn log_out(&self, headers: &HeaderMap) -> Result<String, StoreError> {
+        let session = match self.sessions.known(headers, Instant::now()).await {
+            Some(session) => Some(session),
+            None if Sessions::is_named_in(headers) => self.sessions.load(headers, Instant::now()).await?,
+            None => None,
         };
-        let services: Vec<&'static str> = SERVICES.into_iter().filter(may_use).collect();
-        let agents = known.into_iter().map(|(name, id)| {
+        let cookie = self.sessions.end(headers).await?;
+        if let Some(session) = session {
+            self.logins.users.log_out(&session.token).await;
+        }
+        Ok(cookie)
+    }
+
+    async fn agents(&self, agents: CallerAgents) -> AgentList {
+        let ids: Vec<_> = agents.agents.iter().map(|agent| agent.id).collect();
+        let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
+        let listed = agents.agents.into_iter().map(|agent| {
+            let (title, CallerAgent { id, name, rights, .. }) = (agent.title(), agent);
+            let services = rights.keys().copied().collect();
             let replicas = locations.take_owners(id);
             let state =
                 if replicas.is_empty() { locations.state_without_owner(id) } else { AgentState::Connected };
-            AgentInfo { id: id.0, name: name.to_string(), state, replicas, services: services.clone() }
+            AgentInfo { id: id.0, name, title, state, replicas, services, rights }
         });
-        let agents = agents.collect();
+        let listed = listed.collect();
         let others = self.store.replicas().into_iter().map(|replica| replica.id);
         let replicas = others.chain([self.replica]).collect();
-        AgentList { replica: self.replica, replicas, agents, missing: locations.missing }
+        let missing = locations.missing.or(agents.missing);
+        AgentList { replica: self.replica, replicas, agents: listed, missing }
     }
 
-    fn agent(&self, client: IpAddr, grant: &Grant, name: &str) -> Response<Body> {
-        let name = percent::decode_unreserved(name);
-        let id = self.logins.identities.load().find(&name).filter(|id| grant.caller.may_use(*id));
-        let Some(id) = id else {
+    fn agent(&self, client: IpAddr, grant: &Grant, agents: &CallerAgents, name: &str) -> Response<Body> {
+        let Some(agent) = agents.find(&percent::decode_unreserved(name)) else {
             return refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it");
         };
-        let agent = AgentAttributes { id, name: None, project_path: None };
-        let disabled = self.disabled_response(client, grant, Some(agent));
-        disabled.unwrap_or_else(|| json(&self.inspector.inspect(id)))
+        let disabled = self.disabled_response(client, grant, Some(agent.attributes()));
+        disabled.unwrap_or_else(|| json(&self.inspector.inspect(agent.id)))
     }
 
-    async fn environments(&self, grant: &Grant) -> Response<Body> {
-        let identity = self.logins.identities.load_full();
-        match EnvironmentList::load(&self.environments, &identity, &grant.caller).await {
+    async fn environments(&self, agents: &CallerAgents) -> Response<Body> {
+        match EnvironmentList::load(&self.environments, agents).await {
             Ok(list) => json(&list),
             Err(error) => refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
         }

@@ -129,7 +129,8 @@ pub(super) async fn respond(
     let mut frames = SelectAll::from_iter(watches);
     frames.push(heartbeats.boxed());
     if wanted.agents {
-        frames.push(agents::frames(Arc::clone(web), Arc::clone(&grant)).boxed());
+        let agents = agents::frames(Arc::clone(web), Arc::clone(&session), Arc::clone(&grant), client);
+        frames.push(agents.boxed());
     }
     let end = Box::pin(end(Arc::clone(web), client, session, grant));
     let stream = LiveStream { frames, end, _permit: permit, _guard: guard.clone() };

@@ -17,7 +17,8 @@ use std::{
 };
 
 use access::{
-    AccessControl, Grant, Identities, RequestError, UserAuthenticator, UserLoginError, token::TokenHash,
+    AccessControl, Grant, Identities, ProjectAgents, RequestError, UserLoginError, UserSources,
+    token::TokenHash,
 };
 use axum::body::Body;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -50,7 +51,9 @@ pub(super) const CALLBACK_PREFIX: &str = "/web/v1/callback/";
 #[derive(Debug)]
 pub(super) struct Logins {
     pub(super) identities: Identities,
-    pub(super) users: Arc<dyn UserAuthenticator>,
+    pub(super) users: UserSources,
+    /// The agents of GitLab, if one is configured.
+    pub(super) project_agents: Option<Arc<dyn ProjectAgents>>,
     pub(super) access: AccessControl,
     /// The listener has TLS.
     pub(super) has_tls: bool,
@@ -114,7 +117,7 @@ impl Logins {
             let left = caller.expires.duration_since(SystemTime::now()).unwrap_or_default();
             WebCaller {
                 grant: caller.grant,
-                holder: sessions::holder(&TokenHash::of_credential("oidc user", &user, None)),
+                holder: sessions::holder(&TokenHash::of_credential("user of an issuer", &user, None)),
                 ttl: left.min(SESSION_TTL),
             }
         }))
@@ -146,7 +149,7 @@ impl Logins {
         let redirect = self.redirect_uri(request, &name).ok_or_else(|| {
             LoginFailure::new("issuer", StatusCode::BAD_REQUEST, "the request has no valid Host")
         })?;
-        let login = self.users.begin_login(&name, redirect)?.ok_or_else(unknown)?;
+        let login = self.users.begin_login(&name, &redirect)?.ok_or_else(unknown)?;
         let pending = PendingLogin {
             issuer: name,
             request: login.state,
@@ -174,7 +177,7 @@ impl Logins {
             return Err(LoginFailure::new("state", StatusCode::BAD_REQUEST, what));
         }
         let query = request.uri().query().unwrap_or_default();
-        let token = self.users.complete_login(&issuer, state, query, client).await?.ok_or_else(foreign)?;
+        let token = self.users.complete_login(&issuer, &state, query, client).await?.ok_or_else(foreign)?;
         let caller = self.caller(&token, client).await?.ok_or_else(foreign)?;
         Ok(CompletedLogin { token, caller, page })
     }

@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn foreign_record_is_refused() {
         assert!(SessionRecord::open(b"other", sealed()).is_none());
-        assert!(SessionRecord::open(COOKIE, access::sealed::seal(PURPOSE, COOKIE, b"{}".to_vec())).is_none());
+        assert!(SessionRecord::open(COOKIE, sealed::seal(PURPOSE, COOKIE, b"{}".to_vec())).is_none());
         assert_ne!(id(COOKIE), id(b"other"));
     }
 }

@@ -88,8 +88,20 @@ impl TestFleet {
 
     /// Creates replicas whose agents come from GitLab.
     pub fn with_gitlab(count: usize, gitlab: impl Fn() -> GitLabClient, agent_token: &str) -> Self {
+        Self::with_gitlab_and(count, gitlab, agent_token, |_| {})
+    }
+
+    /// Creates replicas with an edited configuration whose agents come from GitLab.
+    pub fn with_gitlab_and(
+        count: usize,
+        gitlab: impl Fn() -> GitLabClient,
+        agent_token: &str,
+        edit: impl Fn(&mut Config),
+    ) -> Self {
+        let mut config = configuration();
+        edit(&mut config);
         let replica = |fleet, config| World::gitlab_replica(fleet, config, gitlab(), agent_token.to_owned());
-        Self::of_replicas(&vec![Some(secret(1)); count], configuration(), replica)
+        Self::of_replicas(&vec![Some(secret(1)); count], config, replica)
     }
 
     /// Creates replicas whose callers may have tokens of an OIDC issuer.

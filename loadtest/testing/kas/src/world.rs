@@ -176,7 +176,12 @@ impl World {
     ) -> Self {
         let caller = token::new(Holder::Caller);
         let api_tokens = Some(ApiTokenVerifier::new(secret(1), None));
-        let sources = ReplicaSources { gitlab: Some(gitlab), api_tokens, ..identity(&[], &caller).into() };
+        let sources = ReplicaSources {
+            gitlab: Some(gitlab),
+            gitlab_login: Some(crate::gitlab::login()),
+            api_tokens,
+            ..identity(&[], &caller).into()
+        };
         Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
     }
 

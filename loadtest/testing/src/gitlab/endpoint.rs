@@ -31,6 +31,12 @@ pub enum Endpoint {
     SetCommitStatus,
     /// `POST /projects/:id/merge_requests/:iid/notes`, which jobs send and not kas.
     Notes,
+    /// `POST /api/graphql`
+    GraphQl,
+    /// `POST /oauth/token`
+    OauthToken,
+    /// `POST /oauth/revoke`
+    OauthRevoke,
 }
 
 /// The headers that identify the subject of a request.
@@ -61,6 +67,12 @@ impl Endpoint {
 
     /// Returns the endpoint at a path.
     pub(crate) fn at(path: &str) -> Option<Self> {
+        match path {
+            "/api/graphql" => return Some(Self::GraphQl),
+            "/oauth/token" => return Some(Self::OauthToken),
+            "/oauth/revoke" => return Some(Self::OauthRevoke),
+            _ => {}
+        }
         let path = path.strip_prefix("/api/v4")?;
         if let Some(path) = path.strip_prefix("/projects/") {
             return match *path.split('/').collect::<Vec<_>>() {
@@ -85,15 +97,23 @@ impl Endpoint {
             Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/job/allowed_agents",
-            Self::ProjectEnvironments | Self::CommitStatuses | Self::SetCommitStatus | Self::Notes => {
-                unreachable!("they are not in ALL")
-            }
+            Self::ProjectEnvironments
+            | Self::CommitStatuses
+            | Self::SetCommitStatus
+            | Self::Notes
+            | Self::GraphQl
+            | Self::OauthToken
+            | Self::OauthRevoke => unreachable!("they are not in ALL"),
         }
     }
 
     pub(crate) fn method(self) -> Method {
         match (self, self.subject()) {
-            (Self::SetCommitStatus | Self::Notes, _) | (_, Subject::Body) => Method::POST,
+            (
+                Self::SetCommitStatus | Self::Notes | Self::GraphQl | Self::OauthToken | Self::OauthRevoke,
+                _,
+            )
+            | (_, Subject::Body) => Method::POST,
             (_, Subject::Agent | Subject::Job | Subject::Caller) => Method::GET,
         }
     }
@@ -104,13 +124,22 @@ impl Endpoint {
                 Subject::Agent
             }
             Self::AllowedAgents => Subject::Job,
-            Self::ProjectEnvironments | Self::CommitStatuses | Self::SetCommitStatus | Self::Notes => {
-                Subject::Caller
-            }
+            Self::ProjectEnvironments
+            | Self::CommitStatuses
+            | Self::SetCommitStatus
+            | Self::Notes
+            | Self::GraphQl
+            | Self::OauthToken
+            | Self::OauthRevoke => Subject::Caller,
             Self::AgentConfiguration | Self::AuthorizeProxyUser | Self::UsageMetrics | Self::AgentEvents => {
                 Subject::Body
             }
         }
+    }
+
+    /// Returns whether a form names the subject of the request, and not a header.
+    pub(crate) fn has_form(self) -> bool {
+        matches!(self, Self::OauthToken | Self::OauthRevoke)
     }
 
     /// Returns whether the endpoint has the query parameter `id`.

@@ -15,7 +15,7 @@ use crate::gitlab::{
     Fault, Shared,
     answer::{Answer, message, unauthorized},
     endpoint::{Endpoint, Subject},
-    public,
+    oauth, public,
     request::{
         AccessType, AuthorizeBody, ConfigurationBody, EventsBody, KasRequest, UsageBody, Violation, check,
         parse, violation,
@@ -114,6 +114,9 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::CommitStatuses => public::commit_statuses(state, request),
         Endpoint::SetCommitStatus => public::set_commit_status(state, request),
         Endpoint::Notes => public::add_note(state, request),
+        Endpoint::GraphQl => oauth::memberships(state, request),
+        Endpoint::OauthToken => oauth::token(state, request),
+        Endpoint::OauthRevoke => oauth::revoke(state, request),
         Endpoint::UsageMetrics => usage_metrics(state, &request.body),
         Endpoint::AgentEvents => agent_events(state, &request.body),
     }

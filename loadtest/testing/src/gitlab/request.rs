@@ -115,6 +115,14 @@ pub(crate) fn check(
             return Err("Accept is not application/json".to_owned());
         }
         let content_type = single(headers, CONTENT_TYPE.as_str())?;
+        let expected = match endpoint {
+            Endpoint::OauthToken | Endpoint::OauthRevoke => Some("application/x-www-form-urlencoded"),
+            Endpoint::GraphQl => Some("application/json"),
+            _ => None,
+        };
+        if expected.is_some() && content_type.as_deref() != expected {
+            return Err(format!("Content-Type is {content_type:?}"));
+        }
         match endpoint.subject() {
             Subject::Body if content_type.as_deref() != Some("application/json") => {
                 Err("Content-Type is not application/json".to_owned())
@@ -126,7 +134,9 @@ pub(crate) fn check(
     check_headers().map_err(|rule| violation(400, rule))?;
     let token = subject_token(endpoint, headers).map_err(|rule| violation(401, rule))?;
     let (mut query, mut part) = (String::new(), String::new());
-    let id = if endpoint.subject() == Subject::Caller {
+    let id = if endpoint.has_form() || endpoint == Endpoint::GraphQl {
+        String::new()
+    } else if endpoint.subject() == Subject::Caller {
         query.extend(uri.query());
         let (id, found) = path_ids(uri.path()).map_err(|rule| violation(400, rule))?;
         part = found;
@@ -139,6 +149,13 @@ pub(crate) fn check(
 
 /// Returns the token of the agent or the job. Headers of another subject are a violation.
 fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, String> {
+    if endpoint.has_form() {
+        return if headers.contains_key(AUTHORIZATION) {
+            Err("a form has the credential of its client".to_owned())
+        } else {
+            Ok(String::new())
+        };
+    }
     if endpoint == Endpoint::Notes {
         return single(headers, "private-token")?.ok_or_else(|| "PRIVATE-TOKEN is missing".to_owned());
     }

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::gitlab::oauth::OauthState;
+
 /// The state of the stand-in.
 #[derive(Debug, Default)]
 pub struct State {
@@ -30,6 +32,8 @@ pub struct State {
     pub notes: Vec<(u64, String, String)>,
     /// The id of the agent in answers about users, in place of the one in the request: a defect of GitLab.
     pub wrong_agent: Option<u64>,
+    /// The OAuth server, and the access of users to projects and groups.
+    pub oauth: OauthState,
     /// The number of uses of each token of an agent. GitLab shows an agent as connected by it.
     pub token_uses: HashMap<String, usize>,
 }

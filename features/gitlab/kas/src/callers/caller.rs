@@ -19,6 +19,7 @@ use proto::{AgentId, Reason, ServiceName, ServiceRight};
 use tokio::time::Instant;
 
 use super::{
+    credential_kind::CredentialKind,
     impersonation,
     job::{self, JobInfo},
     rights,
@@ -28,6 +29,7 @@ use crate::{
     UsageKind, UsageSubject,
     agent_facts::UserServices,
     in_flight::{InFlightCounters, Subject},
+    login,
 };
 
 /// `Retry-After` while the configuration of an agent is unknown.
@@ -50,6 +52,8 @@ pub(super) enum CallerInfo {
 pub(super) struct GitLabCaller {
     /// The credential, with which GitLab is asked again while streams are open.
     pub(super) credential: Credential,
+    /// The kind of the credential, and the agent for which GitLab was asked.
+    pub(super) asked_as: (CredentialKind, AgentId),
     info: CallerInfo,
     in_flight: Arc<AtomicU32>,
     grants: Mutex<HashMap<AgentId, Arc<Grant>>>,
@@ -79,16 +83,12 @@ impl CallerInfo {
     fn name(&self) -> String {
         match self {
             Self::Job(job) => format!("gitlab:ci_job:{}", job.job.id),
-            Self::User { user, .. } => {
-                // The name is in messages and logs, and GitLab is not trusted to send a short one.
-                let name = user.user.username.chars().filter(|c| !c.is_control()).take(255);
-                format!("gitlab:user:{}", name.collect::<String>())
-            }
+            Self::User { user, .. } => login::caller_name(&user.user.username),
         }
     }
 
     /// Returns the rights for an agent.
-    fn caller(&self, agent: AgentId) -> Result<Caller, RequestError> {
+    pub(super) fn caller(&self, agent: AgentId) -> Result<Caller, RequestError> {
         match self {
             Self::Job(job) => {
                 let allowed = job.agent(agent).ok_or_else(|| job::not_allowed(agent))?;
@@ -134,6 +134,7 @@ impl GitLabCaller {
     /// the same, and end for others.
     pub(super) fn new(
         credential: &Credential,
+        asked_as: (CredentialKind, AgentId),
         info: CallerInfo,
         counters: &InFlightCounters,
         previous: Option<Arc<Self>>,
@@ -142,6 +143,7 @@ impl GitLabCaller {
             let in_flight = counters.of(info.subject());
             return Arc::new(Self {
                 credential: credential.clone(),
+                asked_as,
                 info,
                 in_flight,
                 grants: Mutex::default(),
@@ -171,6 +173,7 @@ impl GitLabCaller {
         });
         Arc::new(Self {
             credential: credential.clone(),
+            asked_as,
             info,
             in_flight,
             grants: Mutex::new(grants),
@@ -285,7 +288,7 @@ impl GitLabCaller {
             }
             CallerInfo::User { user, access_type, .. } => {
                 let kind = match access_type {
-                    AccessType::SessionCookie => UsageKind::User,
+                    AccessType::SessionCookie | AccessType::OauthLogin => UsageKind::User,
                     AccessType::PersonalAccessToken => UsageKind::Pat,
                 };
                 let project = user.agent.config_project.id;
@@ -331,6 +334,8 @@ mod tests {
 
     use super::*;
 
+    const JOB: (CredentialKind, AgentId) = (CredentialKind::Job, AgentId(7));
+
     fn credential() -> Credential {
         let token = "token".to_owned().into();
         Credential {
@@ -356,13 +361,13 @@ mod tests {
     #[test]
     fn job_may_use_kubernetes_and_as_agentk_prometheus() {
         let counters = InFlightCounters::default();
-        let caller = GitLabCaller::new(&credential(), job(3, &[7, 8], "agent"), &counters, None);
+        let caller = GitLabCaller::new(&credential(), JOB, job(3, &[7, 8], "agent"), &counters, None);
         let grant = caller.grant(AgentId(7)).unwrap();
         assert_eq!(grant.caller.name(), "gitlab:ci_job:3");
         let services = |name: &str| grant.caller.may_use_service(&name.parse().unwrap());
         assert_eq!(["kubernetes", "prometheus", "events", "audit"].map(services), [true, true, false, false]);
         assert_eq!(grant.caller.job.as_ref().unwrap().id.as_deref(), Some("3"));
-        let as_itself = GitLabCaller::new(&credential(), job(4, &[7], "ci_job"), &counters, None);
+        let as_itself = GitLabCaller::new(&credential(), JOB, job(4, &[7], "ci_job"), &counters, None);
         let as_itself = as_itself.grant(AgentId(7)).unwrap();
         let services = |name: &str| as_itself.caller.may_use_service(&name.parse().unwrap());
         assert_eq!(["kubernetes", "prometheus", "prometheus.a"].map(services), [true, false, false]);
@@ -374,16 +379,21 @@ mod tests {
     #[test]
     fn streams_continue_with_unchanged_rights() {
         let counters = InFlightCounters::default();
-        let first = GitLabCaller::new(&credential(), job(3, &[7, 8], "ci_job"), &counters, None);
+        let first = GitLabCaller::new(&credential(), JOB, job(3, &[7, 8], "ci_job"), &counters, None);
         let grants = [7, 8].map(|agent| first.grant(AgentId(agent)).unwrap());
-        let same =
-            GitLabCaller::new(&credential(), job(3, &[7, 8], "ci_job"), &counters, Some(Arc::clone(&first)));
+        let same = GitLabCaller::new(
+            &credential(),
+            JOB,
+            job(3, &[7, 8], "ci_job"),
+            &counters,
+            Some(Arc::clone(&first)),
+        );
         assert!(Arc::ptr_eq(&same, &first));
 
-        let fewer = GitLabCaller::new(&credential(), job(3, &[7], "ci_job"), &counters, Some(first));
+        let fewer = GitLabCaller::new(&credential(), JOB, job(3, &[7], "ci_job"), &counters, Some(first));
         assert_eq!(grants.each_ref().map(|grant| grant.revoked.is_cancelled()), [false, true]);
         assert!(Arc::ptr_eq(&fewer.grant(AgentId(7)).unwrap(), &grants[0]));
-        let other = GitLabCaller::new(&credential(), job(3, &[7], "agent"), &counters, Some(fewer));
+        let other = GitLabCaller::new(&credential(), JOB, job(3, &[7], "agent"), &counters, Some(fewer));
         assert!(grants[0].revoked.is_cancelled(), "another identity is other rights");
         let last = other.grant(AgentId(7)).unwrap();
         other.revoke();

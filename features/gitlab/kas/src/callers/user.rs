@@ -7,7 +7,7 @@ use http::StatusCode;
 use proto::{AgentId, Reason, agent_configuration::Role};
 use serde::{Deserialize, Serialize};
 
-use crate::GitLabError;
+use crate::{GitLabError, agent_facts::UserAccessMode, login::LoginUser, user_access};
 
 /// The body of `authorize_proxy_user`.
 #[derive(Debug, Serialize)]
@@ -28,6 +28,8 @@ pub(super) enum AccessType {
     SessionCookie,
     /// A personal access token.
     PersonalAccessToken,
+    /// A login at the page of kas, about which GitLab is not asked in this way.
+    OauthLogin,
 }
 
 /// The response of `authorize_proxy_user`.
@@ -89,7 +91,26 @@ impl AccessType {
         match self {
             Self::SessionCookie => "session_cookie",
             Self::PersonalAccessToken => "personal_access_token",
+            Self::OauthLogin => "oauth_login",
         }
+    }
+}
+
+impl From<LoginUser> for UserInfo {
+    fn from(login: LoginUser) -> Self {
+        let LoginUser { agent: id, id: user, username, config_project, mode, projects, groups } = login;
+        let memberships = |list: Vec<(u64, Vec<String>)>| {
+            list.into_iter().map(|(id, roles)| Membership { id, roles }).collect()
+        };
+        let access_as = match mode {
+            UserAccessMode::Agent => UserAccessAs::Agent(Empty {}),
+            UserAccessMode::User => UserAccessAs::User(Memberships {
+                projects: memberships(projects),
+                groups: memberships(groups),
+            }),
+        };
+        let agent = UserAgent { id, config_project: ConfigProject { id: config_project } };
+        Self { agent, user: User { id: user, username }, access_as }
     }
 }
 
@@ -117,15 +138,13 @@ impl UserInfo {
 
 /// Returns the error for the caller if GitLab does not accept a user, or does not answer.
 ///
-/// The response is the same for all reasons, so that it does not reveal which users and agents exist. GitLab sends 400 for a
-/// credential that cannot be one.
-pub(super) fn refusal(error: &GitLabError) -> RequestError {
+/// GitLab sends 403 about a user whom it knows and an agent that exists. The response is the same for all other reasons, so that it does
+/// not reveal to strangers which users and agents exist. GitLab sends 400 for a credential that cannot be one.
+pub(super) fn refusal(error: &GitLabError, agent: AgentId) -> RequestError {
     let retry_after = match error {
         GitLabError::Status { status, .. } => match *status {
-            StatusCode::BAD_REQUEST
-            | StatusCode::UNAUTHORIZED
-            | StatusCode::FORBIDDEN
-            | StatusCode::NOT_FOUND => {
+            StatusCode::FORBIDDEN => return user_access::not_admitted(agent),
+            StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => {
                 let what = "Unauthorized: GitLab does not let this user use this agent, or the credential is not valid";
                 return RequestError::new(Reason::Unauthorized, what);
             }
@@ -196,24 +215,27 @@ mod tests {
         assert_eq!(of(&[&["Owner"]], &[&["admin"]]), Role::Developer, "an unknown role is the least one");
     }
 
-    /// The rows for users of the table of GitLab's kas. It answers 500 where this kas answers 503, and to a 400.
+    /// The rows for users of the table of GitLab's kas. It answers 500 where this kas answers 503, and to a 400. To a 403 it answers 401,
+    /// which does not tell the user that a list is missing.
     #[test]
-    fn refusal_does_not_say_why() {
+    fn only_the_refusal_of_a_known_user_says_why() {
         for (status, expected, message) in [
             (401, 401, "Unauthorized"),
-            (403, 401, "Unauthorized"),
+            (403, 403, "user_access in the configuration of agent 7 does not admit this user"),
             (404, 401, "Unauthorized"),
             (400, 401, "Unauthorized"),
             (422, 503, "Failed to authorize user session"),
         ] {
             let status = StatusCode::from_u16(status).unwrap();
-            let error = refusal(&GitLabError::Status { status, message: "text of GitLab".into() });
+            let error =
+                refusal(&GitLabError::Status { status, message: "text of GitLab".into() }, AgentId(7));
             assert_eq!(error.reason.status(), expected, "{status}");
             assert!(error.message.starts_with(message), "{}", error.message);
             assert_eq!(error.message.contains("text of GitLab"), expected == 503);
         }
         let retry_after = Duration::from_secs(9);
-        let down = refusal(&GitLabError::Unavailable { message: "it is down".into(), retry_after });
+        let down = GitLabError::Unavailable { message: "it is down".into(), retry_after };
+        let down = refusal(&down, AgentId(7));
         assert_eq!((down.reason.status().as_u16(), down.retry_after), (503, Some(retry_after)));
     }
 }

@@ -1,6 +1,6 @@
 //! The list of agents in the stream of a tab.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use access::Grant;
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use futures_util::{
 use tokio::time::{sleep, timeout};
 
 use super::frame::{FrameKind, frame};
-use crate::WebServer;
+use crate::{WebServer, sessions::Session};
 
 /// The pause between two lists, so that a fleet that restarts does not read the route store for each of its tunnels.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -20,11 +20,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// tunnels may have changed.
 const REFRESH: Duration = Duration::from_secs(15);
 
-/// Returns a frame with the list of the caller's agents, and one each time that it has changed.
-pub(super) fn frames(web: Arc<WebServer>, grant: Arc<Grant>) -> impl Stream<Item = Bytes> {
+/// Returns a frame with the list of the caller's agents, and one each time that it has changed. While the list cannot be read, the last one
+/// stays.
+pub(super) fn frames(
+    web: Arc<WebServer>,
+    session: Arc<Session>,
+    grant: Arc<Grant>,
+    client: IpAddr,
+) -> impl Stream<Item = Bytes> {
     let mut last = Vec::new();
     let lists = stream::unfold(None, move |change: Option<FuturesUnordered<BoxFuture<'static, ()>>>| {
-        let (web, grant) = (Arc::clone(&web), Arc::clone(&grant));
+        let (web, session, grant) = (Arc::clone(&web), Arc::clone(&session), Arc::clone(&grant));
         async move {
             if let Some(mut change) = change {
                 // An elapsed time is a reason to read the list, too.
@@ -32,19 +38,30 @@ pub(super) fn frames(web: Arc<WebServer>, grant: Arc<Grant>) -> impl Stream<Item
                 drop(change);
                 sleep(PAUSE).await;
             }
-            // Created before the list is read, so that no change in between is missed.
-            let known = web.logins.identities.load_full();
-            let agents = known.agents_of(&grant.caller).into_iter();
-            let changes = agents.map(|(_, agent)| web.store.changed(agent));
+            let agents = web.logins.agents_of(&session.token, &grant, client).await;
+            // Created before the tunnels are listed, so that no change in between is missed.
+            let known = agents.iter().flat_map(|agents| &agents.agents);
+            let changes = known.map(|agent| web.store.changed(agent.id));
             // Without an agent nothing changes, while an empty set of futures would end at once.
             let change = changes.chain([pending().boxed()]).collect();
-            let list = serde_json::to_vec(&web.agents(&grant).await).expect("it has keys that are text");
+            let list = match agents {
+                Ok(agents) => {
+                    Some(serde_json::to_vec(&web.agents(agents).await).expect("it has keys that are text"))
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "agents of a session not listed");
+                    None
+                }
+            };
             Some((list, Some(change)))
         }
     });
     lists.filter_map(move |list| {
-        let changed = (list != last).then(|| frame(FrameKind::Agents, 0, &list));
-        last = list;
+        let list = list.filter(|list| *list != last);
+        let changed = list.map(|list| {
+            last = list;
+            frame(FrameKind::Agents, 0, &last)
+        });
         async { changed }
     })
 }

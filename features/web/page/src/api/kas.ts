@@ -26,13 +26,20 @@ export interface AgentReplica {
 
 export interface Agent {
   id: number;
+  /** The name in paths: that of the identity file, or the id of an agent of GitLab. */
   name: string;
+  /** The project and the name of an agent of GitLab, which is unique in its project only. */
+  title?: string;
   state: string;
   /** The time at which the last tunnel ended, for agents that are away. */
   since?: string;
   replicas: AgentReplica[];
-  services: string[];
+  /** The services that the caller may use, each with the verbs. */
+  rights: Rights;
 }
+
+/** The verbs that a caller may use, by service. */
+export type Rights = Readonly<Record<string, readonly string[]>>;
 
 export interface AgentList {
   /** The replica that serves the page. */
@@ -42,6 +49,22 @@ export interface AgentList {
   agents: Agent[];
   missing: string | null;
 }
+
+/** The list as kas sends it. A replica of the version before this page, as during an upgrade, sends services alone. */
+export type SentAgentList = Omit<AgentList, "agents"> & {
+  agents: (Omit<Agent, "rights"> & { rights?: Rights; services?: string[] })[];
+};
+
+/** Returns a list in which each agent has rights. Of those that are not known, kas decides when a command is sent. */
+export function withRights(list: SentAgentList): AgentList {
+  const agents = list.agents.map(({ rights, services = [], ...agent }) => ({
+    ...agent,
+    rights: rights ?? Object.fromEntries(services.map((service) => [service, VERBS])),
+  }));
+  return { ...list, agents };
+}
+
+const VERBS = ["use", "read", "sync", "suspend", "approve"];
 
 /** What a replica knows about an agent beside its tunnels. */
 export interface AgentDetails {
@@ -103,8 +126,8 @@ export async function logOut(): Promise<void> {
   await request("/web/v1/session", { method: "DELETE" });
 }
 
-export function getAgents(signal?: AbortSignal): Promise<AgentList> {
-  return getJson<AgentList>("/web/v1/agents", signal);
+export async function getAgents(signal?: AbortSignal): Promise<AgentList> {
+  return withRights(await getJson<SentAgentList>("/web/v1/agents", signal));
 }
 
 export function getAgentDetails(agent: string, signal?: AbortSignal): Promise<AgentDetails> {

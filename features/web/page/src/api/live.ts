@@ -7,7 +7,7 @@
 
 import { failureOfText, isAbort, request, RequestFailure } from "./client";
 import type { GraphEvent } from "./graph";
-import type { AgentList } from "./kas";
+import { type AgentList, type SentAgentList, withRights } from "./kas";
 import { lines } from "./lines";
 import { frames, FrameKind, type LiveFrame } from "./frames";
 import { acquire, isScarce } from "./permit";
@@ -218,7 +218,7 @@ export class Live {
 
   #receive({ kind, watch: index, payload }: LiveFrame, watches: Watch[]): void {
     if (kind === FrameKind.Agents) {
-      this.#receiveAgents(JSON.parse(text(payload)) as AgentList);
+      this.#receiveAgents(withRights(JSON.parse(text(payload)) as SentAgentList));
       return;
     }
     const watch = watches[index];

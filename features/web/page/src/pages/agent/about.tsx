@@ -2,7 +2,7 @@ import type { ResourceStatus } from "../../api/graph";
 import { type AgentDetails, type AgentInstance, getAgentDetails } from "../../api/kas";
 import type { GraphState } from "../../graph/store";
 import { plain } from "../../text";
-import { useAgents } from "../../ui/agents";
+import { rightsText, useAgents } from "../../ui/agents";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
 import { Age } from "../../ui/time";
@@ -26,7 +26,7 @@ export function About({ agent, graph }: { agent: string; graph: GraphState }) {
             <AgentState agent={known} />
           </dd>
           <dt>Services of this caller</dt>
-          <dd>{known.services.join(", ")}</dd>
+          <dd>{plain(rightsText(known.rights), 300)}</dd>
           {instances.map((instance) => (
             <Instance key={instance.id} instance={instance} />
           ))}

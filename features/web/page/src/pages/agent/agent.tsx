@@ -12,7 +12,7 @@ import { Boundary } from "../../ui/boundary";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
 import { useLoaded } from "../../ui/loader";
-import { mayUse, useServices } from "../../ui/agents";
+import { mayUse, titleOf, useAgent, useRights } from "../../ui/agents";
 import { Failure, Notice, Partial, RequestOf } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
@@ -37,7 +37,14 @@ const SERVICES: Partial<Record<View, string>> = {
 
 /** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
-  return <ClusterViews agent={agent} scope={null} heading={<h1>{plain(agent, 100)}</h1>} />;
+  const known = useAgent(agent);
+  return (
+    <ClusterViews
+      agent={agent}
+      scope={null}
+      heading={<h1>{plain(known ? titleOf(known) : agent, 600)}</h1>}
+    />
+  );
 }
 
 /** The views of the cluster of an agent, or of a part of it. */
@@ -53,9 +60,9 @@ export function ClusterViews({
   const followed = useGraph(agent, scope);
   const view = VIEWS.find((name) => name === query.value.get("view")) ?? "tree";
   const uid = query.value.get("o");
-  const services = useServices(agent);
+  const rights = useRights(agent);
   // A link to a view stays one, and the view says why it is empty.
-  const offered = VIEWS.filter((name) => name === view || mayUse(services, SERVICES[name]));
+  const offered = VIEWS.filter((name) => name === view || mayUse(rights, SERVICES[name]));
   return (
     <div class="stack">
       <div class="row spread">

@@ -9,7 +9,7 @@ import { WITH_LOGS } from "../../graph/pods";
 import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
 import { capitalized, kubectlCommand, plain, safeLink } from "../../text";
-import { mayUse, useServices } from "../../ui/agents";
+import { mayUse, useRights } from "../../ui/agents";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
 import { Notice } from "../../ui/notice";
@@ -63,9 +63,9 @@ export function Drawer({
   useEffect(() => {
     heading.current?.focus();
   }, []);
-  const services = useServices(agent);
+  const rights = useRights(agent);
   const tabs = (node === undefined ? TABS : tabsOf(node)).filter(
-    (name) => name === "summary" || mayUse(services, SERVICES[name]),
+    (name) => name === "summary" || mayUse(rights, SERVICES[name]),
   );
   const tab = tabs.find((name) => name === query.value.get("tab")) ?? "summary";
   return (
@@ -151,10 +151,10 @@ function Summary({
   isThere: boolean;
 }) {
   const command = kubectlCommand(keyOf(node));
-  const services = useServices(agent);
+  const rights = useRights(agent);
   return (
     <>
-      {mayUse(services, "kubernetes") && (
+      {mayUse(rights, "kubernetes") && (
         <ActionBar key={node.uid} agent={agent} node={node} graph={graph} isThere={isThere} />
       )}
       <dl class="facts">

@@ -1,7 +1,7 @@
 import type { Agent } from "../../api/kas";
 import { agentPath } from "../../api/paths";
 import { plain } from "../../text";
-import { useAgents } from "../../ui/agents";
+import { rightsText, titleOf, useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { Table } from "../../ui/table";
@@ -20,7 +20,8 @@ export function AgentsPage() {
       {value === null && error === null && <p class="muted">Loading the agents…</p>}
       {value?.agents.length === 0 && (
         <Notice>
-          This caller may use no agent. The operator of kas names the agents of a caller in the identity file.
+          This caller may use no agent. The operator of kas names the agents of a caller in the identity file,
+          and <code>user_access</code> in the configuration of an agent names those of GitLab who may use it.
         </Notice>
       )}
       {value !== null && value.agents.length > 0 && (
@@ -43,7 +44,7 @@ function AgentRow({ agent }: { agent: Agent }) {
     <tr>
       <td>
         <a href={agentPath(agent.name)}>
-          <Words text={agent.name} />
+          <Words text={plain(titleOf(agent), 600)} />
         </a>
       </td>
       <td>
@@ -56,7 +57,7 @@ function AgentRow({ agent }: { agent: Agent }) {
       <td>
         {tunnels} <span class="muted small">{tunnels === 1 ? "tunnel" : "tunnels"}</span>
       </td>
-      <td class="small">{agent.services.join(", ")}</td>
+      <td class="small">{plain(rightsText(agent.rights), 300)}</td>
     </tr>
   );
 }

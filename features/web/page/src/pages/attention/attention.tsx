@@ -2,7 +2,7 @@ import type { Attention, HealthReport, Warning } from "../../api/graph";
 import type { Agent } from "../../api/kas";
 import { agentPath } from "../../api/paths";
 import { plain } from "../../text";
-import { useAgents } from "../../ui/agents";
+import { mayUse, titleOf, useAgents } from "../../ui/agents";
 import { Boundary } from "../../ui/boundary";
 import { Health, HealthCounts } from "../../ui/health";
 import { useLoaded } from "../../ui/loader";
@@ -18,7 +18,7 @@ import { Words } from "../../ui/words";
 /** The objects that need attention, over all agents of the caller. */
 export function AttentionPage() {
   const { value, error, since } = useAgents();
-  const agents = (value?.agents ?? []).filter((agent) => agent.services.includes("graph"));
+  const agents = (value?.agents ?? []).filter((agent) => mayUse(agent.rights, "graph"));
   const connected = agents.filter(({ state }) => state === "connected");
   const healths = useHealths(connected);
   // Until all agents have answered for the first time, the page shows those that have.
@@ -50,7 +50,7 @@ export function AttentionPage() {
       {sorted.map((health) => (
         <Boundary
           key={health.agent.id}
-          what={`The answer of ${plain(health.agent.name, 100)} has a form that this page does not know`}
+          what={`The answer of ${plain(titleOf(health.agent), 100)} has a form that this page does not know`}
         >
           <AgentSection {...health} />
         </Boundary>
@@ -87,14 +87,16 @@ function urgency({ report, error }: AgentHealth): number {
 function AgentSection({ agent, report, error }: AgentHealth & { agent: Agent }) {
   const address = agentPath(agent.name);
   return (
-    <section class="stack" aria-label={agent.name}>
+    <section class="stack" aria-label={titleOf(agent)}>
       <div class="row spread">
         <h2>
-          <a href={address}>{agent.name}</a>
+          <a href={address}>{plain(titleOf(agent), 600)}</a>
         </h2>
         {report ? <HealthCounts counts={report.counts} /> : <AgentState agent={agent} />}
       </div>
-      {error !== null && <Failure what={`The health of ${agent.name} is not known`} error={error} />}
+      {error !== null && (
+        <Failure what={`The health of ${plain(titleOf(agent), 100)} is not known`} error={error} />
+      )}
       {report !== null && (
         <>
           <AttentionTable address={address} objects={report.attention ?? []} />

@@ -134,6 +134,6 @@ export async function loadEnvironments(
 /** Returns the reason why an agent is not asked, or nothing if it is. */
 function reasonWithout(agent: Agent | undefined): string {
   if (agent === undefined) return "The agent is not known.";
-  if (!agent.services.includes("graph")) return "This caller may not use the service graph.";
+  if (!("graph" in agent.rights)) return "This caller may not use the service graph.";
   return agent.state === "connected" ? "" : "The agent is not connected.";
 }

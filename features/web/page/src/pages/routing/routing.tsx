@@ -1,7 +1,7 @@
 import type { Agent, AgentInstance, AgentList } from "../../api/kas";
 import { agentPath } from "../../api/paths";
 import { plain } from "../../text";
-import { useAgents } from "../../ui/agents";
+import { titleOf, useAgents } from "../../ui/agents";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { Lazy } from "../../ui/lazy";
@@ -70,7 +70,7 @@ function Replicas({ list }: { list: AgentList }) {
                 <tr key={`${agent.id}/${instance.id}`}>
                   <td>
                     <a href={agentPath(agent.name)}>
-                      <Words text={agent.name} />
+                      <Words text={plain(titleOf(agent), 600)} />
                     </a>
                   </td>
                   <td class="mono">
@@ -98,7 +98,7 @@ function Replicas({ list }: { list: AgentList }) {
           <ul>
             {away.map((agent) => (
               <li key={agent.id}>
-                <Words text={agent.name} />: <AgentState agent={agent} />
+                <Words text={plain(titleOf(agent), 600)} />: <AgentState agent={agent} />
               </li>
             ))}
           </ul>

@@ -13,11 +13,12 @@ import {
   type SyncRecord,
 } from "../../../api/gitops";
 import { plain } from "../../../text";
+import { may, useRights } from "../../../ui/agents";
 import { ConfirmDialog } from "../../../ui/dialog";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice } from "../../../ui/notice";
 import { Age } from "../../../ui/time";
-import { commandsOf, type ProjectCommand, recoverySummary } from "./commands";
+import { commandsOf, type ProjectCommand, recoverySummary, verbOf } from "./commands";
 import { DiffView } from "./diff";
 import { CommitName, ErrorText, objectName, shortId } from "./names";
 import { FirstOf, HeldList, HeldNotice, RecoveryDetails, RecoveryNotice, SHOWN } from "./plans";
@@ -212,10 +213,12 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
   const [chosen, setChosen] = useState<ProjectCommand | null>(null);
   const [isCompared, setCompared] = useState(false);
   const { state, held, recovery, message } = project;
+  const rights = useRights(agent);
+  const offered = commandsOf(project).filter((one) => may(rights, "gitops", verbOf(one.command)));
   return (
     <>
       <div class="row">
-        {commandsOf(project).map((one) => (
+        {offered.map((one) => (
           <button
             key={one.name}
             type="button"

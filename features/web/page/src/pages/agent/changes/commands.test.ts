@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { Project } from "../../../api/gitops";
-import { commandsOf, recoverySummary } from "./commands";
+import { commandsOf, recoverySummary, verbOf } from "./commands";
 
 const counts = {
   total: 3,
@@ -35,6 +35,11 @@ it.each<[Partial<Project>, string[]]>([
   [{ state: "synced", recovery }, ["Sync", "Suspend"]],
 ])("%o", (properties, names) => {
   expect(commandsOf({ ...project, ...properties }).map(({ name }) => name)).toEqual(names);
+});
+
+it("needs the verb that kas checks", () => {
+  const commands = ["sync", "suspend", "resume", "approve", "recover", "prune"] as const;
+  expect(commands.map(verbOf)).toEqual(["sync", "suspend", "suspend", "approve", "approve", "approve"]);
 });
 
 it("approves exactly what the reader has seen", () => {

@@ -41,6 +41,19 @@ const LOOK: ProjectCommand = {
     "agentk shows the objects in the cluster that belong to the project. It writes nothing before this is approved.",
 };
 
+/** Returns the verb of the service that the caller needs for a command. */
+export function verbOf(command: Command): string {
+  switch (command) {
+    case "sync":
+      return "sync";
+    case "suspend":
+    case "resume":
+      return "suspend";
+    default:
+      return "approve";
+  }
+}
+
 /** Returns what may be done with a project now. */
 export function commandsOf({ state, settings, held, recovery }: Project): ProjectCommand[] {
   switch (state) {
