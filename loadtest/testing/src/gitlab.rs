@@ -1,4 +1,4 @@
-//! A stand-in for the API that GitLab offers to its kas.
+//! A stand-in for the API that GitLab offers to its kas, and for that with which a user registers an agent.
 //!
 //! It checks each request as GitLab Rails does: the JWT, the method, the path, the headers and the shape of the body. A request
 //! that a correct kas would never send is refused and recorded as a violation, so that a test fails. Its state is
@@ -15,6 +15,7 @@ mod handlers;
 mod jwt;
 mod oauth;
 mod public;
+mod registration;
 mod request;
 mod state;
 
@@ -37,8 +38,8 @@ pub use self::{
     jwt::{sign_for_gitlab, sign_for_kas},
     oauth::OauthState,
     state::{
-        AccessToken, Agent, AgentAccess, AllowedAgent, Environment, Gitaly, Job, Membership, Project,
-        ProjectEnvironment, Session, State, User,
+        AccessToken, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment, Gitaly, Job,
+        Membership, Project, ProjectEnvironment, Session, State, User,
     },
 };
 

@@ -1,7 +1,7 @@
 //! A simulated cluster, stand-ins and fixtures, which `loadtest` and the tests of several crates share.
 //!
 //! ```text
-//!   simulator: a Kubernetes cluster in memory      gitlab: the internal API of GitLab in memory
+//!   simulator: a Kubernetes cluster in memory      gitlab: the API of GitLab in memory
 //!   protobuf: messages of .proto files
 //!   process, skip: programs as child processes     logs: capture of log lines     crates: those of a program
 //!     └─► redis: redis-server                      test_cluster: an API server that a test writes

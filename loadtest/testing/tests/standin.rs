@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use testing::gitlab::{Agent, AgentAccess, Endpoint, Fault, Job, StandIn, User, sign_for_gitlab};
+use testing::gitlab::{Agent, AgentAccess, Endpoint, Fault, Job, Project, StandIn, User, sign_for_gitlab};
 
 const AGENT_INFO: &str = "/internal/agents/agentk/agent_info";
 const CONFIGURATION: &str = "/internal/kubernetes/agent_configuration";
@@ -51,6 +51,11 @@ fn request(gitlab: &StandIn, method: &str, path: &str, body: Option<Value>) -> R
 
 fn with(mut request: Request<String>, name: &'static str, value: &str) -> Request<String> {
     request.headers_mut().insert(name, value.parse().unwrap());
+    request
+}
+
+fn without(mut request: Request<String>, name: &str) -> Request<String> {
+    request.headers_mut().remove(name);
     request
 }
 
@@ -127,10 +132,6 @@ async fn incorrect_request_is_refused_and_recorded() {
     let agent = |request| with(request, "authorization", "Bearer glagent-a");
     let get = |path| request(&gitlab, "GET", path, None);
     let post = |path, body| request(&gitlab, "POST", path, Some(body));
-    let without = |mut request: Request<String>, name: &str| {
-        request.headers_mut().remove(name);
-        request
-    };
     let jwt = |token: &str| with(agent(get(AGENT_INFO)), "gitlab-kas-api-request", token);
     let wrong_secret = sign_for_gitlab(&[1; 32], SystemTime::now());
     let public = |path: &str| {
@@ -192,6 +193,63 @@ async fn incorrect_request_is_refused_and_recorded() {
         assert_eq!((answered, violations.len()), (status, before + 1), "{rule}: {violations:?}");
         assert!(violations.last().unwrap().contains(rule), "{violations:?}");
     }
+}
+
+#[tokio::test]
+async fn user_registers_an_agent_as_in_gitlab() {
+    let gitlab = gitlab().await;
+    let mut project = Project::new(30, "group/shop");
+    project.protected = true;
+    gitlab.state().projects.push(project);
+    gitlab.state().users.push(User::new(6, "bob").with_api_token("glpat-m", 30));
+    gitlab.state().users.push(User { developer: true, ..User::new(8, "eve").with_api_token("glpat-d", 30) });
+    let ask = async |token: &str, method: &str, path: &str, body: Option<Value>| {
+        let request = without(request(&gitlab, method, path, body), "gitlab-kas-api-request");
+        let request =
+            with(with(request, "user-agent", "kas/0.1.0"), "authorization", &format!("Bearer {token}"));
+        let (status, body) = send(&gitlab, request).await;
+        let message = body["message"].as_str().unwrap_or_default().to_owned();
+        (status, message, body)
+    };
+    let agents = "/projects/group%2Fshop/cluster_agents";
+    let name = || Some(json!({"name": "shop"}));
+    let (status, message, _) = ask("glpat-d", "POST", agents, name()).await;
+    assert_eq!((status, &*message), (403, "403 Forbidden"));
+    let (status, _, agent) = ask("glpat-m", "POST", agents, name()).await;
+    assert_eq!((status, &agent["id"]), (201, &json!(8)));
+    let (status, message, _) = ask("glpat-m", "POST", agents, name()).await;
+    assert_eq!((status, &*message), (400, "400 Bad request - [\"Name has already been taken\"]"));
+
+    let tokens = "/projects/30/cluster_agents/8/tokens";
+    let (_, _, token) = ask("glpat-m", "POST", tokens, name()).await;
+    assert_eq!((&token["id"], &token["last_used_at"]), (&json!(1), &Value::Null));
+    let authorization = format!("Bearer {}", token["token"].as_str().unwrap());
+    let info = with(request(&gitlab, "GET", AGENT_INFO, None), "authorization", &authorization);
+    assert_eq!(send(&gitlab, info).await.1["agent_name"], "shop");
+    let (_, _, used) = ask("glpat-d", "GET", &format!("{tokens}/1"), None).await;
+    assert!(used["last_used_at"].is_string() && used["token"].is_null(), "{used}");
+    assert_eq!(ask("glpat-m", "POST", tokens, name()).await.0, 201);
+    let (status, message, _) = ask("glpat-m", "POST", tokens, name()).await;
+    assert_eq!(
+        (status, &*message),
+        (400, "400 Bad request - An agent can have only two active tokens at a time")
+    );
+    assert_eq!(ask("glpat-m", "DELETE", &format!("{tokens}/1"), None).await.0, 204);
+    let info = with(request(&gitlab, "GET", AGENT_INFO, None), "authorization", &authorization);
+    assert_eq!(send(&gitlab, info).await.0, 401);
+
+    let file = "/projects/30/repository/files/a%2Fb.yaml";
+    let commit = |branch: &str| Some(json!({"branch": branch, "content": "a", "commit_message": "Add"}));
+    assert_eq!(ask("glpat-m", "GET", &format!("{file}?ref=main"), None).await.1, "404 File Not Found");
+    assert_eq!(ask("glpat-m", "GET", &format!("{file}?ref=no"), None).await.1, "404 Commit Not Found");
+    let (status, message, _) = ask("glpat-d", "POST", file, commit("main")).await;
+    assert_eq!((status, &*message), (400, "You are not allowed to push into this branch"));
+    assert_eq!(ask("glpat-m", "POST", file, commit("main")).await.0, 201);
+    assert_eq!(ask("glpat-m", "GET", &format!("{file}?ref=main"), None).await.0, 200);
+    let (status, message, _) = ask("glpat-m", "POST", file, commit("main")).await;
+    assert_eq!((status, &*message), (400, "A file with this name already exists"));
+    assert_eq!(ask("glpat-a", "GET", agents, None).await.0, 403, "the scope is missing");
+    gitlab.assert_no_violations();
 }
 
 #[tokio::test(start_paused = true)]

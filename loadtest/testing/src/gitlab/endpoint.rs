@@ -37,6 +37,18 @@ pub enum Endpoint {
     OauthToken,
     /// `POST /oauth/revoke`
     OauthRevoke,
+    /// `GET /metadata`, which users send and not kas, as they do all of the following.
+    Metadata,
+    /// `GET /projects/:id`
+    ProjectDetails,
+    /// `GET` and `POST /projects/:id/cluster_agents`
+    ClusterAgents,
+    /// `GET` and `POST /projects/:id/cluster_agents/:agent_id/tokens`
+    AgentTokens,
+    /// `GET` and `DELETE /projects/:id/cluster_agents/:agent_id/tokens/:token_id`
+    AgentToken,
+    /// `GET` and `POST /projects/:id/repository/files/:file_path`
+    RepositoryFile,
 }
 
 /// The headers that identify the subject of a request.
@@ -50,6 +62,8 @@ pub(crate) enum Subject {
     Body,
     /// The caller of kas, on the public API.
     Caller,
+    /// A user with a program of their own, on the public API.
+    User,
 }
 
 impl Endpoint {
@@ -80,8 +94,16 @@ impl Endpoint {
                 [_, "repository", "commits", _, "statuses"] => Some(Self::CommitStatuses),
                 [_, "statuses", _] => Some(Self::SetCommitStatus),
                 [_, "merge_requests", _, "notes"] => Some(Self::Notes),
+                [_] => Some(Self::ProjectDetails),
+                [_, "cluster_agents"] => Some(Self::ClusterAgents),
+                [_, "cluster_agents", _, "tokens"] => Some(Self::AgentTokens),
+                [_, "cluster_agents", _, "tokens", _] => Some(Self::AgentToken),
+                [_, "repository", "files", _] => Some(Self::RepositoryFile),
                 _ => None,
             };
+        }
+        if path == "/metadata" {
+            return Some(Self::Metadata);
         }
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
@@ -103,18 +125,29 @@ impl Endpoint {
             | Self::Notes
             | Self::GraphQl
             | Self::OauthToken
-            | Self::OauthRevoke => unreachable!("they are not in ALL"),
+            | Self::OauthRevoke
+            | Self::Metadata
+            | Self::ProjectDetails
+            | Self::ClusterAgents
+            | Self::AgentTokens
+            | Self::AgentToken
+            | Self::RepositoryFile => unreachable!("they are not in ALL"),
         }
     }
 
-    pub(crate) fn method(self) -> Method {
+    /// Returns whether the endpoint has a method.
+    pub(crate) fn allows(self, method: &Method) -> bool {
         match (self, self.subject()) {
             (
                 Self::SetCommitStatus | Self::Notes | Self::GraphQl | Self::OauthToken | Self::OauthRevoke,
                 _,
             )
-            | (_, Subject::Body) => Method::POST,
-            (_, Subject::Agent | Subject::Job | Subject::Caller) => Method::GET,
+            | (_, Subject::Body) => *method == Method::POST,
+            (Self::ClusterAgents | Self::AgentTokens | Self::RepositoryFile, _) => {
+                *method == Method::GET || *method == Method::POST
+            }
+            (Self::AgentToken, _) => *method == Method::GET || *method == Method::DELETE,
+            (_, Subject::Agent | Subject::Job | Subject::Caller | Subject::User) => *method == Method::GET,
         }
     }
 
@@ -134,6 +167,12 @@ impl Endpoint {
             Self::AgentConfiguration | Self::AuthorizeProxyUser | Self::UsageMetrics | Self::AgentEvents => {
                 Subject::Body
             }
+            Self::Metadata
+            | Self::ProjectDetails
+            | Self::ClusterAgents
+            | Self::AgentTokens
+            | Self::AgentToken
+            | Self::RepositoryFile => Subject::User,
         }
     }
 

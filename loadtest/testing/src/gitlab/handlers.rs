@@ -15,7 +15,7 @@ use crate::gitlab::{
     Fault, Shared,
     answer::{Answer, message, unauthorized},
     endpoint::{Endpoint, Subject},
-    oauth, public,
+    oauth, public, registration,
     request::{
         AccessType, AuthorizeBody, ConfigurationBody, EventsBody, KasRequest, UsageBody, Violation, check,
         parse, violation,
@@ -85,7 +85,8 @@ async fn handle(
         Some(Fault::Status(status)) => return response(status.as_u16(), "<html>oops</html>".to_owned()),
         Some(Fault::Garbage) => return response(200, "<html>".to_owned()),
         Some(Fault::Huge(bytes)) => return response(200, "{".repeat(bytes)),
-        Some(Fault::SwitchedOff) if request.endpoint.subject() == Subject::Caller => {}
+        Some(Fault::SwitchedOff) if matches!(request.endpoint.subject(), Subject::Caller | Subject::User) => {
+        }
         Some(Fault::SwitchedOff) => return json_response((404, message("404 Not Found"))),
     }
     let answer = answer(&mut shared.state.lock(), &request);
@@ -117,6 +118,12 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::GraphQl => oauth::memberships(state, request),
         Endpoint::OauthToken => oauth::token(state, request),
         Endpoint::OauthRevoke => oauth::revoke(state, request),
+        Endpoint::Metadata
+        | Endpoint::ProjectDetails
+        | Endpoint::ClusterAgents
+        | Endpoint::AgentTokens
+        | Endpoint::AgentToken
+        | Endpoint::RepositoryFile => registration::answer(state, request),
         Endpoint::UsageMetrics => usage_metrics(state, &request.body),
         Endpoint::AgentEvents => agent_events(state, &request.body),
     }
@@ -130,7 +137,7 @@ fn agent_info(state: &mut State, token: &str) -> Answer {
     let mut info = agent.project.info();
     info["agent_id"] = agent.id.into();
     info["agent_name"] = agent.name.clone().into();
-    *state.token_uses.entry(token.to_owned()).or_default() += 1;
+    state.use_token(token);
     (200, info)
 }
 
@@ -138,7 +145,7 @@ fn project(state: &mut State, request: &KasRequest, found: u16) -> Answer {
     if state.agent(&request.token).is_none() {
         return unauthorized();
     }
-    *state.token_uses.entry(request.token.clone()).or_default() += 1;
+    state.use_token(&request.token);
     match state.project(&request.id) {
         None => (404, message("404 Project Not Found")),
         Some(_) if found == 204 => (204, Value::Null),

@@ -32,12 +32,15 @@ pub(crate) struct Violation {
 #[derive(Debug)]
 pub(crate) struct KasRequest {
     pub(crate) endpoint: Endpoint,
+    pub(crate) method: Method,
     /// The token of the agent or of the job; empty if the body names the subject.
     pub(crate) token: String,
     /// The query parameter `id`, or the id of the path, decoded.
     pub(crate) id: String,
-    /// The commit or the merge request in the path of the public API.
+    /// The commit, the merge request, the agent or the file in the path of the public API.
     pub(crate) part: String,
+    /// The token of an agent in the path of the public API.
+    pub(crate) token_id: String,
     /// The query of the public API.
     pub(crate) query: String,
     pub(crate) body: Bytes,
@@ -92,13 +95,14 @@ pub(crate) fn check(
     secret: &[u8],
 ) -> Result<KasRequest, Violation> {
     let endpoint = Endpoint::at(uri.path()).ok_or_else(|| violation(404, "there is nothing at this path"))?;
-    if endpoint.subject() != Subject::Caller {
+    let is_public = matches!(endpoint.subject(), Subject::Caller | Subject::User);
+    if !is_public {
         let token = single(headers, "gitlab-kas-api-request")
             .map_err(jwt_violation)?
             .ok_or_else(|| jwt_violation("Gitlab-Kas-Api-Request is missing"))?;
         jwt::check(&token, secret, SystemTime::now()).map_err(jwt_violation)?;
     }
-    if *method != endpoint.method() {
+    if !endpoint.allows(method) {
         return Err(violation(405, "the method is wrong"));
     }
 
@@ -108,7 +112,11 @@ pub(crate) fn check(
             return Ok(());
         }
         let agent = single(headers, USER_AGENT.as_str())?.unwrap_or_default();
-        if !agent.starts_with("gitlab-kas/") || agent.matches('/').count() < 2 {
+        if endpoint.subject() == Subject::User {
+            if !agent.starts_with("kas/") {
+                return Err(format!("User-Agent {agent:?} is not kas/<version>"));
+            }
+        } else if !agent.starts_with("gitlab-kas/") || agent.matches('/').count() < 2 {
             return Err(format!("User-Agent {agent:?} is not gitlab-kas/<version>/<commit>"));
         }
         if single(headers, ACCEPT.as_str())?.as_deref() != Some("application/json") {
@@ -127,24 +135,27 @@ pub(crate) fn check(
             Subject::Body if content_type.as_deref() != Some("application/json") => {
                 Err("Content-Type is not application/json".to_owned())
             }
+            Subject::User
+                if *method == Method::POST && content_type.as_deref() != Some("application/json") =>
+            {
+                Err("Content-Type is not application/json".to_owned())
+            }
             _ if *method == Method::GET && !body.is_empty() => Err("a GET has a body".to_owned()),
             _ => Ok(()),
         }
     };
     check_headers().map_err(|rule| violation(400, rule))?;
     let token = subject_token(endpoint, headers).map_err(|rule| violation(401, rule))?;
-    let (mut query, mut part) = (String::new(), String::new());
-    let id = if endpoint.has_form() || endpoint == Endpoint::GraphQl {
-        String::new()
-    } else if endpoint.subject() == Subject::Caller {
-        query.extend(uri.query());
-        let (id, found) = path_ids(uri.path()).map_err(|rule| violation(400, rule))?;
-        part = found;
-        id
+    let (id, part, token_id) = if endpoint.has_form() || endpoint == Endpoint::GraphQl {
+        Default::default()
+    } else if is_public {
+        path_ids(uri.path()).map_err(|rule| violation(400, rule))?
     } else {
-        query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?
+        let id = query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?;
+        (id, String::new(), String::new())
     };
-    Ok(KasRequest { endpoint, token, id, part, query, body })
+    let query = uri.query().filter(|_| is_public).unwrap_or_default().to_owned();
+    Ok(KasRequest { endpoint, method: method.clone(), token, id, part, token_id, query, body })
 }
 
 /// Returns the token of the agent or the job. Headers of another subject are a violation.
@@ -159,7 +170,7 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
     if endpoint == Endpoint::Notes {
         return single(headers, "private-token")?.ok_or_else(|| "PRIVATE-TOKEN is missing".to_owned());
     }
-    if endpoint.subject() == Subject::Caller {
+    if matches!(endpoint.subject(), Subject::Caller | Subject::User) {
         return public_token(headers);
     }
     let job = single(headers, "job-token")?;
@@ -181,7 +192,7 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
         (Subject::Body, None, None) => return Ok(String::new()),
         (Subject::Agent, None, _) => return Err("the token of the agent is missing".to_owned()),
         (Subject::Job, _, None) => return Err("Job-Token is missing".to_owned()),
-        (Subject::Agent | Subject::Job | Subject::Body | Subject::Caller, _, _) => {
+        (Subject::Agent | Subject::Job | Subject::Body | Subject::Caller | Subject::User, _, _) => {
             return Err("there is a token of another subject".to_owned());
         }
     };
@@ -218,17 +229,21 @@ fn query_id(endpoint: Endpoint, query: Option<&str>) -> Result<String, String> {
     }
 }
 
-/// Returns the id of the project in a path of the public API, and the commit or the merge request.
-fn path_ids(path: &str) -> Result<(String, String), String> {
-    let decode =
-        |id: &str| percent_decode_str(id).decode_utf8().map(Into::into).map_err(|error| error.to_string());
-    match *path.trim_start_matches("/api/v4/projects/").split('/').collect::<Vec<_>>() {
-        [id, "repository", "commits", part, _] | [id, "statuses" | "merge_requests", part, ..] => {
-            Ok((decode(id)?, decode(part)?))
-        }
-        [id, ..] => Ok((decode(id)?, String::new())),
-        [] => Err("there is no id".to_owned()),
-    }
+/// Returns the id of the project in a path of the public API, the object in it, and the token of an agent.
+fn path_ids(path: &str) -> Result<(String, String, String), String> {
+    let decode = |id: &str| match percent_decode_str(id).decode_utf8() {
+        Ok(text) => Ok(text.into_owned()),
+        Err(error) => Err(error.to_string()),
+    };
+    let ids = match *path.trim_start_matches("/api/v4/projects/").split('/').collect::<Vec<_>>() {
+        [id, "repository", "commits", part, _] | [id, "repository", "files", part] => [id, part, ""],
+        [id, "cluster_agents", agent, "tokens", token] => [id, agent, token],
+        [id, "statuses" | "merge_requests" | "cluster_agents", part, ..] => [id, part, ""],
+        [id, ..] => [id, "", ""],
+        [] => return Err("there is no id".to_owned()),
+    };
+    let [id, part, token] = ids.map(decode);
+    Ok((id?, part?, token?))
 }
 
 /// Parses a body.

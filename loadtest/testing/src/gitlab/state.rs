@@ -1,6 +1,9 @@
 //! The programmable state: agents, jobs, users, and what kas posted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::SystemTime,
+};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -36,6 +39,27 @@ pub struct State {
     pub oauth: OauthState,
     /// The number of uses of each token of an agent. GitLab shows an agent as connected by it.
     pub token_uses: HashMap<String, usize>,
+    /// The tokens of agents that users see, with their ids.
+    pub agent_tokens: Vec<AgentTokenRecord>,
+    /// The address of kas that users see: `kas.externalUrl` of `metadata`.
+    pub kas_url: Option<String>,
+}
+
+/// A token of an agent, as GitLab stores it.
+#[derive(Clone, Debug)]
+pub struct AgentTokenRecord {
+    /// The id.
+    pub id: u64,
+    /// The id of the agent.
+    pub agent: u64,
+    /// The name.
+    pub name: String,
+    /// The text.
+    pub token: String,
+    /// False after it was revoked.
+    pub active: bool,
+    /// The time of its last use.
+    pub last_used_at: Option<SystemTime>,
 }
 
 /// An agent with its configuration project.
@@ -68,6 +92,10 @@ pub struct Project {
     pub gitaly: Gitaly,
     /// The environments.
     pub environments: Vec<ProjectEnvironment>,
+    /// The branches with their files. A repository without a branch is empty.
+    pub branches: BTreeMap<String, BTreeMap<String, String>>,
+    /// True if developers may not push to the default branch.
+    pub protected: bool,
 }
 
 /// An environment of a project.
@@ -154,6 +182,8 @@ pub struct User {
     pub sessions: Vec<Session>,
     /// The ids of the projects that the user may read.
     pub projects: Vec<u64>,
+    /// True if the user is a developer in these projects, and no maintainer.
+    pub developer: bool,
     /// The rights by the id of the agent. 403 for other agents.
     pub access: HashMap<u64, AgentAccess>,
 }
@@ -249,6 +279,26 @@ impl State {
         self.project(id_or_path).filter(|project| is_visible(project.id))
     }
 
+    /// Returns the project with this id or full path, for changes. The agents have copies of it.
+    pub(crate) fn project_mut(&mut self, id: u64) -> Option<&mut Project> {
+        self.projects.iter_mut().find(|project| project.id == id)
+    }
+
+    /// Returns whether the holder of a token of the public API is a maintainer of the projects that it may read.
+    pub(crate) fn is_maintainer(&self, token: &str) -> bool {
+        let holds = |user: &&User| user.tokens.iter().any(|known| known.token == token);
+        self.users.iter().find(holds).is_some_and(|user| !user.developer)
+    }
+
+    /// Counts a use of a token of an agent.
+    pub(crate) fn use_token(&mut self, token: &str) {
+        *self.token_uses.entry(token.to_owned()).or_default() += 1;
+        let record = self.agent_tokens.iter_mut().find(|record| record.token == token);
+        if let Some(record) = record {
+            record.last_used_at = Some(SystemTime::now());
+        }
+    }
+
     /// Returns the agent that holds a token.
     pub(crate) fn agent(&self, token: &str) -> Option<&Agent> {
         self.agents.values().find(|agent| agent.tokens.iter().any(|known| known == token))
@@ -273,6 +323,8 @@ impl Project {
             relative_path: format!("@hashed/{id}.git"),
             gitaly: Gitaly::default(),
             environments: Vec::new(),
+            branches: BTreeMap::from([("main".to_owned(), BTreeMap::new())]),
+            protected: false,
         }
     }
 
@@ -345,6 +397,7 @@ impl User {
             tokens: Vec::new(),
             sessions: Vec::new(),
             projects: Vec::new(),
+            developer: false,
             access: HashMap::new(),
         }
     }
