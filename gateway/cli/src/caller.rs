@@ -10,7 +10,6 @@ use http::{
 };
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
-use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
@@ -19,7 +18,10 @@ use proto::{Reason, header};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::timeout;
 
-use crate::CliError;
+use crate::{
+    CliError,
+    http_client::{explain, http_client},
+};
 
 /// The time for one request.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -104,23 +106,13 @@ impl CallerOptions {
                 self.server
             )));
         }
-        let unreadable = |flag: &str, file: &PathBuf, error: std::io::Error| {
-            CliError::usage(format!("{flag} {}: {error}", file.display()))
-        };
-        let token = std::fs::read_to_string(&self.token_file)
-            .map_err(|error| unreadable("--token-file", &self.token_file, error))?;
+        let token = std::fs::read_to_string(&self.token_file).map_err(|error| {
+            CliError::usage(format!("--token-file {}: {error}", self.token_file.display()))
+        })?;
         if token.trim().is_empty() {
             return Err(CliError::usage(format!("--token-file {} is empty", self.token_file.display())));
         }
         let token = SecretString::from(format!("Bearer {}", token.trim()));
-        let roots = match &self.cacert {
-            None => tls::system_roots(),
-            Some(file) => {
-                let pem = std::fs::read(file).map_err(|error| unreadable("--cacert", file, error))?;
-                tls::parse_roots(&pem)
-                    .map_err(|error| CliError::usage(format!("--cacert {} {error}", file.display())))?
-            }
-        };
         let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());
         let request =
             if body.is_empty() { request } else { request.header(CONTENT_TYPE, "application/json") };
@@ -128,10 +120,7 @@ impl CallerOptions {
         let request = request.map_err(|_| {
             CliError::usage(format!("--token-file {} does not contain a token", self.token_file.display()))
         })?;
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        let connector = HttpsConnector::from((http, tls::client_config(roots, &[b"http/1.1"])));
-        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
+        let client = http_client(self.cacert.as_deref())?;
         let response = client.request(request).await;
         response.map_err(|error| self.unavailable(&proto::ErrorChain(&error).to_string()))
     }
@@ -179,21 +168,6 @@ fn without_api(server: &str) -> &str {
         Some((server, agent)) if !agent.contains('/') => server,
         _ => server.strip_suffix("/k8s-proxy").unwrap_or(server),
     }
-}
-
-/// Adds what to do to the errors of TLS that a wrong flag has.
-fn explain(error: &str) -> String {
-    let hint = if error.contains("UnknownIssuer") {
-        "use --cacert FILE with the certificate of its authority"
-    } else if error.contains("InvalidContentType") {
-        "the server does not use TLS at this port; an http:// URL may be right"
-    } else if error.contains("close_notify") {
-        // The text of the library is long, and for developers.
-        return "the connection was cut".to_owned();
-    } else {
-        return error.to_owned();
-    };
-    format!("{error}: {hint}")
 }
 
 /// A server from which a command reads.
@@ -299,17 +273,5 @@ mod tests {
             (CliError::UNAVAILABLE, CliError::UNAVAILABLE)
         );
         assert_eq!((code(404, "unknown-agent"), code(403, "forbidden")), (CliError::USAGE, CliError::USAGE));
-    }
-
-    #[test]
-    fn errors_of_a_wrong_flag_say_what_to_do() {
-        let error = "client error (Connect): invalid peer certificate: UnknownIssuer";
-        assert_eq!(
-            explain(error),
-            format!("{error}: use --cacert FILE with the certificate of its authority")
-        );
-        let cut = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
-        assert_eq!(explain(cut), "the connection was cut");
-        assert_eq!(explain("connection refused"), "connection refused");
     }
 }

@@ -6,19 +6,23 @@
 //! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
+//! * [`RegisterCommand`] registers an agent in GitLab, and installs it. [`chart`] has the values of the chart of agentk.
 //! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
 //! * [`table`] aligns columns, and [`manual`] writes the manual and completion scripts.
 #![warn(missing_docs)]
 
 mod audit;
 mod caller;
+pub mod chart;
 mod environments;
 mod error;
 mod events;
 mod gitops;
 mod graph;
+mod http_client;
 mod login;
 pub mod manual;
+mod register;
 mod retry;
 mod shell;
 pub mod table;
@@ -33,4 +37,5 @@ pub use self::{
     gitops::GitopsCommand,
     graph::{GroupsCommand, HealthCommand, HealthPlace, TreeCommand},
     login::{Login, Logout},
+    register::RegisterCommand,
 };

@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use cli::{CliError, CommandResult, print, warn};
+use cli::{CliError, CommandResult, RegisterCommand, print, warn};
 use http::{
     Request, StatusCode,
     header::{CONNECTION, HOST},
@@ -50,6 +50,7 @@ pub(super) struct Agents {
 enum AgentsCommand {
     Show(Show),
     Manifest(manifest::Manifest),
+    Register(Box<RegisterCommand>),
 }
 
 /// Show one agent: its state, its tunnels and its configuration
@@ -82,6 +83,8 @@ Examples:
   kas agents show prod --config kas.yaml
   kas agents manifest prod --kas-address wss://kas.example.com:8150 \\
     < ./token | kubectl apply -f -
+  kas agents register prod --gitlab https://gitlab.example.com \\
+    --project group/shop --token-file ./pat --install
   kas agents --config kas.yaml --output json |
     jq -r '.agents[] | select(.state != \"connected\").name'
 
@@ -122,6 +125,7 @@ impl Agents {
         match self.command {
             Some(AgentsCommand::Show(show)) => return show.run(),
             Some(AgentsCommand::Manifest(manifest)) => return manifest.run(),
+            Some(AgentsCommand::Register(register)) => return register.run(),
             None => {}
         }
         let config = self

@@ -4,6 +4,7 @@
 mod gitlab_files;
 mod hosts;
 mod manifest;
+mod register;
 mod repositories;
 mod workspace;
 
@@ -470,7 +471,15 @@ async fn each_listener_and_each_followed_file_has_its_series() {
 async fn manual_and_completion_are_printed() {
     let workspace = Workspace::new().await;
     workspace.stdout("man --directory manual").await;
-    for page in ["kas", "kas-serve", "kas-check-config", "kas-agents", "kas-kubeconfig", "kas-token-new"] {
+    for page in [
+        "kas",
+        "kas-serve",
+        "kas-check-config",
+        "kas-agents",
+        "kas-agents-register",
+        "kas-kubeconfig",
+        "kas-token-new",
+    ] {
         assert!(workspace.read(&format!("manual/{page}.1")).contains(".SH SYNOPSIS"), "{page}");
     }
     assert!(!workspace.directory.path().join("manual/kas-man.1").exists(), "the command man is hidden");

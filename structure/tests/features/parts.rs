@@ -16,6 +16,7 @@ pub(crate) const MODULES: &[(&str, &str, &str)] = &[
     ("cli", "gitops", "gitops"),
     ("cli", "graph", "graph"),
     ("cli", "login", "oidc"),
+    ("cli", "register", "gitlab"),
     ("gateway", "", PROGRAM),
     ("gateway", "app", PROGRAM),
     ("gateway", "cli", PROGRAM),
