@@ -47,7 +47,7 @@ use access::{
     ApiTokenVerifier, Identities, Identity,
     kill_switch::{KillSwitch, fleet},
 };
-use environments_wire::{EnvironmentSource, EnvironmentSources};
+use environments_wire::{EnvironmentSource, EnvironmentSources, JobResults};
 use kas_core::{
     admin::{AdminServer, Readiness},
     agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
@@ -66,9 +66,9 @@ use kas_events::{
 };
 use kas_gitlab::{
     AgentFactsLookup, CacheTtls, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabEnvironments,
-    GitLabSource, HeldAgents, Usage, gitaly::GitalyClient,
+    GitLabJobResults, GitLabSource, HeldAgents, Usage, gitaly::GitalyClient,
 };
-use kas_web::{Recent, WebCallers, WebServer};
+use kas_web::{Recent, WebCallers, WebEnvironments, WebServer};
 use oidc::Issuers;
 
 /// The time in which the last lines of the audit log are written when kas stops.
@@ -167,7 +167,9 @@ impl App {
         let redis_store = redis.as_ref().map(|(store, _)| store.clone());
         let gitlab = gitlab.map(|client| gitlab_agents(client, &identities, redis_store.clone(), &config));
         let gitaly = GitalyClient::new(&config.gitaly, redis_store.as_ref(), gitaly_tls);
-        let (usage, deployments) = (Usage::default(), Deployments::new(redis_store.clone()));
+        let results = gitlab.as_ref().and_then(|(client, _)| GitLabJobResults::new(client));
+        let results = results.map(|results| Arc::new(results) as Arc<dyn JobResults>);
+        let (usage, deployments) = (Usage::default(), Deployments::new(redis_store.clone(), results));
         let named_environments = AgentEnvironments::new(redis_store.clone());
         let environments = environment_sources(environment_file.as_ref(), &named_environments);
         let recent = config.web.as_ref().map(|_| Arc::new(Recent::new(replica.id)));
@@ -232,7 +234,7 @@ impl App {
                 &agents,
                 WebCallers { users, project_agents },
                 &web.listen,
-                environments.clone(),
+                WebEnvironments { sources: environments.clone(), deployments: Arc::new(deployments.clone()) },
                 recent,
                 &mut registry,
             ))

@@ -185,7 +185,11 @@ impl Cli {
             Command::Audit(audit) => return finish(audit.run()),
             Command::Events(events) => return finish(events.run()),
             Command::Gitops(gitops) => return finish(gitops.run()),
-            Command::Environments(environments) => return finish(environments.run()),
+            Command::Environments(environments) => {
+                return finish(environments.run(|file| {
+                    Ok(agents::reachable(config::Config::read(file)?.observability.listen.address))
+                }));
+            }
             Command::Tree(tree) => return finish(tree.run()),
             Command::Groups(groups) => return finish(groups.run()),
             Command::Health(health) => return finish(health.run()),

@@ -68,6 +68,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
     let mut features: Vec<Box<dyn KasFeature>> = vec![
         Box::new(EventsFeature::new(context.events.clone(), replica, redis.clone())),
         Box::new(EnvironmentsFeature {
+            replica,
             managed_resources: config.managed_resources.clone(),
             named: context.named_environments,
             sources: context.environments,

@@ -265,16 +265,26 @@ impl RedisStore {
     /// Redis did not answer.
     pub async fn push_deployment(&self, record: &str) -> Result<(), StoreError> {
         let record = self.0.seal(DEPLOYMENTS, record);
-        self.query_deployments(0, Some(&record)).await.map(drop)
+        self.query_deployments(0, Some(&record), None).await.map(drop)
     }
 
-    /// Returns the records of [`RedisStore::push_deployment`], the newest first. They are not trusted if the replicas share no secret.
+    /// Replaces a record of the list of deployments, unless another replica has replaced it.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub async fn replace_deployment(&self, old: &str, new: &str) -> Result<(), StoreError> {
+        let [old, new] = [old, new].map(|record| self.0.seal(DEPLOYMENTS, record));
+        self.query_deployments(0, Some(&new), Some(&old)).await.map(drop)
+    }
+
+    /// Returns the records of [`RedisStore::push_deployment`], the last one that was added or replaced first. They are not trusted if the replicas share no secret.
     ///
     /// # Errors
     ///
     /// Redis did not answer.
     pub async fn deployments(&self) -> Result<Vec<Vec<u8>>, StoreError> {
-        let records = self.query_deployments(MAX_DEPLOYMENTS, None).await?;
+        let records = self.query_deployments(MAX_DEPLOYMENTS, None, None).await?;
         Ok(records.into_iter().filter_map(|record| self.0.open(DEPLOYMENTS, record)).collect())
     }
 
@@ -282,11 +292,12 @@ impl RedisStore {
         &self,
         returned: usize,
         record: Option<&str>,
+        replaced: Option<&str>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
         let shared = &self.0;
         let mut script = shared.scripts.deployments.key(shared.keys.deployments());
         script.arg(MAX_DEPLOYMENTS).arg(returned).arg(DEPLOYMENTS_TTL.as_millis() as u64);
-        if let Some(record) = record {
+        for record in record.into_iter().chain(replaced) {
             script.arg(record);
         }
         shared.query(&script).await

@@ -1,6 +1,8 @@
-//! The command `kas environments`: the objects that agentk has made for an environment.
+//! The command `kas environments`: the environments with their deployments, and the objects that agentk has made for an environment.
 
-use std::process::ExitCode;
+mod deployments;
+
+use std::{net::SocketAddr, path::Path, process::ExitCode};
 
 use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
@@ -11,15 +13,17 @@ use proto::{
 };
 use serde::de::DeserializeOwned;
 
+use self::deployments::{Deployed, EnvironmentTable};
 use crate::{CliError, caller::CallerOptions, print, table::printable};
 
 /// The exit code if an object was not deleted.
 const KEPT: u8 = 1;
 
-/// Show and delete the objects of the environments of an agent
+/// Show environments with their deployments and objects
 ///
-/// They are made from a template before the first request of a CI job. The caller needs the service provision and the identity of agentk; a
-/// job may use it for its own environment.
+/// `list` and `deployed` ask the kas that runs with a configuration, at its observability.listen.address, about all agents. `show` and
+/// `delete` are about the objects that are made from a template before the first request of a CI job. Their caller needs the service
+/// provision and the identity of agentk; a job may use it for its own environment.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct EnvironmentsCommand {
@@ -29,6 +33,8 @@ pub struct EnvironmentsCommand {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    List(EnvironmentTable),
+    Deployed(Deployed),
     /// List the objects of an environment
     Show(EnvironmentOptions),
     /// Delete the objects of an environment that has stopped, except those that others use
@@ -63,26 +69,33 @@ enum Output {
 
 const EXAMPLES: &str = "\
 Examples:
+  kas environments list --config kas.yaml
+  kas environments deployed 3f1c9a7 --config kas.yaml --tier production
   export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
   kas environments show --agent production --project 30 review-1
   kas environments delete --agent production --project 30 review-1
 
 Exit codes:
   0   done
-  1   delete: an object stays, and the output has the reason
+  1   delete: an object stays, and the output has the reason;
+      deployed: no selected environment has the commit
+  2   deployed: kas does not know
   64  the command line is invalid, or kas refuses the request
   69  kas or the agent does not answer";
 
 impl EnvironmentsCommand {
-    /// Runs the command.
+    /// Runs the command. `address_of` returns the address of the observability listener of a kas with this configuration.
     ///
     /// # Errors
     ///
     /// kas or the agent refuses the request or does not answer.
-    pub fn run(self) -> Result<ExitCode, CliError> {
+    pub fn run(
+        self,
+        address_of: impl FnOnce(&Path) -> Result<SocketAddr, CliError>,
+    ) -> Result<ExitCode, CliError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| CliError::unavailable(format!("no runtime: {error}")))?;
-        let (text, code) = runtime.block_on(self.action.run())?;
+        let (text, code) = runtime.block_on(self.action.run(address_of))?;
         print(&text)?;
         Ok(ExitCode::from(code))
     }
@@ -90,8 +103,13 @@ impl EnvironmentsCommand {
 
 impl Action {
     /// Returns the text to print, and the exit code.
-    async fn run(self) -> Result<(String, u8), CliError> {
+    async fn run(
+        self,
+        address_of: impl FnOnce(&Path) -> Result<SocketAddr, CliError>,
+    ) -> Result<(String, u8), CliError> {
         match self {
+            Self::List(table) => table.run(address_of).await,
+            Self::Deployed(deployed) => deployed.run(address_of).await,
             Self::Show(options) => {
                 let body = options.send(Method::GET).await?;
                 let listed: EnvironmentObjects = parse(&body)?;

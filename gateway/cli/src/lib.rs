@@ -1,7 +1,7 @@
 //! The parts of the command line of kas that know nothing of a replica.
 //!
 //! * [`AuditCommand`] shows who has done what in a cluster, as a caller of kas.
-//! * [`EnvironmentsCommand`] shows and deletes the objects of environments, as a caller of kas.
+//! * [`EnvironmentsCommand`] lists environments with their deployments, and shows and deletes their objects, as a caller of kas.
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
 //! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.

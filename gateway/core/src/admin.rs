@@ -145,7 +145,7 @@ impl AdminServer {
             .fallback(async || {
                 (
                     StatusCode::NOT_FOUND,
-                    "the paths are /liveness, /readiness, /metrics, /agents and /events\n",
+                    "the paths are /liveness, /readiness, /metrics, /agents, /events, /environments and /deployments\n",
                 )
             });
         HttpServer { name: "observability", routes, header_read_timeout: HEADER_READ_TIMEOUT }

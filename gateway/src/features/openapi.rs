@@ -1,5 +1,6 @@
 //! `docs/api.openapi.json` is what the code does: its paths, the parameters of each, and the responses that `docs/api.md` shows.
 
+use environments_wire::LastDeployments;
 use kas_core::api::{
     InternalApiError,
     query::{Query, QueryError},
@@ -92,12 +93,17 @@ fn document_allows_the_values_that_are_accepted() {
     for word in words("/api/v1/environments", "tier") {
         assert!(parse_environments(&format!("tier={word}")).is_ok(), "{word}");
     }
+    for word in words("/api/v1/deployments", "status") {
+        assert!(parse_deployments(&format!("status={word}")).is_ok(), "{word}");
+    }
     for (path, name, good, bad) in [
         ("/api/v1/agents", "project", json!(7), json!(-1)),
         ("/api/v1/agents", "id", json!(u64::MAX), json!(-1)),
         ("/api/v1/agents", "limit", json!(500), json!(501)),
         ("/api/v1/agents", "continue", json!("100"), json!("1795832591310-0")),
         ("/api/v1/deployments", "project_id", json!(0), json!(-3174)),
+        ("/api/v1/deployments", "commit", json!("3F1c9a7"), json!("main")),
+        ("/api/v1/deployments", "status", json!("success"), json!("ok")),
         ("/api/v1/events", "severity", json!("error"), json!("critical")),
         ("/api/v1/events", "after", json!("1795832591310-0"), json!("100")),
         ("/api/v1/environments", "tier", json!("other"), json!("live")),
@@ -127,6 +133,7 @@ fn documented_responses_fit_the_document() {
         "ViewsResponse",
         "EnvironmentList",
         "EnvironmentHealth",
+        "LastDeployments",
         "DeploymentList",
     ];
     let examples: Vec<&str> = examples.collect();
@@ -156,5 +163,6 @@ fn responses_of_features_have_the_documented_shapes() {
     reads_back::<ViewsResponse>(examples.next().unwrap());
     reads_back::<EnvironmentList>(examples.next().unwrap());
     reads_back::<EnvironmentHealth>(examples.next().unwrap());
+    reads_back::<LastDeployments>(examples.next().unwrap());
     reads_back::<DeploymentList>(examples.next().unwrap());
 }

@@ -16,7 +16,9 @@ use base64::{
     Engine as _,
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
-use environments_wire::{Deployment, DeploymentRecorder as _, EnvironmentSources, Tier};
+use environments_wire::{
+    Deployment, DeploymentFacts, DeploymentRecords as _, DeploymentStatus, EnvironmentSources, Tier,
+};
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use kas_core::peers::ReplicaContext;
@@ -281,18 +283,7 @@ async fn environments_are_listed_from_the_last_valid_file() {
 async fn newest_deployments_are_listed_first() {
     let world = World::new();
     for job in 1..=3 {
-        let deployment = Deployment {
-            time: SystemTime::UNIX_EPOCH,
-            agent: AgentId(1),
-            namespace: Some("web".into()),
-            project_id: job % 2,
-            environment: "live".into(),
-            tier: Tier::Production,
-            job,
-            commit: None,
-            username: None,
-        };
-        world.kas.deployments.record(deployment).await.unwrap();
+        world.kas.deployments.record(deployment(job, DeploymentStatus::Success)).await.unwrap();
     }
     let jobs = async |query: &str| {
         let list = read(&world, &format!("/api/v1/deployments{query}")).await;
@@ -301,5 +292,80 @@ async fn newest_deployments_are_listed_first() {
     };
     assert_eq!(jobs("").await, [3, 2, 1]);
     assert_eq!(jobs("?project_id=1&environment=live&agent=1&limit=1").await, [3]);
+    assert_eq!(jobs("?project=shop/web&environment=l*&tier=production&status=success").await, [3, 2, 1]);
     assert!(jobs("?agent=2").await.is_empty());
+    assert_eq!(get(&world, "/api/v1/deployments?commit=abc").await.status(), StatusCode::BAD_REQUEST);
+}
+
+/// A deployment of a job to `live` of `shop/web`, with the number of the job as the first digits of its commit.
+fn deployment(job: u64, status: DeploymentStatus) -> Deployment {
+    Deployment {
+        time: SystemTime::UNIX_EPOCH,
+        agent: AgentId(1),
+        namespace: Some("web".into()),
+        project_id: job % 2,
+        project: Some("shop/web".into()),
+        environment: "live".into(),
+        tier: Tier::Production,
+        job,
+        commit: Some(testing::gitlab::sha_of_job(job)),
+        username: None,
+        facts: DeploymentFacts { status, ..DeploymentFacts::default() },
+    }
+}
+
+/// "Is commit X in production?" is one request about all clusters.
+#[tokio::test(start_paused = true)]
+async fn commit_is_in_production_if_its_deployment_is_the_last_successful_one() {
+    use DeploymentStatus::{Failed, Success, Unknown};
+    let world = World::new();
+    let other_cluster = |job, status| Deployment { agent: AgentId(2), ..deployment(job, status) };
+    let one_project = |deployment: Deployment| Deployment { project_id: 7, ..deployment };
+    for deployment in [
+        deployment(1, Success),
+        deployment(2, Success),
+        deployment(3, Failed),
+        other_cluster(1, Success),
+        other_cluster(4, Unknown),
+    ] {
+        world.kas.deployments.record(one_project(deployment)).await.unwrap();
+    }
+    let current = async |commit: &str| {
+        let query = format!("/api/v1/deployments?commit={commit}&tier=production");
+        let list = read(&world, &query).await;
+        let found = list["deployments"].as_array().unwrap().iter();
+        found.map(|found| (found["agent"].clone(), found["current"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(current("0000002").await, [(json!(1), json!(true))]);
+    assert_eq!(current("0000003d").await, [(json!(1), json!(false))], "it failed");
+    let unclear = [(json!(2), json!(null)), (json!(1), json!(false))];
+    assert_eq!(current("0000001").await, unclear, "one was replaced, and the other perhaps");
+    assert_eq!(current(&testing::gitlab::sha_of_job(9)).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn environment_has_the_last_deployments_of_its_jobs() {
+    let world = World::new();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("environments.yaml");
+    let content = "environments:\n\
+        - {id: 1, project: shop/web, slug: live, agents: [{agent: prod, namespace: web}]}\n\
+        - {id: 2, project: shop/web, slug: dev, agents: [{agent: prod, namespace: dev}]}\n";
+    std::fs::write(&path, content).unwrap();
+    let file = EnvironmentFile::read(&path).unwrap();
+    for (job, status) in [(1, DeploymentStatus::Success), (2, DeploymentStatus::Canceled)] {
+        world.kas.deployments.record(deployment(job, status)).await.unwrap();
+    }
+    let list = async |query: &str| {
+        let io = connect_with(&world, EnvironmentSources(vec![Arc::new(file.clone())]));
+        let answer = send_over(io, valid_request(&format!("/api/v1/environments{query}"))).await;
+        serde_json::from_str::<Value>(&text(answer).await).unwrap()["environments"].clone()
+    };
+    assert!(list("").await[0].get("deployments").is_none(), "only if they are asked for");
+    let environments = list("?deployments=true").await;
+    let [live, dev] = [0, 1].map(|at| &environments[at]["deployments"]);
+    assert_eq!((&live["source"], &live["missing"]), (&json!("jobs"), &Value::Null));
+    assert_eq!((&live["last"]["job"], &live["last"]["status"]), (&json!(2), &json!("canceled")));
+    assert_eq!(live["last_successful"]["commit"], json!(testing::gitlab::sha_of_job(1)));
+    assert_eq!((&dev["last"], &dev["last_successful"]), (&Value::Null, &Value::Null));
 }

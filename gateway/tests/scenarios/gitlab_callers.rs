@@ -3,18 +3,20 @@
 
 use std::time::Duration;
 
-use environments_wire::Tier;
+use agentk_core::Services;
+use environments_wire::{Deployment, DeploymentRecords as _, DeploymentStatus, Tier};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
-use kas_environments::DeploymentQuery;
 use kas_gitlab::UsageReporter;
 use kas_testing::{
-    gitlab::{AGENT, world},
+    gitlab::{AGENT, AGENT_TOKEN, echo, world},
     issuer::now,
     world::{RunningAgent, World, text},
 };
 use serde_json::{Value, json};
-use testing::gitlab::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
+use testing::gitlab::{
+    Agent, AgentAccess, Endpoint, Fault, Job, Membership, Project, StandIn, User, sha_of_job, sign_for_kas,
+};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
@@ -413,9 +415,118 @@ async fn job_with_an_environment_is_a_deployment() {
     }
     assert_eq!(status(&world, "ci:8:job").await, 403, "another agent");
 
-    let deployments = world.kas.deployments.list(&DeploymentQuery::default(), 10).await.unwrap();
+    let deployments = world.kas.deployments.list().await.unwrap();
     let found: Vec<_> =
         deployments.iter().map(|d| (d.job, &*d.environment, d.namespace.as_deref())).collect();
     assert_eq!(found, [(4, "live", Some("web")), (3, "prod", None)]);
     assert_eq!((deployments[0].tier, deployments[0].project_id), (Tier::Staging, 30));
+}
+
+/// Returns the newest deployment when it fulfils a condition, within an hour.
+async fn deployment_when(world: &World, is_so: impl Fn(&Deployment) -> bool) -> Deployment {
+    for _ in 0..3600 {
+        let deployments = world.kas.deployments.list().await.unwrap();
+        if let Some(found) = deployments.first().filter(|found| is_so(found)) {
+            return found.clone();
+        }
+        sleep(SECOND).await;
+    }
+    panic!("the deployment never is so");
+}
+
+#[tokio::test(start_paused = true)]
+async fn deployment_has_what_gitlab_tells_the_job_while_it_runs() {
+    let (gitlab, world, _agent) = attached().await;
+    gitlab.state().projects.push(Project::new(30, "shop/web"));
+    assert_eq!(status(&world, "ci:7:job").await, 200);
+    let running = deployment_when(&world, |found| found.commit.is_some()).await;
+    let facts = running.facts;
+    assert_eq!((running.commit, running.project), (Some(sha_of_job(3)), Some("shop/web".to_owned())));
+    assert_eq!((facts.status, facts.pipeline), (DeploymentStatus::Running, Some(1003)));
+    assert_eq!((facts.reference.as_deref(), facts.author.as_deref()), (Some("main"), Some("Alice Liddell")));
+    assert_eq!(facts.job_url.as_deref(), Some("https://gitlab.example.com/shop/web/-/jobs/3"));
+    assert!(facts.started.is_some() && facts.finished.is_none());
+
+    gitlab.state().jobs.get_mut("job").unwrap().finished = true;
+    let ended = deployment_when(&world, |found| found.facts.finished.is_some()).await;
+    assert_eq!(ended.facts.status, DeploymentStatus::Unknown, "the token does not show the result");
+    assert_eq!(ended.commit, Some(sha_of_job(3)));
+    let asked = gitlab.requests(Endpoint::Job);
+    sleep(600 * SECOND).await;
+    assert_eq!(gitlab.requests(Endpoint::Job), asked, "an ended job is not followed");
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_that_gitlab_did_not_describe_is_described_later() {
+    let (gitlab, world, _agent) = attached().await;
+    // GitLab answers once, and is then down.
+    let requests = async {
+        while gitlab.requests(Endpoint::AllowedAgents) == 0 {
+            tokio::task::yield_now().await;
+        }
+        gitlab.set_fault(Fault::Status(StatusCode::BAD_GATEWAY));
+    };
+    gitlab.set_fault(Fault::Slow(SECOND));
+    let (answered, ()) = tokio::join!(status(&world, "ci:7:job"), requests);
+    assert_eq!(answered, 200, "the job does not wait for the description");
+    sleep(50 * SECOND).await;
+    assert_eq!(world.kas.deployments.list().await.unwrap()[0].commit, None);
+    gitlab.set_fault(None);
+    deployment_when(&world, |found| found.commit.is_some()).await;
+    gitlab.assert_no_violations();
+}
+
+/// Starts a kas with a token of the operator, which may read this project, and a job of the project 30.
+async fn with_operator_token(project: u64) -> (tempfile::TempDir, StandIn, World, RunningAgent) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, "glpat-kas\n").unwrap();
+    let gitlab = StandIn::start().await;
+    gitlab.state().add_agent(Agent::new(AGENT, "prod", AGENT_TOKEN));
+    let client = kas_testing::gitlab::client(&gitlab, &kas_gitlab::ApiRateLimit::default());
+    let client = client.with_deployment_token_file(Some(&file));
+    let world = World::with_gitlab(client, AGENT_TOKEN.to_owned(), |_| {});
+    let agent = world.agent(Services::new().with_fn("kubernetes", echo)).await;
+    with_job(&gitlab, "job", json!({"ci_job": {}}));
+    gitlab.state().projects.push(Project::new(30, "shop/web"));
+    gitlab.state().users.push(User::new(9, "kas").with_project("glpat-kas", project));
+    (directory, gitlab, world, agent)
+}
+
+#[tokio::test(start_paused = true)]
+async fn operator_token_shows_how_a_deployment_has_ended() {
+    let (_directory, gitlab, world, _agent) = with_operator_token(30).await;
+
+    assert_eq!(status(&world, "ci:7:job").await, 200);
+    deployment_when(&world, |found| found.commit.is_some()).await;
+    sleep(600 * SECOND).await;
+    assert_eq!(gitlab.requests(Endpoint::Job), 1, "the job is asked once, and not while it runs");
+    gitlab.state().jobs.get_mut("job").unwrap().finished = true;
+    let query = format!("/api/v1/deployments?commit={}&status=success", &sha_of_job(3)[..8]);
+    let list: Value =
+        serde_json::from_str(&text(kas_testing::internal_api::get(&world, &query).await).await).unwrap();
+    let found = &list["deployments"][0];
+    assert_eq!((&found["status"], &found["current"]), (&json!("success"), &json!(true)));
+    assert_eq!(found["finished"], json!("2026-01-01T00:01:00Z"));
+
+    let asked = gitlab.requests(Endpoint::ProjectJob);
+    sleep(600 * SECOND).await;
+    deployment_when(&world, |found| found.facts.status == DeploymentStatus::Success).await;
+    assert_eq!(gitlab.requests(Endpoint::ProjectJob), asked, "a known result is not asked for");
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn result_that_gitlab_does_not_show_stays_unknown_and_is_asked_for_rarely() {
+    let (_directory, gitlab, world, _agent) = with_operator_token(31).await;
+    assert_eq!(status(&world, "ci:7:job").await, 200);
+    deployment_when(&world, |found| found.commit.is_some()).await;
+    let asked = gitlab.requests(Endpoint::ProjectJob);
+    for _ in 0..20 {
+        let list = world.kas.deployments.list().await.unwrap();
+        assert_eq!(list[0].facts.status, DeploymentStatus::Running);
+    }
+    assert!(gitlab.requests(Endpoint::ProjectJob) <= asked + 1, "readers share the answer");
+    gitlab.assert_no_violations();
 }

@@ -12,7 +12,7 @@ use kas_testing::{
     world::{World, text},
 };
 use serde_json::{Value, json};
-use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User};
+use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User, sha_of_job};
 use tokio::time::advance;
 
 use crate::gitlab_client::client;
@@ -185,4 +185,92 @@ async fn file_and_gitlab_are_listed_together_and_the_file_comes_first() {
     let (_, _, body) = setup.get(LIVE, "Private-Token: glpat-a").await;
     assert_eq!(body["environments"][0]["agents"][0]["namespace"], "file");
     assert_eq!(setup.slugs(ALL, "").await, ["live"], "without a token");
+}
+
+/// Adds 100 deployments of jobs from 1000 on to `review/b`, so that older ones are beyond the newest page.
+fn crowded(project: Project) -> Project {
+    (1000..1100).fold(project, |project, job| project.with_deployment("review-b", "failed", job, Some(1)))
+}
+
+/// Returns the jobs of the last and of the last successful deployment to each environment of a list.
+fn last_jobs(body: &Value) -> Vec<(String, Value, Value)> {
+    let environments = body["environments"].as_array().unwrap().iter();
+    let jobs = environments.map(|environment| {
+        let last = &environment["deployments"];
+        let slug = environment["slug"].as_str().unwrap().to_owned();
+        (slug, last["last"]["job"].clone(), last["last_successful"]["job"].clone())
+    });
+    jobs.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn environments_have_the_last_deployments_that_gitlab_shows() {
+    let setup = Setup::new().await;
+    let project = Project::new(30, "shop/web")
+        .with_environment(1, "live", "production", (7, "shop"))
+        .with_environment(2, "review/a", "development", (8, "review"))
+        .with_environment(3, "review/b", "development", (8, "review"))
+        .with_deployment("review-a", "success", 20, Some(20));
+    let project = crowded(project)
+        .with_deployment("live", "success", 30, Some(40))
+        .with_deployment("live", "success", 31, Some(35))
+        .with_deployment("live", "running", 32, None)
+        .with_deployment("live", "blocked", 33, None);
+    setup.gitlab.state().projects = vec![project];
+    let all = format!("{ALL}&deployments=true");
+    for header in ["Private-Token: glpat-a", "Job-Token: job"] {
+        let (status, _, body) = setup.get(&all, header).await;
+        assert_eq!(status, 200, "{body}");
+        let expected = [
+            ("live".to_owned(), json!(32), json!(30)),
+            ("review-a".to_owned(), json!(20), json!(20)),
+            ("review-b".to_owned(), json!(1099), Value::Null),
+        ];
+        assert_eq!(last_jobs(&body), expected, "{header}");
+        let live = &body["environments"][0]["deployments"];
+        assert_eq!((&live["source"], &live["missing"]), (&json!("gitlab"), &Value::Null));
+        let expected = json!({
+            "commit": sha_of_job(30), "username": "root", "job": 30, "status": "success", "ref": "main",
+            "author": "Alice Liddell", "pipeline": 1030, "started": "2026-01-01T00:00:00Z",
+            "finished": "2026-01-01T00:00:40Z", "job_url": "https://gitlab.example.com/shop/web/-/jobs/30",
+            "pipeline_url": "https://gitlab.example.com/shop/web/-/pipelines/1030",
+            "commit_url": format!("https://gitlab.example.com/shop/web/-/commit/{}", sha_of_job(30)),
+        });
+        assert_eq!(live["last_successful"], expected);
+    }
+    let asked = || {
+        [Endpoint::ProjectDeployments, Endpoint::ProjectEnvironment]
+            .map(|endpoint| setup.gitlab.requests(endpoint))
+    };
+    assert_eq!(asked(), [2, 4], "one list for each token, and two environments without a recent success");
+    setup.get(&all, "Private-Token: glpat-a").await;
+    assert_eq!(asked(), [2, 4], "the answers are cached");
+    advance(TTL).await;
+    setup.get(&all, "Private-Token: glpat-a").await;
+    assert_eq!(asked(), [3, 6]);
+    setup.gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn deployments_that_gitlab_does_not_show_are_those_of_the_jobs_or_missing() {
+    let mut setup = Setup::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("environments.yaml");
+    let text = "environments:\n\
+        - {id: 1, project: shop/web, slug: live, agents: [{agent: prod, namespace: file}]}\n";
+    std::fs::write(&path, text).unwrap();
+    let file: Arc<dyn EnvironmentSource> = Arc::new(EnvironmentFile::read(&path).unwrap());
+    setup.sources.0.insert(0, file);
+    let live = format!("{LIVE}&deployments=true");
+    for header in ["", "Private-Token: glpat-b"] {
+        let (_, _, body) = setup.get(&live, header).await;
+        let deployments = &body["environments"][0]["deployments"];
+        assert_eq!(deployments["source"], "jobs", "{header}: the project is not visible");
+    }
+    assert_eq!(setup.slugs(LIVE, "Private-Token: glpat-a").await, ["live"], "cached");
+    setup.gitlab.set_fault(Fault::Slow(TTL));
+    let (status, _, body) = setup.get(&live, "Private-Token: glpat-a").await;
+    let deployments = &body["environments"][0]["deployments"];
+    assert_eq!((status, &deployments["source"]), (StatusCode::OK, &json!("gitlab")));
+    assert_eq!(deployments["missing"], "GitLab did not respond within 10 s");
 }

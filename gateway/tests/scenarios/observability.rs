@@ -37,7 +37,15 @@ async fn each_path_has_its_status_and_content_type() {
         ("/readiness", 503, plain, "not ready: starting\n"),
         ("/metrics", 200, metrics, "# HELP "),
         ("/agents", 200, "application/json", "{\n"),
-        ("/", 404, plain, "the paths are /liveness, /readiness, /metrics, /agents and /events\n"),
+        ("/environments?deployments=true", 200, "application/json", "{"),
+        ("/environments?health=true", 400, "application/json", "{"),
+        ("/deployments?commit=3f1c9a7", 200, "application/json", "{"),
+        (
+            "/",
+            404,
+            plain,
+            "the paths are /liveness, /readiness, /metrics, /agents, /events, /environments and /deployments\n",
+        ),
         ("/metrics/", 404, plain, "the paths are /liveness"),
     ] {
         let response = send(&world, Method::GET, path).await;

@@ -10,6 +10,7 @@
 )]
 
 mod answer;
+mod deployments;
 mod endpoint;
 mod handlers;
 mod jwt;
@@ -38,8 +39,8 @@ pub use self::{
     jwt::{sign_for_gitlab, sign_for_kas},
     oauth::OauthState,
     state::{
-        AccessToken, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment, Gitaly, Job,
-        Membership, Project, ProjectEnvironment, Session, State, User,
+        AccessToken, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment, GitLabDeployment,
+        Gitaly, Job, Membership, Project, ProjectEnvironment, Session, State, User, sha_of_job,
     },
 };
 

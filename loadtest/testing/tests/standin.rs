@@ -181,6 +181,12 @@ async fn incorrect_request_is_refused_and_recorded() {
         (without(by_name(), "authorization"), 401, "there is no token"),
         (public("/api/v4/projects/a/b/environments?name=x"), 404, "nothing at this path"),
         (public("/api/v4/projects/a%2Fb/environments"), 400, "the query is"),
+        (public("/api/v4/projects/a%2Fb/deployments"), 400, "the query is"),
+        (
+            with(public("/api/v4/job"), "gitlab-kas-api-request", "jwt"),
+            401,
+            "needs no gitlab-kas-api-request",
+        ),
         (
             public("/api/v4/projects/a%2Fb/environments?states=available&per_page=100&page=0"),
             400,

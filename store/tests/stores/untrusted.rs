@@ -198,6 +198,21 @@ async fn deployments_are_shared_and_limited() {
 }
 
 #[tokio::test]
+async fn deployment_is_replaced_once() {
+    let Some(server) = redis() else { return };
+    let (here, there) =
+        (TestReplica::joined(server.settings()).await, TestReplica::joined(server.settings()).await);
+    for record in ["{\"job\":1}", "{\"job\":2}"] {
+        here.store.push_deployment(record).await.unwrap();
+    }
+    for replica in [&here, &there] {
+        replica.store.replace_deployment("{\"job\":1}", "{\"job\":1,\"status\":\"success\"}").await.unwrap();
+    }
+    let records = there.store.deployments().await.unwrap();
+    assert_eq!(records, [&b"{\"job\":1,\"status\":\"success\"}"[..], b"{\"job\":2}"]);
+}
+
+#[tokio::test]
 async fn keys_of_a_wrong_type_are_replaced() {
     let Some(server) = redis() else { return };
     put(&server, "SET", "{kas}:replicas", &[b"x"]).await;

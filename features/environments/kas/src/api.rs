@@ -1,4 +1,5 @@
-//! The environments and the deployments to them, for `GET /api/v1/environments` and `GET /api/v1/deployments`.
+//! The environments and the deployments to them: `GET /api/v1/environments` and `GET /api/v1/deployments` of the internal API, and
+//! `GET /environments` and `GET /deployments` of the observability listener, which asks no agent for the health.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -9,8 +10,10 @@ use axum::{
     routing::get,
 };
 use environments_wire::{
-    Deployment, EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken, Tier,
+    DeploymentOrigin, DeploymentRecords as _, DeploymentStatus, Environment, EnvironmentError,
+    EnvironmentQuery, EnvironmentSources, GitLabToken, LastDeployments, Tier,
 };
+use globset::Glob;
 use http::{HeaderMap, HeaderName};
 use kas_core::api::{
     ApiContext, InternalApiError, QueryError, ok,
@@ -21,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::{
-    DeploymentQuery, Deployments,
+    DeploymentEntry, DeploymentQuery, Deployments,
     health::{EnvironmentStatus, HealthInquiry},
 };
 
@@ -29,19 +32,37 @@ use super::{
 const USER_TOKEN: HeaderName = HeaderName::from_static("private-token");
 const JOB_TOKEN: HeaderName = HeaderName::from_static("job-token");
 
-/// The sources of the routes.
-#[derive(Debug)]
-pub(crate) struct EnvironmentsApi {
-    /// The environments of all sources.
+/// The first digits of a commit that a query has at least, as Git abbreviates commits, and the digits of SHA-256.
+const MIN_COMMIT: usize = 7;
+const MAX_COMMIT: usize = 64;
+
+/// The environments of all sources, and the deployments to them.
+#[derive(Clone, Debug)]
+pub(crate) struct EnvironmentLists {
+    pub(crate) replica: ReplicaId,
     pub(crate) environments: EnvironmentSources,
-    /// Asks agents for the health of environments.
-    pub(crate) health: HealthInquiry,
-    /// The deployments of CI jobs.
     pub(crate) deployments: Deployments,
 }
 
-/// The state of the routes.
-type ApiState = Arc<(ApiContext, EnvironmentsApi)>;
+/// The state of the routes of the internal API.
+#[derive(Debug)]
+struct EnvironmentsApi {
+    lists: EnvironmentLists,
+    /// Asks agents for the health of environments.
+    health: HealthInquiry,
+    context: ApiContext,
+}
+
+/// The query of a list of environments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EnvironmentRequest {
+    /// Selects environments.
+    query: EnvironmentQuery,
+    /// The health is asked for.
+    with_health: bool,
+    /// The last deployments are asked for.
+    with_deployments: bool,
+}
 
 /// The environments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,7 +83,7 @@ pub struct DeploymentList {
     /// The error because of which deployments are missing.
     missing: Option<String>,
     /// The deployments, the newest first.
-    deployments: Vec<Deployment>,
+    deployments: Vec<DeploymentEntry>,
 }
 
 impl IntoResponse for EnvironmentList {
@@ -77,42 +98,115 @@ impl IntoResponse for DeploymentList {
     }
 }
 
-/// Returns the routes of environments and deployments.
-pub(crate) fn routes(context: ApiContext, sources: EnvironmentsApi) -> Router {
+/// Returns the routes of the internal API.
+pub(crate) fn routes(context: ApiContext, lists: EnvironmentLists, health: HealthInquiry) -> Router {
     Router::new()
         .route("/api/v1/environments", get(list_environments))
-        .route("/api/v1/deployments", get(list_deployments))
-        .with_state(Arc::new((context, sources)))
+        .with_state(Arc::new(EnvironmentsApi { lists: lists.clone(), health, context }))
+        .merge(Router::new().route("/api/v1/deployments", get(list_deployments)).with_state(Arc::new(lists)))
+}
+
+/// Returns the routes of the observability listener.
+pub(crate) fn admin_routes(lists: EnvironmentLists) -> Router {
+    Router::new()
+        .route("/environments", get(list_without_health))
+        .route("/deployments", get(list_deployments))
+        .with_state(Arc::new(lists))
 }
 
 async fn list_environments(
-    State(state): State<ApiState>,
+    State(api): State<Arc<EnvironmentsApi>>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<EnvironmentList, InternalApiError> {
-    let (context, sources) = &*state;
-    let (query, with_health) = parse_environments(query.as_deref().unwrap_or_default())?;
-    let token = gitlab_token(&headers)?;
-    let environments = sources.environments.list(&query, token.as_ref()).await.map_err(refusal)?;
-    let environments = if with_health {
-        sources.health.complete(environments, &context.lookup).await?
+    let EnvironmentsApi { lists, health, context } = &*api;
+    let request = parse_environments(query.as_deref().unwrap_or_default())?;
+    let (environments, deployments) = lists.load(&request, &headers).await?;
+    let environments = if request.with_health {
+        health.complete(environments, &context.lookup).await?
     } else {
-        environments.into_iter().map(EnvironmentStatus::without_health).collect()
+        environments.into_iter().map(EnvironmentStatus::from).collect()
     };
-    Ok(EnvironmentList { replica: context.replica, time: SystemTime::now(), environments })
+    Ok(lists.list(environments, deployments))
+}
+
+async fn list_without_health(
+    State(lists): State<Arc<EnvironmentLists>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<EnvironmentList, InternalApiError> {
+    let request = parse_environments(query.as_deref().unwrap_or_default())?;
+    if request.with_health {
+        let what = "health: only GET /api/v1/environments of the internal API asks for the health";
+        return Err(InternalApiError::BadRequest(what.to_owned()));
+    }
+    let (environments, deployments) = lists.load(&request, &headers).await?;
+    Ok(lists.list(environments.into_iter().map(EnvironmentStatus::from).collect(), deployments))
 }
 
 async fn list_deployments(
-    State(state): State<ApiState>,
+    State(lists): State<Arc<EnvironmentLists>>,
     RawQuery(query): RawQuery,
 ) -> Result<DeploymentList, InternalApiError> {
-    let (context, sources) = &*state;
     let (query, limit) = parse_deployments(query.as_deref().unwrap_or_default())?;
-    let (deployments, missing) = match sources.deployments.list(&query, limit).await {
+    let (deployments, missing) = match lists.deployments.select(&query, limit).await {
         Ok(deployments) => (deployments, None),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
-    Ok(DeploymentList { replica: context.replica, time: SystemTime::now(), missing, deployments })
+    Ok(DeploymentList { replica: lists.replica, time: SystemTime::now(), missing, deployments })
+}
+
+impl EnvironmentLists {
+    /// Returns the environments that a request selects, and their last deployments if the request asks for them.
+    async fn load(
+        &self,
+        request: &EnvironmentRequest,
+        headers: &HeaderMap,
+    ) -> Result<(Vec<Environment>, Option<Vec<LastDeployments>>), InternalApiError> {
+        let token = gitlab_token(headers)?;
+        let environments = self.environments.list(&request.query, token.as_ref()).await.map_err(refusal)?;
+        let deployments = if request.with_deployments {
+            Some(self.last_deployments(&environments, token.as_ref()).await)
+        } else {
+            None
+        };
+        Ok((environments, deployments))
+    }
+
+    /// Returns the last deployments to environments: those that GitLab shows the holder of the token, and otherwise those of the records.
+    async fn last_deployments(
+        &self,
+        environments: &[Environment],
+        token: Option<&GitLabToken>,
+    ) -> Vec<LastDeployments> {
+        let of_gitlab = match token {
+            Some(token) => self.environments.last_deployments(environments, token).await,
+            None => environments.iter().map(|_| None).collect(),
+        };
+        let records = if of_gitlab.iter().all(Option::is_some) {
+            Ok(Arc::default())
+        } else {
+            self.deployments.list().await
+        };
+        let of_records = |environment: &Environment| match &records {
+            Ok(records) => LastDeployments::of_records(environment, &**records),
+            Err(error) => LastDeployments::unknown(DeploymentOrigin::Jobs, error.to_string()),
+        };
+        let all = environments.iter().zip(of_gitlab);
+        all.map(|(environment, found)| found.unwrap_or_else(|| of_records(environment))).collect()
+    }
+
+    fn list(
+        &self,
+        mut environments: Vec<EnvironmentStatus>,
+        deployments: Option<Vec<LastDeployments>>,
+    ) -> EnvironmentList {
+        if let Some(deployments) = deployments {
+            let all = environments.into_iter().zip(deployments);
+            environments = all.map(|(environment, last)| environment.with_deployments(last)).collect();
+        }
+        EnvironmentList { replica: self.replica, time: SystemTime::now(), environments }
+    }
 }
 
 /// Returns the error of a request for which the sources have this one.
@@ -133,21 +227,31 @@ pub fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryEr
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         match key {
-            "project_id" | "environment" | "agent" | "limit" if value.is_empty() => {}
+            "project_id" | "project" | "environment" | "tier" | "agent" | "commit" | "status" | "limit"
+                if value.is_empty() => {}
             "project_id" => {
                 let project = number("project_id", value, "the number of a project")?;
                 set_once("project_id", &mut query.project_id, project)?;
             }
+            "project" => set_once("project", &mut query.project, decoded("project", value)?)?,
             "environment" => {
-                set_once("environment", &mut query.environment, decoded("environment", value)?)?;
+                let text = decoded("environment", value)?;
+                let pattern = Glob::new(&text).map_err(|_| {
+                    let text = text.chars().take(100).collect();
+                    QueryError::Value("environment", text, "a slug or a pattern of slugs, like prod*")
+                })?;
+                set_once("environment", &mut query.environment, pattern.compile_matcher())?;
             }
+            "tier" => set_once("tier", &mut query.tier, tier(&decoded("tier", value)?)?)?,
             "agent" => {
                 let agent = AgentId(number("agent", value, "the number of an agent")?);
                 set_once("agent", &mut query.agent, agent)?;
             }
+            "commit" => set_once("commit", &mut query.commit, commit(value)?)?,
+            "status" => set_once("status", &mut query.status, status(value)?)?,
             "limit" => set_once("limit", &mut most, limit(value)?)?,
             _ => {
-                let known = "project_id, environment, agent and limit";
+                let known = "project_id, project, environment, tier, agent, commit, status and limit";
                 return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
             }
         }
@@ -155,25 +259,30 @@ pub fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryEr
     Ok((query, most.unwrap_or(DEFAULT_LIMIT)))
 }
 
-/// Parses the query of environments. Returns it with whether their health is asked for.
-pub fn parse_environments(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
+/// Parses the query of environments.
+pub fn parse_environments(text: &str) -> Result<EnvironmentRequest, QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
-    let (mut query, mut health) = (EnvironmentQuery::default(), None);
+    let (mut query, mut health, mut deployments) = (EnvironmentQuery::default(), None, None);
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = decoded("query", value)?;
         let (key, given_before) = match key {
-            "project" | "slug" | "group" | "agent" | "tier" | "health" if value.is_empty() => continue,
+            "project" | "slug" | "group" | "agent" | "tier" | "health" | "deployments"
+                if value.is_empty() =>
+            {
+                continue;
+            }
             "project" => ("project", query.project.replace(value).is_some()),
             "slug" => ("slug", query.slug.replace(value).is_some()),
             "group" => ("group", query.group.replace(value).is_some()),
             "agent" => ("agent", query.agent.replace(value).is_some()),
             "tier" => ("tier", query.tier.replace(tier(&value)?).is_some()),
             "health" => ("health", health.replace(boolean("health", &value)?).is_some()),
+            "deployments" => ("deployments", deployments.replace(boolean("deployments", &value)?).is_some()),
             _ => {
-                let known = "project, slug, tier, group, agent and health";
+                let known = "project, slug, tier, group, agent, health and deployments";
                 return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
             }
         };
@@ -181,7 +290,27 @@ pub fn parse_environments(text: &str) -> Result<(EnvironmentQuery, bool), QueryE
             return Err(QueryError::Twice(key));
         }
     }
-    Ok((query, health.unwrap_or_default()))
+    let (with_health, with_deployments) = (health.unwrap_or_default(), deployments.unwrap_or_default());
+    Ok(EnvironmentRequest { query, with_health, with_deployments })
+}
+
+/// Returns the first digits of a commit in lower case.
+fn commit(text: &str) -> Result<String, QueryError> {
+    let is_commit =
+        (MIN_COMMIT..=MAX_COMMIT).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_commit {
+        let text = text.chars().take(100).collect();
+        return Err(QueryError::Value("commit", text, "a commit, or 7 or more of its first digits"));
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
+fn status(name: &str) -> Result<DeploymentStatus, QueryError> {
+    let status = DeploymentStatus::ALL.into_iter().find(|(known, _)| *known == name);
+    let expected = "running, success, failed, canceled or unknown";
+    status
+        .map(|(_, status)| status)
+        .ok_or_else(|| QueryError::Value("status", name.chars().take(100).collect(), expected))
 }
 
 fn boolean(key: &'static str, value: &str) -> Result<bool, QueryError> {
@@ -218,25 +347,27 @@ mod tests {
 
     #[test]
     fn query_is_parsed_and_decoded() {
-        let (query, with_health) =
-            parse_environments("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
+        let request = parse_environments("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
         let text = |text: &str| Some(text.to_owned());
-        let expected = EnvironmentQuery {
+        let query = EnvironmentQuery {
             project: text("g/app"),
             slug: text("s"),
             tier: Some(Tier::Staging),
             group: text("g"),
             agent: text("7"),
         };
-        assert_eq!((query, with_health), (expected, false));
-        assert_eq!(parse_environments("project=g/app&").unwrap().0.project, text("g/app"));
-        assert_eq!(parse_environments("").unwrap(), (EnvironmentQuery::default(), false));
-        let empty = "project=&slug=&tier=&group=&agent=&health=";
-        assert_eq!(parse_environments(empty).unwrap(), (EnvironmentQuery::default(), false));
-        assert_eq!(parse_environments("project=my+group%2Fapp").unwrap().0.project, text("my group/app"));
-        assert!(
-            parse_environments("health=true").unwrap().1 && !parse_environments("health=false").unwrap().1
-        );
+        assert_eq!(request, EnvironmentRequest { query, ..EnvironmentRequest::default() });
+        assert_eq!(parse_environments("project=g/app&").unwrap().query.project, text("g/app"));
+        assert_eq!(parse_environments("").unwrap(), EnvironmentRequest::default());
+        let empty = "project=&slug=&tier=&group=&agent=&health=&deployments=";
+        assert_eq!(parse_environments(empty).unwrap(), EnvironmentRequest::default());
+        assert_eq!(parse_environments("project=my+group%2Fapp").unwrap().query.project, text("my group/app"));
+        let parts = |query: &str| {
+            let EnvironmentRequest { with_health, with_deployments, .. } = parse_environments(query).unwrap();
+            [with_health, with_deployments]
+        };
+        assert_eq!(parts("health=true"), [true, false]);
+        assert_eq!(parts("deployments=true&health=false"), [false, true]);
     }
 
     #[test]
@@ -262,17 +393,32 @@ mod tests {
 
     #[test]
     fn query_of_deployments_is_parsed() {
-        let (query, limit) = parse_deployments("project_id=7&environment=live&agent=1&limit=5").unwrap();
-        let expected = DeploymentQuery {
-            project_id: Some(7),
-            environment: Some("live".into()),
-            agent: Some(AgentId(1)),
-        };
-        assert_eq!((query, limit), (expected, 5));
-        let none = (DeploymentQuery::default(), 100);
-        assert_eq!(parse_deployments("").unwrap(), none);
-        assert_eq!(parse_deployments("project_id=&environment=&agent=&limit=").unwrap(), none);
-        for query in ["project_id=x", "limit=0", "limit=501", "job=1", "agent=1&agent=2"] {
+        let text = "project_id=7&project=shop%2Fweb&environment=prod*&tier=production&agent=1&commit=0A1B2C3\
+                    &status=success&limit=5";
+        let (query, limit) = parse_deployments(text).unwrap();
+        assert_eq!((query.project_id, query.agent, limit), (Some(7), Some(AgentId(1)), 5));
+        assert_eq!((query.project.as_deref(), query.commit.as_deref()), (Some("shop/web"), Some("0a1b2c3")));
+        assert_eq!((query.tier, query.status), (Some(Tier::Production), Some(DeploymentStatus::Success)));
+        let pattern = query.environment.unwrap();
+        assert_eq!(["prod-eu", "staging"].map(|slug| pattern.is_match(slug)), [true, false]);
+        let empty = "project_id=&project=&environment=&tier=&agent=&commit=&status=&limit=";
+        for text in ["", empty] {
+            let (query, limit) = parse_deployments(text).unwrap();
+            assert_eq!((format!("{query:?}"), limit), (format!("{:?}", DeploymentQuery::default()), 100));
+        }
+        for query in [
+            "project_id=x",
+            "limit=0",
+            "limit=501",
+            "job=1",
+            "agent=1&agent=2",
+            "environment=[",
+            "tier=prod",
+            "status=ok",
+            "commit=0a1b2c",
+            "commit=main567",
+            &format!("commit={}", "0".repeat(65)),
+        ] {
             assert!(parse_deployments(query).is_err(), "{query}");
         }
     }
@@ -282,7 +428,7 @@ mod tests {
         for (query, expected) in [
             (
                 "name=x",
-                "\"name\" is not a parameter: the parameters are project, slug, tier, group, agent and health",
+                "\"name\" is not a parameter: the parameters are project, slug, tier, group, agent, health and deployments",
             ),
             ("health=1", "health: \"1\" is not true or false"),
             ("health=true&health=true", "health is given twice"),

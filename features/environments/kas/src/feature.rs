@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use environments_wire::EnvironmentSources;
 use kas_core::{
     api::{ApiContext, ApiRoutes},
@@ -11,11 +12,12 @@ use kas_core::{
     request_hooks::RequestHooks,
     request_types::{Named, RequestType},
 };
-use proto::ServiceName;
+use proto::{ReplicaId, ServiceName};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     AgentEnvironments, Deployments, ManagedResourcesConfig,
-    api::{self, EnvironmentsApi},
+    api::{self, EnvironmentLists},
     health::HealthInquiry,
     provisioner::Provisioner,
 };
@@ -23,6 +25,8 @@ use crate::{
 /// The environments of projects.
 #[derive(Debug)]
 pub struct EnvironmentsFeature {
+    /// The replica.
+    pub replica: ReplicaId,
     /// The section about the objects of environments.
     pub managed_resources: ManagedResourcesConfig,
     /// The environments that agents name.
@@ -52,12 +56,22 @@ impl KasFeature for EnvironmentsFeature {
         vec![Box::new(self.named.clone())]
     }
 
+    fn admin_routes(&self, _: &CancellationToken) -> Router {
+        api::admin_routes(self.lists())
+    }
+
     fn api_routes(&self, context: &ApiContext, callers: &ProxyServer) -> ApiRoutes {
-        let environments = EnvironmentsApi {
+        let http = api::routes(context.clone(), self.lists(), HealthInquiry::new(callers));
+        ApiRoutes { http, ..ApiRoutes::default() }
+    }
+}
+
+impl EnvironmentsFeature {
+    fn lists(&self) -> EnvironmentLists {
+        EnvironmentLists {
+            replica: self.replica,
             environments: self.sources.clone(),
-            health: HealthInquiry::new(callers),
             deployments: self.deployments.clone(),
-        };
-        ApiRoutes { http: api::routes(context.clone(), environments), ..ApiRoutes::default() }
+        }
     }
 }

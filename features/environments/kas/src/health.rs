@@ -6,7 +6,7 @@ use access::{
     RequestError, SourceUnavailable,
     kill_switch::{KillSwitch, RequestAttributes},
 };
-use environments_wire::{Environment, EnvironmentAgent};
+use environments_wire::{Environment, EnvironmentAgent, LastDeployments};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Limited};
@@ -44,7 +44,7 @@ const MAX_REPORT: usize = 64 << 10;
 const MAX_ENTRIES: usize = 32;
 const MAX_TEXT: usize = 1024;
 
-/// An environment with its health.
+/// An environment with its health and its last deployments.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EnvironmentStatus {
     #[serde(flatten)]
@@ -52,6 +52,9 @@ pub struct EnvironmentStatus {
     /// Present if the query asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     health: Option<EnvironmentHealth>,
+    /// Present if the query asks for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deployments: Option<LastDeployments>,
 }
 
 /// The health of an environment.
@@ -132,7 +135,7 @@ impl HealthInquiry {
             let places: Vec<_> = reports.by_ref().take(environment.agents.len()).collect();
             let worst = places.iter().map(|place| place.report.health.health).max();
             let health = EnvironmentHealth { health: worst.unwrap_or(HealthState::Unknown), places };
-            EnvironmentStatus { environment, health: Some(health) }
+            EnvironmentStatus { health: Some(health), ..EnvironmentStatus::from(environment) }
         });
         Ok(statuses.collect())
     }
@@ -181,9 +184,15 @@ impl PlaceHealth {
 }
 
 impl EnvironmentStatus {
-    /// Returns an environment without its health.
-    pub(super) fn without_health(environment: Environment) -> Self {
-        Self { environment, health: None }
+    /// Adds the last deployments.
+    pub(super) fn with_deployments(self, deployments: LastDeployments) -> Self {
+        Self { deployments: Some(deployments), ..self }
+    }
+}
+
+impl From<Environment> for EnvironmentStatus {
+    fn from(environment: Environment) -> Self {
+        Self { environment, health: None, deployments: None }
     }
 }
 

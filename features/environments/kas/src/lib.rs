@@ -13,7 +13,7 @@ mod template;
 
 pub use self::{
     config::ManagedResourcesConfig,
-    deployments::{DeploymentQuery, Deployments},
+    deployments::{DeploymentEntry, DeploymentQuery, Deployments},
     feature::EnvironmentsFeature,
     file::EnvironmentFile,
     named::AgentEnvironments,

@@ -2,7 +2,7 @@
 //! project deploys: namespaces of agents.
 //!
 //! Each source of environments implements [`EnvironmentSource`]: the file `environments.file`, the configurations of agents, and GitLab.
-//! A feature that sees CI jobs gives their deployments to a [`DeploymentRecorder`].
+//! A feature that sees CI jobs gives their deployments to the [`DeploymentRecords`], and the results of the jobs as [`JobResults`].
 #![warn(missing_docs)]
 
 mod deployment;
@@ -11,16 +11,20 @@ mod names;
 use std::{
     collections::{BTreeMap, HashSet},
     fmt,
+    future::ready,
     sync::Arc,
 };
 
 use access::SourceUnavailable;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt as _};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    deployment::{Deployment, DeploymentRecorder},
+    deployment::{
+        Deployment, DeploymentFacts, DeploymentOrigin, DeploymentRecords, DeploymentStatus,
+        EnvironmentDeployment, JobFacts, JobResults, LastDeployments,
+    },
     names::{is_label, is_project},
 };
 
@@ -36,6 +40,16 @@ pub trait EnvironmentSource: fmt::Debug + Send + Sync {
         query: &'a EnvironmentQuery,
         token: Option<&'a GitLabToken>,
     ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>>;
+
+    /// Returns the last deployments to each of these environments, in their order, if the holder of the token may see them. `None` is an
+    /// environment of which the source knows no deployments.
+    fn last_deployments<'a>(
+        &'a self,
+        environments: &'a [Environment],
+        _: &'a GitLabToken,
+    ) -> BoxFuture<'a, Vec<Option<LastDeployments>>> {
+        ready(environments.iter().map(|_| None).collect()).boxed()
+    }
 }
 
 /// The sources of environments in their order.
@@ -141,6 +155,20 @@ impl EnvironmentSources {
             environments.extend(found.into_iter().filter(new));
         }
         Ok(environments)
+    }
+
+    /// Returns the last deployments to each of these environments, in their order. Those of the first source that knows them are used.
+    pub async fn last_deployments(
+        &self,
+        environments: &[Environment],
+        token: &GitLabToken,
+    ) -> Vec<Option<LastDeployments>> {
+        let mut all: Vec<_> = environments.iter().map(|_| None).collect();
+        for source in &self.0 {
+            let found = source.last_deployments(environments, token).await;
+            all.iter_mut().zip(found).for_each(|(known, found)| *known = known.take().or(found));
+        }
+        all
     }
 }
 

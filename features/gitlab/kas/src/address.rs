@@ -28,12 +28,17 @@ pub struct GitLabAddressError(String);
 impl GitLabAddress {
     /// Returns the URL of a path, which begins with a slash, and a query, which may be empty.
     pub(super) fn url(&self, path: &str, query: &str) -> Uri {
-        let base = self.base.path().trim_end_matches('/');
+        let base = self.path();
         let query = if query.is_empty() { String::new() } else { format!("?{query}") };
         let mut parts = self.base.clone().into_parts();
         let path = PathAndQuery::try_from(format!("{base}{path}{query}"));
         parts.path_and_query = Some(path.expect("the paths are literals, and queries are percent-encoded"));
         Uri::from_parts(parts).expect("the base has a scheme and a host")
+    }
+
+    /// Returns the path of the URL, without a slash at the end.
+    pub(super) fn path(&self) -> &str {
+        self.base.path().trim_end_matches('/')
     }
 
     /// Returns whether connections use TLS.

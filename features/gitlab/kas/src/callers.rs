@@ -7,11 +7,13 @@
 //! | `impersonation` | the identities of jobs and users in the cluster |
 //! | `credential_kind` | the kinds of credentials |
 //! | `caller` | [`caller::GitLabCaller`]: a job or user with its rights for each agent |
+//! | `deployments` | [`deployments::JobDeployments`]: the records of the deployments of jobs |
 //! | `cache` | [`cache::CallerCache`]: one request to GitLab per credential and minute |
 
 mod cache;
 mod caller;
 mod credential_kind;
+mod deployments;
 mod impersonation;
 mod job;
 mod rights;
@@ -31,7 +33,7 @@ use access::{
     RequestError, Target, UnknownCredentials, UserAgent, UserAgents, UserAuthenticator, UserLoginError,
     unauthorized,
 };
-use environments_wire::DeploymentRecorder;
+use environments_wire::DeploymentRecords;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -43,6 +45,7 @@ use self::{
     cache::CallerCache,
     caller::{CallerInfo, GitLabCaller},
     credential_kind::CredentialKind,
+    deployments::JobDeployments,
     user::{AccessType, UserInfo, UserRequest},
 };
 use super::{AgentNames, in_flight::InFlightCounters};
@@ -70,7 +73,7 @@ pub struct GitLabAuthorizer {
     callers: CallerCache,
     in_flight: InFlightCounters,
     usage: Usage,
-    deployments: Arc<dyn DeploymentRecorder>,
+    deployments: JobDeployments,
     unknown: Arc<UnknownCredentials>,
     /// The time for which an answer of GitLab is valid.
     ttl: Duration,
@@ -105,12 +108,13 @@ impl GitLabAuthorizer {
         agents: GitLabAgentDirectory,
         in_flight: InFlightCounters,
         usage: Usage,
-        deployments: Arc<dyn DeploymentRecorder>,
+        deployments: Arc<dyn DeploymentRecords>,
         unknown: Arc<UnknownCredentials>,
         validity: CallerValidity,
     ) -> Self {
         let CallerValidity { ttl, error_ttl, recheck_timeout } = validity;
         let callers = CallerCache::new(ttl, error_ttl);
+        let deployments = JobDeployments::new(&client, deployments);
         let logins = None;
         Self { client, agents, logins, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
     }
@@ -130,9 +134,10 @@ impl GitLabAuthorizer {
         Self { logins: Some(logins), ..self }
     }
 
-    /// Ends the streams of credentials that GitLab revokes, or does not confirm. The future never completes.
+    /// Ends the streams of credentials that GitLab revokes, or does not confirm, and describes the deployments of jobs. The future never
+    /// completes.
     pub async fn run(&self) {
-        tokio::join!(self.recheck(), self.end_unconfirmed());
+        tokio::join!(self.recheck(), self.end_unconfirmed(), self.deployments.run());
     }
 
     /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice
@@ -325,7 +330,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
             // A job that only reads the graph or the state of manifests deploys nothing.
             if is_of_deployment(&target.service)
                 && let Some(deployment) = caller.take_deployment(agent)
-                && let Err(error) = self.deployments.record(deployment).await
+                && let Err(error) = self.deployments.record(deployment, &credential.token).await
             {
                 caller.put_back_deployment(agent);
                 tracing::debug!(agent.id = %agent, %error, "deployment not recorded");

@@ -65,6 +65,7 @@ pub struct GitLabClient {
     inner: Arc<ClientState>,
     share: BudgetShare,
     status_token_file: Option<Arc<Path>>,
+    deployment_token_file: Option<Arc<Path>>,
 }
 
 struct ClientState {
@@ -109,7 +110,12 @@ impl GitLabClient {
             gitaly: GitalyServers::default(),
             legacy_agent_info: AtomicBool::new(false),
         };
-        Self { inner: Arc::new(inner), share: BudgetShare::Agents, status_token_file: None }
+        Self {
+            inner: Arc::new(inner),
+            share: BudgetShare::Agents,
+            status_token_file: None,
+            deployment_token_file: None,
+        }
     }
 
     /// Returns a client whose requests have another share of the limits. Those of a new client are of agents.
@@ -120,6 +126,21 @@ impl GitLabClient {
     /// Returns a client that may set the statuses of commits, with the token of this file.
     pub fn with_status_token_file(self, file: Option<&Path>) -> Self {
         Self { status_token_file: file.map(Arc::from), ..self }
+    }
+
+    /// Returns a client that may read the results of deployments, with the token of this file.
+    pub fn with_deployment_token_file(self, file: Option<&Path>) -> Self {
+        Self { deployment_token_file: file.map(Arc::from), ..self }
+    }
+
+    /// Returns the file of the token that reads the results of deployments.
+    pub(super) fn deployment_token_file(&self) -> Option<&Path> {
+        self.deployment_token_file.as_deref()
+    }
+
+    /// Returns the path of this GitLab in its URLs, without a slash at the end.
+    pub(super) fn base_path(&self) -> &str {
+        self.inner.address.path()
     }
 
     /// Returns the file of the token that sets the statuses of commits.
@@ -262,7 +283,7 @@ impl GitLabClient {
             message: "not sent: the token has characters that no header may have".to_owned(),
         })?;
         headers.extend(credential);
-        let path = endpoint.path().replace(":id", ids.project).replace(":sha", ids.commit);
+        let path = endpoint.path().replace(":id", ids.project).replace(":object", ids.object);
         let url = self.inner.address.url(&path, &encode(query));
         let prepared = Prepared { method, endpoint, url, headers, body };
 
@@ -405,8 +426,8 @@ impl GitLabClient {
 pub(super) struct ObjectIds<'a> {
     /// The id or the path of the project.
     pub(super) project: &'a str,
-    /// The id of the commit.
-    pub(super) commit: &'a str,
+    /// The id of the commit, the environment or the job.
+    pub(super) object: &'a str,
 }
 
 /// Encodes the parameters of a query.

@@ -96,7 +96,7 @@ impl GitLabClient {
     ) -> Result<Option<CommitStatus>, GitLabError> {
         let query = [("name", place.name), ("per_page", "1")];
         let project = place.project.to_string();
-        let ids = ObjectIds { project: &project, commit: place.commit };
+        let ids = ObjectIds { project: &project, object: place.commit };
         let found: Vec<StatusEntry> = self.get_at(Endpoint::CommitStatuses, ids, &query, credential).await?;
         let status = found.into_iter().next();
         Ok(status.map(|StatusEntry { status: state, description }| CommitStatus {
@@ -119,7 +119,7 @@ impl GitLabClient {
         let CommitStatus { state, description } = status;
         let body = StatusBody { state: *state, name: place.name, description };
         let project = place.project.to_string();
-        let ids = ObjectIds { project: &project, commit: place.commit };
+        let ids = ObjectIds { project: &project, object: place.commit };
         let set: Result<serde::de::IgnoredAny, _> =
             self.post_at(Endpoint::SetCommitStatus, ids, &body, credential).await;
         match set {

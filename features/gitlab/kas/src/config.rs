@@ -35,6 +35,10 @@ pub struct GitLabConfig {
     /// The login of people to the web page at GitLab.
     #[serde(default)]
     pub login: Option<GitLabLoginConfig>,
+    /// A token that reads how the jobs of deployments have ended: scope `read_api`, role Reporter.
+    #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
+    pub deployment_token_file: Option<Spanned<PathBuf>>,
     /// The limit of requests to GitLab.
     #[serde(default)]
     pub api_rate_limit: ApiRateLimit,
@@ -69,7 +73,11 @@ impl GitLabConfig {
     /// Iterates over the paths of the section.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         let login = self.login.iter_mut().filter_map(|login| login.client_secret_file.as_mut());
-        let optional = [&mut self.ca_certificate_file, &mut self.commit_status_token_file];
+        let optional = [
+            &mut self.ca_certificate_file,
+            &mut self.commit_status_token_file,
+            &mut self.deployment_token_file,
+        ];
         [&mut self.authentication_secret_file].into_iter().chain(optional.into_iter().flatten()).chain(login)
     }
 }

@@ -28,8 +28,16 @@ pub enum Endpoint {
     AgentEvents,
     /// GET: the agents of a CI job.
     AllowedAgents,
+    /// GET: the job of a token.
+    Job,
     /// GET: the environments of a project.
     ProjectEnvironments,
+    /// GET: one of them, with its last successful deployment.
+    ProjectEnvironment,
+    /// GET: the deployments of a project.
+    ProjectDeployments,
+    /// GET: a job of a project.
+    ProjectJob,
     /// GET: the statuses of a commit.
     CommitStatuses,
     /// POST: a status of a commit.
@@ -60,7 +68,7 @@ pub enum Credential<'a> {
 }
 
 impl Endpoint {
-    /// Returns the path, in which `:id` stands for the id of a project and `:sha` for that of a commit.
+    /// Returns the path, in which `:id` stands for the id of a project and `:object` for that of a commit, an environment or a job.
     pub fn path(self) -> &'static str {
         match self {
             Self::AgentInfo => "/api/v4/internal/agents/agentk/agent_info",
@@ -72,9 +80,13 @@ impl Endpoint {
             Self::UsageMetrics => "/api/v4/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/api/v4/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/api/v4/job/allowed_agents",
+            Self::Job => "/api/v4/job",
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
-            Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:sha/statuses",
-            Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:sha",
+            Self::ProjectEnvironment => "/api/v4/projects/:id/environments/:object",
+            Self::ProjectDeployments => "/api/v4/projects/:id/deployments",
+            Self::ProjectJob => "/api/v4/projects/:id/jobs/:object",
+            Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:object/statuses",
+            Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:object",
             Self::GraphQl => "/api/graphql",
             Self::OauthAuthorize => "/oauth/authorize",
             Self::OauthToken => "/oauth/token",
@@ -95,7 +107,11 @@ impl Endpoint {
             Self::UsageMetrics => "usage_metrics",
             Self::AgentEvents => "agent_events",
             Self::AllowedAgents => "allowed_agents",
+            Self::Job => "job",
             Self::ProjectEnvironments => "project_environments",
+            Self::ProjectEnvironment => "project_environment",
+            Self::ProjectDeployments => "project_deployments",
+            Self::ProjectJob => "project_job",
             Self::CommitStatuses => "commit_statuses",
             Self::SetCommitStatus => "set_commit_status",
             Self::GraphQl => "graphql",
@@ -132,7 +148,11 @@ impl Endpoint {
     pub(super) fn is_public(self) -> bool {
         matches!(
             self,
-            Self::ProjectEnvironments
+            Self::Job
+                | Self::ProjectEnvironments
+                | Self::ProjectEnvironment
+                | Self::ProjectDeployments
+                | Self::ProjectJob
                 | Self::CommitStatuses
                 | Self::SetCommitStatus
                 | Self::GraphQl

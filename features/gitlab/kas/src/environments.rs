@@ -1,17 +1,21 @@
 //! Environments of GitLab, as the holder of a token sees them. Each answer is cached for the token and the project.
 
+mod last_deployments;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use access::{SourceUnavailable, token::TokenHash};
 use environments_wire::{
-    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
-    is_label, is_project,
+    DeploymentOrigin, Environment, EnvironmentAgent, EnvironmentDeployment, EnvironmentError,
+    EnvironmentQuery, EnvironmentSource, GitLabToken, LastDeployments, Tier, is_label, is_project,
 };
-use futures_util::future::BoxFuture;
+use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use http::StatusCode;
 use moka::future::Cache;
+use secrecy::SecretString;
 use tokio::time::{Instant, timeout};
 
+use self::last_deployments::{DeploymentLookup, last_of, late};
 use crate::{BudgetShare, CacheTtls, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
 /// The time that a caller waits for GitLab, with all attempts and pages.
@@ -20,12 +24,18 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The most environments of all cached answers. They use some 300 bytes each.
 const CAPACITY: u64 = 50_000;
+/// The most projects of whose deployments one request asks, and those that are asked at the same time.
+const MAX_PROJECTS: usize = 20;
+const PROJECTS_AT_ONCE: usize = 4;
+/// The most environments of a project that are asked for their last successful deployment.
+const MAX_LOOKUPS: usize = 20;
 
 /// The environments of GitLab.
 #[derive(Debug)]
 pub struct GitLabEnvironments {
     client: GitLabClient,
     answers: Cache<TokenHash, Arc<Answer>>,
+    deployments: DeploymentLookup,
     ttl: Duration,
     error_ttl: Duration,
 }
@@ -45,7 +55,9 @@ impl GitLabEnvironments {
             .weigher(|_, answer: &Arc<Answer>| answer.weight())
             .time_to_live(ttl.max(error_ttl))
             .build();
-        Self { client: client.with_share(BudgetShare::KnownCallers), answers, ttl, error_ttl }
+        let client = client.with_share(BudgetShare::KnownCallers);
+        let deployments = DeploymentLookup::new(client.clone(), ttls);
+        Self { client, answers, deployments, ttl, error_ttl }
     }
 
     /// Returns the environments of a project, or the one with this name, from the cache or from GitLab.
@@ -77,10 +89,7 @@ impl GitLabEnvironments {
         name: Option<&str>,
         token: &GitLabToken,
     ) -> Result<Vec<Environment>, EnvironmentError> {
-        let credential = match token {
-            GitLabToken::Personal(token) => Credential::User(token),
-            GitLabToken::Job(token) => Credential::Job(token),
-        };
+        let (_, _, credential) = credential(token);
         let response = timeout(LOOKUP_TIMEOUT, self.client.project_environments(project, name, credential));
         let found = response.await.map_err(|_| SourceUnavailable {
             message: format!("GitLab did not respond within {} s", LOOKUP_TIMEOUT.as_secs()),
@@ -95,6 +104,67 @@ impl GitLabEnvironments {
         let mut environments: Vec<_> = found.into_iter().map(|found| environment(project, found)).collect();
         environments.sort_by_key(|environment| environment.id);
         Ok(environments)
+    }
+
+    /// Returns the last deployments to environments of one project, with their positions. It knows none of a project that the holder of the
+    /// token cannot see.
+    async fn of_project(
+        &self,
+        project: &str,
+        environments: Vec<(usize, &str)>,
+        token: &GitLabToken,
+    ) -> Vec<(usize, LastDeployments)> {
+        let deployments = match self.deployments.of_project(project, token).await {
+            Ok(Some(deployments)) => deployments,
+            Ok(None) => return Vec::new(),
+            Err(error) => {
+                let unknown = |(at, _)| (at, LastDeployments::unknown(DeploymentOrigin::GitLab, &*error));
+                return environments.into_iter().map(unknown).collect();
+            }
+        };
+        let (mut found, mut lookups) = (Vec::with_capacity(environments.len()), 0);
+        for (at, slug) in environments {
+            let mut last = last_of(slug, &deployments);
+            if last.last_successful.is_none() {
+                lookups += 1;
+                let looked_up = match lookups {
+                    ..=MAX_LOOKUPS => self.last_successful(project, slug, token).await,
+                    _ => Err(format!(
+                        "kas asks GitLab for {MAX_LOOKUPS} environments of a project that have no recent deployment: select with slug"
+                    )),
+                };
+                match looked_up {
+                    Ok(successful) => {
+                        last.last = last.last.or_else(|| successful.clone());
+                        last.last_successful = successful;
+                    }
+                    Err(error) => last.missing = Some(error),
+                }
+            }
+            found.push((at, last));
+        }
+        found
+    }
+
+    /// Returns the last successful deployment to an environment, which is not among the newest deployments of its project.
+    async fn last_successful(
+        &self,
+        project: &str,
+        slug: &str,
+        token: &GitLabToken,
+    ) -> Result<Option<EnvironmentDeployment>, String> {
+        let query = EnvironmentQuery {
+            project: Some(project.to_owned()),
+            slug: Some(slug.to_owned()),
+            ..EnvironmentQuery::default()
+        };
+        let found = self.list(&query, Some(token)).await.map_err(|error| error.to_string())?;
+        match found.first() {
+            Some(environment) => {
+                self.deployments.of_environment((project, slug, environment.id), token).await
+            }
+            None => Ok(None),
+        }
     }
 }
 
@@ -125,6 +195,40 @@ impl EnvironmentSource for GitLabEnvironments {
             selected(None).await
         })
     }
+
+    fn last_deployments<'a>(
+        &'a self,
+        environments: &'a [Environment],
+        token: &'a GitLabToken,
+    ) -> BoxFuture<'a, Vec<Option<LastDeployments>>> {
+        Box::pin(async move {
+            let mut projects = BTreeMap::<&str, Vec<(usize, &str)>>::new();
+            for (at, Environment { project, slug, .. }) in environments.iter().enumerate() {
+                if is_project(project) {
+                    projects.entry(project).or_default().push((at, slug));
+                }
+            }
+            let asked = projects.into_iter().enumerate().map(|(count, (project, environments))| async move {
+                let all: Vec<usize> = environments.iter().map(|(at, _)| *at).collect();
+                let without = |last: LastDeployments| all.iter().map(|at| (*at, last.clone())).collect();
+                if count >= MAX_PROJECTS {
+                    let what = format!(
+                        "kas asks GitLab for the deployments of {MAX_PROJECTS} projects at once: select with project"
+                    );
+                    return without(LastDeployments::unknown(DeploymentOrigin::GitLab, what));
+                }
+                let found = timeout(LOOKUP_TIMEOUT, self.of_project(project, environments, token)).await;
+                found.unwrap_or_else(|_| without(late(LOOKUP_TIMEOUT)))
+            });
+            let asked = asked.collect::<Vec<_>>();
+            let found: Vec<Vec<_>> = stream::iter(asked).buffered(PROJECTS_AT_ONCE).collect().await;
+            let mut all: Vec<_> = environments.iter().map(|_| None).collect();
+            for (at, last) in found.into_iter().flatten() {
+                all[at] = Some(last);
+            }
+            all
+        })
+    }
 }
 
 impl Answer {
@@ -134,11 +238,16 @@ impl Answer {
     }
 }
 
+/// Returns the kind of a token, its text, and how it is sent to GitLab.
+fn credential(token: &GitLabToken) -> (&'static str, &SecretString, Credential<'_>) {
+    match token {
+        GitLabToken::Personal(token) => ("user", token, Credential::User(token)),
+        GitLabToken::Job(token) => ("job", token, Credential::Job(token)),
+    }
+}
+
 fn cache_key(project: &str, name: Option<&str>, token: &GitLabToken) -> TokenHash {
-    let (kind, secret) = match token {
-        GitLabToken::Personal(token) => ("user", token),
-        GitLabToken::Job(token) => ("job", token),
-    };
+    let (kind, secret, _) = credential(token);
     // The path of a project has no line feed.
     let name = name.map(|name| format!("\n{name}")).unwrap_or_default();
     TokenHash::of_credential(&format!("environments {kind} {project}{name}"), secret, None)

@@ -18,6 +18,8 @@
 //! | `user_access` | the refusals of users whom `user_access` does not admit |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `projects`, `commit_status` | the repositories of projects and the statuses of their commits, for GitOps |
+//! | `project_deployments` | [`ProjectDeployment`]: the deployments of a project and its jobs, as their caller sees them |
+//! | `job_results` | [`GitLabJobResults`]: the results of the jobs of deployments |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
 //! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
 //! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
@@ -52,9 +54,11 @@ pub mod gitaly;
 mod gitlab_agentk;
 mod in_flight;
 mod internal_api;
+mod job_results;
 mod jwt;
 mod login;
 mod metrics;
+mod project_deployments;
 mod project_environments;
 mod project_info;
 mod projects;
@@ -88,7 +92,9 @@ pub use self::{
     gitlab_agentk::{GitlabAgentk, GitlabAgentkConfig},
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,
+    job_results::GitLabJobResults,
     login::{LOGIN_ISSUER, LoginSettings},
+    project_deployments::ProjectDeployment,
     project_environments::ProjectEnvironment,
     project_info::ProjectInfo,
     projects::GitLabProjects,

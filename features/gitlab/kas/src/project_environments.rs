@@ -65,7 +65,7 @@ impl GitLabClient {
                 Some(name) => vec![("name", name)],
                 None => vec![("states", "available"), ("per_page", &*per_page), ("page", &*page)],
             };
-            let ids = ObjectIds { project: &id, commit: "" };
+            let ids = ObjectIds { project: &id, object: "" };
             let result = self.get_at(Endpoint::ProjectEnvironments, ids, &query, credential).await;
             let found: Vec<EnvironmentEntry> = match result {
                 Err(error) if error.is_status(StatusCode::NOT_FOUND) => break,

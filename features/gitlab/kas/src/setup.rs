@@ -18,13 +18,14 @@ use crate::{config::GitLabConfig, login::LoginSettings};
 
 /// The key of the additional authority.
 const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";
-/// The key of the token that sets the statuses of commits.
+/// The keys of the tokens that set the statuses of commits, and read the results of deployments.
 const STATUS_TOKEN_KEY: &str = "gitlab.commit_status_token_file";
 /// The URL of GitLab for browsers.
 const EXTERNAL_URL_KEY: &str = "gitlab.external_url";
 /// The id of the application for logins, and its secret.
 const CLIENT_ID_KEY: &str = "gitlab.login.client_id";
 const LOGIN_SECRET_KEY: &str = "gitlab.login.client_secret_file";
+const DEPLOYMENT_TOKEN_KEY: &str = "gitlab.deployment_token_file";
 
 /// The section `gitlab` with its files, which are read again when they change. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -44,8 +45,12 @@ impl GitLabSetup {
             "gitlab.authentication_secret_file",
             &section.authentication_secret_file,
         )?;
-        if let Some(file) = &section.commit_status_token_file {
-            check_token(config, STATUS_TOKEN_KEY, file)?;
+        let tokens = [
+            (STATUS_TOKEN_KEY, &section.commit_status_token_file),
+            (DEPLOYMENT_TOKEN_KEY, &section.deployment_token_file),
+        ];
+        for (key, file) in tokens.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))) {
+            check_token(config, key, file)?;
         }
         if let Some(login) = &section.login {
             let at = login.client_id.referenced;
@@ -75,9 +80,10 @@ impl GitLabSetup {
             (None, None) => Transport::tcp(),
         };
         let secret = self.secret.secret().clone();
-        let token = self.section.commit_status_token_file.as_ref().map(|file| &*file.value);
+        let path = |file: &'_ Option<Spanned<PathBuf>>| file.as_ref().map(|file| file.value.clone());
         GitLabClient::new(address, secret, transport, &self.section.api_rate_limit)
-            .with_status_token_file(token)
+            .with_status_token_file(path(&self.section.commit_status_token_file).as_deref())
+            .with_deployment_token_file(path(&self.section.deployment_token_file).as_deref())
     }
 
     /// Returns the settings of logins to the web page, if people can log in at GitLab.

@@ -39,6 +39,11 @@ impl CallerAgents {
         let id = name.parse().ok();
         self.agents.iter().find(|agent| agent.name == name || Some(agent.id) == id)
     }
+
+    /// Returns whether the caller may use an agent.
+    pub(super) fn contains(&self, id: AgentId) -> bool {
+        self.agents.iter().any(|agent| agent.id == id)
+    }
 }
 
 impl Logins {

@@ -1,24 +1,44 @@
 //! The environments that a caller may see. The page asks their agents for the health itself, with the session of the reader: kas would
 //! see more objects than the caller.
 
+use std::sync::Arc;
+
 use environments_wire::{
-    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSources,
+    Deployment, DeploymentOrigin, DeploymentRecords, Environment, EnvironmentAgent, EnvironmentError,
+    EnvironmentQuery, EnvironmentSources, LastDeployments,
 };
 use serde::Serialize;
 
 use crate::agent_list::CallerAgents;
 
+/// The environments of the page.
+#[derive(Clone, Debug)]
+pub struct WebEnvironments {
+    /// The sources that need no token of GitLab.
+    pub sources: EnvironmentSources,
+    /// The records of deployments.
+    pub deployments: Arc<dyn DeploymentRecords>,
+}
+
 /// The environments with a place that the caller may use.
 #[derive(Debug, Serialize)]
 pub(super) struct EnvironmentList {
-    environments: Vec<Environment>,
+    environments: Vec<ListedEnvironment>,
+}
+
+#[derive(Debug, Serialize)]
+struct ListedEnvironment {
+    #[serde(flatten)]
+    environment: Environment,
+    /// The last deployments of jobs with agents that the caller may use.
+    deployments: LastDeployments,
 }
 
 impl EnvironmentList {
     /// Lists the environments of the sources. Of each one, only the places of agents that the caller may use are left, with the names
     /// of these agents.
     pub(super) async fn load(
-        sources: &EnvironmentSources,
+        WebEnvironments { sources, deployments }: &WebEnvironments,
         agents: &CallerAgents,
     ) -> Result<Self, EnvironmentError> {
         let mut environments = sources.list(&EnvironmentQuery::default(), None).await?;
@@ -27,7 +47,16 @@ impl EnvironmentList {
             environment.agents = places.filter_map(|place| visible(place, agents)).collect();
         }
         environments.retain(|environment| !environment.agents.is_empty());
-        Ok(Self { environments })
+        let records = deployments.list().await;
+        let is_visible = |record: &&Deployment| agents.contains(record.agent);
+        let listed = |environment: Environment| {
+            let deployments = match &records {
+                Ok(records) => LastDeployments::of_records(&environment, records.iter().filter(is_visible)),
+                Err(error) => LastDeployments::unknown(DeploymentOrigin::Jobs, error.to_string()),
+            };
+            ListedEnvironment { environment, deployments }
+        };
+        Ok(Self { environments: environments.into_iter().map(listed).collect() })
     }
 }
 
@@ -39,11 +68,12 @@ fn visible(place: EnvironmentAgent, agents: &CallerAgents) -> Option<Environment
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, future::ready, sync::Arc};
+    use std::{collections::BTreeMap, future::ready, time::SystemTime};
 
-    use environments_wire::{EnvironmentSource, GitLabToken, Tier};
+    use environments_wire::{DeploymentFacts, EnvironmentSource, GitLabToken, Tier};
     use futures_util::future::BoxFuture;
     use proto::AgentId;
+    use store::StoreError;
 
     use super::*;
     use crate::agent_list::CallerAgent;
@@ -78,15 +108,54 @@ mod tests {
         }
     }
 
+    /// The records of two jobs that have deployed to the first environment, each with another agent.
+    #[derive(Debug)]
+    struct Records;
+
+    impl DeploymentRecords for Records {
+        fn record(&self, _: Deployment) -> BoxFuture<'_, Result<(), StoreError>> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn replace<'a>(
+            &'a self,
+            _: &'a Deployment,
+            _: &'a Deployment,
+        ) -> BoxFuture<'a, Result<(), StoreError>> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn list(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>> {
+            let record = |number: u64| Deployment {
+                time: SystemTime::UNIX_EPOCH,
+                agent: AgentId(number),
+                namespace: None,
+                project_id: 7,
+                project: Some("p".to_owned()),
+                environment: "both".to_owned(),
+                tier: Tier::Other,
+                job: number,
+                commit: None,
+                username: None,
+                facts: DeploymentFacts::default(),
+            };
+            Box::pin(ready(Ok(Arc::from([record(2), record(1)]))))
+        }
+    }
+
     #[tokio::test]
-    async fn places_of_other_agents_are_left_out() {
+    async fn places_and_deployments_of_other_agents_are_left_out() {
         let eu =
             CallerAgent { id: AgentId(1), name: "eu".to_owned(), of_gitlab: None, rights: BTreeMap::new() };
         let agents = CallerAgents { agents: vec![eu], missing: None };
         let sources = EnvironmentSources(vec![Arc::new(Source)]);
-        let found = EnvironmentList::load(&sources, &agents).await.unwrap().environments;
-        let found: Vec<_> =
-            found.iter().map(|it| (&*it.slug, it.agents.iter().map(|at| &*at.agent).collect())).collect();
-        assert_eq!(found, [("both", vec!["eu"])]);
+        let environments = WebEnvironments { sources, deployments: Arc::new(Records) };
+        let found = EnvironmentList::load(&environments, &agents).await.unwrap().environments;
+        let names = found.iter().map(|it| {
+            let ListedEnvironment { environment, deployments } = it;
+            let agents = environment.agents.iter().map(|at| &*at.agent).collect();
+            (&*environment.slug, agents, deployments.last.as_ref().and_then(|last| last.job))
+        });
+        assert_eq!(names.collect::<Vec<_>>(), [("both", vec!["eu"], Some(1))], "job 2 used the agent us");
     }
 }

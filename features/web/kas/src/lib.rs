@@ -43,7 +43,6 @@ use std::{
 
 use access::{Grant, ProjectAgents, UserSources};
 use axum::body::Body;
-use environments_wire::EnvironmentSources;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use kas_listen::{addresses::AddressRules, forwarded::PeerAddress};
@@ -74,6 +73,7 @@ use self::{
 };
 pub use self::{
     config::{WebConfig, WebListen},
+    environments::WebEnvironments,
     feature::WebFeature,
     recent::Recent,
 };
@@ -113,7 +113,7 @@ pub struct WebServer {
     addresses: AddressRules,
     store: Arc<dyn Store>,
     replica: ReplicaId,
-    environments: EnvironmentSources,
+    environments: WebEnvironments,
     inspector: AgentInspector,
     recent: Arc<Recent>,
     metrics: WebMetrics,
@@ -189,7 +189,7 @@ impl WebServer {
         agents: &AgentServer,
         callers: WebCallers,
         listen: &WebListen,
-        environments: EnvironmentSources,
+        environments: WebEnvironments,
         recent: Arc<Recent>,
         registry: &mut Registry,
     ) -> Self {

@@ -61,7 +61,7 @@ pub async fn world_with(
 }
 
 /// Responds with the path, the query and the headers of the request, a line for each, or with an endless body to `/watch`.
-async fn echo(request: Request<Body>) -> Response<Body> {
+pub async fn echo(request: Request<Body>) -> Response<Body> {
     if request.uri().path() == "/watch" {
         return Response::new(crate::world::endless("first"));
     }

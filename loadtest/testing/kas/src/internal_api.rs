@@ -77,6 +77,7 @@ pub fn server(
     let routes = match environments {
         Some(environments) => {
             let feature = EnvironmentsFeature {
+                replica: kas.agents.replica,
                 managed_resources: ManagedResourcesConfig::default(),
                 named: AgentEnvironments::new(None),
                 sources: environments,

@@ -23,8 +23,16 @@ pub enum Endpoint {
     AgentEvents,
     /// `GET /job/allowed_agents`
     AllowedAgents,
+    /// `GET /job`
+    Job,
     /// `GET /projects/:id/environments`
     ProjectEnvironments,
+    /// `GET /projects/:id/environments/:environment_id`
+    ProjectEnvironment,
+    /// `GET /projects/:id/deployments`
+    ProjectDeployments,
+    /// `GET /projects/:id/jobs/:job_id`
+    ProjectJob,
     /// `GET /projects/:id/repository/commits/:sha/statuses`
     CommitStatuses,
     /// `POST /projects/:id/statuses/:sha`
@@ -91,6 +99,9 @@ impl Endpoint {
         if let Some(path) = path.strip_prefix("/projects/") {
             return match *path.split('/').collect::<Vec<_>>() {
                 [_, "environments"] => Some(Self::ProjectEnvironments),
+                [_, "environments", _] => Some(Self::ProjectEnvironment),
+                [_, "deployments"] => Some(Self::ProjectDeployments),
+                [_, "jobs", _] => Some(Self::ProjectJob),
                 [_, "repository", "commits", _, "statuses"] => Some(Self::CommitStatuses),
                 [_, "statuses", _] => Some(Self::SetCommitStatus),
                 [_, "merge_requests", _, "notes"] => Some(Self::Notes),
@@ -104,6 +115,9 @@ impl Endpoint {
         }
         if path == "/metadata" {
             return Some(Self::Metadata);
+        }
+        if path == "/job" {
+            return Some(Self::Job);
         }
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
@@ -119,7 +133,11 @@ impl Endpoint {
             Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/job/allowed_agents",
-            Self::ProjectEnvironments
+            Self::Job
+            | Self::ProjectEnvironments
+            | Self::ProjectEnvironment
+            | Self::ProjectDeployments
+            | Self::ProjectJob
             | Self::CommitStatuses
             | Self::SetCommitStatus
             | Self::Notes
@@ -157,7 +175,11 @@ impl Endpoint {
                 Subject::Agent
             }
             Self::AllowedAgents => Subject::Job,
-            Self::ProjectEnvironments
+            Self::Job
+            | Self::ProjectEnvironments
+            | Self::ProjectEnvironment
+            | Self::ProjectDeployments
+            | Self::ProjectJob
             | Self::CommitStatuses
             | Self::SetCommitStatus
             | Self::Notes

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::gitlab::{
     Fault, Shared,
     answer::{Answer, message, unauthorized},
+    deployments,
     endpoint::{Endpoint, Subject},
     oauth, public, registration,
     request::{
@@ -111,7 +112,11 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::AllowedAgents => Ok(allowed_agents(state, &request.token)),
         Endpoint::AuthorizeProxyUser => authorize_proxy_user(state, &parse(&request.body)?),
         Endpoint::AgentConfiguration => agent_configuration(state, parse(&request.body)?),
+        Endpoint::Job => Ok(deployments::job(state, request)),
         Endpoint::ProjectEnvironments => public::environments(state, request),
+        Endpoint::ProjectEnvironment => Ok(deployments::environment(state, request)),
+        Endpoint::ProjectDeployments => deployments::deployments(state, request),
+        Endpoint::ProjectJob => Ok(deployments::project_job(state, request)),
         Endpoint::CommitStatuses => public::commit_statuses(state, request),
         Endpoint::SetCommitStatus => public::set_commit_status(state, request),
         Endpoint::Notes => public::add_note(state, request),

@@ -22,13 +22,9 @@ pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer
             Some(page.parse::<usize>().ok().filter(|page| *page > 0).ok_or_else(wrong)?)
         }
     };
-    match state.reader(&request.token) {
-        None => return Ok(unauthorized()),
-        Some(false) => return Ok((403, json!({"error": "insufficient_scope"}))),
-        Some(true) => {}
-    }
-    let Some(project) = state.visible_project(&request.token, &request.id) else {
-        return Ok((404, message("404 Project Not Found")));
+    let project = match readable_project(state, request) {
+        Ok(project) => project,
+        Err(answer) => return Ok(answer),
     };
     let found: Vec<_> = match (page, request.query.strip_prefix("name=")) {
         (Some(page), _) => project.environments.iter().skip((page - 1) * PAGE).take(PAGE).collect(),
@@ -39,6 +35,17 @@ pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer
     };
     let found = found.into_iter().map(|environment| rest_environment(project, environment));
     Ok((200, found.collect()))
+}
+
+/// Returns the project of a request whose token may read it, or the answer to one whose token may not.
+pub(crate) fn readable_project<'a>(state: &'a State, request: &KasRequest) -> Result<&'a Project, Answer> {
+    match state.reader(&request.token) {
+        None => return Err(unauthorized()),
+        Some(false) => return Err((403, json!({"error": "insufficient_scope"}))),
+        Some(true) => {}
+    }
+    let project = state.visible_project(&request.token, &request.id);
+    project.ok_or_else(|| (404, message("404 Project Not Found")))
 }
 
 /// Returns the id of the project of a request whose token may write to it, or the answer to one whose token may not.
@@ -120,7 +127,7 @@ pub(crate) fn add_note(state: &mut State, request: &KasRequest) -> Result<Answer
     Ok((201, json!({"id": state.notes.len()})))
 }
 
-fn rest_environment(project: &Project, environment: &ProjectEnvironment) -> Value {
+pub(crate) fn rest_environment(project: &Project, environment: &ProjectEnvironment) -> Value {
     let ProjectEnvironment { id, name, slug, tier, place } = environment;
     let mut value = json!({
         "id": id, "name": name, "slug": slug, "tier": tier, "state": "available", "project": {"id": project.id},

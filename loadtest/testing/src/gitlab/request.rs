@@ -238,7 +238,9 @@ fn path_ids(path: &str) -> Result<(String, String, String), String> {
     let ids = match *path.trim_start_matches("/api/v4/projects/").split('/').collect::<Vec<_>>() {
         [id, "repository", "commits", part, _] | [id, "repository", "files", part] => [id, part, ""],
         [id, "cluster_agents", agent, "tokens", token] => [id, agent, token],
-        [id, "statuses" | "merge_requests" | "cluster_agents", part, ..] => [id, part, ""],
+        [id, "statuses" | "merge_requests" | "cluster_agents" | "environments" | "jobs", part, ..] => {
+            [id, part, ""]
+        }
         [id, ..] => [id, "", ""],
         [] => return Err("there is no id".to_owned()),
     };

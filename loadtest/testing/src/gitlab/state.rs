@@ -96,6 +96,23 @@ pub struct Project {
     pub branches: BTreeMap<String, BTreeMap<String, String>>,
     /// True if developers may not push to the default branch.
     pub protected: bool,
+    /// The deployments, the oldest first.
+    pub deployments: Vec<GitLabDeployment>,
+}
+
+/// A deployment to an environment of a project.
+#[derive(Clone, Debug)]
+pub struct GitLabDeployment {
+    /// The slug of the environment.
+    pub environment: String,
+    /// `created`, `running`, `success`, `failed`, `canceled`, `skipped` or `blocked`.
+    pub status: String,
+    /// The commit.
+    pub sha: String,
+    /// The id of the job, or nothing if a program has reported the deployment.
+    pub job: Option<u64>,
+    /// The time at which the job has finished, in seconds of the first minute of 2026.
+    pub finished: Option<u8>,
 }
 
 /// An environment of a project.
@@ -145,6 +162,8 @@ pub struct Job {
     pub allowed_agents: Vec<AllowedAgent>,
     /// True if the job has ended: its token is refused with 401.
     pub finished: bool,
+    /// The status of the job when it has ended, such as `success`.
+    pub result: String,
     /// The status with which GitLab refuses the token, such as 403.
     pub refused: Option<u16>,
 }
@@ -325,7 +344,26 @@ impl Project {
             environments: Vec::new(),
             branches: BTreeMap::from([("main".to_owned(), BTreeMap::new())]),
             protected: false,
+            deployments: Vec::new(),
         }
+    }
+
+    /// Adds a deployment of a job, which has finished at a second of the first minute of 2026.
+    pub fn with_deployment(
+        mut self,
+        environment: &str,
+        status: &str,
+        job: u64,
+        finished: Option<u8>,
+    ) -> Self {
+        self.deployments.push(GitLabDeployment {
+            environment: environment.to_owned(),
+            status: status.to_owned(),
+            sha: sha_of_job(job),
+            job: Some(job),
+            finished,
+        });
+        self
     }
 
     /// Adds an environment whose slug is its name, with `/` replaced by `-`, in a namespace of an agent.
@@ -371,6 +409,7 @@ impl Job {
             environment: None,
             allowed_agents: Vec::new(),
             finished: false,
+            result: "success".to_owned(),
             refused: None,
         }
     }
@@ -434,4 +473,9 @@ impl User {
         self.access.insert(agent, access);
         self
     }
+}
+
+/// Returns the commit of a job.
+pub fn sha_of_job(job: u64) -> String {
+    format!("{job:07x}{}", "d".repeat(33))
 }

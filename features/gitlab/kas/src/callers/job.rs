@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use access::{ManagedEnvironment, RequestError};
-use environments_wire::{Deployment, Tier};
+use environments_wire::{Deployment, DeploymentFacts, DeploymentStatus, Tier};
 use http::StatusCode;
 use proto::{
     AgentId, Reason, ServiceRight,
@@ -133,16 +133,23 @@ impl JobInfo {
     pub(super) fn deployment(&self, agent: AgentId) -> Option<Deployment> {
         let environment = self.environment.as_ref()?;
         let namespace = self.agent(agent)?.configuration.default_namespace.as_deref();
+        let facts = DeploymentFacts {
+            status: DeploymentStatus::Running,
+            pipeline: Some(self.pipeline.id),
+            ..DeploymentFacts::default()
+        };
         Some(Deployment {
             time: SystemTime::now(),
             agent,
             namespace: namespace.filter(|name| !name.is_empty()).map(text),
             project_id: self.project.id,
+            project: None,
             environment: text(&environment.slug),
             tier: Tier::of(&environment.tier),
             job: self.job.id,
             commit: None,
             username: Some(text(&self.user.username)),
+            facts,
         })
     }
 

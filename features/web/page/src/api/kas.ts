@@ -92,6 +92,33 @@ export interface Environment {
   tier: string;
   group: string | null;
   agents: EnvironmentPlace[];
+  /** A replica of an earlier version sends none. */
+  deployments?: LastDeployments;
+}
+
+/** The last deployments to an environment by jobs that have used an agent of the caller. */
+export interface LastDeployments {
+  source: string;
+  last: EnvironmentDeployment | null;
+  last_successful: EnvironmentDeployment | null;
+  /** The error because of which they are not known. */
+  missing: string | null;
+}
+
+export interface EnvironmentDeployment {
+  commit: string | null;
+  username: string | null;
+  job: number | null;
+  /** `running`, `success`, `failed`, `canceled` or `unknown`. */
+  status: string;
+  ref: string | null;
+  author: string | null;
+  pipeline: number | null;
+  job_url: string | null;
+  pipeline_url: string | null;
+  commit_url: string | null;
+  started: string | null;
+  finished: string | null;
 }
 
 /** A namespace of an agent, and the labels that all objects of the environment have there. */

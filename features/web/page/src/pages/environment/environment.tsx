@@ -5,6 +5,7 @@ import { plain } from "../../text";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Notice } from "../../ui/notice";
 import { ClusterViews } from "../agent/agent";
+import { Deployed } from "../environments/deployed-line";
 
 /** The page of one environment, with the views of the cluster of each of its places. */
 export function EnvironmentPage({ project, slug }: { project: string; slug: string }) {
@@ -47,6 +48,7 @@ function Places({ environment }: { environment: Environment }) {
         <a href={agentPath(place.agent)}>{plain(place.agent, 100)}</a>
         {Object.entries(place.labels).map(([name, value]) => ` ${plain(`${name}=${value}`, 400)}`)}
       </p>
+      <Deployed deployments={environment.deployments} />
     </div>
   );
   return (

@@ -7,6 +7,7 @@ import { Table } from "../../ui/table";
 import { Age } from "../../ui/time";
 import { addressOf, type EnvironmentHealth, grouped, loadEnvironments, summarize } from "./health";
 import { Words } from "../../ui/words";
+import { Deployed } from "./deployed-line";
 
 /** The environments with a place that the caller may use, by group and tier. */
 export function EnvironmentsPage() {
@@ -68,6 +69,7 @@ export function EnvironmentTable({ environments }: { environments: readonly Envi
               <span class="small muted">
                 <Words text={plain(environment.project, 255)} />
               </span>
+              <Deployed deployments={environment.deployments} />
             </td>
             <td>
               <Health state={health} />

@@ -1,0 +1,75 @@
+//! The results of the jobs of deployments, for which the operator has given kas a token. A job itself can be asked only while it runs.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use environments_wire::{Deployment, JobFacts, JobResults};
+use files::read_text;
+use futures_util::future::BoxFuture;
+use moka::future::Cache;
+use secrecy::SecretString;
+use tokio::{task::spawn_blocking, time::Instant};
+
+use crate::{BudgetShare, Credential, GitLabClient};
+
+/// The time for which an answer about a job is used.
+const TTL: Duration = Duration::from_secs(15);
+/// The most cached answers.
+const CAPACITY: u64 = 10_000;
+
+/// The results of jobs in a GitLab.
+#[derive(Debug)]
+pub struct GitLabJobResults {
+    client: GitLabClient,
+    token_file: PathBuf,
+    /// The answers by project and job. Failures are answers, so that readers of a list do not repeat them.
+    answers: Cache<(u64, u64), Arc<Answer>>,
+}
+
+#[derive(Debug)]
+struct Answer {
+    facts: Option<JobFacts>,
+    expires: Instant,
+}
+
+impl GitLabJobResults {
+    /// Returns the results of jobs of a GitLab, if the operator has given kas a token for them.
+    pub fn new(client: &GitLabClient) -> Option<Self> {
+        let token_file = client.deployment_token_file()?.to_owned();
+        let answers = Cache::builder().max_capacity(CAPACITY).time_to_live(TTL).build();
+        Some(Self { client: client.with_share(BudgetShare::KnownCallers), token_file, answers })
+    }
+
+    async fn request(&self, project: u64, job: u64) -> Option<JobFacts> {
+        let file = self.token_file.clone();
+        let text = match spawn_blocking(move || read_text(&file)).await.ok()? {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::warn!(%error, "gitlab.deployment_token_file cannot be read: results of deployments stay unknown");
+                return None;
+            }
+        };
+        let token = SecretString::from(text.trim());
+        match self.client.project_job(project, job, Credential::User(&token)).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::debug!(project, job, %error, "GitLab does not say how the job of a deployment ended");
+                None
+            }
+        }
+    }
+}
+
+impl JobResults for GitLabJobResults {
+    fn facts<'a>(&'a self, deployment: &'a Deployment) -> BoxFuture<'a, Option<JobFacts>> {
+        Box::pin(async move {
+            let Deployment { project_id, job, .. } = *deployment;
+            let answer = async {
+                let facts = self.request(project_id, job).await;
+                Arc::new(Answer { facts, expires: Instant::now() + TTL })
+            };
+            let expired = |answer: &Arc<Answer>| answer.expires <= Instant::now();
+            let entry = self.answers.entry((project_id, job)).or_insert_with_if(answer, expired).await;
+            entry.into_value().facts.clone()
+        })
+    }
+}
