@@ -214,8 +214,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        AccessControl, BrowserSession, ProjectAgentList, ProjectAgentName, SessionParser, UnknownCredentials,
-        target::UrlPathPrefix, token::TokenHash,
+        AccessControl, BrowserSession, ConnectedProjectAgents, ProjectAgentName, SessionParser,
+        UnknownCredentials, target::UrlPathPrefix, token::TokenHash,
     };
 
     const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
@@ -273,8 +273,8 @@ mod tests {
             }))))
         }
 
-        fn list(&self) -> BoxFuture<'_, ProjectAgentList> {
-            Box::pin(ready(ProjectAgentList::default()))
+        fn list(&self) -> BoxFuture<'_, ConnectedProjectAgents> {
+            Box::pin(ready(ConnectedProjectAgents::default()))
         }
     }
 

@@ -92,12 +92,12 @@ pub trait ProjectAgents: fmt::Debug + Send + Sync {
     fn find(&self, agent: AgentId) -> BoxFuture<'_, Result<Option<ProjectAgentName>, RequestError>>;
 
     /// Returns the agents that are connected to any replica.
-    fn list(&self) -> BoxFuture<'_, ProjectAgentList>;
+    fn list(&self) -> BoxFuture<'_, ConnectedProjectAgents>;
 }
 
 /// The connected agents of GitLab.
 #[derive(Clone, Debug, Default)]
-pub struct ProjectAgentList {
+pub struct ConnectedProjectAgents {
     /// The agents, in order of their ids.
     pub agents: Vec<(AgentId, ProjectAgentName)>,
     /// The reason for which some may be missing.

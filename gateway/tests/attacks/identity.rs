@@ -254,6 +254,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
         let is_of_agentk = path.ends_with("agentk") && path.join("Cargo.toml").is_file();
         if is_of_agentk
             || path.ends_with("tests")
+            || path.ends_with("node_modules")
             || path.extension().is_some_and(|extension| extension != "rs")
         {
             continue;
@@ -271,29 +272,39 @@ fn attack_36_tokens_are_compared_as_hashes() {
     assert_eq!(
         exposing,
         [
+            "\"stringData\": {\"token\": token.expose_secret()},",
             "\"token\": tokens.token.expose_secret(),",
             "\"token\": tokens.token.expose_secret(),",
             "(\"device_code\", device.device_code.expose_secret()),",
             "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
+            "Self::Stdout => print(line.expose_secret()),",
+            "SessionId(sealed::id(token.expose_secret().as_bytes()))",
             "Some(sensitive(&format!(\"Bearer {}\", token.expose_secret())).ok_or(RegistryError::Token)?);",
             "UserCredential::Token(token) => User::Token(token.expose_secret()),",
             "access_key: credential.token.expose_secret(),",
+            "access_token: tokens.token.expose_secret().to_owned(),",
             "csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),",
             "for part in [Some(purpose), Some(token.expose_secret()), csrf_token.map(|csrf| csrf.expose_secret())]",
             "form.append_pair(\"client_secret\", secret.expose_secret());",
+            "if is_agent_token(token.secret.expose_secret()) {",
+            "if let Err(error) = self.application.revoke(tokens.token.expose_secret()).await {",
             "let Entry { token, expires, refresh_token } = serde_json::from_str(text.expose_secret()).ok()?;",
+            "let _ = stdin.write_all(input.expose_secret().as_bytes()).await;",
+            "let authorization = HeaderValue::from_str(&format!(\"Bearer {}\", token.expose_secret()));",
             "let bearer = format!(\"Bearer {}\", key.expose_secret());",
             // Encrypted with a key that only the browser has.
             "let contents = Contents { token: self.token.expose_secret().into(), holder: self.holder.0, end };",
             "let credential = SecretString::from(format!(\"pat:{agent}:{}\", secret.expose_secret()));",
             "let credential: [u8; 32] = Sha256::digest(gitaly.token.expose_secret()).into();",
             "let key = text.expose_secret().trim();",
+            "let line = SecretString::from(format!(\"{}\\n\", token.expose_secret()));",
             "let mut value = HeaderValue::try_from(format!(\"{scheme}{}\", token.expose_secret()))?;",
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",
             "let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());",
             "let secret = Secret::parse(text.expose_secret());",
             "let text = credential.token.expose_secret();",
+            "let text = sealed::open(PURPOSE, token.expose_secret().as_bytes(), sealed)?;",
             "let token = SecretString::from(token.expose_secret().trim());",
             "let token = UnverifiedToken::parse(self.token.expose_secret()).ok().flatten();",
             "let token = credential.token.expose_secret();",
@@ -301,14 +312,20 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let token = token.expose_secret();",
             "let url = WebhookUrl::parse(text.expose_secret().trim(), self.allows_plain_text)",
             "let value = format!(\"Bearer {}\", session.token.expose_secret());",
+            "let words = input.expose_secret().split(['\"', ' ', '\\n']).filter(|word| word.len() >= 20);",
+            "let written = file.write_all(line.expose_secret().as_bytes()).and_then(|()| file.sync_all());",
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
+            "refresh_token: tokens.refresh_token.as_ref().map(|token| token.expose_secret().to_owned()),",
+            "sealed::seal(PURPOSE, token.expose_secret().as_bytes(), text)",
             "self.bytes.expose_secret()",
             "sensitive(&format!(\"Basic {}\", STANDARD.encode(format!(\"{user}:{}\", password.expose_secret()))))",
+            "token.expose_secret().starts_with(PREFIX)",
         ],
         "hashed for every comparison; sent to GitLab; the key of calls to Gitaly; checked for its form before that; parsed as a JWT; written into the \
          kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove; sent to the \
          issuer, cached and given to kubectl by `kas login`; kept with the session of a page, whose requests it authenticates; \
-         the keys and the URL of a webhook; sent to a registry of OCI artifacts"
+         the keys and the URL of a webhook; sent to a registry of OCI artifacts; the key of the record of a login at GitLab, and its tokens in \
+         that record; of an agent that `kas agents register` makes, for its Secret or its file, and of its user, sent to GitLab"
     );
     // Two hashes are equal only if all of their bytes are.
     let hash = |token: &str| access::token::TokenHash::of(&token.into());

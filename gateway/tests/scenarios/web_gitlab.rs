@@ -14,7 +14,8 @@ use hyper::body::Incoming;
 use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,
-    gitlab::{AGENT, AGENT_TOKEN, APPLICATION, client},
+    gitlab::{AGENT, AGENT_TOKEN, client},
+    page_login::APPLICATION,
     world::{RunningAgent, endless, parse, text},
 };
 use proto::AgentId;
@@ -139,6 +140,11 @@ async fn post(browser: &Browser, path: &str) -> u16 {
     browser.page(Method::POST, path).await.status().as_u16()
 }
 
+/// Waits until kas has read a new configuration, which it does every five minutes, and knows no facts of before.
+async fn read_configuration() {
+    sleep(Duration::from_secs(360)).await;
+}
+
 /// Opens a watch, and reads its first part.
 async fn watch(browser: &Browser) -> Incoming {
     let response = browser.get(WATCH).await;
@@ -256,7 +262,7 @@ async fn members_of_the_groups_above_are_admitted_and_those_of_foreign_groups_ar
     let section =
         "user_access: {access_as: {user: {}}, groups: [{id: group/ops}, {id: contractors}, {id: \"a b\"}]}";
     *page.configured.0.lock() = Some(section);
-    sleep(Duration::from_secs(300)).await;
+    read_configuration().await;
     {
         let oauth = &mut page.gitlab.state().oauth;
         oauth.set_access("carol", "group.group", 40);
@@ -318,8 +324,7 @@ async fn change_of_user_access_ends_the_streams_of_those_whom_it_leaves_out() {
     let (alice, bob) = (page.log_in(1, "alice").await, page.log_in(1, "bob").await);
     let (of_alice, mut of_bob) = (watch(&alice).await, watch(&bob).await);
     *page.configured.0.lock() = Some("user_access: {access_as: {user: {}}, groups: [{id: group/ops}]}");
-    // kas reads the configuration every five minutes.
-    sleep(Duration::from_secs(300)).await;
+    read_configuration().await;
     ends(of_alice).await;
     assert_eq!(alice.get("/agents/7/kubernetes/version").await.status(), 403);
     assert_eq!(bob.get("/agents/7/kubernetes/version").await.status(), 200);

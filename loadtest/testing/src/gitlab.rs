@@ -15,6 +15,7 @@ mod endpoint;
 mod handlers;
 mod jwt;
 mod oauth;
+mod oauth_state;
 mod public;
 mod registration;
 mod request;
@@ -37,7 +38,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use self::{
     endpoint::Endpoint,
     jwt::{sign_for_gitlab, sign_for_kas},
-    oauth::OauthState,
+    oauth_state::OauthState,
     state::{
         AccessToken, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment, GitLabDeployment,
         Gitaly, Job, Membership, Project, ProjectEnvironment, Session, State, User, sha_of_job,

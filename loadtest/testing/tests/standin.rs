@@ -174,7 +174,7 @@ async fn incorrect_request_is_refused_and_recorded() {
             "invalid value",
         ),
         (post("/internal/kubernetes/agent_events", json!({"events": {"x": []}})), 400, "there is no event x"),
-        (public("/api/graphql"), 404, "nothing at this path"),
+        (public("/api/v5/graphql"), 404, "nothing at this path"),
         (with(by_name(), "gitlab-kas-api-request", "jwt"), 401, "needs no gitlab-kas-api-request"),
         (with(by_name(), "private-token", "glpat-a"), 401, "needs no private-token"),
         (with(by_name(), "job-token", "job-a"), 401, "more than one"),

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use access::{ProjectAgentList, ProjectAgentName, ProjectAgents, RequestError};
+use access::{ConnectedProjectAgents, ProjectAgentName, ProjectAgents, RequestError};
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use kas_core::{
     configuration::{ConfigurationService, ConfigurationState},
@@ -336,11 +336,11 @@ impl ProjectAgents for AgentFactsLookup {
         })
     }
 
-    fn list(&self) -> BoxFuture<'_, ProjectAgentList> {
+    fn list(&self) -> BoxFuture<'_, ConnectedProjectAgents> {
         Box::pin(async move {
             let list = self.list().await;
             let agents = list.agents.iter().map(|(id, facts)| (*id, facts.name())).collect();
-            ProjectAgentList { agents, missing: list.missing.clone() }
+            ConnectedProjectAgents { agents, missing: list.missing.clone() }
         })
     }
 }

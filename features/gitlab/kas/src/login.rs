@@ -426,7 +426,7 @@ impl LoginSource {
     /// Replaces tokens by those of the store, if these are others: another replica has renewed them. Returns whether they are.
     async fn reload(&self, token: &SecretString, tokens: &mut Tokens) -> Result<bool, RequestError> {
         let Some(record) = self.load(token).await? else { return Ok(false) };
-        let is_other = record.tokens.token.expose_secret() != tokens.token.expose_secret();
+        let is_other = TokenHash::of(&record.tokens.token) != TokenHash::of(&tokens.token);
         if is_other {
             *tokens = record.tokens;
         }

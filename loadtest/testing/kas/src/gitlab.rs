@@ -3,7 +3,7 @@
 use agentk_core::Services;
 use gateway::config::Config;
 use http::{Request, Response};
-use kas_gitlab::{ApiRateLimit, GitLabClient, LoginSettings, Transport};
+use kas_gitlab::{ApiRateLimit, GitLabClient, Transport};
 use settings::Secret;
 use testing::gitlab::{Agent, StandIn};
 use tunnel::Body;
@@ -14,9 +14,6 @@ use crate::world::{RunningAgent, World};
 pub const AGENT: u64 = 7;
 /// The token of the agent of GitLab.
 pub const AGENT_TOKEN: &str = "glagent-standin";
-
-/// The id of the application for logins to the web page.
-pub const APPLICATION: &str = "kas-page";
 
 /// Returns a client of the stand-in over in-memory pipes.
 pub fn client(gitlab: &StandIn, limit: &ApiRateLimit) -> GitLabClient {
@@ -30,15 +27,6 @@ pub fn client(gitlab: &StandIn, limit: &ApiRateLimit) -> GitLabClient {
         Ok(near)
     });
     GitLabClient::new(address, secret, transport, limit)
-}
-
-/// Returns the settings of logins to the web page at the stand-in, which has no secret for this application.
-pub fn login() -> LoginSettings {
-    let application = serde_json::json!({"client_id": APPLICATION});
-    LoginSettings {
-        application: serde_json::from_value(application).unwrap(),
-        url: "https://gitlab.example.com".parse().unwrap(),
-    }
 }
 
 /// Starts a stand-in, and a kas with the agent `prod` of GitLab, whose services respond with the request that they received.

@@ -8,5 +8,6 @@ pub mod handshake;
 pub mod internal_api;
 pub mod issuer;
 pub mod load_balancer;
+pub mod page_login;
 pub mod server;
 pub mod world;

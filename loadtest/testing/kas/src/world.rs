@@ -178,7 +178,7 @@ impl World {
         let api_tokens = Some(ApiTokenVerifier::new(secret(1), None));
         let sources = ReplicaSources {
             gitlab: Some(gitlab),
-            gitlab_login: Some(crate::gitlab::login()),
+            gitlab_login: Some(crate::page_login::settings()),
             api_tokens,
             ..identity(&[], &caller).into()
         };

@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::gitlab::oauth::OauthState;
+use crate::gitlab::oauth_state::OauthState;
 
 /// The state of the stand-in.
 #[derive(Debug, Default)]

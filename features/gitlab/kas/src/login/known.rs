@@ -13,11 +13,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use access::{Caller, Grant, RequestError, unauthorized};
+use access::{Caller, Grant, RequestError, token::TokenHash, unauthorized};
 use futures_util::future::try_join_all;
 use oidc::{LoginError, Tokens};
 use proto::Reason;
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::SecretString;
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
@@ -353,7 +353,7 @@ impl Login {
 
     /// Returns whether these are the tokens that this replica has.
     pub(super) async fn has(&self, tokens: &Tokens) -> bool {
-        self.tokens.lock().await.tokens.token.expose_secret() == tokens.token.expose_secret()
+        TokenHash::of(&self.tokens.lock().await.tokens.token) == TokenHash::of(&tokens.token)
     }
 }
 
