@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use super::{
-    DeploymentEntry, DeploymentQuery, Deployments,
+    DeploymentEntry, DeploymentQuery, DeploymentSelection, Deployments,
     health::{EnvironmentStatus, HealthInquiry},
 };
 
@@ -82,6 +82,8 @@ pub struct DeploymentList {
     time: SystemTime,
     /// The error because of which deployments are missing.
     missing: Option<String>,
+    /// The number of deployments that an environment may have, and of which kas does not know whether the query selects them.
+    unclear: usize,
     /// The deployments, the newest first.
     deployments: Vec<DeploymentEntry>,
 }
@@ -121,7 +123,8 @@ async fn list_environments(
 ) -> Result<EnvironmentList, InternalApiError> {
     let EnvironmentsApi { lists, health, context } = &*api;
     let request = parse_environments(query.as_deref().unwrap_or_default())?;
-    let (environments, deployments) = lists.load(&request, &headers).await?;
+    let token = gitlab_token(&headers)?;
+    let (environments, deployments) = lists.load(&request, token.as_ref()).await?;
     let environments = if request.with_health {
         health.complete(environments, &context.lookup).await?
     } else {
@@ -133,14 +136,14 @@ async fn list_environments(
 async fn list_without_health(
     State(lists): State<Arc<EnvironmentLists>>,
     RawQuery(query): RawQuery,
-    headers: HeaderMap,
 ) -> Result<EnvironmentList, InternalApiError> {
     let request = parse_environments(query.as_deref().unwrap_or_default())?;
     if request.with_health {
         let what = "health: only GET /api/v1/environments of the internal API asks for the health";
         return Err(InternalApiError::BadRequest(what.to_owned()));
     }
-    let (environments, deployments) = lists.load(&request, &headers).await?;
+    // Everybody can reach the listener: no token of a stranger goes to GitLab.
+    let (environments, deployments) = lists.load(&request, None).await?;
     Ok(lists.list(environments.into_iter().map(EnvironmentStatus::from).collect(), deployments))
 }
 
@@ -149,11 +152,12 @@ async fn list_deployments(
     RawQuery(query): RawQuery,
 ) -> Result<DeploymentList, InternalApiError> {
     let (query, limit) = parse_deployments(query.as_deref().unwrap_or_default())?;
-    let (deployments, missing) = match lists.deployments.select(&query, limit).await {
-        Ok(deployments) => (deployments, None),
-        Err(error) => (Vec::new(), Some(error.to_string())),
+    let (selection, missing) = match lists.deployments.select(&query, limit).await {
+        Ok(selection) => (selection, None),
+        Err(error) => (DeploymentSelection::default(), Some(error.to_string())),
     };
-    Ok(DeploymentList { replica: lists.replica, time: SystemTime::now(), missing, deployments })
+    let DeploymentSelection { entries: deployments, unclear } = selection;
+    Ok(DeploymentList { replica: lists.replica, time: SystemTime::now(), missing, unclear, deployments })
 }
 
 impl EnvironmentLists {
@@ -161,12 +165,11 @@ impl EnvironmentLists {
     async fn load(
         &self,
         request: &EnvironmentRequest,
-        headers: &HeaderMap,
+        token: Option<&GitLabToken>,
     ) -> Result<(Vec<Environment>, Option<Vec<LastDeployments>>), InternalApiError> {
-        let token = gitlab_token(headers)?;
-        let environments = self.environments.list(&request.query, token.as_ref()).await.map_err(refusal)?;
+        let environments = self.environments.list(&request.query, token).await.map_err(refusal)?;
         let deployments = if request.with_deployments {
-            Some(self.last_deployments(&environments, token.as_ref()).await)
+            Some(self.last_deployments(&environments, token).await)
         } else {
             None
         };

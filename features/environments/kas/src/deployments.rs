@@ -1,8 +1,11 @@
 //! Deployments: the jobs with an environment that were allowed to use an agent. Their records are completed when they are read.
 
 use std::{
-    collections::{HashSet, VecDeque},
-    sync::Arc,
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -36,6 +39,8 @@ const SHARED_FOR: Duration = Duration::from_secs(3);
 pub struct Deployments {
     store: Store,
     results: Option<Arc<dyn JobResults>>,
+    /// The number of open records that have had their turn.
+    turn: Arc<AtomicUsize>,
     shared: Arc<Mutex<Option<SharedList>>>,
 }
 
@@ -88,6 +93,15 @@ pub struct DeploymentEntry {
     current: Option<bool>,
 }
 
+/// The deployments that a query selects.
+#[derive(Debug, Default)]
+pub struct DeploymentSelection {
+    /// The deployments, the newest first.
+    pub entries: Vec<DeploymentEntry>,
+    /// The number of deployments that an environment may have, and whose commit or project, by which the query selects, is not known.
+    pub unclear: usize,
+}
+
 impl Deployments {
     /// Keeps the deployments in Redis, or in memory without it. `results` completes them.
     pub fn new(redis: Option<RedisStore>, results: Option<Arc<dyn JobResults>>) -> Self {
@@ -95,7 +109,7 @@ impl Deployments {
             Some(store) => Store::Redis { store, last: Arc::default() },
             None => Store::Memory(Arc::default()),
         };
-        Self { store, results, shared: Arc::default() }
+        Self { store, results, turn: Arc::default(), shared: Arc::default() }
     }
 
     /// Returns the deployments that the query selects, the newest first.
@@ -107,15 +121,19 @@ impl Deployments {
         &self,
         query: &DeploymentQuery,
         limit: usize,
-    ) -> Result<Vec<DeploymentEntry>, StoreError> {
+    ) -> Result<DeploymentSelection, StoreError> {
         let deployments = self.list().await?;
-        let all = deployments.iter().zip(current(&deployments));
-        let selected = all.filter(|(deployment, _)| query.selects(deployment)).take(limit);
+        let all: Vec<_> = deployments.iter().zip(current(&deployments)).collect();
+        let may_be_there = |current: &Option<bool>| *current != Some(false);
+        let unclear =
+            all.iter().filter(|(deployment, current)| may_be_there(current) && query.may_select(deployment));
+        let unclear = unclear.count();
+        let selected = all.into_iter().filter(|(deployment, _)| query.selects(deployment)).take(limit);
         let entry = |(deployment, current): (&Deployment, _)| DeploymentEntry {
             deployment: deployment.clone(),
             current,
         };
-        Ok(selected.map(entry).collect())
+        Ok(DeploymentSelection { entries: selected.map(entry).collect(), unclear })
     }
 
     /// Returns all records, the newest first.
@@ -134,8 +152,8 @@ impl Deployments {
         let Some(results) = &self.results else { return };
         let end = Instant::now() + ASK_TIMEOUT;
         let is_open = |record: &Record| !record.deployment.facts.status.is_final();
-        let open: Vec<usize> =
-            (0..records.len()).filter(|at| is_open(&records[*at])).take(MAX_ASKED).collect();
+        let open: Vec<usize> = (0..records.len()).filter(|at| is_open(&records[*at])).collect();
+        let open = self.next_asked(open);
         let asked = open.into_iter().map(|at| {
             let (results, deployment) = (Arc::clone(results), records[at].deployment.clone());
             async move { (at, timeout_at(end, results.facts(&deployment)).await.ok().flatten()) }
@@ -154,6 +172,19 @@ impl Deployments {
             }
             record.deployment = new;
         }
+    }
+
+    /// Returns those of the open records about which GitLab is asked now: the newest ones, and others in turn, so that jobs about which it
+    /// never answers are in the way of none.
+    fn next_asked(&self, mut open: Vec<usize>) -> Vec<usize> {
+        if open.len() <= MAX_ASKED {
+            return open;
+        }
+        let mut others = open.split_off(MAX_ASKED / 2);
+        let turn = self.turn.fetch_add(MAX_ASKED / 2, Relaxed) % others.len();
+        others.rotate_left(turn);
+        open.extend(others.into_iter().take(MAX_ASKED / 2));
+        open
     }
 
     /// Returns the list that another reader has loaded, if it is new enough.
@@ -250,20 +281,34 @@ fn serialize(deployment: &Deployment) -> String {
     text(&Deployment { facts, ..deployment.clone() })
 }
 
-/// Parses the records of Redis, which are not trusted, and sorts them, the newest first. Two replicas may have recorded the same job.
+/// Parses the records of Redis, which are not trusted, and sorts them, the newest first. Two replicas may have recorded the same job: the
+/// record that says more is used.
 fn parse(records: &[Vec<u8>]) -> Vec<Record> {
-    let (mut found, mut known) = (Vec::new(), HashSet::new());
+    let (mut found, mut known) = (Vec::<Record>::new(), HashMap::new());
     for record in records.iter().filter(|record| record.len() <= MAX_RECORD) {
-        if let Ok(deployment) = serde_json::from_slice::<Deployment>(record)
-            && known.insert(id(&deployment))
-        {
-            let text = String::from_utf8(record.clone()).ok();
-            found.push(Record { deployment, text });
+        let Ok(deployment) = serde_json::from_slice::<Deployment>(record) else { continue };
+        let record = Record { text: String::from_utf8(record.clone()).ok(), deployment };
+        match known.entry(id(&record.deployment)) {
+            Entry::Vacant(place) => {
+                place.insert(found.len());
+                found.push(record);
+            }
+            Entry::Occupied(place) => {
+                let before = &mut found[*place.get()];
+                if completeness(&record.deployment) > completeness(&before.deployment) {
+                    *before = record;
+                }
+            }
         }
     }
     // A record that was replaced is at the front of the list.
     found.sort_by_key(|record| std::cmp::Reverse(record.deployment.time));
     found
+}
+
+/// Returns a measure of how much a record says: whether it has a commit, and whether it has a result.
+fn completeness(deployment: &Deployment) -> (bool, bool) {
+    (deployment.commit.is_some(), deployment.facts.status.is_final())
 }
 
 /// Returns a deployment whose job does not count as running for ever.
@@ -275,10 +320,11 @@ fn forget_running(mut deployment: Deployment, now: SystemTime) -> Deployment {
     deployment
 }
 
-/// Returns for each deployment whether its environment has it. The newest is the first.
+/// Returns for each deployment whether its environment has it. As in GitLab, the one that has ended last counts, and not the one that has
+/// begun last.
 fn current(deployments: &[Deployment]) -> Vec<Option<bool>> {
     let (mut decided, mut unclear) = (HashSet::new(), HashSet::new());
-    let of_deployment = |deployment: &Deployment| {
+    let mut of_deployment = |deployment: &Deployment| {
         let place = (deployment.project_id, deployment.environment.clone(), deployment.agent);
         match deployment.facts.status {
             _ if decided.contains(&place) => Some(false),
@@ -294,10 +340,31 @@ fn current(deployments: &[Deployment]) -> Vec<Option<bool>> {
             }
         }
     };
-    deployments.iter().map(of_deployment).collect()
+    let mut latest_first: Vec<usize> = (0..deployments.len()).collect();
+    latest_first.sort_by_key(|at| {
+        let Deployment { time, facts, .. } = &deployments[*at];
+        std::cmp::Reverse(facts.finished.unwrap_or(*time))
+    });
+    let mut found = vec![None; deployments.len()];
+    for at in latest_first {
+        found[at] = of_deployment(&deployments[at]);
+    }
+    found
 }
 
 impl DeploymentQuery {
+    /// Returns whether the query would select a deployment with another commit or project, of which one is not known of this deployment.
+    fn may_select(&self, deployment: &Deployment) -> bool {
+        let is_unknown = self.commit.is_some() && deployment.commit.is_none()
+            || self.project.is_some() && deployment.project.is_none();
+        let known = Self {
+            commit: self.commit.clone().filter(|_| deployment.commit.is_some()),
+            project: self.project.clone().filter(|_| deployment.project.is_some()),
+            ..self.clone()
+        };
+        is_unknown && known.selects(deployment)
+    }
+
     fn selects(&self, deployment: &Deployment) -> bool {
         let Self { project_id, project, environment, tier, agent, commit, status } = self;
         let is_commit = |prefix: &String| {
@@ -350,7 +417,60 @@ mod tests {
 
     async fn selected(deployments: &Deployments, query: DeploymentQuery, limit: usize) -> Vec<u64> {
         let found = deployments.select(&query, limit).await.unwrap();
-        found.iter().map(|entry| entry.deployment.job).collect()
+        found.entries.iter().map(|entry| entry.deployment.job).collect()
+    }
+
+    /// A script must not take the record of a job that GitLab has not described for a "no".
+    #[tokio::test]
+    async fn record_without_a_commit_or_a_project_makes_the_answer_unclear() {
+        let deployments = Deployments::new(None, None);
+        for job in [2, 4] {
+            let bare = Deployment { commit: None, project: None, ..deployment(job) };
+            deployments.record(bare).await.unwrap();
+        }
+        let commit = || Some("fffffff".to_owned());
+        let all = DeploymentQuery::default;
+        for (query, expected) in [
+            (DeploymentQuery { commit: commit(), ..all() }, 2),
+            (DeploymentQuery { commit: commit(), tier: Some(Tier::Staging), ..all() }, 0),
+            (DeploymentQuery { project: Some("shop/web".to_owned()), ..all() }, 2),
+            (all(), 0),
+        ] {
+            assert_eq!(deployments.select(&query, 10).await.unwrap().unclear, expected, "{query:?}");
+        }
+    }
+
+    #[test]
+    fn deployment_that_has_ended_last_is_current() {
+        let ended = |job, second| {
+            let mut deployment = with_status(job, DeploymentStatus::Success);
+            deployment.facts.finished = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(second));
+            deployment
+        };
+        assert_eq!(current(&[ended(9, 10), ended(5, 20)]), [Some(false), Some(true)]);
+    }
+
+    #[test]
+    fn record_that_says_more_is_used() {
+        let bare = Deployment { commit: None, ..deployment(1) };
+        let described = with_status(1, DeploymentStatus::Success);
+        for records in [[&bare, &described], [&described, &bare]] {
+            let records = records.map(|record| serialize(record).into_bytes());
+            assert_eq!(parsed(&records), std::slice::from_ref(&described));
+        }
+    }
+
+    #[test]
+    fn all_open_records_have_their_turn() {
+        let deployments = Deployments::new(None, None);
+        let mut asked = HashSet::new();
+        for _ in 0..8 {
+            let now = deployments.next_asked((0..200).collect());
+            assert!(now.len() == MAX_ASKED && now.contains(&0));
+            asked.extend(now);
+        }
+        assert_eq!(asked.len(), 200);
+        assert_eq!(deployments.next_asked(vec![3, 4]), [3, 4]);
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ mod template;
 
 pub use self::{
     config::ManagedResourcesConfig,
-    deployments::{DeploymentEntry, DeploymentQuery, Deployments},
+    deployments::{DeploymentEntry, DeploymentQuery, DeploymentSelection, Deployments},
     feature::EnvironmentsFeature,
     file::EnvironmentFile,
     named::AgentEnvironments,

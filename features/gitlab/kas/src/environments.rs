@@ -106,8 +106,7 @@ impl GitLabEnvironments {
         Ok(environments)
     }
 
-    /// Returns the last deployments to environments of one project, with their positions. It knows none of a project that the holder of the
-    /// token cannot see.
+    /// Returns the last deployments to environments of one project, with their positions.
     async fn of_project(
         &self,
         project: &str,
@@ -116,11 +115,14 @@ impl GitLabEnvironments {
     ) -> Vec<(usize, LastDeployments)> {
         let deployments = match self.deployments.of_project(project, token).await {
             Ok(Some(deployments)) => deployments,
-            Ok(None) => return Vec::new(),
-            Err(error) => {
-                let unknown = |(at, _)| (at, LastDeployments::unknown(DeploymentOrigin::GitLab, &*error));
-                return environments.into_iter().map(unknown).collect();
+            // Records of jobs would show the holder of the token a project that it may not see.
+            Ok(None) => {
+                return all_unknown(
+                    environments,
+                    "GitLab does not show the project to the holder of the token",
+                );
             }
+            Err(error) => return all_unknown(environments, &error),
         };
         let (mut found, mut lookups) = (Vec::with_capacity(environments.len()), 0);
         for (at, slug) in environments {
@@ -270,4 +272,9 @@ fn environment(project: &str, found: ProjectEnvironment) -> Environment {
         agents: agents.into_iter().collect(),
         slug: found.slug,
     }
+}
+/// Returns for each environment that its deployments are not known.
+fn all_unknown(environments: Vec<(usize, &str)>, error: &str) -> Vec<(usize, LastDeployments)> {
+    let unknown = |(at, _)| (at, LastDeployments::unknown(DeploymentOrigin::GitLab, error));
+    environments.into_iter().map(unknown).collect()
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use clap::ValueHint;
+use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use http::Method;
 use proto::percent;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -65,15 +65,17 @@ pub(super) struct Deployed {
     #[command(flatten)]
     operator: OperatorOptions,
     /// The commit, or 7 or more of its first digits
+    // An empty value, as of a variable that is not set, would select more.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     commit: String,
     /// Only environments whose slug is this one, or fits this pattern, like prod*
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", value_parser = NonEmptyStringValueParser::new())]
     environment: Option<String>,
     /// Only environments of this tier, such as production
-    #[arg(long, value_name = "TIER")]
+    #[arg(long, value_name = "TIER", value_parser = NonEmptyStringValueParser::new())]
     tier: Option<String>,
     /// Only those of this project, by its full path
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = NonEmptyStringValueParser::new())]
     project: Option<String>,
     /// Only with this agent, by its id
     #[arg(long, value_name = "ID")]
@@ -102,9 +104,9 @@ Examples:
 
 Exit codes:
   0   a selected environment has the commit
-  1   none has it, as far as kas has recorded
+  1   none has it, as far as kas has recorded: the newest 1000 deployments
   2   kas does not know: the result of its deployment, or of a later one,
-      is unknown
+      or the commit of the last one is unknown
   64  the command line is invalid, or kas refuses the request
   69  kas does not answer";
 
@@ -149,6 +151,8 @@ struct LastLine {
 #[derive(Deserialize)]
 struct DeploymentPage {
     missing: Option<String>,
+    /// The deployments that may be selected: kas does not know their commit or their project.
+    unclear: usize,
     deployments: Vec<DeploymentLine>,
 }
 
@@ -206,7 +210,7 @@ impl Deployed {
         if let Some(missing) = page.missing {
             return Err(CliError::unavailable(format!("the deployments are not known: {missing}")));
         }
-        let code = exit_code(&page.deployments);
+        let code = exit_code(&page.deployments, page.unclear);
         Ok((operator.output.text(&body, || describe(&page.deployments, SystemTime::now())), code))
     }
 }
@@ -232,12 +236,13 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CliError> {
         .map_err(|error| CliError::unavailable(format!("the server is not a kas of this version: {error}")))
 }
 
-/// Returns 0 if an environment has the commit of these deployments.
-fn exit_code(deployments: &[DeploymentLine]) -> u8 {
+/// Returns 0 if an environment has the commit of these deployments. Others may have it, too, whose commit is not known.
+fn exit_code(deployments: &[DeploymentLine], unclear: usize) -> u8 {
     let any = |wanted| deployments.iter().any(|line| line.current == wanted);
     match (any(Some(true)), any(None)) {
         (true, _) => 0,
         (false, true) => NOT_KNOWN,
+        (false, false) if unclear > 0 => NOT_KNOWN,
         (false, false) => NOT_DEPLOYED,
     }
 }
@@ -328,7 +333,7 @@ mod tests {
     #[test]
     fn exit_code_says_whether_the_commit_is_deployed() {
         let code = |current: &[Value]| {
-            exit_code(&lines(current.iter().map(|current| deployment(1, current.clone())).collect()))
+            exit_code(&lines(current.iter().map(|current| deployment(1, current.clone())).collect()), 0)
         };
         assert_eq!(code(&[json!(false), json!(null), json!(true)]), 0);
         assert_eq!(code(&[json!(false), json!(null)]), NOT_KNOWN);

@@ -88,7 +88,12 @@ impl JobDeployments {
             let due = self.take_due(Instant::now());
             let followed = due.into_iter().map(|job| self.ask(job));
             let followed: Vec<_> = stream::iter(followed).buffer_unordered(AT_ONCE).collect().await;
-            self.jobs.lock().extend(followed.into_iter().flatten());
+            let mut jobs = self.jobs.lock();
+            // New jobs, of which GitLab has not been asked yet, are the last ones that are left out.
+            let later = std::mem::take(&mut *jobs);
+            jobs.extend(followed.into_iter().flatten().chain(later));
+            let surplus = jobs.len().saturating_sub(MAX_JOBS);
+            jobs.drain(..surplus);
         }
     }
 
@@ -109,9 +114,10 @@ impl JobDeployments {
                 let is_running = !new.facts.status.is_final();
                 (new, is_running)
             }
-            Err(GitLabError::Status { status: StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, .. }) => {
-                (ended(&deployment, SystemTime::now()), false)
-            }
+            Err(GitLabError::Status {
+                status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND,
+                ..
+            }) => (ended(&deployment, SystemTime::now()), false),
             // It is asked again in the next period.
             Err(error) => {
                 tracing::debug!(job = deployment.job, %error, "GitLab does not describe the job of a deployment");
