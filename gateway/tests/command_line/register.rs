@@ -61,6 +61,7 @@ echo "helm $*" >> log
 case "$1" in
   show) [ ! -e no-chart ] || { echo 'Error: repo deploy not found' >&2; exit 1; }; printf 'apiVersion: v2\nname: agentk\nversion: 0.1.0\n' ;;
   list) [ ! -e release ] || echo agentk ;;
+  get) if [ -e values ]; then /bin/cat values; else printf '{"config":{"secretName":"agentk-token","token":""}}'; fi ;;
   upgrade) [ ! -e upgrade-fails ] || { printf 'Error: UPGRADE FAILED\033[2J\n' >&2; exit 1; }; touch release 2> /dev/null || : > release ;;
 esac
 "#;
@@ -455,15 +456,48 @@ async fn secret_of_another_agent_stays_as_it_is() {
     for (secret, expected) in [
         ("found kas\n9\nhttps://other.test", "has the token of another agent (id 9 of https://other.test)"),
         ("found Helm\n\n", "belongs to a Helm release"),
-        ("found \n\n", "it may be that of another agent"),
+        ("found \n\n", "does not name its agent, so that it may be that of another agent"),
     ] {
         world.write("secret", secret);
-        let (code, error) = world.failure("--install --wait 0s").await;
-        assert!(code == 64 && error.contains(expected), "{secret}: {error}");
+        for flags in ["--install --wait 0s", "--install --wait 0s --new-token"] {
+            let (code, error) = world.failure(flags).await;
+            assert!(code == 64 && error.contains(expected), "{secret}: {error}");
+        }
     }
     assert!(world.gitlab.state().agents.is_empty(), "nothing is begun");
+    fs::remove_file(world.path("secret")).unwrap();
     let replaced = world.success("--install --wait 0s --new-token --secret other").await;
     assert!(replaced.errors.contains("is in the Secret agentk/other"), "{}", replaced.errors);
+
+    // The agent is known now, so that its Secret can be told to name it.
+    world.write("secret", "found \n\n");
+    let (code, error) = world.failure("--install --wait 0s").await;
+    let remedy = format!(
+        "kubectl annotate secret agentk-token --namespace agentk agent.gitlab.com/id=1 agent.gitlab.com/gitlab-url={}",
+        world.gitlab.url()
+    );
+    assert!(code == 64 && error.contains(&remedy), "{error}");
+}
+
+/// The values of the release have its token, which no message has.
+#[tokio::test]
+async fn release_of_another_agent_stays_as_it_is() {
+    let world = World::new().await;
+    world.write("release", "");
+    for values in [
+        r#"{"config":{"secretName":"of-another","token":""}}"#,
+        r#"{"config":{"secretName":"","token":"glagent-of-another"}}"#,
+        r#"{"config":{}}"#,
+    ] {
+        world.write("values", values);
+        let (code, error) = world.failure("--install --wait 0s").await;
+        assert!(code == 64 && error.contains("does not use the Secret agentk-token"), "{values}: {error}");
+        assert!(!error.contains("glagent"), "{error}");
+    }
+    world.write("values", "Error: release: not found");
+    let (code, error) = world.failure("--install --wait 0s").await;
+    assert!(code == 69 && error.contains("helm get values agentk does not show the values"), "{error}");
+    assert!(world.gitlab.state().agents.is_empty(), "nothing is begun");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::{
 
 use proto::AgentName;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde::Deserialize;
 use serde_json::json;
 
 use super::{program::ProgramCall, token_place::PlaceState};
@@ -53,6 +54,19 @@ pub(super) struct ReleaseOptions {
     /// The context of the kubeconfig; the default is the current one
     #[arg(long, value_name = "CONTEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     kube_context: Option<String>,
+}
+
+/// The values of a Helm release, as far as they are read.
+#[derive(Deserialize)]
+struct ReleaseValues {
+    config: ReleaseConfig,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ReleaseConfig {
+    secret_name: Option<String>,
+    token: Option<String>,
 }
 
 /// The owner of a Secret.
@@ -136,7 +150,14 @@ impl ReleaseOptions {
             )));
         }
         let (Some(agent), Some(gitlab)) = (agent.filter(|id| !id.is_empty()), gitlab) else {
-            return Ok(PlaceState::Full { is_of_agent: false });
+            let remedy = match owner {
+                Some(owner) => format!(", or, if it is that of this agent: {}", self.annotate(owner)),
+                None => String::new(),
+            };
+            return Err(CliError::usage(format!(
+                "the Secret {name} does not name its agent, so that it may be that of another agent: choose another --release or \
+                 --secret{remedy}"
+            )));
         };
         if owner.is_some_and(|owner| owner.agent.to_string() == agent && owner.gitlab == gitlab) {
             return Ok(PlaceState::Full { is_of_agent: true });
@@ -147,6 +168,24 @@ impl ReleaseOptions {
             printable(agent),
             printable(gitlab)
         )))
+    }
+
+    /// Returns the command that lets the Secret name its agent.
+    fn annotate(&self, owner: SecretOwner<'_>) -> String {
+        format!(
+            "kubectl{context} annotate secret {secret} --namespace {namespace} {AGENT_ID}={agent} {GITLAB_URL}={gitlab}",
+            context = self.context_flag("--context"),
+            secret = self.secret(),
+            namespace = self.namespace,
+            agent = owner.agent,
+            gitlab = shell_word(owner.gitlab),
+        )
+    }
+
+    /// Returns a flag with the context of the kubeconfig, for a shell.
+    fn context_flag(&self, flag: &str) -> String {
+        let context = self.kube_context.as_deref().map(shell_argument);
+        context.map_or_else(String::new, |context| format!(" {flag} {context}"))
     }
 
     /// Creates the namespace and the Secret, or replaces the token of the Secret.
@@ -183,7 +222,36 @@ impl ReleaseOptions {
         let mut arguments = ["list", "--all", "--short", "--filter", &filter].map(str::to_owned).to_vec();
         arguments.extend(self.place_flags());
         let listed = helm(arguments, READ_LIMIT).output().await?;
-        Ok(listed.lines().any(|line| line.trim() == self.release))
+        let exists = listed.lines().any(|line| line.trim() == self.release);
+        if exists {
+            self.check_release().await?;
+        }
+        Ok(exists)
+    }
+
+    /// Checks that the release has the Secret of this command. One of another agent would get the token of this one.
+    async fn check_release(&self) -> CommandResult {
+        let mut arguments =
+            ["get", "values", &self.release, "--all", "--output", "json"].map(str::to_owned).to_vec();
+        arguments.extend(self.place_flags());
+        let end = helm(arguments, READ_LIMIT).run().await?;
+        // The values may have a token, so that no message has a part of them.
+        let values: Option<ReleaseValues> = serde_json::from_str(&end.output).ok().filter(|_| end.is_success);
+        let release = &self.release;
+        let config = values.map(|values| values.config).ok_or_else(|| {
+            CliError::unavailable(format!(
+                "helm get values {release} does not show the values of the release"
+            ))
+        })?;
+        let (secret, own) = (config.secret_name.unwrap_or_default(), self.secret());
+        if config.token.is_some_and(|token| !token.is_empty()) || secret != own {
+            return Err(CliError::usage(format!(
+                "the Helm release {release} in the namespace {} does not use the Secret {own}, so that it may be that of another agent: \
+                 choose another --release, or name its Secret with --secret",
+                self.namespace
+            )));
+        }
+        Ok(())
     }
 
     /// Installs the release, or upgrades it.
@@ -200,16 +268,12 @@ impl ReleaseOptions {
     /// Returns the commands that install agentk with a token from a file, for a shell.
     pub(super) fn script(
         &self,
-        (agent, id, project): (&AgentName, u64, &str),
+        (agent, owner, project): (&AgentName, SecretOwner<'_>, &str),
         token: &Path,
         kas: &str,
     ) -> String {
-        let context = |flag: &str| {
-            let context = self.kube_context.as_deref().map(shell_argument);
-            context.map_or_else(String::new, |context| format!(" {flag} {context}"))
-        };
-        let kubectl = format!("kubectl{}", context("--context"));
-        let namespace = &self.namespace;
+        let kubectl = format!("kubectl{}", self.context_flag("--context"));
+        let (namespace, id) = (&self.namespace, owner.agent);
         let mut text = format!(
             "\
 # agentk for the agent {agent} (id {id}) of {project}: run this against its cluster.
@@ -218,7 +282,11 @@ impl ReleaseOptions {
 {kubectl} create secret generic {secret} --namespace {namespace} --from-file {token} \\
   --dry-run=client --output yaml |
   {kubectl} apply --server-side --force-conflicts --filename -
+{kubectl} annotate secret {secret} --namespace {namespace} --overwrite \\
+  {AGENT_ID}={id} \\
+  {GITLAB_URL}={gitlab}
 helm",
+            gitlab = shell_word(owner.gitlab),
             secret = self.secret(),
             token = shell_word(&format!("token={}", token.display())),
         );
@@ -346,7 +414,9 @@ mod tests {
         let options =
             options("--release shop --values a.yaml --image r.test/agentk:2 --kube-context my-cluster");
         let agent = "production".parse().unwrap();
-        let script = options.script((&agent, 7, "group/shop"), Path::new("my token"), "wss://kas.test:8150");
+        let owner = SecretOwner { agent: 7, gitlab: "https://gitlab.test" };
+        let script =
+            options.script((&agent, owner, "group/shop"), Path::new("my token"), "wss://kas.test:8150");
         let lines: Vec<_> = script.lines().collect();
         assert_eq!(
             lines[0],
@@ -362,6 +432,7 @@ mod tests {
             "{script}"
         );
         for expected in [
+            "annotate secret shop-token --namespace agentk --overwrite agent.gitlab.com/id=7 agent.gitlab.com/gitlab-url=https://gitlab.test",
             "--kube-context my-cluster",
             "--values a.yaml",
             "--set config.kasAddress=wss://kas.test:8150",

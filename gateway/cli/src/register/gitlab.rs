@@ -1,6 +1,7 @@
 //! Requests to the REST API of GitLab, with the token of a user.
 
 use std::{
+    net::IpAddr,
     path::Path,
     time::{Duration, SystemTime},
 };
@@ -70,8 +71,11 @@ impl GitLabUrl {
 
     /// Returns whether the token crosses a network in plain text.
     pub(super) fn is_plain(&self) -> bool {
-        let host = self.0.strip_prefix("http://").map(|rest| rest.split(['/', ':']).next().unwrap_or(rest));
-        host.is_some_and(|host| host != "localhost" && !host.starts_with("127.") && !host.starts_with('['))
+        let url = self.0.parse::<Uri>().ok().filter(|url| url.scheme_str() == Some("http"));
+        url.is_some_and(|url| {
+            let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+            host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        })
     }
 }
 
@@ -247,7 +251,15 @@ mod tests {
             assert!(GitLabUrl::parse(bad).is_err(), "{bad}");
         }
         let is_plain = |text| GitLabUrl::parse(text).unwrap().is_plain();
-        assert!(is_plain("http://gitlab.example.com:80") && is_plain("http://10.0.0.1"));
+        for url in [
+            "http://gitlab.example.com:80",
+            "http://10.0.0.1",
+            "http://127.evil.test",
+            "http://[2001:db8::1]",
+        ] {
+            assert!(is_plain(url), "{url}");
+        }
+        assert!(!is_plain("http://[::1]:3000"));
         assert!(
             !is_plain("https://a") && !is_plain("http://127.0.0.1:8080") && !is_plain("http://localhost/a")
         );

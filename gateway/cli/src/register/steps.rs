@@ -357,7 +357,7 @@ impl Registration<'_> {
         (agent, project): (&RegisteredAgent, &AgentProject),
         kas: &str,
     ) -> CommandResult {
-        let names = (&self.command.agent, agent.id, project.path.as_str());
+        let names = (&self.command.agent, self.owner(agent), project.path.as_str());
         let script = |token: &Path| self.command.release.script(names, token, kas);
         match output {
             TokenOutput::File(path) => print(&script(path))?,
