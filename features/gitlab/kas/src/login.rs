@@ -10,8 +10,8 @@
 //! same, and which stands for those of GitLab at all replicas.
 //!
 //! GitLab answers `authorize_proxy_user` about cookies of its own page and personal access tokens alone. About a login, kas decides by
-//! the same rule: by the list `user_access` of the agent ([`AgentFactsLookup`](crate::AgentFactsLookup)), and by the access of the user to
-//! the projects and groups of that list, about which kas asks GitLab with the token of the user.
+//! the same rule: by the list `user_access` of the agent ([`AgentFactsLookup`]), and by the access of the user to the projects and groups of
+//! that list, about which kas asks GitLab with the token of the user.
 //!
 //! | file | content |
 //! |---|---|
