@@ -102,7 +102,7 @@ impl UserSources {
     ///
     /// # Errors
     ///
-    /// Those of the first source that knows the token.
+    /// The first source that knows the token refuses it, or does not answer.
     pub async fn authenticate(
         &self,
         token: &SecretString,
@@ -160,7 +160,7 @@ impl UserSources {
     ///
     /// # Errors
     ///
-    /// Those of the first source that knows the token.
+    /// The first source that knows the token refuses it, or does not answer.
     pub async fn agents(
         &self,
         token: &SecretString,

@@ -131,7 +131,7 @@ struct TokenOptions {
     new_token: bool,
 }
 
-/// Whether agentk is installed.
+/// The end of the registration: agentk is installed, or the commands are printed.
 #[derive(Debug, clap::Args)]
 struct Mode {
     /// Install agentk with kubectl and helm

@@ -18,7 +18,7 @@ const PAGE: &str = "100";
 const MAX_URL: usize = 512;
 /// The longest other text, in characters.
 const MAX_TEXT: usize = 255;
-/// What is between the URL of a project and the id of a job in the URL of the job.
+/// The part of the URL of a job between the URL of its project and its id.
 const JOBS: &str = "/-/jobs/";
 
 /// A deployment in a project.

@@ -29,7 +29,7 @@ pub(super) enum ReservedOutput {
     Stdout,
 }
 
-/// Whether a place has a token.
+/// The state of a place for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceState {
     /// It has none.
