@@ -24,8 +24,6 @@ pub mod ownership;
 pub mod parse;
 mod ports;
 mod retry;
-#[cfg(test)]
-mod tests;
 pub mod validate;
 mod watch;
 mod yaml;

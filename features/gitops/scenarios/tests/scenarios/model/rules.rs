@@ -18,7 +18,7 @@ use super::{
     adapter::PassResult,
     universe::{SHOP, TOYS_GROUP, Thing},
 };
-use crate::applyset::PART_OF;
+use gitops_engine::applyset::PART_OF;
 
 /// The time for which deletions count together, in milliseconds.
 pub(super) const HOUR: u64 = 3_600_000;

@@ -1,4 +1,5 @@
 //! Whole syncs against a cluster in memory.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod applying;
 mod contested;
@@ -26,7 +27,7 @@ use proto::gitops::{ObjectCounts, ObjectId, ProjectState, SyncEvent, SyncEventKi
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
-use crate::{Engine, Outcome, SourceFile, SyncInput};
+use gitops_engine::{Engine, Outcome, SourceFile, SyncInput};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -13,7 +13,7 @@ use proto::{
 use serde_json::Value;
 
 use super::rules::Rule;
-use crate::{Engine, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset};
+use gitops_engine::{Engine, Outcome, Recovery, SourceFile, SyncError, SyncInput, applyset};
 
 /// The rules that the engine is known to break.
 pub(super) const BROKEN: &[Rule] = &[];

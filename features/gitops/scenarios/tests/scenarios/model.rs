@@ -41,7 +41,7 @@ use self::{
     },
     universe::{LOCKS_GROUP, SHOP, TEAM, TOYS_GROUP, Thing},
 };
-use crate::{
+use gitops_engine::{
     Engine, SourceFile,
     applyset::{ApplySet, PART_OF},
 };

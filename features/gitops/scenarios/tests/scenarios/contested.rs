@@ -107,7 +107,7 @@ async fn two_projects_that_take_over_the_same_object_are_contested() {
     // The one that does not have it does not delete it.
     let loser = usize::from(
         cluster.object(&id("ConfigMap", "default", "a")).unwrap()["metadata"]["labels"]["applyset.kubernetes.io/part-of"]
-            == crate::applyset::ApplySet::new(proto::AgentId(7), "group/app", "agentk").id(),
+            == gitops_engine::applyset::ApplySet::new(proto::AgentId(7), "group/app", "agentk").id(),
     );
     let (name, project) = &mut projects[loser];
     let input = SyncInput { project: (*name).to_owned(), gitlab_project: None, ..project.input("") };

@@ -107,7 +107,7 @@ async fn recovered_inventory_knows_which_jobs_have_run() {
     assert_eq!(project.sync(&text).await.state, ProjectState::InventoryLost);
     let input = project.input(&text);
     let planned = project.engine.recover(&input, None, &Open).await.unwrap();
-    let crate::Recovery::Planned(plan) = planned else { panic!("{planned:?}") };
+    let gitops_engine::Recovery::Planned(plan) = planned else { panic!("{planned:?}") };
     project.engine.recover(&input, Some(&plan.code), &Open).await.unwrap();
     let outcome = project.sync(&text).await;
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Sequences that have deleted, orphaned or overwritten something that nobody had approved.
 
 use super::*;
-use crate::Recovery;
+use gitops_engine::Recovery;
 
 const LABEL: &str = "applyset.kubernetes.io/part-of";
 
