@@ -292,6 +292,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let _ = stdin.write_all(input.expose_secret().as_bytes()).await;",
             "let authorization = HeaderValue::from_str(&format!(\"Bearer {}\", token.expose_secret()));",
             "let bearer = format!(\"Bearer {}\", key.expose_secret());",
+            "let bearer = format!(\"Bearer {}\", token.expose_secret().trim());",
             // Encrypted with a key that only the browser has.
             "let contents = Contents { token: self.token.expose_secret().into(), holder: self.holder.0, end };",
             "let credential = SecretString::from(format!(\"pat:{agent}:{}\", secret.expose_secret()));",
@@ -324,7 +325,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
         "hashed for every comparison; sent to GitLab; the key of calls to Gitaly; checked for its form before that; parsed as a JWT; written into the \
          kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove; sent to the \
          issuer, cached and given to kubectl by `kas login`; kept with the session of a page, whose requests it authenticates; \
-         the keys and the URL of a webhook; sent to a registry of OCI artifacts; the key of the record of a login at GitLab, and its tokens in \
+         the keys, the token and the URL of a webhook; sent to a registry of OCI artifacts; the key of the record of a login at GitLab, and its tokens in \
          that record; of an agent that `kas agents register` makes, for its Secret or its file, and of its user, sent to GitLab"
     );
     // Two hashes are equal only if all of their bytes are.

@@ -147,9 +147,13 @@ fn run(world: &World, webhook: &Webhook) -> AbortOnDropHandle<()> {
 }
 
 async fn append(world: &World, kind: EventKind, message: &str) {
+    append_as(world, kind, Severity::Warning, message).await;
+}
+
+async fn append_as(world: &World, kind: EventKind, severity: Severity, message: &str) {
     let agent =
         EventAgent { id: AgentId(1), name: "prod".parse().unwrap(), project_id: None, project_path: None };
-    let content = EventContent::new(kind, Severity::Warning, message);
+    let content = EventContent::new(kind, severity, message);
     let event = Event { time: SystemTime::now(), agent: Some(agent), content };
     world.kas.events.append(vec![NewEvent::new(message, event)]).await.unwrap();
 }
@@ -199,6 +203,34 @@ async fn each_event_is_delivered_once_by_one_replica_with_a_signature() {
     append(&fleet.replicas[0], EventKind::Drift, "last").await;
     assert_eq!(receiver.next().await.message(), "last", "nothing was delivered twice");
     assert_eq!(fleet.replicas.iter().filter(|world| is_active(world)).count(), 1);
+}
+
+#[tokio::test]
+async fn alert_of_gitlab_begins_and_ends_with_the_authorization_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let (world, mut gitlab) = (World::new(), Receiver::start(vec![answer(200), answer(200)]).await);
+    let key = directory.path().join("authorization-key");
+    std::fs::write(&key, "0123456789abcdef\n").unwrap();
+    let keys = format!(
+        ", format: gitlab_alert, token_file: {}, kinds: [agent-disconnected], severity: warning",
+        key.display()
+    );
+    let webhook = local(directory.path(), &gitlab.url(), &keys);
+    let _running = run(&world, &webhook);
+    active(std::slice::from_ref(&world)).await;
+    append(&world, EventKind::Sync, "not selected").await;
+    append(&world, EventKind::AgentDisconnected, "no tunnel").await;
+    append_as(&world, EventKind::AgentConnected, Severity::Info, "2 tunnels").await;
+
+    let begin = gitlab.next().await;
+    assert_eq!(begin.header("authorization"), "Bearer 0123456789abcdef");
+    let begin = begin.json();
+    assert_eq!(begin["title"], "prod: agent-disconnected: no tunnel");
+    assert_eq!((&begin["severity"], &begin["hosts"]), (&"medium".into(), &"prod".into()));
+    assert!(begin.get("end_time").is_none());
+    let end = gitlab.next().await.json();
+    assert!(end["end_time"].is_string(), "{end}");
+    assert_eq!(end["fingerprint"], begin["fingerprint"]);
 }
 
 #[tokio::test]

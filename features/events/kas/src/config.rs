@@ -38,6 +38,10 @@ pub struct WebhookConfig {
     #[serde(default)]
     #[schemars(with = "Option<PathBuf>")]
     pub secret_file: Option<Spanned<PathBuf>>,
+    /// The file with a token that is sent as `Authorization: Bearer`: the authorization key of GitLab. It is read for each delivery.
+    #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
+    pub token_file: Option<Spanned<PathBuf>>,
     /// The form of the body.
     #[serde(default)]
     pub format: WebhookFormat,
@@ -78,6 +82,9 @@ pub enum WebhookFormat {
     Json,
     /// A message that Slack and servers like it accept.
     Slack,
+    /// An alert of a project of GitLab.
+    #[serde(rename = "gitlab_alert")]
+    GitlabAlert,
 }
 
 /// The least severity of the events of a webhook.
@@ -97,8 +104,8 @@ impl EventsConfig {
     /// Iterates over the paths of the section.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         self.webhooks.iter_mut().flat_map(|webhook| {
-            let WebhookConfig { url_file, secret_file, ca_certificate_file, .. } = webhook;
-            [url_file, secret_file, ca_certificate_file].into_iter().flatten()
+            let WebhookConfig { url_file, secret_file, token_file, ca_certificate_file, .. } = webhook;
+            [url_file, secret_file, token_file, ca_certificate_file].into_iter().flatten()
         })
     }
 }

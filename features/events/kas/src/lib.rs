@@ -14,6 +14,7 @@ mod agents;
 mod answer;
 mod api;
 mod config;
+mod digest;
 mod feature;
 mod filter;
 mod list;

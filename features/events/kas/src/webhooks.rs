@@ -11,7 +11,9 @@
 
 mod client;
 mod delivery;
+mod gitlab_alert;
 mod metrics;
+mod neutral;
 mod payload;
 mod target;
 
@@ -26,7 +28,7 @@ use std::{
 use files::unreadable;
 use proto::{
     ReplicaId,
-    events::{EventKind, Severity},
+    events::{Event, EventKind, Severity},
 };
 use serde_saphyr::Spanned;
 use settings::ConfigError;
@@ -55,9 +57,12 @@ struct WebhookSettings {
     url: Option<WebhookUrl>,
     url_file: Option<PathBuf>,
     secret_file: Option<PathBuf>,
+    token_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,
     format: WebhookFormat,
     filter: EventFilter,
+    /// Selects the ends of alerts, if the receiver has alerts that begin and end.
+    ends: Option<EventFilter>,
     addresses: AddressPolicy,
     /// http is allowed, because the networks are named.
     allows_plain_text: bool,
@@ -130,6 +135,10 @@ impl Webhook {
             let what = "a webhook with format json needs secret_file, so that its receiver knows who sends: `openssl rand -base64 32`";
             return Err(at.error("secret_file", &entry.name, what.to_owned()));
         }
+        if entry.format == WebhookFormat::GitlabAlert && entry.token_file.is_none() {
+            let what = "a webhook with format gitlab_alert needs token_file with the authorization key, which GitLab shows beside the URL";
+            return Err(at.error("token_file", &entry.name, what.to_owned()));
+        }
         let kinds = entry.kinds.iter().map(|kind| {
             kind.value.parse::<EventKind>().map_err(|error| at.error("kinds", kind, error.to_string()))
         });
@@ -144,15 +153,19 @@ impl Webhook {
                 WebhookSeverity::Error => Severity::Error,
             },
         };
+        let ends =
+            (entry.format == WebhookFormat::GitlabAlert).then(|| gitlab_alert::filter_of_ends(&filter));
         let path = |path: &Option<Spanned<PathBuf>>| path.as_ref().map(|path| path.value.clone());
         let webhook = Self(Arc::new(WebhookSettings {
             name: entry.name.value.clone(),
             url,
             url_file: path(&entry.url_file),
             secret_file: path(&entry.secret_file),
+            token_file: path(&entry.token_file),
             ca_file: path(&entry.ca_certificate_file),
             format: entry.format,
             filter,
+            ends,
             addresses,
             allows_plain_text,
             retry_for: entry.retry_for,
@@ -164,6 +177,9 @@ impl Webhook {
         if let Some(path) = &entry.secret_file {
             settings.read_secret().map_err(|what| at.error("secret_file", path, what))?;
         }
+        if let Some(path) = &entry.token_file {
+            settings.read_token().map_err(|what| at.error("token_file", path, what))?;
+        }
         if let Some(path) = &entry.ca_certificate_file {
             settings.read_roots().map_err(|what| at.error("ca_certificate_file", path, what))?;
         }
@@ -173,6 +189,15 @@ impl Webhook {
     /// Delivers events while this replica has claimed the cursor of the webhook, until the replica stops.
     pub async fn run(self, context: WebhookContext) {
         delivery::run(&self.0, &context).await;
+    }
+}
+
+impl WebhookSettings {
+    /// Returns whether the receiver gets an event, with the identity file as it is now.
+    fn selects(&self, events: &Events, event: &Event) -> bool {
+        let is_end_of_alert =
+            |ends: &EventFilter| gitlab_alert::is_end(&event.content) && events.selects(ends, event);
+        events.selects(&self.filter, event) || self.ends.as_ref().is_some_and(is_end_of_alert)
     }
 }
 
@@ -219,6 +244,7 @@ mod tests {
         let put = |name: &str, content: &str| std::fs::write(directory.path().join(name), content).unwrap();
         put("secret", SECRET);
         put("short", "c2hvcnQ=");
+        put("lines", "a\nb");
         put("url", "https://hooks.example.com/services/T0/B0/xxxx\n");
         put("metadata", "http://169.254.169.254/latest");
         let text = text.replace("$DIR", &directory.path().display().to_string());
@@ -232,14 +258,15 @@ mod tests {
         let webhooks = read(
             "webhooks:\n\
              - {name: ops, url: 'https://ops.example.com/kas?x=1', secret_file: $DIR/secret, kinds: [sync, drift], agents: [prod], severity: warning}\n\
+             - {name: gitlab, url: 'https://gitlab.example.com/a/b/alerts/notify/kas/0.json', token_file: $DIR/url, format: gitlab_alert}\n\
              - {name: chat, url_file: $DIR/url, format: slack, retry_for: 1h}\n\
              - {name: internal, url: 'http://10.0.0.7:8080/', secret_file: $DIR/secret, allowed_networks: [10.0.0.0/24]}\n",
         );
         let webhooks = webhooks.unwrap();
         let names: Vec<&str> = webhooks.iter().map(|webhook| &*webhook.0.name).collect();
-        assert_eq!(names, ["ops", "chat", "internal"]);
+        assert_eq!(names, ["ops", "gitlab", "chat", "internal"]);
         assert_eq!(webhooks[0].0.filter.kinds, [EventKind::Sync, EventKind::Drift]);
-        assert_eq!(webhooks[1].0.retry_for, Duration::from_secs(3600));
+        assert_eq!(webhooks[2].0.retry_for, Duration::from_secs(3600));
         assert!(!format!("{webhooks:?}").contains("example.com"), "the URL may be a secret");
     }
 
@@ -281,6 +308,18 @@ mod tests {
             ),
             ("{name: a, url: 'https://a.example.com', secret_file: $DIR/short}", "secret_file: "),
             ("{name: a, url: 'https://a.example.com', secret_file: $DIR/none}", "the file does not exist"),
+            (
+                "{name: a, url: 'https://a.example.com', format: gitlab_alert}",
+                "events.webhooks[0].token_file: a webhook with format gitlab_alert needs token_file",
+            ),
+            (
+                "{name: a, url: 'https://a.example.com', format: gitlab_alert, token_file: $DIR/lines}",
+                "events.webhooks[0].token_file: ",
+            ),
+            (
+                "{name: a, url: 'https://a.example.com', format: slack, token_file: $DIR/none}",
+                "the file does not exist",
+            ),
             (
                 "{name: a, url: 'https://a.example.com', format: slack, kinds: [syncs]}",
                 "kinds: \"syncs\" is not a kind of event: the kinds are",

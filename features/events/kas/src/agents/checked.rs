@@ -6,8 +6,9 @@ use proto::{
     InstanceId,
     events::{AgentEvent, AgentEventId, Event, EventAgent, EventKind, NewAgentEvent, Severity},
 };
-use sha2::{Digest as _, Sha256};
 use store::{EVENTS_PERIOD, NewEvent, StateScope, SubjectState};
+
+use crate::digest::digest;
 
 /// The lead that the clock of an agent may have.
 const MAX_LEAD: Duration = Duration::from_secs(300);
@@ -78,16 +79,6 @@ impl EventChecker {
             Event { time: if possible { time } else { now }, agent: Some(self.agent.clone()), content };
         Ok(NewEvent { origin: Some(id), state, ..NewEvent::new(key, event) })
     }
-}
-
-/// Returns a short text that differs for different texts.
-pub(super) fn digest(texts: &[&str]) -> String {
-    let mut digest = Sha256::new();
-    for text in texts {
-        digest.update((text.len() as u64).to_be_bytes());
-        digest.update(text);
-    }
-    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

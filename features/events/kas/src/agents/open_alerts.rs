@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use proto::events::{CLOSED, Event, EventAgent, EventContent, EventKind, OpenAlerts, Severity};
 use store::{EventPosition, LoggedEvent, NewEvent};
 
-use super::checked::digest;
-use crate::Events;
+use crate::{Events, digest::digest};
 
 /// The events that are looked at, at once.
 const PAGE: usize = 500;

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderValue, Request, Response, StatusCode,
-    header::{CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT},
+    header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, client::conn::http1};
@@ -42,6 +42,7 @@ pub(super) struct DeliveryRequest {
     /// The time in seconds since 1970.
     pub(super) timestamp: u64,
     pub(super) signature: Option<String>,
+    pub(super) authorization: Option<HeaderValue>,
     pub(super) body: Vec<u8>,
 }
 
@@ -133,7 +134,7 @@ async fn handshake(
 }
 
 fn request(url: &WebhookUrl, delivery: DeliveryRequest) -> Request<Full<Bytes>> {
-    let DeliveryRequest { id, timestamp, signature, body } = delivery;
+    let DeliveryRequest { id, timestamp, signature, authorization, body } = delivery;
     let mut request = Request::post(url.path())
         .header(HOST, url.authority())
         .header(USER_AGENT, USER_AGENT_VALUE)
@@ -143,6 +144,9 @@ fn request(url: &WebhookUrl, delivery: DeliveryRequest) -> Request<Full<Bytes>> 
         .header("webhook-timestamp", timestamp);
     if let Some(signature) = signature {
         request = request.header("webhook-signature", signature);
+    }
+    if let Some(authorization) = authorization {
+        request = request.header(AUTHORIZATION, authorization);
     }
     request.body(Full::new(body.into())).expect("parts of a URL, numbers and base64 are valid")
 }

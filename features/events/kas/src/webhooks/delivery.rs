@@ -19,6 +19,7 @@ use super::{
     client::{DeliveryAnswer, DeliveryError, DeliveryRequest, post},
     metrics::DeliveryResult,
     payload,
+    target::WebhookFiles,
 };
 
 /// The time between two claims of the cursor, a quarter of the time for which a claim is valid.
@@ -147,7 +148,7 @@ async fn deliver_all(webhook: &Arc<WebhookSettings>, context: &WebhookContext, p
             tracing::warn!(webhook = webhook.name, "events were removed before they were delivered");
         }
         for event in &page.events {
-            let is_selected = context.events.selects(&webhook.filter, &event.event);
+            let is_selected = webhook.selects(&context.events, &event.event);
             if is_selected && !deliver(webhook, context, event).await {
                 return;
             }
@@ -285,10 +286,8 @@ async fn attempt(
     event: &LoggedEvent,
 ) -> Result<DeliveryAnswer, DeliveryError> {
     let settings = Arc::clone(webhook);
-    let read =
-        move || Ok::<_, String>((settings.read_url()?, settings.read_secret()?, settings.read_roots()?));
-    let read = spawn_blocking(read).await;
-    let (url, secret, roots) = match read {
+    let read = spawn_blocking(move || settings.read_files()).await;
+    let WebhookFiles { url, secret, authorization, roots } = match read {
         Ok(read) => read.map_err(DeliveryError::Settings)?,
         Err(error) => return Err(DeliveryError::Settings(error.to_string())),
     };
@@ -296,7 +295,8 @@ async fn attempt(
     let timestamp = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let body = payload::body(webhook.format, event);
     let signature = secret.map(|secret| webhook_signature::sign(&secret.keys(), &id, timestamp, &body));
-    post(&url, &webhook.addresses, roots, DeliveryRequest { id, timestamp, signature, body }).await
+    let delivery = DeliveryRequest { id, timestamp, signature, authorization, body };
+    post(&url, &webhook.addresses, roots, delivery).await
 }
 
 /// Returns the time since an event was appended.

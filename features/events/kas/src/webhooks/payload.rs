@@ -4,6 +4,7 @@ use proto::events::{Event, EventAgent, EventContent, Severity};
 use serde_json::json;
 use store::LoggedEvent;
 
+use super::{gitlab_alert, neutral::neutral};
 use crate::{ListedEvent, WebhookFormat};
 
 /// Returns the body with an event.
@@ -15,6 +16,7 @@ pub(super) fn body(format: WebhookFormat, logged: &LoggedEvent) -> Vec<u8> {
             "data": ListedEvent::from(logged),
         }),
         WebhookFormat::Slack => json!({"text": slack(&logged.event)}),
+        WebhookFormat::GitlabAlert => gitlab_alert::payload(logged),
     };
     serde_json::to_vec(&value).expect("it has keys that are text")
 }
@@ -34,29 +36,9 @@ fn slack(Event { agent, content, .. }: &Event) -> String {
     format!("{sign} *{kind}*{agent}{subject}: {}", escape(message))
 }
 
-/// Escapes what has a meaning in messages, such as `<!channel>`, and `@all` and `[text](url)` of Mattermost and Rocket.Chat: the text comes
-/// from agents, clusters and Git. A space without width takes the meaning from a character.
+/// Escapes what has a meaning in messages of Slack, such as `<!channel>`, and of servers like it.
 fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        let before = escaped.chars().next_back();
-        if matches!((before, character), (Some('!'), '[') | (Some(']'), '(' | '[' | ':')) {
-            escaped.push('\u{200b}');
-        }
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            // Formatting of a part of the line would hide the rest.
-            '*' | '_' | '~' | '`' => {
-                escaped.push('\u{200b}');
-                escaped.push(character);
-            }
-            '@' => escaped.push_str("@\u{200b}"),
-            _ => escaped.push(character),
-        }
-    }
-    escaped
+    neutral(&text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use http::Uri;
+use http::{HeaderValue, Uri};
 use rustls::RootCertStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use settings::Secret;
@@ -16,6 +16,15 @@ pub(super) struct WebhookUrl {
     is_secure: bool,
     host: String,
     port: u16,
+}
+
+/// The content of the files of a webhook.
+pub(super) struct WebhookFiles {
+    pub(super) url: WebhookUrl,
+    pub(super) secret: Option<Secret>,
+    /// The value of the header `Authorization`.
+    pub(super) authorization: Option<HeaderValue>,
+    pub(super) roots: RootCertStore,
 }
 
 /// The error of a text that is no URL of a receiver. It does not have the text, which may be a secret.
@@ -83,6 +92,12 @@ impl WebhookUrl {
 }
 
 impl WebhookSettings {
+    /// Returns the content of all files. This blocks.
+    pub(super) fn read_files(&self) -> Result<WebhookFiles, String> {
+        let (url, secret) = (self.read_url()?, self.read_secret()?);
+        Ok(WebhookFiles { url, secret, authorization: self.read_token()?, roots: self.read_roots()? })
+    }
+
     /// Returns the URL, from its file if it is in one. This blocks.
     pub(super) fn read_url(&self) -> Result<WebhookUrl, String> {
         if let Some(url) = &self.url {
@@ -104,6 +119,19 @@ impl WebhookSettings {
         let text = SecretString::from(read_file(path)?);
         let secret = Secret::parse(text.expose_secret());
         secret.map(Some).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// Returns the header field with the token, if there is one. This blocks.
+    pub(super) fn read_token(&self) -> Result<Option<HeaderValue>, String> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let token = SecretString::from(read_file(path)?);
+        let bearer = format!("Bearer {}", token.expose_secret().trim());
+        let mut value = HeaderValue::try_from(bearer)
+            .ok()
+            .filter(|value| value.len() > "Bearer ".len())
+            .ok_or_else(|| format!("{}: it is not one line with a token", path.display()))?;
+        value.set_sensitive(true);
+        Ok(Some(value))
     }
 
     /// Returns the certificates to trust. This blocks.
