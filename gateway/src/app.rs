@@ -50,7 +50,7 @@ use access::{
 use environments_wire::{EnvironmentSource, EnvironmentSources, JobResults};
 use kas_core::{
     admin::{AdminServer, Readiness},
-    agents::{AgentDialer, AgentServer, Rebalancer, ReceptiveAgents},
+    agents::{AgentDialer, AgentServer, DialSource, Rebalancer, ReceptiveAgents},
     api::{ApiContext, ApiParts, ApiServer},
     configuration::ConfigurationService,
     feature::Features,
@@ -297,7 +297,7 @@ impl App {
         self.spawn_accept_loops(listeners, cores, probes, &shutdown);
         self.spawn_periodic(background);
         self.follow_files(background);
-        background.spawn(self.receptive_agents(cores.clone()).run());
+        self.spawn_receptive_agents(background, cores);
         for webhook in self.webhooks.clone() {
             background.spawn(webhook.run(self.webhook_context()));
         }
@@ -342,8 +342,8 @@ impl App {
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
     }
 
-    /// Builds the task that dials agents, whose tunnels run on the `cores`.
-    pub fn receptive_agents(&self, cores: Cores) -> ReceptiveAgents {
+    /// Builds the task that dials agents, whose tunnels run on the `cores`. `others` are not in the identity file.
+    pub fn receptive_agents(&self, cores: Cores, others: Option<DialSource>) -> ReceptiveAgents {
         let dialer = AgentDialer {
             addresses: AddressPolicy::new(
                 "agent.receptive.allowed_networks",
@@ -352,7 +352,7 @@ impl App {
             certificate: self.dial_certificate.clone(),
             timeout: self.config.agent.listen.handshake_timeout,
         };
-        ReceptiveAgents::new(Arc::clone(&self.agents), dialer, cores)
+        ReceptiveAgents::new(Arc::clone(&self.agents), dialer, cores, others)
     }
 
     /// Returns what webhooks need to deliver events.

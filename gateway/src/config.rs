@@ -35,7 +35,7 @@ pub use self::{
     api::{ApiConfig, ApiListen},
     file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig},
     observability::{LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen},
-    receptive::ReceptiveConfig,
+    receptive::{ReceptiveAgentConfig, ReceptiveConfig},
     redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls},
     schema::json_schema,
 };
@@ -141,9 +141,9 @@ pub struct AgentConfig {
     /// The agents that kas dials: those of the identity file with a `url`.
     #[serde(default)]
     pub receptive: ReceptiveConfig,
-    /// Ignored: agents to which GitLab's kas connects.
+    /// The agents that GitLab lists for kas to dial.
     #[serde(default)]
-    receptive_agent: GitLabKey,
+    pub receptive_agent: ReceptiveAgentConfig,
     /// Ignored: lifetime of records of GitLab's kas in Redis.
     #[serde(default)]
     redis_conn_info_ttl: GitLabKey,
@@ -168,7 +168,7 @@ impl Default for AgentConfig {
             managed_resources: ManagedResourcesConfig::default(),
             gitlab_agentk: GitlabAgentkConfig::default(),
             receptive: ReceptiveConfig::default(),
-            receptive_agent: GitLabKey::default(),
+            receptive_agent: ReceptiveAgentConfig::default(),
             redis_conn_info_ttl: GitLabKey::default(),
             redis_conn_info_refresh: GitLabKey::default(),
             redis_conn_info_gc: GitLabKey::default(),

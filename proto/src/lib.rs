@@ -22,6 +22,7 @@ mod agent_path;
 pub mod audit;
 pub mod control;
 mod delivery;
+pub mod dial_token;
 mod error_chain;
 pub mod events;
 pub mod gitops;

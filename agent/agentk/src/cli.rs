@@ -153,8 +153,8 @@ pub struct RunOptions {
     pub tunnels: u16,
     /// Address at which kas connects to agentk, in a cluster that may open no connections: [host]:port
     ///
-    /// Beyond this machine, it needs a certificate, and --listen-client-ca-file or --listen-key-file, by which kas authenticates. See
-    /// docs/receptive.md.
+    /// Beyond this machine, it needs a certificate, and --listen-client-ca-file, --listen-key-file or --listen-jwt-file, by which kas
+    /// authenticates. See docs/receptive.md.
     #[arg(long, value_name = "ADDRESS", value_parser = listen_address, conflicts_with = "kas_address", env = "AGENTK_LISTEN",
         help_heading = "kas dials")]
     pub listen: Option<SocketAddr>,
@@ -179,6 +179,12 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "listen", env = "AGENTK_LISTEN_KEY_FILE",
         help_heading = "kas dials")]
     pub listen_key_file: Option<PathBuf>,
+    /// File that contains the public key (base64) that GitLab shows for the URL of the agent; read again when it changes
+    ///
+    /// kas sends a token that is signed with the private key, which it has from GitLab. A key of --listen-key-file is accepted, too.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "listen", env = "AGENTK_LISTEN_JWT_FILE",
+        help_heading = "kas dials")]
+    pub listen_jwt_file: Option<PathBuf>,
 
     /// kubeconfig file of the cluster to serve
     ///

@@ -50,6 +50,9 @@ pub use self::{
     health::{AgentHealth, ClusterStatus, Observability},
     metrics::AgentMetrics,
     services::{ServiceError, Services},
-    session::{Agent, ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent, SessionConfig},
+    session::{
+        Agent, ListenConfig, ListenConfigError, ListenKey, ListenPublicKey, ListenTls, ListeningAgent,
+        SessionConfig,
+    },
     tunnel_context::{FORCED_CLOSE_TIMEOUT, Pod, ServeConfig, TunnelContext},
 };

@@ -26,7 +26,9 @@ use telemetry::Tracer;
 use tokio::{sync::Semaphore, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::listener::{ListenConfig, ListenConfigError, ListenKey, ListenTls, ListeningAgent};
+pub use self::listener::{
+    ListenConfig, ListenConfigError, ListenKey, ListenPublicKey, ListenTls, ListeningAgent,
+};
 use self::{slot::TunnelSlot, spread::ReplicaSpread};
 use crate::{
     AgentToken, Dial, KasAddress, Observability, Services,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::{
     CipherSuite, ClientConfig, RootCertStore,
     crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{CertificateDer, pem::PemObject as _},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
 /// Returns AWS-LC as the provider, with AES-128 as the preferred cipher.
@@ -26,7 +26,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// # Panics
 ///
 /// Never: AWS-LC supports the default versions of TLS.
-pub fn client_config(roots: RootCertStore, alpn: &[&[u8]]) -> ClientConfig {
+pub fn client_config(roots: impl Into<Arc<RootCertStore>>, alpn: &[&[u8]]) -> ClientConfig {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .expect("AWS-LC supports the default versions")
@@ -34,6 +34,45 @@ pub fn client_config(roots: RootCertStore, alpn: &[&[u8]]) -> ClientConfig {
         .with_no_client_auth();
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
     config
+}
+
+/// A certificate of a client that cannot be used. The text has nothing of the private key.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ClientCertificateError {
+    /// There is no certificate in PEM.
+    #[error("the client certificate is not PEM")]
+    Certificate,
+    /// There is no private key in PEM.
+    #[error("the key of the client certificate is not PEM")]
+    Key,
+    /// rustls refuses the pair.
+    #[error("the client certificate and its key cannot be used: {0}")]
+    Pair(rustls::Error),
+}
+
+/// Returns a client that trusts `roots`, offers the protocols `alpn`, and has the certificate chain and the private key of these texts.
+///
+/// # Errors
+///
+/// The texts are no chain and no key, or do not match.
+pub fn client_config_with_certificate(
+    roots: impl Into<Arc<RootCertStore>>,
+    alpn: &[&[u8]],
+    (chain, key): (&[u8], &[u8]),
+) -> Result<ClientConfig, ClientCertificateError> {
+    let chain = CertificateDer::pem_slice_iter(chain).collect::<Result<Vec<_>, _>>().unwrap_or_default();
+    if chain.is_empty() {
+        return Err(ClientCertificateError::Certificate);
+    }
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| ClientCertificateError::Key)?;
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("AWS-LC supports the default versions")
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .map_err(ClientCertificateError::Pair)?;
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(config)
 }
 
 /// Returns the certificate authorities of the system, or none. This blocks.

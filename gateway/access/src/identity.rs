@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::{
     configuration::ConfigurationLocation,
     current::Identities,
-    dial_target::{AgentUrl, AgentUrlError, DialTarget},
+    dial_target::{AgentUrl, AgentUrlError, DialCredentials, DialTarget},
     oidc::VerifiedClaims,
 };
 use self::{gitlab_agents::GitLabAgents, oidc::OidcRule};

@@ -49,7 +49,7 @@ pub use self::{
     file_callers::FileCallers,
     identity::{
         AccessAs, AgentAttributes, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError,
-        Caller, CallerNames, ConfigurationLocation, DialTarget, Grant, Identities, Identity,
+        Caller, CallerNames, ConfigurationLocation, DialCredentials, DialTarget, Grant, Identities, Identity,
         SourceUnavailable, VerifiedClaims,
     },
     missing_right::missing_right,

@@ -1,14 +1,21 @@
 //! The tasks of a replica that run from time to time.
 
-use std::{env, sync::Arc, time::SystemTime};
+use std::{
+    env,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use cores::TaskGroup;
+use cores::{Cores, TaskGroup};
 use futures_util::{FutureExt as _, future::BoxFuture};
-use kas_gitlab::{SwitchMonitor, UsageReporter};
+use kas_gitlab::{ReceptiveAgentsPoller, SwitchMonitor, UsageReporter};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;
 use access::kill_switch::KillSwitch;
+
+/// The shortest time between two lists of the agents that GitLab lets kas dial.
+const MIN_LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 impl App {
     /// Spawns the tasks that run from time to time, until the group drains.
@@ -52,6 +59,21 @@ impl App {
             let switch = Arc::clone(&self.callers.kill_switch);
             spawn(follow_gitlab_switch(client.switched_off(), switch).boxed());
             spawn(async move { SwitchMonitor { client }.run().await }.boxed());
+        }
+    }
+
+    /// Spawns the task that dials agents, and the one that reads those of GitLab, if kas has to.
+    pub(super) fn spawn_receptive_agents(&self, background: &TaskGroup, cores: &Cores) {
+        let interval = self.config.agent.receptive_agent.poll_interval;
+        let gitlab = self.gitlab.clone().filter(|_| !interval.is_zero());
+        let (poller, others) =
+            gitlab.map(|client| ReceptiveAgentsPoller::new(client, interval.max(MIN_LIST_INTERVAL))).unzip();
+        background.spawn(self.receptive_agents(cores.clone(), others).run());
+        if let Some(poller) = poller {
+            let until = background.draining.clone();
+            background.spawn(async move {
+                until.run_until_cancelled(poller.run()).await;
+            });
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct ExternalConfig {
 
 impl Config {
     /// Returns all keys that are ignored, and whether the file has them.
-    fn ignored(&self) -> [(&'static str, GitLabKey); 22] {
+    fn ignored(&self) -> [(&'static str, GitLabKey); 21] {
         let (agent, observability) = (&self.agent, &self.observability);
         let api = self.api.as_ref().map(|api| &api.listen);
         let private = self.private_api.as_ref().map(|api| &api.listen);
@@ -34,7 +34,6 @@ impl Config {
                 agent.kubernetes_api.websocket_token_secret_file,
             ),
             ("agent.listen.listen_grace_period", agent.listen.listen_grace_period),
-            ("agent.receptive_agent", agent.receptive_agent),
             ("agent.redis_conn_info_gc", agent.redis_conn_info_gc),
             ("agent.redis_conn_info_refresh", agent.redis_conn_info_refresh),
             ("agent.redis_conn_info_ttl", agent.redis_conn_info_ttl),

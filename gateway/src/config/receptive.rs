@@ -1,11 +1,11 @@
-//! Section `agent.receptive`: the agents that kas dials.
+//! Sections `agent.receptive` and `agent.receptive_agent`: the agents that kas dials.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
-use settings::{Network, patterns::NETWORK};
+use settings::{AnyDuration, Network, patterns::NETWORK};
 
 /// Section `agent.receptive`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -21,4 +21,13 @@ pub struct ReceptiveConfig {
     /// The private key (PEM).
     #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
+}
+
+/// Section `agent.receptive_agent`: the agents that GitLab lists for kas to dial.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReceptiveAgentConfig {
+    /// The time between two lists, 10 s at least. Zero disables them.
+    #[serde(with = "AnyDuration")]
+    pub poll_interval: Duration,
 }

@@ -45,6 +45,7 @@ mod prometheus;
 mod rebalance;
 mod receptive;
 mod rights;
+mod receptive_gitlab;
 mod set_configuration;
 mod tenants;
 mod topologies;

@@ -32,7 +32,7 @@ use tunnel::Body;
 
 const PATH: &str = "/agents/prod/kubernetes/api";
 const KEY: &str = "0123456789abcdef0123456789abcdef";
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection to an end of a tunnel.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -40,8 +40,8 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// An agentk that listens on this machine.
-struct Agentk {
-    address: SocketAddr,
+pub(crate) struct Agentk {
+    pub(crate) address: SocketAddr,
     stop: CancellationToken,
     task: AbortOnDropHandle<()>,
     observability: Observability,
@@ -59,7 +59,10 @@ impl Agentk {
 
     fn start_at(address: SocketAddr, token: &SecretString, key: Option<PathBuf>, services: Services) -> Self {
         let key = key.map(|path| ListenKey::read(path).unwrap());
-        let config = ListenConfig { address, tls: None, key };
+        Self::start_with(ListenConfig { address, tls: None, key, public_key: None }, token, services)
+    }
+
+    pub(crate) fn start_with(config: ListenConfig, token: &SecretString, services: Services) -> Self {
         let (observability, stop) = (Observability::default(), CancellationToken::new());
         let serve = ServeConfig::new(AgentToken::value(token.clone()));
         let agent = ListeningAgent::new(config, serve, services, observability.clone());
@@ -91,7 +94,7 @@ impl Files {
     }
 }
 
-fn allow_loopback(config: &mut Config) {
+pub(crate) fn allow_loopback(config: &mut Config) {
     config.agent.receptive.allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
 }
 
@@ -104,7 +107,7 @@ fn world() -> World {
 fn dial(world: &World, url: &str, keys: &str) -> AbortOnDropHandle<()> {
     let url = format!("url: '{url}'");
     set_target(world, &if keys.is_empty() { url } else { format!("{url}, {keys}") });
-    AbortOnDropHandle::new(tokio::spawn(world.kas.receptive_agents(Cores::default()).run()))
+    AbortOnDropHandle::new(tokio::spawn(world.kas.receptive_agents(Cores::default(), None).run()))
 }
 
 /// Replaces the identity file by one with these keys of the agent.
@@ -113,7 +116,7 @@ fn set_target(world: &World, keys: &str) {
     world.kas.identities.replace(parse(&file));
 }
 
-fn cluster(name: &'static str) -> Services {
+pub(crate) fn cluster(name: &'static str) -> Services {
     Services::new().with_fn("kubernetes", move |request: Request<Body>| async move {
         match request.uri().path() {
             "/watch" => Response::new(endless("watching")),
@@ -123,7 +126,7 @@ fn cluster(name: &'static str) -> Services {
 }
 
 /// Waits until the condition is true.
-async fn until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
     let reached = async {
         while !condition() {
             sleep(Duration::from_millis(10)).await;
@@ -132,11 +135,11 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
     assert!(timeout(PATIENCE, reached).await.is_ok(), "{what}");
 }
 
-fn tunnels(world: &World) -> i64 {
+pub(crate) fn tunnels(world: &World) -> i64 {
     world.kas.agents.metrics.tunnels.get()
 }
 
-fn dials(world: &World, result: &str) -> f64 {
+pub(crate) fn dials(world: &World, result: &str) -> f64 {
     world.metric(&format!("kas_dials_total{{result=\"{result}\"}}"))
 }
 
@@ -150,7 +153,7 @@ async fn failure(world: &World, result: &str) -> String {
 }
 
 /// Returns the error with which kas last failed to dial the agent, as its operator reads it.
-async fn dial_error(world: &World) -> String {
+pub(crate) async fn dial_error(world: &World) -> String {
     let agents = world.kas.admin.agent_lister.list().await.agents;
     agents.into_iter().find_map(|agent| agent.dial_error).unwrap()
 }

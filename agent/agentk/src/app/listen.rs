@@ -1,8 +1,8 @@
 //! The way to kas: agentk dials it, or listens for it.
 
 use agentk_core::{
-    Agent, FileFollowers, KasAddress, ListenConfig, ListenKey, ListenTls, ListeningAgent, Observability,
-    ProtocolChoice, ServeConfig, Services, SessionConfig, TcpDialer, connect::KasHeader,
+    Agent, FileFollowers, KasAddress, ListenConfig, ListenKey, ListenPublicKey, ListenTls, ListeningAgent,
+    Observability, ProtocolChoice, ServeConfig, Services, SessionConfig, TcpDialer, connect::KasHeader,
 };
 use agentk_gitlab::gitlab_protocol;
 use anyhow::Context as _;
@@ -37,10 +37,11 @@ impl KasConnection {
     pub(crate) fn new(options: &RunOptions) -> anyhow::Result<Self> {
         match (&options.kas_address, options.listen) {
             (Some(kas), _) => {
-                let files = [&options.listen_certificate_file, &options.listen_key_file];
+                let files =
+                    [&options.listen_certificate_file, &options.listen_key_file, &options.listen_jwt_file];
                 anyhow::ensure!(
                     files.iter().all(|file| file.is_none()),
-                    "--listen-certificate-file and --listen-key-file need --listen, in place of --kas-address"
+                    "--listen-certificate-file, --listen-key-file and --listen-jwt-file need --listen, in place of --kas-address"
                 );
                 check_protocol(options.protocol, kas)?;
                 Ok(Self::Dials(kas.clone(), Box::new(dialer(options, kas)?)))
@@ -64,7 +65,9 @@ impl KasConnection {
                 let tls = tls.transpose()?;
                 let key = options.listen_key_file.clone().map(ListenKey::read);
                 let key = key.transpose().context("--listen-key-file")?;
-                let config = ListenConfig { address, tls, key };
+                let public_key = options.listen_jwt_file.clone().map(ListenPublicKey::read);
+                let public_key = public_key.transpose().context("--listen-jwt-file")?;
+                let config = ListenConfig { address, tls, key, public_key };
                 check_security(&config)?;
                 Ok(Self::Listens(config))
             }
@@ -74,12 +77,15 @@ impl KasConnection {
 
     /// Follows the files of certificates and keys.
     pub(super) fn follow_files(&self, followers: &mut FileFollowers) {
-        let Self::Listens(ListenConfig { tls, key, .. }) = self else { return };
+        let Self::Listens(ListenConfig { tls, key, public_key, .. }) = self else { return };
         if let Some(tls) = tls.clone() {
             followers.check("--listen-certificate-file", tls.files(), move || tls.reload());
         }
         if let Some(key) = key.clone() {
             followers.check("--listen-key-file", vec![key.path().to_owned()], move || key.reload());
+        }
+        if let Some(key) = public_key.clone() {
+            followers.check("--listen-jwt-file", vec![key.path().to_owned()], move || key.reload());
         }
     }
 
@@ -151,7 +157,7 @@ impl BoundAgent {
 
 /// Checks that nobody but kas can use the listener: it sends the agent token to its client, and executes the requests of it.
 fn check_security(config: &ListenConfig) -> anyhow::Result<()> {
-    let ListenConfig { address, tls, key } = config;
+    let ListenConfig { address, tls, key, public_key } = config;
     if address.ip().is_loopback() {
         return Ok(());
     }
@@ -162,9 +168,9 @@ fn check_security(config: &ListenConfig) -> anyhow::Result<()> {
         )
     })?;
     anyhow::ensure!(
-        tls.authenticates_clients() || key.is_some(),
+        tls.authenticates_clients() || key.is_some() || public_key.is_some(),
         "--listen {address} is reachable from other machines, and kas has to authenticate: name its authority with \
-         --listen-client-ca-file, or a key with --listen-key-file"
+         --listen-client-ca-file, a key with --listen-key-file, or the public key of GitLab with --listen-jwt-file"
     );
     Ok(())
 }
@@ -178,7 +184,7 @@ mod tests {
         let path = directory.path().join("key");
         std::fs::write(&path, "k".repeat(32)).unwrap();
         let key = key.then(|| ListenKey::read(path).unwrap());
-        let config = ListenConfig { address: address.parse().unwrap(), tls: None, key };
+        let config = ListenConfig { address: address.parse().unwrap(), tls: None, key, public_key: None };
         check_security(&config).map_err(|error| error.to_string())
     }
 

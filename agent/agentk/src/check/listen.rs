@@ -14,7 +14,7 @@ impl CheckCommand {
         config: &ListenConfig,
         report: &mut CheckReport<'_>,
     ) -> Result<(), StepError> {
-        let ListenConfig { address, tls, key } = config;
+        let ListenConfig { address, tls, key, public_key } = config;
         report.ok(
             "TLS",
             match tls {
@@ -25,7 +25,8 @@ impl CheckCommand {
                 None => "not used, which is allowed on this machine only",
             },
         );
-        report.ok("key", if key.is_some() { "the file can be used" } else { "not used" });
+        let with_key = key.is_some() || public_key.is_some();
+        report.ok("key", if with_key { "the file can be used" } else { "not used" });
         let hint = "another process listens there, which may be the running agentk, or this machine does not have the address";
         let socket = process::listen(*address).map_err(failed("address", hint))?;
         drop(socket);

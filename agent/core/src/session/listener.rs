@@ -10,12 +10,19 @@
 
 mod credentials;
 
-use std::{collections::BTreeSet, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use cores::Cores;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderMap, HeaderValue, Request, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use http_body_util::Full;
@@ -35,7 +42,7 @@ use tunnel::{
     websocket::{Role, WebSocket},
 };
 
-pub use self::credentials::{ListenConfigError, ListenKey, ListenTls};
+pub use self::credentials::{ListenConfigError, ListenKey, ListenPublicKey, ListenTls};
 use super::{
     LOG_PERIOD,
     active_tunnel::{ActiveTunnel, TunnelEvent},
@@ -71,6 +78,8 @@ pub struct ListenConfig {
     pub tls: Option<ListenTls>,
     /// The keys of which kas has to send one, unless its certificate is enough.
     pub key: Option<ListenKey>,
+    /// The public key of tokens, of which kas may send one instead of a key.
+    pub public_key: Option<ListenPublicKey>,
 }
 
 /// Accepts tunnels of kas and serves their requests.
@@ -101,10 +110,22 @@ struct Refusal {
 }
 
 impl ListenConfig {
+    /// Returns true if kas has to send a key or a token.
+    fn needs_key(&self) -> bool {
+        self.key.is_some() || self.public_key.is_some()
+    }
+
+    /// Returns true if a request has what kas has to send.
+    fn accepts(&self, headers: &HeaderMap) -> bool {
+        !self.needs_key()
+            || self.key.as_ref().is_some_and(|key| key.accepts(headers))
+            || self.public_key.as_ref().is_some_and(|key| key.accepts(headers, SystemTime::now()))
+    }
+
     /// Returns the security of the listener in words, for the log.
     fn describe(&self) -> &'static str {
         let certificate = self.tls.as_ref().is_some_and(ListenTls::authenticates_clients);
-        match (certificate, self.key.is_some()) {
+        match (certificate, self.needs_key()) {
             (true, true) => "certificate and key",
             (true, false) => "certificate",
             (false, true) => "key",
@@ -238,9 +259,9 @@ impl Listener {
         self: &Arc<Self>,
         mut request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Refusal> {
-        if self.config.key.as_ref().is_some_and(|key| !key.accepts(request.headers())) {
-            let message =
-                "the key is missing or wrong: kas sends that of agents[].key_file in its identity file";
+        if !self.config.accepts(request.headers()) {
+            let message = "the key is missing or wrong: kas sends that of agents[].key_file in its identity file, or a token of the \
+                           private key in GitLab";
             return Err(Refusal::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
         }
         let unavailable =

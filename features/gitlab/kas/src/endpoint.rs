@@ -26,6 +26,8 @@ pub enum Endpoint {
     UsageMetrics,
     /// POST: events.
     AgentEvents,
+    /// GET: the agents that kas dials.
+    ReceptiveAgents,
     /// GET: the agents of a CI job.
     AllowedAgents,
     /// GET: the job of a token.
@@ -79,6 +81,7 @@ impl Endpoint {
             Self::AuthorizeProxyUser => "/api/v4/internal/kubernetes/authorize_proxy_user",
             Self::UsageMetrics => "/api/v4/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/api/v4/internal/kubernetes/agent_events",
+            Self::ReceptiveAgents => "/api/v4/internal/kubernetes/receptive_agents",
             Self::AllowedAgents => "/api/v4/job/allowed_agents",
             Self::Job => "/api/v4/job",
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
@@ -106,6 +109,7 @@ impl Endpoint {
             Self::AuthorizeProxyUser => "authorize_proxy_user",
             Self::UsageMetrics => "usage_metrics",
             Self::AgentEvents => "agent_events",
+            Self::ReceptiveAgents => "receptive_agents",
             Self::AllowedAgents => "allowed_agents",
             Self::Job => "job",
             Self::ProjectEnvironments => "project_environments",
@@ -124,7 +128,7 @@ impl Endpoint {
 
     /// Returns whether a failed request is sent again.
     ///
-    /// agentk itself connects again, and its modules ask again. Counters and events would be counted twice if GitLab had processed them,
+    /// agentk itself connects again, its modules ask again, and the list of agents to dial is read from time to time. Counters and events would be counted twice if GitLab had processed them,
     /// and it accepts a code or a refresh token once.
     pub(super) fn is_retried(self) -> bool {
         !matches!(
@@ -133,6 +137,7 @@ impl Endpoint {
                 | Self::LegacyAgentInfo
                 | Self::UsageMetrics
                 | Self::AgentEvents
+                | Self::ReceptiveAgents
                 | Self::OauthToken
                 | Self::OauthRevoke
                 | Self::Module

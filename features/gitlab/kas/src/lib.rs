@@ -62,6 +62,7 @@ mod project_deployments;
 mod project_environments;
 mod project_info;
 mod projects;
+mod receptive_agents;
 mod response;
 pub mod rpcs;
 mod session;
@@ -98,6 +99,7 @@ pub use self::{
     project_environments::ProjectEnvironment,
     project_info::ProjectInfo,
     projects::GitLabProjects,
+    receptive_agents::ReceptiveAgentsPoller,
     response::GitLabError,
     session::GitLabSessions,
     setup::GitLabSetup,

@@ -4,9 +4,12 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 use http::Uri;
+use proto::dial_token::DialTokenKey;
+use rustls::ClientConfig;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::Location;
@@ -29,6 +32,18 @@ pub struct DialTarget {
     pub key_file: Option<PathBuf>,
     /// The name in the certificate of agentk, if it is not the host of the URL.
     pub tls_server_name: Option<String>,
+    /// The credentials that are in no file, in place of `ca_file`, `key_file` and the certificate of kas.
+    pub credentials: Option<Arc<DialCredentials>>,
+}
+
+/// The credentials of kas for one agent. They are equal if their digests are.
+pub struct DialCredentials {
+    /// The authorities to trust, and the client certificate of kas if it has one.
+    pub tls: Arc<ClientConfig>,
+    /// The key of the tokens that kas sends.
+    pub token_key: Option<DialTokenKey>,
+    /// A digest of what these credentials were made of.
+    pub digest: [u8; 32],
 }
 
 /// The URL of an agentk: `wss://host[:port][/path]`, or `ws://` on this machine.
@@ -108,7 +123,35 @@ impl DialEntry {
             ca_file: ca_file.map(|path| directory.join(path.value)),
             key_file: key_file.map(|path| directory.join(path.value)),
             tls_server_name: tls_server_name.map(|name| name.value),
+            credentials: None,
         }))
+    }
+}
+
+impl DialTarget {
+    /// Creates the target of an agent with credentials that are in no file.
+    pub fn with_credentials(
+        url: AgentUrl,
+        tls_server_name: Option<String>,
+        credentials: DialCredentials,
+    ) -> Self {
+        let credentials = Some(Arc::new(credentials));
+        Self { url, tunnels: DEFAULT_TUNNELS, ca_file: None, key_file: None, tls_server_name, credentials }
+    }
+}
+
+impl PartialEq for DialCredentials {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+impl Eq for DialCredentials {}
+
+/// Without the keys.
+impl fmt::Debug for DialCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DialCredentials").finish_non_exhaustive()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Agents that accept connections and open none: kas dials them.
 //!
 //! ```text
-//!   identity file ──► targets ──► leases in the store ──► slots: dial ──► admit ──► serve, as every tunnel
-//!                                      ▲                           │
-//!                                      └── every 3 s, and after ───┘ failures (backoff), ends, drains
+//!   identity file, GitLab ──► targets ──► leases in the store ──► slots: dial ──► admit ──► serve, as every tunnel
+//!                                              ▲                           │
+//!                                              └── every 3 s, and after ───┘ failures (backoff), ends, drains
 //! ```
 //!
 //! One task of a replica, [`ReceptiveAgents::run`], supervises the slots of all such agents. Each slot is a task that dials once and
@@ -13,6 +13,7 @@
 mod connect;
 mod error;
 mod slot;
+mod targets;
 
 use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
@@ -31,9 +32,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::connect::AgentDialer;
 pub(crate) use self::slot::DialledTunnel;
+pub use self::targets::DialSource;
 use self::{
     error::DialError,
     slot::{SlotEvent, SlotEventKind, SlotId},
+    targets::DialTargets,
 };
 use super::AgentServer;
 
@@ -53,13 +56,14 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct DialErrors(Mutex<HashMap<AgentId, (&'static str, String)>>);
 
-/// Dials the agents of the identity file that have a URL.
+/// Dials the agents of the identity file that have a URL, and those of another source.
 #[derive(Debug)]
 pub struct ReceptiveAgents {
     server: Arc<AgentServer>,
     dialer: Arc<AgentDialer>,
     /// The cores that run the tunnels.
     cores: Cores,
+    targets: DialTargets,
     agents: HashMap<AgentId, DialledAgent>,
     /// Agents that are no longer dialled, whose leases are given up.
     released: Vec<AgentId>,
@@ -118,9 +122,15 @@ impl DialErrors {
 }
 
 impl ReceptiveAgents {
-    /// Creates the task of a replica. Its tunnels run on the `cores`.
-    pub fn new(server: Arc<AgentServer>, dialer: AgentDialer, cores: Cores) -> Self {
+    /// Creates the task of a replica. Its tunnels run on the `cores`. `others` has agents that are not in the identity file.
+    pub fn new(
+        server: Arc<AgentServer>,
+        dialer: AgentDialer,
+        cores: Cores,
+        others: Option<DialSource>,
+    ) -> Self {
         Self {
+            targets: DialTargets::new(server.identities.clone(), others),
             server,
             dialer: Arc::new(dialer),
             // The tunnels are spread evenly, like those of agents that connect.
@@ -138,7 +148,6 @@ impl ReceptiveAgents {
     /// Dials agents until the replica stops, and then gives up the leases. The tunnels drain by themselves.
     pub async fn run(mut self) {
         let draining = self.server.connections.draining.clone();
-        let mut versions = self.server.identities.changes();
         let mut ticks = interval(LEASE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.update_targets();
@@ -154,7 +163,7 @@ impl ReceptiveAgents {
                 () = draining.cancelled() => break,
                 _ = ticks.tick() => self.agents.values_mut().for_each(|agent| agent.due = true),
                 Some(event) = self.events.1.recv() => self.on_event(event),
-                Ok(()) = versions.changed() => self.update_targets(),
+                () = self.targets.changed() => self.update_targets(),
                 () = retry => self.agents.values_mut().for_each(DialledAgent::end_wait),
             }
             if draining.run_until_cancelled(self.renew_leases()).await.is_none() {
@@ -167,10 +176,9 @@ impl ReceptiveAgents {
         self.renew_leases().await;
     }
 
-    /// Takes over the agents of the current identity file.
+    /// Takes over the current agents.
     fn update_targets(&mut self) {
-        let identity = self.server.identities.load_full();
-        let mut targets: HashMap<AgentId, &DialTarget> = identity.dial_targets().collect();
+        let targets = self.targets.current();
         let errors = &self.server.dial_errors;
         self.agents.retain(|id, agent| {
             let stays = targets.contains_key(id);
@@ -181,19 +189,18 @@ impl ReceptiveAgents {
             }
             stays
         });
-        for (id, target) in targets.drain() {
-            let Some(name) = identity.name(id).cloned() else { continue };
+        for (id, (name, target)) in targets {
             match self.agents.get_mut(&id) {
-                Some(agent) if agent.target == *target => agent.name = name,
+                Some(agent) if agent.target == target => agent.name = name,
                 Some(agent) => {
                     errors.remove(id);
                     agent.slots.values_mut().for_each(Slot::leave);
                     let (granted, slots) = (agent.granted, mem::take(&mut agent.slots));
-                    *agent = DialledAgent { granted, slots, ..DialledAgent::new(name, target.clone()) };
+                    *agent = DialledAgent { granted, slots, ..DialledAgent::new(name, target) };
                 }
                 None => {
                     self.released.retain(|released| *released != id);
-                    self.agents.insert(id, DialledAgent::new(name, target.clone()));
+                    self.agents.insert(id, DialledAgent::new(name, target));
                 }
             }
         }

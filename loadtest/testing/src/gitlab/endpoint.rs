@@ -21,6 +21,10 @@ pub enum Endpoint {
     UsageMetrics,
     /// `POST /internal/kubernetes/agent_events`
     AgentEvents,
+    /// `GET /internal/kubernetes/receptive_agents`
+    ReceptiveAgents,
+    /// Any method below `/internal/kubernetes/modules/`, for modules of GitLab's agentk.
+    Module,
     /// `GET /job/allowed_agents`
     AllowedAgents,
     /// `GET /job`
@@ -66,6 +70,8 @@ pub(crate) enum Subject {
     Agent,
     /// A token of a CI job.
     Job,
+    /// There is none.
+    None,
     /// The body names the subject, if there is one.
     Body,
     /// The caller of kas, on the public API.
@@ -75,7 +81,7 @@ pub(crate) enum Subject {
 }
 
 impl Endpoint {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::AgentInfo,
         Self::AgentInfoDeprecated,
         Self::ProjectInfo,
@@ -84,6 +90,7 @@ impl Endpoint {
         Self::AuthorizeProxyUser,
         Self::UsageMetrics,
         Self::AgentEvents,
+        Self::ReceptiveAgents,
         Self::AllowedAgents,
     ];
 
@@ -113,6 +120,9 @@ impl Endpoint {
                 _ => None,
             };
         }
+        if path.starts_with("/internal/kubernetes/modules/") {
+            return Some(Self::Module);
+        }
         if path == "/metadata" {
             return Some(Self::Metadata);
         }
@@ -132,8 +142,10 @@ impl Endpoint {
             Self::AuthorizeProxyUser => "/internal/kubernetes/authorize_proxy_user",
             Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/internal/kubernetes/agent_events",
+            Self::ReceptiveAgents => "/internal/kubernetes/receptive_agents",
             Self::AllowedAgents => "/job/allowed_agents",
-            Self::Job
+            Self::Module
+            | Self::Job
             | Self::ProjectEnvironments
             | Self::ProjectEnvironment
             | Self::ProjectDeployments
@@ -156,6 +168,7 @@ impl Endpoint {
     /// Returns whether the endpoint has a method.
     pub(crate) fn allows(self, method: &Method) -> bool {
         match (self, self.subject()) {
+            (Self::Module, _) => true,
             (
                 Self::SetCommitStatus | Self::Notes | Self::GraphQl | Self::OauthToken | Self::OauthRevoke,
                 _,
@@ -165,15 +178,20 @@ impl Endpoint {
                 *method == Method::GET || *method == Method::POST
             }
             (Self::AgentToken, _) => *method == Method::GET || *method == Method::DELETE,
-            (_, Subject::Agent | Subject::Job | Subject::Caller | Subject::User) => *method == Method::GET,
+            (_, Subject::Agent | Subject::Job | Subject::None | Subject::Caller | Subject::User) => {
+                *method == Method::GET
+            }
         }
     }
 
     pub(crate) fn subject(self) -> Subject {
         match self {
-            Self::AgentInfo | Self::AgentInfoDeprecated | Self::ProjectInfo | Self::VerifyProjectAccess => {
-                Subject::Agent
-            }
+            Self::AgentInfo
+            | Self::AgentInfoDeprecated
+            | Self::ProjectInfo
+            | Self::VerifyProjectAccess
+            | Self::Module => Subject::Agent,
+            Self::ReceptiveAgents => Subject::None,
             Self::AllowedAgents => Subject::Job,
             Self::Job
             | Self::ProjectEnvironments

@@ -103,12 +103,31 @@ fn refuse(shared: &Shared, request: &str, violation: &Violation) -> Response {
     json_response((violation.status, message(text)))
 }
 
+/// Notes the request of a module, and answers with its body.
+fn module(state: &mut State, request: &KasRequest) -> Answer {
+    if state.agent(&request.token).is_none() {
+        return unauthorized();
+    }
+    state.module_requests.push(format!("{} {}", request.method, request.part));
+    (201, json!({"received": String::from_utf8_lossy(&request.body)}))
+}
+
+/// Returns the agents that kas dials. 404 without a licence.
+fn receptive_agents(state: &State) -> Answer {
+    match &state.receptive_agents {
+        Some(agents) => (200, json!({ "agents": agents })),
+        None => (404, message("404 Not Found")),
+    }
+}
+
 /// Returns the answer to a request that keeps the rules.
 fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> {
     match request.endpoint {
         Endpoint::AgentInfo | Endpoint::AgentInfoDeprecated => Ok(agent_info(state, &request.token)),
         Endpoint::ProjectInfo => Ok(project(state, request, 200)),
         Endpoint::VerifyProjectAccess => Ok(project(state, request, 204)),
+        Endpoint::ReceptiveAgents => Ok(receptive_agents(state)),
+        Endpoint::Module => Ok(module(state, request)),
         Endpoint::AllowedAgents => Ok(allowed_agents(state, &request.token)),
         Endpoint::AuthorizeProxyUser => authorize_proxy_user(state, &parse(&request.body)?),
         Endpoint::AgentConfiguration => agent_configuration(state, parse(&request.body)?),

@@ -119,6 +119,10 @@ pub(crate) fn check(
         } else if !agent.starts_with("gitlab-kas/") || agent.matches('/').count() < 2 {
             return Err(format!("User-Agent {agent:?} is not gitlab-kas/<version>/<commit>"));
         }
+        // The module chooses the form of its request.
+        if endpoint == Endpoint::Module {
+            return Ok(());
+        }
         if single(headers, ACCEPT.as_str())?.as_deref() != Some("application/json") {
             return Err("Accept is not application/json".to_owned());
         }
@@ -150,6 +154,9 @@ pub(crate) fn check(
         Default::default()
     } else if is_public {
         path_ids(uri.path()).map_err(|rule| violation(400, rule))?
+    } else if endpoint == Endpoint::Module {
+        let target = uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+        (String::new(), target, String::new())
     } else {
         let id = query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?;
         (id, String::new(), String::new())
@@ -189,10 +196,14 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
     }
     let token = match (endpoint.subject(), agent, job) {
         (Subject::Agent, Some(token), None) | (Subject::Job, None, Some(token)) => token,
-        (Subject::Body, None, None) => return Ok(String::new()),
+        (Subject::Body | Subject::None, None, None) => return Ok(String::new()),
         (Subject::Agent, None, _) => return Err("the token of the agent is missing".to_owned()),
         (Subject::Job, _, None) => return Err("Job-Token is missing".to_owned()),
-        (Subject::Agent | Subject::Job | Subject::Body | Subject::Caller | Subject::User, _, _) => {
+        (
+            Subject::Agent | Subject::Job | Subject::None | Subject::Body | Subject::Caller | Subject::User,
+            _,
+            _,
+        ) => {
             return Err("there is a token of another subject".to_owned());
         }
     };

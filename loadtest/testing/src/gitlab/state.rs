@@ -15,6 +15,10 @@ use crate::gitlab::oauth_state::OauthState;
 pub struct State {
     /// The agents by id.
     pub agents: BTreeMap<u64, Agent>,
+    /// The agents that kas dials, as the entries of `receptive_agents`. `None` without a licence.
+    pub receptive_agents: Option<Vec<Value>>,
+    /// The requests of modules of GitLab's agentk: method, path and query.
+    pub module_requests: Vec<String>,
     /// The projects of `project_info` and `verify_project_access`, other than those of agents.
     pub projects: Vec<Project>,
     /// The CI jobs by token.

@@ -4,10 +4,12 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header::AUTHORIZATION};
+use proto::dial_token::DialTokenVerifier;
 use rustls::{
     ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
@@ -52,6 +54,13 @@ enum ClientCertificates {
     /// Clients without a certificate are accepted, too.
     Optional(PathBuf),
     Required(PathBuf),
+}
+
+/// The public key of the tokens that kas may send. Cheap to clone; a new version applies to all clones.
+#[derive(Clone, Debug)]
+pub struct ListenPublicKey {
+    path: PathBuf,
+    current: Arc<ArcSwap<DialTokenVerifier>>,
 }
 
 /// The keys that kas may send. Cheap to clone; a new version applies to all clones.
@@ -228,13 +237,50 @@ impl ListenKey {
 
     /// Returns true if a request has one of the keys. The time does not depend on the key.
     pub(super) fn accepts(&self, headers: &HeaderMap) -> bool {
-        let mut values = headers.get_all(AUTHORIZATION).iter();
-        let (Some(value), None) = (values.next(), values.next()) else { return false };
-        let Some(key) = value.as_bytes().strip_prefix(b"Bearer ") else { return false };
+        let Some(key) = bearer(headers) else { return false };
         let digest: [u8; 32] = Sha256::digest(key).into();
         let known = self.digests.load();
         known.iter().fold(Choice::from(0), |found, known| found | known.ct_eq(&digest)).into()
     }
+}
+
+impl ListenPublicKey {
+    /// Reads a file with the base64 of a public key. This blocks.
+    pub fn read(path: PathBuf) -> Result<Self, ListenConfigError> {
+        let current = Arc::new(ArcSwap::from_pointee(verifier(&path)?));
+        Ok(Self { path, current })
+    }
+
+    /// Reads the file again. If it is invalid, the present key stays. This blocks.
+    pub fn reload(&self) -> Result<(), ListenConfigError> {
+        self.current.store(Arc::new(verifier(&self.path)?));
+        Ok(())
+    }
+
+    /// Returns the path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns true if a request has a token of the private key that is valid at `now`.
+    pub(super) fn accepts(&self, headers: &HeaderMap, now: SystemTime) -> bool {
+        let token = bearer(headers).and_then(|token| std::str::from_utf8(token).ok());
+        token.is_some_and(|token| self.current.load().accepts(token, now))
+    }
+}
+
+/// Returns the value of the only header field `Authorization` with the scheme `Bearer`.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    value.as_bytes().strip_prefix(b"Bearer ")
+}
+
+fn verifier(path: &Path) -> Result<DialTokenVerifier, ListenConfigError> {
+    let text = files::read_text(path).map_err(|error| ListenConfigError::unreadable(path, &error))?;
+    DialTokenVerifier::parse(&text).map_err(|error| {
+        ListenConfigError::new(path, format!("{error}: copy the public key of the URL from GitLab"))
+    })
 }
 
 fn digests(path: &Path) -> Result<Vec<[u8; 32]>, ListenConfigError> {
@@ -257,6 +303,7 @@ mod tests {
     use std::fs;
 
     use http::HeaderValue;
+    use proto::dial_token::DialTokenKey;
 
     use super::*;
 
@@ -288,6 +335,24 @@ mod tests {
         fs::write(&path, "").unwrap();
         assert!(key.reload().is_err());
         assert!(key.accepts(&headers(&[&format!("Bearer {new}")])), "the last good keys stay");
+    }
+
+    /// The keys are those of the first test of RFC 8032, section 7.1.
+    #[test]
+    fn token_of_the_key_in_gitlab_is_accepted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("public-key");
+        fs::write(&path, "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n").unwrap();
+        let public = ListenPublicKey::read(path.clone()).unwrap();
+        let private = DialTokenKey::parse("nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=").unwrap();
+        let now = SystemTime::now();
+        let bearer = format!("Bearer {}", private.token(now));
+        assert!(public.accepts(&headers(&[&bearer]), now));
+        assert!(!public.accepts(&headers(&[&bearer, &bearer]), now) && !public.accepts(&headers(&[]), now));
+        fs::write(&path, "secret").unwrap();
+        let error = public.reload().unwrap_err().to_string();
+        assert!(error.ends_with("copy the public key of the URL from GitLab"), "{error}");
+        assert!(public.accepts(&headers(&[&bearer]), now), "the last good key stays");
     }
 
     #[test]

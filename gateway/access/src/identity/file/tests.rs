@@ -192,8 +192,19 @@ fn agent_with_url_is_dialled() {
     let with = |keys: &str| example().replace("name: prod,", &format!("name: prod, {keys},"));
     let identity = parse(&with("url: 'wss://10.0.0.7:8150'")).unwrap();
     let targets: Vec<_> = identity.dial_targets().collect();
-    let [(AgentId(1), DialTarget { url, tunnels: 2, ca_file: None, key_file: None, tls_server_name: None })] =
-        &targets[..]
+    let [
+        (
+            AgentId(1),
+            DialTarget {
+                url,
+                tunnels: 2,
+                ca_file: None,
+                key_file: None,
+                tls_server_name: None,
+                credentials: None,
+            },
+        ),
+    ] = &targets[..]
     else {
         panic!("{targets:?}")
     };

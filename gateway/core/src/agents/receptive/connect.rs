@@ -2,7 +2,13 @@
 //!
 //! kas authenticates first: by its certificate, by a key, or by both. Only then agentk sends its token, with the 101.
 
-use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use access::DialTarget;
 use bytes::Bytes;
@@ -75,10 +81,7 @@ impl AgentDialer {
         target: &DialTarget,
         welcome: &Welcome,
     ) -> Result<DialledConnection, DialError> {
-        let key = match &target.key_file {
-            Some(path) => Some(read_key(path).await?),
-            None => None,
-        };
+        let key = bearer(target).await?;
         let (tcp, address) = self.connect(target).await?;
         let io = match target.url.is_secure() {
             true => Either::Right(Box::new(self.handshake(target, tcp, address).await?)),
@@ -130,12 +133,20 @@ impl AgentDialer {
         let name = target.tls_server_name.as_deref().unwrap_or_else(|| target.url.host()).to_owned();
         let name = ServerName::try_from(name)
             .map_err(|error| DialError::Setup(format!("{error}, which a certificate cannot have")))?;
-        let (certificate, ca_file) = (self.certificate.clone(), target.ca_file.clone());
-        let config = spawn_blocking(move || client_config(certificate.as_ref(), ca_file.as_deref())).await;
-        let config = config.map_err(|error| DialError::Setup(error.to_string()))??;
-        let connecting = TlsConnector::from(Arc::new(config)).connect(name, ReadAhead::new(tcp));
+        let config = self.tls_config(target).await?;
+        let connecting = TlsConnector::from(config).connect(name, ReadAhead::new(tcp));
         let connected = timeout(self.timeout, connecting).await.map_err(|_| self.timed_out(address))?;
         connected.map_err(|error| DialError::Tls { address, error })
+    }
+
+    /// Returns the TLS configuration that the target has, or that of its files.
+    async fn tls_config(&self, target: &DialTarget) -> Result<Arc<ClientConfig>, DialError> {
+        if let Some(credentials) = &target.credentials {
+            return Ok(Arc::clone(&credentials.tls));
+        }
+        let (certificate, ca_file) = (self.certificate.clone(), target.ca_file.clone());
+        let config = spawn_blocking(move || client_config(certificate.as_ref(), ca_file.as_deref())).await;
+        config.map_err(|error| DialError::Setup(error.to_string()))?.map(Arc::new)
     }
 
     fn timed_out(&self, address: SocketAddr) -> DialError {
@@ -160,6 +171,16 @@ fn client_config(
         Some(certificate) => certificate.client_config(roots, &[ALPN]),
         None => tls::client_config(roots, &[ALPN]),
     })
+}
+
+/// Returns the key for an agentk, or a new token, if it needs one.
+async fn bearer(target: &DialTarget) -> Result<Option<SecretString>, DialError> {
+    let key = target.credentials.as_ref().and_then(|credentials| credentials.token_key.as_ref());
+    match (key, &target.key_file) {
+        (Some(key), _) => Ok(Some(key.token(SystemTime::now()).into())),
+        (None, Some(path)) => read_key(path).await.map(Some),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Reads the key for an agentk. It is read for each dial, so that it can be rotated.

@@ -27,7 +27,7 @@ pub(crate) enum DialError {
     Setup(String),
     #[error("the connection broke before agentk responded: {}", ErrorChain(.0))]
     Lost(#[from] hyper::Error),
-    #[error("agentk refuses the key of kas: compare key_file with the file of --listen-key-file{}", after(.message))]
+    #[error("agentk refuses the key of kas: compare key_file with the file of --listen-key-file, or the public key in GitLab with that of --listen-jwt-file{}", after(.message))]
     KeyRefused { message: String },
     #[error(
         "the server redirects to {location:?}, which kas does not follow: write the address of agentk itself"
