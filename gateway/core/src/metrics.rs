@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod certificate;
+pub mod gitlab;
 mod peer;
 pub mod redis;
 mod service;

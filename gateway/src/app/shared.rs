@@ -210,6 +210,9 @@ impl SharedState {
         mut registry: Registry,
     ) -> AdminServer {
         let gauges = AgentGauges::register(&mut registry);
+        if config.observability.gitlab_metrics {
+            metrics::gitlab::register(&mut registry, &self.metrics, &gauges);
+        }
         let files = ReloadHealth::default();
         files.register(&mut registry, "kas");
         let liveness = Liveness::default();

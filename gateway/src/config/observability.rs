@@ -30,6 +30,8 @@ pub struct ObservabilityConfig {
     /// The most agents with a series of `kas_agent_up`.
     #[serde(with = "Within::<0, 100_000>")]
     pub per_agent_metrics: usize,
+    /// The metrics of GitLab's kas that have the same meaning here, under their names there, in addition.
+    pub gitlab_metrics: bool,
     /// The audit log.
     pub audit: AuditConfig,
     /// The path of the metrics, which is `/metrics`.
@@ -111,6 +113,7 @@ impl Default for ObservabilityConfig {
             tracing: TracingConfig::default(),
             usage_reporting_period: Duration::from_secs(60),
             per_agent_metrics: 500,
+            gitlab_metrics: false,
             audit: AuditConfig::default(),
             prometheus: EndpointConfig::default(),
             liveness_probe: EndpointConfig::default(),

@@ -165,3 +165,48 @@ async fn metrics_are_those_of_the_list() {
     let new: Vec<_> = found.difference(&listed).collect();
     assert!(missing.is_empty() && new.is_empty(), "missing: {missing:#?}\nnew: {new:#?}");
 }
+
+/// Returns the lines of the metrics that GitLab's kas has, too, without the buckets.
+fn lines_of_gitlab(world: &World) -> Vec<String> {
+    let text = kas_core::metrics::render(&world.kas.admin.registry);
+    let names = ["gitlab_build", "connected_agents", "agent_server", "k8s_api_proxy"];
+    let of_gitlab =
+        |line: &str| names.iter().any(|name| line.trim_start_matches("# TYPE ").starts_with(name));
+    let lines = text.lines().filter(|line| of_gitlab(line) && !line.contains("_bucket{"));
+    lines.map(str::to_owned).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_of_gitlab_have_their_names_types_and_labels() {
+    let world = World::with(|config| config.observability.gitlab_metrics = true);
+    assert_eq!(world.get("/agents/prod/kubernetes/api").await.status(), 503);
+    let _agent = world.agent(
+        Services::new().with_fn("kubernetes", async |_: Request<Body>| Response::new(Body::from("hello"))),
+    );
+    let _agent = _agent.await;
+    assert_eq!(world.get("/agents/prod/kubernetes/api").await.status(), 200);
+    world.kas.agents.metrics.count_handshake("token-rate-limit");
+    world.kas.agents.metrics.count_handshake("replica-rate-limit");
+    assert_eq!(send(&world, Method::GET, "/metrics").await.status(), 200);
+    let lines = lines_of_gitlab(&world);
+    let version = env!("CARGO_PKG_VERSION");
+    let sum = lines.iter().position(|line| line.starts_with("k8s_api_proxy_routing_duration_seconds_sum"));
+    let mut rest = lines.clone();
+    assert!(rest.remove(sum.unwrap()).contains("{status=\"success\"} "), "{lines:?}");
+    assert_eq!(
+        rest,
+        [
+            "# TYPE gitlab_build_info gauge",
+            &format!("gitlab_build_info{{version=\"{version}\",built=\"unknown\"}} 1"),
+            "# TYPE connected_agents_count gauge",
+            "connected_agents_count 1",
+            "# TYPE agent_server_rate_exceeded counter",
+            "agent_server_rate_exceeded_total 2",
+            "# TYPE k8s_api_proxy_routing_timeout counter",
+            "k8s_api_proxy_routing_timeout_total 1",
+            "# TYPE k8s_api_proxy_routing_duration_seconds histogram",
+            "k8s_api_proxy_routing_duration_seconds_count{status=\"success\"} 1",
+        ]
+    );
+    assert_eq!(lines_of_gitlab(&World::new()), Vec::<String>::new(), "not without the key");
+}

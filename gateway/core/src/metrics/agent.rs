@@ -127,6 +127,11 @@ impl AgentGauges {
         gauges
     }
 
+    /// Returns the number of agents that are connected to any replica.
+    pub(super) fn connected(&self) -> u64 {
+        self.0.lock().states[AgentConnection::Connected as usize]
+    }
+
     /// Replaces the numbers.
     pub(crate) fn set(&self, counts: AgentCounts) {
         *self.0.lock() = counts;

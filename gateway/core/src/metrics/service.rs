@@ -111,6 +111,17 @@ impl Services {
         metrics
     }
 
+    /// Returns the times until requests of a type were sent to their agent.
+    pub(super) fn queue(&self, name: &str) -> Option<DurationHistogram> {
+        let (_, metrics) = self.known.iter().find(|(known, _)| *known == name)?;
+        Some(metrics.queue.clone())
+    }
+
+    /// Returns the counter of an error of kas.
+    pub(super) fn error_counter(&self, reason: &'static str) -> Counter {
+        self.requests.get_or_create_owned(&RequestLabels { service: NO_SERVICE, result: reason })
+    }
+
     pub(super) fn count_error(&self, reason: &'static str) {
         self.requests.get_or_create(&RequestLabels { service: NO_SERVICE, result: reason }).inc();
     }
