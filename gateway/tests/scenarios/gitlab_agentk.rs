@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod calls;
-mod client;
+pub(crate) mod client;
 mod connection;
 mod cuts;
-mod messages;
+pub(crate) mod messages;
 mod recordings;
 mod requests;
 mod streams;

@@ -29,9 +29,9 @@ const CONNECTED_BY_IDS: [&str; 2] = [
     "/gitlab.agent.agent_tracker.rpc.AgentTracker/GetConnectedAgentksByAgentIDs",
 ];
 const LIST_FILES: &str = "/gitlab.agent.configuration_project.rpc.ConfigurationProject/ListAgentConfigFiles";
-const PUSH: &str = "/gitlab.agent.notifications.rpc.Notifications/GitPushEvent";
+pub(crate) const PUSH: &str = "/gitlab.agent.notifications.rpc.Notifications/GitPushEvent";
 
-async fn rpc<Q, R>(world: &World, method: &'static str, message: Q) -> Result<R, Status>
+pub(crate) async fn rpc<Q, R>(world: &World, method: &'static str, message: Q) -> Result<R, Status>
 where
     Q: prost::Message + 'static,
     R: prost::Message + Default + 'static,
@@ -44,7 +44,7 @@ async fn connected(world: &World, request: Option<AgentSelector>) -> Result<Vec<
     response.map(|GetConnectedAgentsResponse { agents }| agents)
 }
 
-fn push_of(id: i64, full_path: &str) -> GitPushEventRequest {
+pub(crate) fn push_of(id: i64, full_path: &str) -> GitPushEventRequest {
     let project = Some(Project { id, full_path: full_path.into() });
     GitPushEventRequest { event: Some(GitPushEvent { project }) }
 }

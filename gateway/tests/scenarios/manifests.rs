@@ -30,11 +30,13 @@ const PROJECT: &str = "gitops: {manifest_projects: [{id: group/shop, suspend: tr
 
 /// A pod of agentk that notes the requests of kas.
 #[derive(Clone)]
-struct Pod {
+pub(crate) struct Pod {
     /// The methods and paths.
     requests: Arc<Mutex<Vec<String>>>,
     /// The lists of projects.
     lists: Arc<Mutex<Vec<Value>>>,
+    /// The problems of projects.
+    problems: Arc<Mutex<Vec<Value>>>,
     /// The status of responses to subscriptions. 200 is a stream that makes kas the source.
     status: Arc<AtomicU16>,
     /// The streams that are open.
@@ -65,37 +67,42 @@ impl ConfigurationSource for Unavailable {
 }
 
 impl Pod {
-    fn new(status: u16) -> Self {
+    pub(crate) fn new(status: u16) -> Self {
         Self {
             requests: Arc::default(),
             lists: Arc::default(),
+            problems: Arc::default(),
             status: Arc::new(AtomicU16::new(status)),
             streams: Arc::default(),
         }
     }
 
     /// Connects with two tunnels.
-    async fn connect(&self, world: &World) -> RunningAgent {
+    pub(crate) async fn connect(&self, world: &World) -> RunningAgent {
+        let agent = world.agent(self.services()).await;
+        sleep(Duration::from_secs(20)).await;
+        agent
+    }
+
+    pub(crate) fn services(&self) -> Services {
         let pod = self.clone();
         let services = Services::new().with_fn("manifests", move |request: Request<Body>| {
             let pod = pod.clone();
             async move { pod.respond(request).await }
         });
-        let services =
-            services.with_fn("configuration", async |_: Request<Body>| Response::new(Body::empty()));
-        let agent = world.agent(services).await;
-        sleep(Duration::from_secs(20)).await;
-        agent
+        services.with_fn("configuration", async |_: Request<Body>| Response::new(Body::empty()))
     }
 
     async fn respond(&self, request: Request<Body>) -> Response<Body> {
         self.requests.lock().push(format!("{} {}", request.method(), request.uri()));
         let mut status = self.status.load(Relaxed);
         if request.uri().path() != "/v1/source" {
-            let is_list = request.uri() == "/v1/projects";
+            let path = request.uri().path().to_owned();
             let body = request.into_body().collect().await.unwrap().to_bytes();
-            if is_list {
-                self.lists.lock().push(serde_json::from_slice(&body).unwrap());
+            match &*path {
+                "/v1/projects" => self.lists.lock().push(serde_json::from_slice(&body).unwrap()),
+                "/v1/problem" => self.problems.lock().push(serde_json::from_slice(&body).unwrap()),
+                _ => {}
             }
             status = 204;
         } else if status == 200 {
@@ -107,8 +114,14 @@ impl Pod {
     }
 
     /// Returns the requests since the last call.
-    fn take_requests(&self) -> Vec<String> {
+    pub(crate) fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.requests.lock())
+    }
+
+    /// Returns the message of each problem since the last call.
+    fn take_problems(&self) -> Vec<String> {
+        let problems = std::mem::take(&mut *self.problems.lock());
+        problems.iter().map(|problem| problem["message"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Returns the ids of the projects in each list since the last call.
@@ -201,4 +214,22 @@ async fn replica_that_cannot_read_the_configuration_orphans_nothing() {
     sleep(Duration::from_secs(600)).await;
     assert_eq!(pod.take_requests(), [WITHOUT_PROJECTS; 2], "agentk can show the projects");
     assert!(pod.take_lists().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn interval_below_that_of_the_operator_is_a_problem_of_the_project() {
+    let world = World::with(|config| config.agent.gitops.min_interval = Duration::from_secs(60));
+    let pod = Pod::new(200);
+    let project =
+        |interval: &str| format!("gitops: {{manifest_projects: [{{id: group/shop, interval: {interval}}}]}}");
+    let configuration = configure(&world, &project("59s"));
+    let _agent = pod.connect(&world).await;
+    let expected = "interval is 59s, and the operator of kas allows 1m or more (agent.gitops.min_interval)";
+    assert_eq!(pod.take_problems(), [expected; 2], "through each tunnel");
+    change(&world, &configuration, &project("60s")).await;
+    let problems = pod.take_problems();
+    assert!(
+        !problems.is_empty() && problems.iter().all(|problem| !problem.contains("min_interval")),
+        "{problems:?}"
+    );
 }

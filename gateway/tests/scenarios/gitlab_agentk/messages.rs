@@ -173,6 +173,12 @@ pub(crate) struct HeaderExtra {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct GitlabAccessExtra {
+    #[prost(string, tag = "1")]
+    pub(crate) module_name: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ImpersonationConfig {
     #[prost(string, tag = "1")]
     pub(crate) username: String,
