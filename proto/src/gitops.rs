@@ -14,6 +14,7 @@
 
 mod diff;
 mod frames;
+mod project_path;
 mod source;
 mod status;
 
@@ -25,6 +26,7 @@ pub use self::{
         PreviewRequest,
     },
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
+    project_path::ProjectPath,
     source::{InvalidSourceQuery, SourceQuery},
     status::{
         AwaitedObject, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ObjectId, ProjectState,

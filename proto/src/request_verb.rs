@@ -1,6 +1,9 @@
 //! The verb of a request, by its path.
 
-use crate::{ServiceName, Verb, gitops::PROJECTS_PATH};
+use crate::{
+    ServiceName, Verb,
+    gitops::{PROJECTS_PATH, ProjectPath},
+};
 
 impl Verb {
     /// Returns the verb of a request to a service with this path, which may have a query. The method is no part of it: a service refuses
@@ -18,15 +21,13 @@ impl Verb {
 /// A path that this version does not know needs the greatest right, because a newer agentk may do anything then.
 fn of_gitops(path: &str) -> Verb {
     let path = path.split_once('?').map_or(path, |(path, _)| path);
-    let project = match path.strip_prefix(PROJECTS_PATH) {
-        Some("") => return Verb::Read,
-        Some(rest) => rest.strip_prefix('/'),
-        None => None,
-    };
-    match project.map(|project| project.split_once('/')) {
-        Some(None | Some((_, "diff"))) => Verb::Read,
-        Some(Some((_, "sync"))) => Verb::Sync,
-        Some(Some((_, "suspend" | "resume"))) => Verb::Suspend,
+    if path == PROJECTS_PATH {
+        return Verb::Read;
+    }
+    match ProjectPath::parse(path).map(|path| path.command) {
+        Some(None | Some("diff")) => Verb::Read,
+        Some(Some("sync")) => Verb::Sync,
+        Some(Some("suspend" | "resume")) => Verb::Suspend,
         Some(Some(_)) | None => Verb::Approve,
     }
 }

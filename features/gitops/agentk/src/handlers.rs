@@ -14,13 +14,12 @@ use futures_util::stream;
 use gitops_engine::SourceFile;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
     gitops::{
         CLUSTER_PATH, FrameLimits, MAX_FILES, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
-        ProjectList, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery, SyncDecoder,
-        SyncFrame, SyncHead,
+        ProjectList, ProjectPath, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SourceQuery,
+        SyncDecoder, SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
@@ -245,13 +244,12 @@ impl RequestHandler for GitopsHandler {
                 _ => Err(wrong_method(&path, "GET, HEAD")),
             };
         }
-        let rest = rest.strip_prefix('/').ok_or_else(|| unknown_path(&path))?;
-        let (id, command) = rest.split_once('/').map_or((rest, None), |(id, command)| (id, Some(command)));
-        let id = percent_decode_str(id).decode_utf8().map_err(|_| unknown_path(&path))?.into_owned();
+        let ProjectPath { project, command } =
+            ProjectPath::parse(&path).ok_or_else(|| unknown_path(&path))?;
         match (request.method(), command) {
-            (&Method::GET, None) => self.show(&id).await,
-            (&Method::POST, Some("diff")) => self.diff(id, request).await,
-            (&Method::POST, Some(command)) => self.command(&id, command, request.uri().query()).await,
+            (&Method::GET, None) => self.show(&project).await,
+            (&Method::POST, Some("diff")) => self.diff(project.into_owned(), request).await,
+            (&Method::POST, Some(command)) => self.command(&project, command, request.uri().query()).await,
             (_, None) => Err(wrong_method(&path, "GET, HEAD")),
             (_, Some(_)) => Err(wrong_method(&path, "POST")),
         }
