@@ -68,6 +68,7 @@ use kas_gitlab::{
     AgentFactsLookup, CacheTtls, GitLabAgents, GitLabAuthorizer, GitLabClient, GitLabEnvironments,
     GitLabJobResults, GitLabSource, HeldAgents, Usage, gitaly::GitalyClient,
 };
+use kas_gitops::ManifestOriginLookup;
 use kas_web::{Recent, WebCallers, WebEnvironments, WebServer};
 use oidc::Issuers;
 
@@ -178,7 +179,7 @@ impl App {
         let held = gitlab
             .as_ref()
             .map(|(_, agents)| HeldAgents { configuration: configuration.clone(), agents: agents.clone() });
-        let features = features(FeatureContext {
+        let (features, gitops) = features(FeatureContext {
             replica: replica.id,
             identities: &identities,
             gitlab: gitlab.as_ref(),
@@ -221,7 +222,8 @@ impl App {
         }
         let gitlab_parts = gitlab.clone().zip(held).map(|((client, agents), held)| {
             let facts = AgentFactsLookup::new(held, peers.clone(), Arc::clone(&shared.store));
-            GitLabParts { client, agents, facts, login: gitlab_login }
+            let manifests = ManifestOriginLookup::new(gitops, peers.clone(), Arc::clone(&shared.store));
+            GitLabParts { client, agents, facts, manifests: Arc::new(manifests), login: gitlab_login }
         });
         let agents = shared.agent_server(gitlab.as_ref(), configuration, &features, &config, &mut registry);
         let agents = Arc::new(agents);

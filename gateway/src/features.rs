@@ -59,8 +59,8 @@ pub(crate) struct FeatureContext<'a> {
     pub(crate) registry: &'a mut Registry,
 }
 
-/// Builds the features of a replica. Their hooks are called in this order.
-pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
+/// Builds the features of a replica. Their hooks are called in this order. GitOps is returned once more, for the callers of GitLab.
+pub(crate) fn features(mut context: FeatureContext<'_>) -> (Features, GitopsService) {
     let gitops = gitops(&mut context);
     let FeatureContext { replica, store, config, registry, .. } = context;
     let (identities, redis) = (context.identities.clone(), context.redis.cloned());
@@ -76,7 +76,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
         }),
         Box::new(ClusterAuditFeature::new(replica)),
         Box::new(gitops.clone()),
-        Box::new(NotifyService::new(Arc::clone(store), Arc::new(gitops), registry)),
+        Box::new(NotifyService::new(Arc::clone(store), Arc::new(gitops.clone()), registry)),
         Box::new(GraphFeature::new(replica, redis)),
         Box::new(GitLabFeature { identities, usage, gitaly, held: context.held }),
         Box::new(PromqlFeature),
@@ -84,7 +84,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> Features {
         Box::new(WebFeature(context.recent.cloned())),
     ];
     features.extend(context.additional);
-    Features::new(features)
+    (Features::new(features), gitops)
 }
 
 fn gitops(context: &mut FeatureContext<'_>) -> GitopsService {

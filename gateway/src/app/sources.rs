@@ -4,6 +4,7 @@ use access::{
     AccessControl, ApiTokenVerifier, CallerAuthorizer, FileCallers, Identity, ProjectAgents,
     UnknownCredentials, UserAuthenticator, UserSources,
 };
+use gitops_wire::ManifestOrigins;
 use kas_environments::{Deployments, EnvironmentFile};
 use kas_gitlab::{
     AgentFactsLookup, AgentNames, CallerValidity, GitLabAgentDirectory, GitLabAgents, GitLabAuthorizer,
@@ -62,6 +63,7 @@ pub(super) struct GitLabParts {
     pub(super) client: GitLabClient,
     pub(super) agents: GitLabAgents,
     pub(super) facts: AgentFactsLookup,
+    pub(super) manifests: Arc<dyn ManifestOrigins>,
     /// The logins of people to the web page, if there are any.
     pub(super) login: Option<LoginSettings>,
 }
@@ -94,10 +96,10 @@ pub(super) fn access_control(
     }
     let oidc = Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), file, Arc::clone(&unknown)));
     sources.push(Arc::clone(&oidc) as Arc<dyn CallerAuthorizer>);
-    let gitlab = gitlab.zip(names).map(|(GitLabParts { client, facts, login, .. }, names)| {
+    let gitlab = gitlab.zip(names).map(|(GitLabParts { client, facts, manifests, login, .. }, names)| {
         let authorizer = GitLabAuthorizer::new(
             client,
-            GitLabAgentDirectory { names, facts },
+            GitLabAgentDirectory { names, facts, manifests },
             in_flight,
             shared.usage.clone(),
             Arc::new(deployments),

@@ -47,6 +47,7 @@ mod rebalance;
 mod receptive;
 mod receptive_gitlab;
 mod rights;
+mod rights_of_jobs;
 mod set_configuration;
 mod tenants;
 mod topologies;

@@ -22,7 +22,7 @@ use hyper::body::Incoming;
 use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,
-    gitlab::{AGENT, AGENT_TOKEN, client, world_with},
+    gitlab::{AGENT, AGENT_TOKEN, client},
     internal_api::jwt,
     issuer::now,
     world::{RunningAgent, World, endless, parse, text},
@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use proto::{AgentId, ServiceName, Verb};
 use serde_json::{Value, json};
 use store::{ProjectAgent, RouteStore as _};
-use testing::gitlab::{Agent, AgentAccess, Job, Membership, StandIn, User};
+use testing::gitlab::{Agent, AgentAccess, Job, Membership, Project, StandIn, User};
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 
@@ -95,6 +95,8 @@ fn table() -> Vec<(Right, BTreeMap<&'static str, &'static str>)> {
 /// Returns whether a cell gives the right to a caller that acts as agentk, or with an identity of its own.
 fn allows(cell: &str, as_agentk: bool) -> bool {
     match cell {
+        // The requests are about a GitOps project whose manifests are in the project of the jobs.
+        "its own project" => true,
         "yes" => true,
         "no" => false,
         "as agentk" => as_agentk,
@@ -123,7 +125,18 @@ impl Fixture {
                 async { Response::new(Body::from("answered")) }
             })
         });
-        let (gitlab, world, agent) = world_with(&ApiRateLimit::default(), |_| {}, services).await;
+        // The requests of kas itself for manifests do not count.
+        let services = services.with_fn("manifests", async |_: Request<Body>| Response::new(Body::empty()));
+        let gitlab = StandIn::start().await;
+        gitlab.state().add_agent(Agent::new(AGENT, "prod", AGENT_TOKEN));
+        let mut project = Project::new(30, "shop/web");
+        project.gitaly.address = "unix:/nonexistent".to_owned();
+        gitlab.state().projects.push(project);
+        let client = client(&gitlab, &ApiRateLimit::default());
+        let world = World::with_gitlab(client, AGENT_TOKEN.to_owned(), |_| {});
+        let configured = Configured(Mutex::new(Some("gitops: {manifest_projects: [{id: shop/web}]}")));
+        world.kas.agents.configuration.add_source(Arc::new(configured));
+        let agent = world.agent(services).await;
         Self { gitlab, world, received, _agent: agent }
     }
 
@@ -181,6 +194,7 @@ async fn callers_of_gitlab_have_the_rights_of_the_table_and_no_others() {
         state.add_job("as-agentk", job(3, json!({"access_as": {"agent": {}}})));
         state.add_job("default", job(4, json!({})));
         state.add_job("as-itself", job(5, json!({"access_as": {"ci_job": {}}})));
+        state.add_job("other", Job { project: 31, ..job(6, json!({"access_as": {"ci_job": {}}})) });
         state.users.extend([
             user(10, "dev", &["reporter", "developer"]),
             user(11, "main", &["developer", "maintainer"]),
@@ -211,6 +225,15 @@ async fn callers_of_gitlab_have_the_rights_of_the_table_and_no_others() {
             fixture.check(right, &[("authorization", &bearer)], allowed, &format!("{column} {token}")).await;
             cells += 1;
         }
+        let of_another_project = allows(columns["job"], false) && columns["job"] != "its own project";
+        fixture
+            .check(
+                right,
+                &[("authorization", "Bearer ci:7:other")],
+                of_another_project,
+                "job of another project",
+            )
+            .await;
         for (column, name) in [("developer", "dev"), ("maintainer, owner", "main")] {
             let cookie = format!("_gitlab_kas=cookie-{name}");
             let session = [("cookie", cookie.as_str()), ("gitlab-agent-id", "7"), ("x-csrf-token", "csrf")];

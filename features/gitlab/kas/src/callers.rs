@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `job`, `user` | the responses of GitLab, and the errors for callers |
 //! | `rights` | the services of jobs and users, with the verbs of each |
+//! | `own_sync` | the right of a job to sync the manifests in its own project |
 //! | `impersonation` | the identities of jobs and users in the cluster |
 //! | `credential_kind` | the kinds of credentials |
 //! | `caller` | [`caller::GitLabCaller`]: a job or user with its rights for each agent |
@@ -16,6 +17,7 @@ mod credential_kind;
 mod deployments;
 mod impersonation;
 mod job;
+mod own_sync;
 mod rights;
 mod user;
 
@@ -34,6 +36,7 @@ use access::{
     unauthorized,
 };
 use environments_wire::DeploymentRecords;
+use gitops_wire::ManifestOrigins;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -88,6 +91,8 @@ pub struct GitLabAgentDirectory {
     pub names: AgentNames,
     /// Their projects, and the lists `user_access.services` of their configurations.
     pub facts: AgentFactsLookup,
+    /// The projects in which their manifests are.
+    pub manifests: Arc<dyn ManifestOrigins>,
 }
 
 /// The times for which GitLab's answers about a caller are valid.
@@ -277,7 +282,7 @@ impl GitLabAuthorizer {
         if target.service.as_str() == ServiceName::PROVISION {
             return Ok((caller.environment_grant(agent, target.path, &grant)?, name));
         }
-        if !grant.caller.may(&target.service, target.verb()) {
+        if !grant.caller.may(&target.service, target.verb()) && !self.syncs_own(caller, agent, target).await? {
             return Err(caller.may_not(&grant.caller, target));
         }
         Ok((grant, name))

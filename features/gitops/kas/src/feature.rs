@@ -1,19 +1,26 @@
 //! The feature: the service `gitops`, manifests into tunnels, pushes, and the statuses of commits.
 
+use std::sync::Arc;
+
 use futures_util::{FutureExt as _, future::BoxFuture};
 use kas_core::{
     agents::AgentServer,
     attachments::TunnelFeature,
     feature::KasFeature,
+    peers::PeerHooks,
     request_types::{Named, RequestType},
 };
 use proto::ServiceName;
 
-use crate::GitopsService;
+use crate::{GitopsService, origins::ManifestOriginAnswers};
 
 impl KasFeature for GitopsService {
     fn request_types(&self) -> Vec<Box<dyn RequestType>> {
         vec![Box::new(Named(ServiceName::GITOPS))]
+    }
+
+    fn peer_hooks(&self) -> Vec<Arc<dyn PeerHooks>> {
+        vec![Arc::new(ManifestOriginAnswers(self.clone()))]
     }
 
     fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {

@@ -26,10 +26,9 @@ use proto::{
     },
 };
 use render::Share;
-use secrecy::SecretString;
 use serde::Serialize;
 use tokio::{
-    sync::{broadcast, watch},
+    sync::broadcast,
     time::{Instant, sleep, sleep_until},
 };
 use tunnel::{Body, Tunnel};
@@ -39,6 +38,7 @@ use super::{
     commit::{CommitFiles, CommitSource},
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
+    readers::ReaderGuard,
     versions::ClusterReader,
 };
 
@@ -65,9 +65,7 @@ const QUEUE: usize = 64;
 #[derive(Debug)]
 pub(super) struct GitopsFeed {
     pub(super) service: GitopsService,
-    /// The token of the agent, with which GitLab is asked what the agent may read.
-    pub(super) token: SecretString,
-    pub(super) configuration: watch::Receiver<ConfigurationState>,
+    pub(super) reader: ReaderGuard,
     pub(super) subscription: AgentSubscription,
     /// The version of Kubernetes that agentk named when it opened the tunnel.
     pub(super) kubernetes: Option<String>,
@@ -109,7 +107,7 @@ impl Attachment for GitopsFeed {
 impl GitopsFeed {
     /// Serves the tunnel. The future never completes.
     async fn serve(&self, tunnel: &Tunnel) {
-        let mut configuration = self.configuration.clone();
+        let mut configuration = self.reader.configuration.clone();
         tokio::select! {
             biased;
             () = wait_for_configuration(&mut configuration, has_projects) => {}
@@ -183,7 +181,7 @@ impl GitopsFeed {
 
     /// Sends all projects of the configuration, and each new commit.
     async fn feed(&self, tunnel: &Tunnel, wanted: broadcast::Sender<String>) -> Infallible {
-        let mut configuration = self.configuration.clone();
+        let mut configuration = self.reader.configuration.clone();
         loop {
             wait_for_configuration(&mut configuration, |state| projects(state).1.is_some()).await;
             let (own, projects) = projects(&configuration.borrow_and_update());
@@ -282,7 +280,7 @@ impl GitopsFeed {
         }
         self.check_enabled()?;
         self.check_interval(project)?;
-        let agent = (self.agent(), &self.token);
+        let agent = (self.agent(), &self.reader.token);
         let followed = self.service.0.sources.follow(agent, project, own).await;
         let followed = followed.map_err(|error| FeedError::Source(error.to_string()))?;
         let source = |error: RepositoryError| FeedError::Source(error.to_string());

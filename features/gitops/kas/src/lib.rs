@@ -17,7 +17,9 @@ mod feature;
 mod feed;
 mod looks;
 mod metrics;
+mod origins;
 mod preview;
+mod readers;
 mod refusals;
 mod sources;
 mod versions;
@@ -35,15 +37,16 @@ use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
 use store::{GitPush, redis::RedisStore};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-pub use self::config::GitopsConfig;
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
     feed::{GitopsFeed, SUBSCRIPTION},
     metrics::GitopsMetrics,
+    readers::AgentReaders,
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
+pub use self::{config::GitopsConfig, origins::ManifestOriginLookup};
 
 /// The time that agentk may take for the response to a small request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,6 +72,7 @@ pub struct GitopsContext {
 #[derive(Debug)]
 struct Shared {
     sources: Sources,
+    readers: AgentReaders,
     poll_period: Duration,
     min_interval: Duration,
     commits: CommitReader,
@@ -96,6 +100,7 @@ impl GitopsService {
         let configured = Arc::clone(&gitops.sources);
         Self(Arc::new(Shared {
             sources: Sources::new(identities, default_repository, configured, projects, looks),
+            readers: AgentReaders::default(),
             poll_period: gitops.poll_period,
             min_interval: gitops.min_interval,
             commits: CommitReader {
@@ -176,8 +181,7 @@ impl TunnelFeature for GitopsService {
         }
         Some(Box::new(GitopsFeed {
             service: self.clone(),
-            token: opening.token.clone(),
-            configuration: opening.configuration.clone(),
+            reader: self.0.readers.add(opening),
             subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
             kubernetes: opening.hello.kubernetes_version.clone(),
         }))

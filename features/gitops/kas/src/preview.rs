@@ -33,7 +33,7 @@ impl GitopsFeed {
     }
 
     async fn read_preview(&self, tunnel: &Tunnel, request: &PreviewRequest) -> Result<Body, String> {
-        let (own, projects) = projects(&self.configuration.borrow());
+        let (own, projects) = projects(&self.reader.configuration.borrow());
         let project = projects.into_iter().flatten().find(|project| project.name() == Some(&request.project));
         let project = project.ok_or_else(|| {
             format!(
@@ -50,7 +50,7 @@ impl GitopsFeed {
             let head = SyncHead { project, settings, gitlab_project: None, reference, commit };
             return Ok(sync_body(head, Vec::new()));
         }
-        let agent = (self.agent(), &self.token);
+        let agent = (self.agent(), &self.reader.token);
         // Callers may name any number of versions, of which nothing is kept.
         let followed = match request.reference {
             Some(_) => self.service.0.sources.look_once(agent, &project, &own).await,

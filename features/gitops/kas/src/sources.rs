@@ -174,6 +174,23 @@ impl Sources {
         self.settings(agent, project, own).await.map(|settings| settings.open(&self.context, false))
     }
 
+    /// Returns the id of the project of GitLab whose repository a project follows, or `None` if it is no repository of GitLab.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::follow`].
+    pub(super) async fn gitlab_project(
+        &self,
+        agent: (&AgentIdentity, &SecretString),
+        project: &ManifestProject,
+        own: &str,
+    ) -> Result<Option<u64>, ProjectAccessError> {
+        Ok(match self.settings(agent, project, own).await? {
+            SourceSettings::Project(version) => Some(version.repository.project()),
+            SourceSettings::Git(_) | SourceSettings::Artifact(_) => None,
+        })
+    }
+
     async fn settings(
         &self,
         (agent, token): (&AgentIdentity, &SecretString),

@@ -1,11 +1,12 @@
 //! The traits between GitOps in kas and other features: what a server of projects, such as GitLab, does for it, and what it does for them.
 //!
 //! A [`ProjectSource`] has the repositories of projects, and decides which of them an agent may read. A [`CommitStatusApi`] shows the
-//! results of syncs. GitOps itself is the [`AgentProjects`] of other features.
+//! results of syncs. GitOps itself has the [`AgentProjects`] and the [`ManifestOrigins`] for other features.
 #![warn(missing_docs)]
 
 mod agent_projects;
 mod commit_status;
+mod manifest_origins;
 mod project;
 
 pub use self::{
@@ -13,5 +14,6 @@ pub use self::{
     commit_status::{
         CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
     },
+    manifest_origins::ManifestOrigins,
     project::{ProjectRepository, ProjectSource, ProjectVersion},
 };

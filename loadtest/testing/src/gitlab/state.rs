@@ -88,6 +88,8 @@ pub struct Project {
     pub id: u64,
     /// The full path.
     pub path: String,
+    /// The paths that it has had, which lead to it.
+    pub former_paths: Vec<String>,
     /// The default branch.
     pub default_branch: String,
     /// The path of its repository in the storage of Gitaly.
@@ -263,13 +265,17 @@ impl State {
         self.jobs.insert(token.to_owned(), job);
     }
 
-    /// Returns the project with this id or full path.
+    /// Returns the project with this id or full path, whose case does not matter. A former path leads to a project, too.
     pub(crate) fn project(&self, id_or_path: &str) -> Option<&Project> {
         let agents = self.agents.values().map(|agent| &agent.project);
-        self.projects
-            .iter()
-            .chain(agents)
-            .find(|project| project.path == id_or_path || project.id.to_string() == id_or_path)
+        let mut all = self.projects.iter().chain(agents);
+        let is_present = |project: &&Project| {
+            project.path.eq_ignore_ascii_case(id_or_path) || project.id.to_string() == id_or_path
+        };
+        let is_former = |path: &String| path.eq_ignore_ascii_case(id_or_path);
+        all.clone()
+            .find(is_present)
+            .or_else(|| all.find(|project| project.former_paths.iter().any(is_former)))
     }
 
     /// Returns whether a token of the public API may write, or `None` for an unknown token.
@@ -342,6 +348,7 @@ impl Project {
         Self {
             id,
             path: path.to_owned(),
+            former_paths: Vec::new(),
             default_branch: "main".to_owned(),
             relative_path: format!("@hashed/{id}.git"),
             gitaly: Gitaly::default(),

@@ -15,7 +15,7 @@ use access::{
 };
 use environments_wire::Deployment;
 use parking_lot::Mutex;
-use proto::{AgentId, Reason, ServiceName, ServiceRight};
+use proto::{AgentId, Reason, ServiceName, ServiceRight, Verb};
 use tokio::time::Instant;
 
 use super::{
@@ -256,6 +256,13 @@ impl GitLabCaller {
         Ok(grant)
     }
 
+    /// Returns the id of the project of a job, if its entry leaves to the defaults what the job may do with `gitops`.
+    pub(super) fn project_with_default_sync(&self, agent: AgentId) -> Option<u64> {
+        let CallerInfo::Job(job) = &self.info else { return None };
+        let configured = job.agent(agent)?.services().ok()?;
+        rights::syncs_own_project(configured).then_some(job.project.id)
+    }
+
     /// Returns the error of a request that the rights do not allow.
     pub(super) fn may_not(&self, rights: &Caller, target: &Target<'_>) -> RequestError {
         if self.is_provisional() {
@@ -271,6 +278,9 @@ impl GitLabCaller {
             remedy += ". RBAC does not limit PromQL, so that by default only jobs and users with access_as agent may use it; others may \
                        use the Service of Prometheus through the Kubernetes API, or an OIDC token whose entry in the identity file has \
                        the service";
+        }
+        if target.verb() == Verb::Sync && matches!(self.info, CallerInfo::Job(_)) {
+            remedy += ". By default, a job may sync what the agent applies from the job's own project, and nothing else";
         }
         missing_right(rights, target, &remedy)
     }

@@ -8,7 +8,7 @@ use proto::{
 
 use crate::agent_facts::UserServices;
 
-/// The services of every job that may use an agent.
+/// The services of every job that may use an agent. `own_sync` adds what depends on the project of the job.
 const OF_JOBS: [(&str, &[Verb]); 3] = [
     (ServiceName::KUBERNETES, &[Verb::Use]),
     (ServiceName::GRAPH, &[Verb::Read]),
@@ -29,6 +29,11 @@ pub(super) fn of_job(access_as: &AccessAs, configured: &[ServiceRight]) -> Servi
     let defaults = defaults(&OF_JOBS, access_as);
     let defaults = defaults.filter(|right| !configured.iter().any(|entry| entry.service == right.service));
     ServiceRights::Only(defaults.chain(configured.iter().cloned()).collect())
+}
+
+/// Returns whether a job may sync the manifests of its own project: its entry has no element for `gitops`, which replaces the default.
+pub(super) fn syncs_own_project(configured: &[ServiceRight]) -> bool {
+    !configured.iter().any(|entry| entry.service.as_str() == ServiceName::GITOPS)
 }
 
 /// Returns the rights of a user with this role. Entries of the configuration for a service replace the default of that service. While the

@@ -1,0 +1,46 @@
+//! The right of a job to sync what an agent applies from the job's own project.
+//!
+//! Both ids of the comparison are GitLab's: that of the job's project comes with the answer about its token, and that of the manifests with
+//! the repository that kas reads them from.
+
+use std::time::Duration;
+
+use access::{RequestError, Target};
+use proto::{AgentId, Reason, ServiceName, Verb, gitops::ProjectPath};
+
+use super::{GitLabAuthorizer, caller::GitLabCaller};
+
+/// `Retry-After` while kas does not know where manifests are.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+impl GitLabAuthorizer {
+    /// Returns whether a job that has the default rights syncs the manifests of its own project.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `identity-unavailable`: kas does not know now where the manifests are.
+    pub(super) async fn syncs_own(
+        &self,
+        caller: &GitLabCaller,
+        agent: AgentId,
+        target: &Target<'_>,
+    ) -> Result<bool, RequestError> {
+        let Some((own, name)) = caller.project_with_default_sync(agent).zip(synced_project(target)) else {
+            return Ok(false);
+        };
+        let found = self.agents.manifests.project_with_manifests(agent, &name).await;
+        found.map(|project| project == Some(own)).map_err(|what| unknown(&what))
+    }
+}
+
+/// Returns the name of the project that a request syncs, if it syncs one.
+fn synced_project(target: &Target<'_>) -> Option<String> {
+    let is_sync = target.service.as_str() == ServiceName::GITOPS && target.verb() == Verb::Sync;
+    let path = ProjectPath::parse(target.path).filter(|_| is_sync)?;
+    Some(path.project.into_owned())
+}
+
+fn unknown(what: &str) -> RequestError {
+    let what = format!("kas does not know whether the manifests are in the project of this job: {what}");
+    RequestError::new(Reason::IdentityUnavailable, what).with_retry_after(RETRY_AFTER)
+}

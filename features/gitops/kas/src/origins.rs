@@ -1,0 +1,149 @@
+//! The projects of GitLab in which the manifests of agents are: a replica that holds the agent knows its configuration and its token, and
+//! the others ask it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use gitops_wire::{ManifestOrigins, ProjectAccessError};
+use kas_core::peers::{PeerClient, PeerHooks};
+use proto::AgentId;
+use serde::{Deserialize, Serialize};
+use store::Store;
+use tokio::{sync::Semaphore, time::timeout};
+
+use super::{GitopsService, feed::projects, readers::AgentReader};
+
+/// The longest wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The most questions to other replicas at the same time. Callers choose the names in them.
+const MAX_QUESTIONS: usize = 16;
+/// The longest name that is asked about, in bytes. No GitOps project has a longer one.
+const MAX_NAME: usize = 255;
+
+/// Finds the projects in which the manifests of agents are, at any replica. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct ManifestOriginLookup {
+    gitops: GitopsService,
+    peers: PeerClient,
+    store: Arc<dyn Store>,
+    questions: Arc<Semaphore>,
+}
+
+/// Answers other replicas.
+#[derive(Debug)]
+pub(super) struct ManifestOriginAnswers(pub(super) GitopsService);
+
+/// The question of another replica.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OriginQuestion {
+    ManifestOriginOf { agent: AgentId, name: String },
+}
+
+/// The place of manifests.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ManifestOrigin {
+    /// The project of GitLab with this id.
+    Project(u64),
+    /// No project of GitLab, or the agent syncs nothing under the name.
+    Elsewhere,
+    /// The reason why the replica does not know it. It is a sentence.
+    Unknown(String),
+    /// The agent has no tunnel to the replica.
+    NotHeld,
+}
+
+impl ManifestOriginLookup {
+    /// Knows the agents with tunnels to this replica, and asks the other replicas by `peers`.
+    pub fn new(gitops: GitopsService, peers: PeerClient, store: Arc<dyn Store>) -> Self {
+        Self { gitops, peers, store, questions: Arc::new(Semaphore::new(MAX_QUESTIONS)) }
+    }
+
+    async fn find(&self, agent: AgentId, name: &str) -> ManifestOrigin {
+        if name.len() > MAX_NAME {
+            return ManifestOrigin::Elsewhere;
+        }
+        match self.gitops.origin(agent, name).await {
+            ManifestOrigin::NotHeld => self.ask(agent, name).await,
+            found => found,
+        }
+    }
+
+    /// Asks the replicas that hold the agent. The first one that knows the place decides.
+    async fn ask(&self, agent: AgentId, name: &str) -> ManifestOrigin {
+        let Ok(found) = self.store.lookup(agent).await else {
+            return ManifestOrigin::Unknown("Redis does not answer which replica holds the agent".to_owned());
+        };
+        let owners = found.routes.into_iter().filter(|route| route.replica != self.peers.replica());
+        let owners: Vec<_> = owners.filter_map(|route| self.store.replica(route.replica)).collect();
+        let question = OriginQuestion::ManifestOriginOf { agent, name: name.to_owned() };
+        let _permit = self.questions.acquire().await.expect("it is never closed");
+        let answers = owners.iter().map(|owner| self.peers.ask_one::<ManifestOrigin>(owner, &question));
+        let mut answers = answers.collect::<FuturesUnordered<_>>();
+        let mut best = ManifestOrigin::NotHeld;
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(known @ (ManifestOrigin::Project(_) | ManifestOrigin::Elsewhere)) => return known,
+                Ok(unknown @ ManifestOrigin::Unknown(_)) => best = unknown,
+                Ok(ManifestOrigin::NotHeld) => {}
+                Err(error) => best = ManifestOrigin::Unknown(format!("a replica does not answer: {error}")),
+            }
+        }
+        best
+    }
+}
+
+impl ManifestOrigins for ManifestOriginLookup {
+    fn project_with_manifests<'a>(
+        &'a self,
+        agent: AgentId,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<u64>, String>> {
+        Box::pin(async move {
+            match timeout(TIMEOUT, self.find(agent, name)).await {
+                Ok(ManifestOrigin::Project(id)) => Ok(Some(id)),
+                Ok(ManifestOrigin::Elsewhere) => Ok(None),
+                Ok(ManifestOrigin::Unknown(what)) => Err(what),
+                Ok(ManifestOrigin::NotHeld) => Err("the agent is not connected".to_owned()),
+                Err(_) => Err(format!("there was no answer within {} s", TIMEOUT.as_secs())),
+            }
+        })
+    }
+}
+
+impl GitopsService {
+    /// Returns the place of the manifests that an agent with a tunnel to this replica syncs under a name.
+    async fn origin(&self, agent: AgentId, name: &str) -> ManifestOrigin {
+        match self.0.readers.last(agent) {
+            Some(reader) => self.origin_for(&reader, name).await,
+            None => ManifestOrigin::NotHeld,
+        }
+    }
+
+    async fn origin_for(&self, reader: &AgentReader, name: &str) -> ManifestOrigin {
+        let (own, projects) = projects(&reader.configuration.borrow());
+        let Some(projects) = projects else {
+            return ManifestOrigin::Unknown("the configuration of the agent is not read".to_owned());
+        };
+        let Some(project) = projects.iter().find(|project| project.name() == Some(name)) else {
+            return ManifestOrigin::Elsewhere;
+        };
+        let found = self.0.sources.gitlab_project((&reader.agent, &reader.token), project, &own).await;
+        match found {
+            Ok(Some(id)) => ManifestOrigin::Project(id),
+            Ok(None) | Err(ProjectAccessError::Refused(_)) => ManifestOrigin::Elsewhere,
+            Err(ProjectAccessError::Unknown(what)) => ManifestOrigin::Unknown(what),
+        }
+    }
+}
+
+impl PeerHooks for ManifestOriginAnswers {
+    fn answer(&self, question: &str) -> Option<BoxFuture<'_, Result<String, &'static str>>> {
+        let OriginQuestion::ManifestOriginOf { agent, name } = serde_json::from_str(question).ok()?;
+        Some(Box::pin(async move {
+            let origin = self.0.origin(agent, &name).await;
+            Ok(serde_json::to_string(&origin).expect("it is plain data"))
+        }))
+    }
+}
