@@ -23,6 +23,7 @@ mod gitlab_callers;
 mod gitlab_client;
 mod gitlab_environments;
 mod gitlab_pushes;
+mod gitlab_page;
 mod grpc;
 mod headers;
 mod hosts;
