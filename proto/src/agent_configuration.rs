@@ -328,7 +328,8 @@ user_access:
   access_as: {user: {}}
   projects: [{id: group/shop}]
   groups: [{id: group}]
-  services: [{service: gitops, verbs: [read], minimum_role: owner}, {service: graph}]
+  services: [{service: gitops, verbs: [read], minimum_role: owner}, {service: graph}, {service: prometheus, minimum_role: owner},
+             {service: prometheus, labels: {namespace: [shop]}}, {service: prometheus.thanos, labels: {namespace: [shop]}}]
 gitops: {manifest_projects: [{id: group/shop, paths: [{glob: '/**/*.yaml'}]}]}
 container_scanning: {cadence: '0 * * * *'}
 flux: {webhook_receiver_url: 'http://webhook-receiver.flux-system'}
@@ -354,6 +355,10 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         assert_eq!(
             json["user_access"]["services"][0],
             serde_json::json!({"service": "gitops", "verbs": ["read"], "minimum_role": "owner"})
+        );
+        assert_eq!(
+            json["user_access"]["services"][3],
+            serde_json::json!({"service": "prometheus", "verbs": ["use"], "labels": {"namespace": ["shop"]}})
         );
         assert_eq!(json["remote_development"]["partial_sync_interval"], "10s");
         assert_eq!(serde_json::from_value::<AgentConfiguration>(json).unwrap(), parsed);
@@ -407,6 +412,18 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
             ),
             ("user_access: {services: [{service: manifests}]}", "the service manifests is reserved for kas"),
             ("user_access: {services: [graph]}", "user_access.services"),
+            (
+                "ci_access: {groups: [{id: a, services: [prometheus, {service: prometheus, labels: {ns: [a]}}]}]}",
+                "services: the service prometheus has labels, and is there twice for the same callers",
+            ),
+            (
+                "user_access: {services: [{service: prometheus, labels: {ns: [a]}}, {service: prometheus, minimum_role: developer}]}",
+                "the service prometheus has labels, and is there twice for the same callers",
+            ),
+            (
+                "user_access: {services: [{service: graph, labels: {ns: [a]}}]}",
+                "the service graph has no labels",
+            ),
             (
                 "user_access: {services: [{service: kubernetes, minimum_role: owner}]}",
                 "the service kubernetes is for everybody whom user_access admits",

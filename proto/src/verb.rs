@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use request_info::prometheus::SeriesLabels;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
@@ -26,14 +27,29 @@ pub enum Verb {
     Approve,
 }
 
+/// The most bytes of the names and values of [`ServiceRight::labels`]. Each request of a caller may compile them anew.
+const MAX_LABEL_BYTES: usize = 8 << 10;
+
 /// A service, and what a caller may do with it. In a file it is the name of the service, which stands for all of its verbs, or
-/// `{service: gitops, verbs: [read, sync]}`.
+/// `{service: gitops, verbs: [read, sync]}`, or `{service: prometheus, labels: {namespace: [shop]}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServiceRight {
     /// The service.
     pub service: ServiceName,
     /// The verbs, which are some of [`ServiceName::verbs`].
     pub verbs: Vec<Verb>,
+    /// The labels of the series to which PromQL is restricted, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<SeriesLabels>,
+}
+
+/// The form of a [`ServiceRight`] in a file, as a map.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServiceRightEntry {
+    service: ServiceName,
+    verbs: Option<Vec<Verb>>,
+    labels: Option<SeriesLabels>,
 }
 
 /// A text or a map that is no [`ServiceRight`].
@@ -49,6 +65,17 @@ pub enum InvalidServiceRight {
         service: ServiceName,
         /// The verb.
         verb: Verb,
+    },
+    /// The service has no series.
+    #[error("the service {0} has no labels; prometheus and prometheus.<name> have")]
+    NoLabels(ServiceName),
+    /// There are too many labels.
+    #[error("the labels of the service {service} have {size} bytes; they may have {max}", max = MAX_LABEL_BYTES)]
+    TooManyLabels {
+        /// The service.
+        service: ServiceName,
+        /// The bytes of the names and values.
+        size: usize,
     },
 }
 
@@ -86,7 +113,7 @@ impl ServiceRight {
     /// Creates the right to all verbs of a service.
     pub fn all(service: ServiceName) -> Self {
         let verbs = service.verbs().to_vec();
-        Self { service, verbs }
+        Self { service, verbs, labels: None }
     }
 
     /// Creates the right to some verbs of a service.
@@ -97,7 +124,39 @@ impl ServiceRight {
     pub fn new(service: ServiceName, verbs: Vec<Verb>) -> Result<Self, InvalidServiceRight> {
         match verbs.iter().find(|verb| !service.verbs().contains(verb)) {
             Some(verb) => Err(InvalidServiceRight::NoSuchVerb { service, verb: *verb }),
-            None => Ok(Self { service, verbs }),
+            None => Ok(Self { service, verbs, labels: None }),
+        }
+    }
+
+    /// Restricts PromQL to series with these labels.
+    ///
+    /// # Errors
+    ///
+    /// The service has no series, or there are too many labels.
+    pub fn with_labels(self, labels: SeriesLabels) -> Result<Self, InvalidServiceRight> {
+        let (service, size) = (self.service, labels.size());
+        if !service.is_prometheus() {
+            return Err(InvalidServiceRight::NoLabels(service));
+        }
+        if size > MAX_LABEL_BYTES {
+            return Err(InvalidServiceRight::TooManyLabels { service, size });
+        }
+        Ok(Self { service, labels: Some(labels), ..self })
+    }
+
+    /// Creates the right of an entry, which has all verbs unless it names some.
+    pub(crate) fn of_entry(
+        service: ServiceName,
+        verbs: Option<Vec<Verb>>,
+        labels: Option<SeriesLabels>,
+    ) -> Result<Self, InvalidServiceRight> {
+        let right = match verbs {
+            Some(verbs) => Self::new(service, verbs)?,
+            None => Self::all(service),
+        };
+        match labels {
+            Some(labels) => right.with_labels(labels),
+            None => Ok(right),
         }
     }
 }
@@ -114,20 +173,13 @@ impl fmt::Display for Verbs<'_> {
 
 impl<'de> Deserialize<'de> for ServiceRight {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Entry {
-            service: ServiceName,
-            verbs: Option<Vec<Verb>>,
-        }
-
         struct Right;
 
         impl<'de> Visitor<'de> for Right {
             type Value = ServiceRight;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a service, or a map with the keys service and verbs")
+                f.write_str("the name of a service, or a map with the keys service, verbs and labels")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<ServiceRight, E> {
@@ -135,11 +187,9 @@ impl<'de> Deserialize<'de> for ServiceRight {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ServiceRight, A::Error> {
-                let Entry { service, verbs } = Entry::deserialize(MapAccessDeserializer::new(map))?;
-                match verbs {
-                    Some(verbs) => ServiceRight::new(service, verbs).map_err(de::Error::custom),
-                    None => Ok(ServiceRight::all(service)),
-                }
+                let ServiceRightEntry { service, verbs, labels } =
+                    ServiceRightEntry::deserialize(MapAccessDeserializer::new(map))?;
+                ServiceRight::of_entry(service, verbs, labels).map_err(de::Error::custom)
             }
         }
 
@@ -158,6 +208,7 @@ mod tests {
         let right = |service: &str, verbs: &[Verb]| ServiceRight {
             service: service.parse().unwrap(),
             verbs: verbs.to_vec(),
+            labels: None,
         };
         let all = [Verb::Read, Verb::Sync, Verb::Suspend, Verb::Approve];
         for (text, expected) in [
@@ -169,7 +220,25 @@ mod tests {
         ] {
             assert_eq!(parse(text).unwrap(), expected, "{text}");
         }
+        for service in ["prometheus", "prometheus.thanos"] {
+            let text = format!("{{service: {service}, labels: {{namespace: [shop, web], team: [a]}}}}");
+            let found = parse(&text).unwrap();
+            assert_eq!((found.service.as_str(), &*found.verbs), (service, &[Verb::Use][..]));
+            let labels: Vec<_> = found.labels.as_ref().unwrap().iter().collect();
+            assert_eq!(labels[0], ("namespace", &["shop".to_owned(), "web".to_owned()][..]));
+            let json = serde_json::to_value(&found).unwrap();
+            assert_eq!(serde_json::from_value::<ServiceRight>(json).unwrap(), found);
+        }
+        let long = format!("{{service: prometheus, labels: {{namespace: [{}]}}}}", "a".repeat(9 << 10));
         for (text, expected) in [
+            ("{service: graph, labels: {namespace: [shop]}}", "the service graph has no labels"),
+            ("{service: prometheusx, labels: {namespace: [shop]}}", "the service prometheusx has no labels"),
+            ("{service: prometheus, labels: {}}", "at least one label is required"),
+            ("{service: prometheus, labels: {namespace: []}}", "the label namespace has no values"),
+            ("{service: prometheus, labels: {namespace: ['']}}", "a value of namespace is empty"),
+            ("{service: prometheus, labels: {__name__: [up]}}", "it cannot be enforced"),
+            ("{service: prometheus, labels: {namespace: shop}}", "sequence"),
+            (&*long, "have 9225 bytes; they may have 8192"),
             ("{service: graph, verbs: [sync]}", "the service graph has no verb sync; it has read"),
             ("{service: kubernetes, verbs: [read]}", "the service kubernetes has no verb read; it has use"),
             ("{service: gitops, verbs: [delete]}", "delete"),

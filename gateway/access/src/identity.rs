@@ -160,6 +160,7 @@ struct Rights {
     agents: AllowedAgents,
     gitlab_agents: Vec<GitLabAgents>,
     services: ServiceRights,
+    /// The labels of all of its series. Callers of GitLab have those of their services.
     labels: Option<SeriesLabels>,
     networks: AllowedNetworks,
     /// May read about the requests of all callers.
@@ -470,7 +471,8 @@ impl Caller {
     /// Returns the labels to which requests to this service are restricted. Only `prometheus` and `prometheus.<name>` are
     /// restricted.
     pub fn labels(&self, service: &ServiceName) -> Option<&SeriesLabels> {
-        self.rights.labels.as_ref().filter(|_| service.is_prometheus())
+        let of_entry = self.rights.labels.as_ref().filter(|_| service.is_prometheus());
+        of_entry.or_else(|| self.rights.services.labels(service))
     }
 }
 

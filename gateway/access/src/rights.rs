@@ -1,6 +1,7 @@
 //! The services that a caller may use, with the verbs of each.
 
 use proto::{ServiceName, ServiceRight, Verb};
+use request_info::prometheus::SeriesLabels;
 
 /// The services that a caller may use, with the verbs of each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,18 @@ impl ServiceRights {
             Self::All => true,
             Self::Only(rights) => {
                 rights.iter().any(|right| right.service == *service && right.verbs.contains(&verb))
+            }
+        }
+    }
+
+    /// Returns the labels of the series to which requests to a service are restricted, if they are. A right without labels does not lift
+    /// those of another one.
+    pub(crate) fn labels(&self, service: &ServiceName) -> Option<&SeriesLabels> {
+        match self {
+            Self::All => None,
+            Self::Only(rights) => {
+                let mut rights = rights.iter().filter(|right| right.service == *service);
+                rights.find_map(|right| right.labels.as_ref())
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Sections `ci_access` and `user_access`. kas keeps them; GitLab evaluates them.
 
+use request_info::prometheus::SeriesLabels;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -141,6 +142,7 @@ pub struct UserServiceRight {
 struct UserServiceEntry {
     service: ServiceName,
     verbs: Option<Vec<Verb>>,
+    labels: Option<SeriesLabels>,
     minimum_role: Option<Role>,
 }
 
@@ -196,6 +198,10 @@ enum InvalidEntry {
     Provision { key: String },
     #[error("{key} has {count} elements; it may have {max}", max = MAX_SERVICES)]
     TooManyServices { key: String, count: usize },
+    #[error(
+        "{key}: the service {service} has labels, and is there twice for the same callers: write one element for it"
+    )]
+    SeveralLabels { key: String, service: ServiceName },
     #[error("{key}: the service {service} is reserved for kas")]
     ReservedService { key: String, service: ServiceName },
 }
@@ -217,7 +223,8 @@ impl CiAccess {
 impl CiAuthorization {
     fn validate(&self) -> Result<(), InvalidEntry> {
         not_empty("id", &self.id)?;
-        of_callers("services", self.services.iter())?;
+        let least = Role::Developer;
+        of_callers("services", self.services.iter().map(|right| (right, least)))?;
         let Some(CiAccessAs::Impersonate(user)) = &self.access_as else { return Ok(()) };
         let at = "access_as.impersonate";
         identity(&format!("{at}.username"), &user.username)?;
@@ -249,10 +256,10 @@ impl UserAccess {
         }
         let invalid =
             |what: &InvalidEntry| InvalidValue::new("user_access.services".to_owned(), what.to_string());
-        let rights = self.services.iter().map(|entry| &entry.right);
-        if rights.clone().any(|right| right.service.as_str() == ServiceName::KUBERNETES) {
+        if self.services.iter().any(|entry| entry.right.service.as_str() == ServiceName::KUBERNETES) {
             return Err(invalid(&InvalidEntry::KubernetesOfUsers));
         }
+        let rights = self.services.iter().map(|entry| (&entry.right, entry.least_role(Verb::Use)));
         of_callers("services", rights).map_err(|what| invalid(&what))
     }
 }
@@ -277,34 +284,42 @@ impl Role {
     }
 }
 
+impl UserServiceRight {
+    /// Returns the least role that gets a verb of the element.
+    pub fn least_role(&self, verb: Verb) -> Role {
+        self.minimum_role.unwrap_or_else(|| Role::needed_for(verb))
+    }
+}
+
 impl TryFrom<UserServiceEntry> for UserServiceRight {
     type Error = InvalidServiceRight;
 
     fn try_from(entry: UserServiceEntry) -> Result<Self, InvalidServiceRight> {
-        let UserServiceEntry { service, verbs, minimum_role } = entry;
-        let right = match verbs {
-            Some(verbs) => ServiceRight::new(service, verbs)?,
-            None => ServiceRight::all(service),
-        };
-        Ok(Self { right, minimum_role })
+        let UserServiceEntry { service, verbs, labels, minimum_role } = entry;
+        Ok(Self { right: ServiceRight::of_entry(service, verbs, labels)?, minimum_role })
     }
 }
 
-/// Checks that there are few elements, and that callers can have these services.
+/// Checks that there are few elements, each with the least role of its callers, and that callers can have these services.
 fn of_callers<'a>(
     key: &str,
-    rights: impl ExactSizeIterator<Item = &'a ServiceRight>,
+    rights: impl ExactSizeIterator<Item = (&'a ServiceRight, Role)> + Clone,
 ) -> Result<(), InvalidEntry> {
     let (key, count) = (key.to_owned(), rights.len());
     if count > MAX_SERVICES {
         return Err(InvalidEntry::TooManyServices { key, count });
     }
-    for right in rights {
+    for (index, (right, least)) in rights.clone().enumerate() {
         if right.service.as_str() == ServiceName::PROVISION {
             return Err(InvalidEntry::Provision { key });
         }
         if right.service.is_internal() {
             return Err(InvalidEntry::ReservedService { key, service: right.service.clone() });
+        }
+        // A caller could see the series of one of them, or of the other.
+        let mut before = rights.clone().take(index).filter(|(other, _)| other.service == right.service);
+        if before.any(|(other, of)| of == least && (other.labels.is_some() || right.labels.is_some())) {
+            return Err(InvalidEntry::SeveralLabels { key, service: right.service.clone() });
         }
     }
     Ok(())

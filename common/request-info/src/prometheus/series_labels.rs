@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// The label with the name of a metric.
 const METRIC_NAME: &str = "__name__";
 /// The most bytes of all values of a label: they become one regular expression, whose size is limited.
 pub const MAX_VALUE_BYTES: usize = 64 << 10;
 
 /// The values that each label of a series has, if a caller may see the series. There is at least one label, and each has a value.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "BTreeMap<String, Vec<String>>")]
 pub struct SeriesLabels(BTreeMap<String, Vec<String>>);
 
 /// The error of labels that cannot be enforced.
@@ -35,9 +38,24 @@ impl SeriesLabels {
         Ok(Self(labels))
     }
 
+    /// Returns the bytes of all names and values.
+    pub fn size(&self) -> usize {
+        let size =
+            |(name, values): (&str, &[String])| name.len() + values.iter().map(String::len).sum::<usize>();
+        self.iter().map(size).sum()
+    }
+
     /// Iterates over the labels and their allowed values, in order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[String])> {
         self.0.iter().map(|(name, values)| (&**name, &**values))
+    }
+}
+
+impl TryFrom<BTreeMap<String, Vec<String>>> for SeriesLabels {
+    type Error = SeriesLabelsError;
+
+    fn try_from(labels: BTreeMap<String, Vec<String>>) -> Result<Self, SeriesLabelsError> {
+        Self::new(labels)
     }
 }
 

@@ -75,7 +75,13 @@ impl CallerInfo {
     fn weight(&self) -> usize {
         match self {
             Self::Job(job) => job.weight(),
-            Self::User { user, .. } => user.weight(),
+            Self::User { user, services, .. } => {
+                let services = match services {
+                    UserServices::Known(services) => services.iter(),
+                    UserServices::Unreadable | UserServices::Unknown => [].iter(),
+                };
+                user.weight() + rights::weight(services.map(|entry| &entry.right))
+            }
         }
     }
 
@@ -275,9 +281,9 @@ impl GitLabCaller {
         }
         let mut remedy = format!("{} can allow it", self.info.list());
         if target.service.is_prometheus() && matches!(rights.access_as, AccessAs::Impersonate { .. }) {
-            remedy += ". RBAC does not limit PromQL, so that by default only jobs and users with access_as agent may use it; others may \
-                       use the Service of Prometheus through the Kubernetes API, or an OIDC token whose entry in the identity file has \
-                       the service";
+            remedy += ". RBAC does not limit PromQL, so that by default only jobs and users with access_as agent may use it; others need \
+                       an element with the labels of their series, or use the Service of Prometheus through the Kubernetes API, or an OIDC \
+                       token whose entry in the identity file has the service";
         }
         if target.verb() == Verb::Sync && matches!(self.info, CallerInfo::Job(_)) {
             remedy += ". By default, a job may sync what the agent applies from the job's own project, and nothing else";

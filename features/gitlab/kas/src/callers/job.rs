@@ -15,6 +15,7 @@ use proto::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::rights;
 use crate::GitLabError;
 
 /// The response of `/job/allowed_agents`.
@@ -197,7 +198,7 @@ impl JobInfo {
     /// Returns the number of its elements, as a measure of its memory.
     pub(super) fn weight(&self) -> usize {
         let services = self.allowed_agents.iter().map(|allowed| match &allowed.configuration.services {
-            JobServices::Configured(services) => services.len(),
+            JobServices::Configured(services) => rights::weight(services.iter()),
             JobServices::Invalid => 0,
         });
         self.allowed_agents.len() + self.project.groups.len() + services.sum::<usize>()

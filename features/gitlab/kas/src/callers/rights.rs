@@ -46,13 +46,35 @@ pub(super) fn of_user(access_as: &AccessAs, role: Role, configured: &UserService
     let defaults = defaults(&OF_USERS, access_as);
     let defaults =
         defaults.filter(|right| !configured.iter().any(|entry| entry.right.service == right.service));
-    let defaults = defaults.map(|right| UserServiceRight { right, minimum_role: None });
-    let allowed = defaults.chain(configured.iter().cloned()).map(|entry| {
-        let UserServiceRight { right: ServiceRight { service, verbs }, minimum_role } = entry;
-        let suffices = |verb: &Verb| role >= minimum_role.unwrap_or_else(|| Role::needed_for(*verb));
-        ServiceRight { service, verbs: verbs.into_iter().filter(suffices).collect() }
+    let configured = configured.iter().filter(|entry| is_decisive(entry, role, configured)).map(|entry| {
+        let mut right = entry.right.clone();
+        right.verbs.retain(|verb| role >= entry.least_role(*verb));
+        right
     });
-    ServiceRights::Only(allowed.collect())
+    let defaults = defaults.map(|mut right| {
+        right.verbs.retain(|verb| role >= Role::needed_for(*verb));
+        right
+    });
+    ServiceRights::Only(defaults.chain(configured).collect())
+}
+
+/// Returns whether an element counts for a role. If there are labels for a service, only the element with the greatest role does: a user
+/// sees the series of this one, and not those of all elements.
+fn is_decisive(entry: &UserServiceRight, role: Role, configured: &[UserServiceRight]) -> bool {
+    let of_service = || configured.iter().filter(|other| other.right.service == entry.right.service);
+    if of_service().all(|other| other.right.labels.is_none()) {
+        return true;
+    }
+    let rank = |entry: &UserServiceRight| (entry.least_role(Verb::Use), entry.right.labels.is_some());
+    let reached = of_service().filter(|other| role >= other.least_role(Verb::Use));
+    reached.map(rank).max() == Some(rank(entry))
+}
+
+/// Returns the number of elements of rights, as a measure of their memory.
+pub(super) fn weight<'a>(rights: impl Iterator<Item = &'a ServiceRight>) -> usize {
+    /// The bytes that count as an element.
+    const ELEMENT: usize = 100;
+    rights.map(|right| 1 + right.labels.as_ref().map_or(0, |labels| labels.size() / ELEMENT)).sum()
 }
 
 /// Returns the rights of a table.
@@ -68,12 +90,15 @@ fn defaults<'a>(
     table.iter().chain(prometheus).map(|(service, verbs)| ServiceRight {
         service: service.parse().expect("it is a service name"),
         verbs: verbs.to_vec(),
+        labels: None,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use access::Caller;
     use http::HeaderMap;
+    use proto::AgentId;
 
     use super::*;
 
@@ -150,6 +175,67 @@ mod tests {
             ),
         ] {
             assert_eq!(cells(&of_job(&impersonated(), &configured)), expected, "{configured:?}");
+        }
+    }
+
+    /// Returns the values of the label `ns` of the series of each Prometheus, or `*` for all series.
+    fn series(rights: &ServiceRights) -> [String; 2] {
+        let ServiceRights::Only(list) = rights else { panic!("{rights:?}") };
+        let caller = Caller::of_agent("me".to_owned(), AgentId(7), rights.clone(), AccessAs::Agent);
+        ["prometheus", "prometheus.thanos"].map(|name| {
+            let service = name.parse::<ServiceName>().unwrap();
+            let labels = caller.labels(&service).map(|labels| labels.iter().next().unwrap().1.join(","));
+            assert!(list.iter().filter(|right| right.service == service).count() < 2, "{list:?}");
+            if caller.may(&service, Verb::Use) {
+                labels.unwrap_or_else(|| "*".to_owned())
+            } else {
+                String::new()
+            }
+        })
+    }
+
+    #[test]
+    fn labels_give_promql_to_an_identity_and_restrict_agentk() {
+        let parse = |text: &str| serde_saphyr::from_str::<Vec<ServiceRight>>(text).unwrap();
+        for (configured, as_itself, as_agentk) in [
+            ("[]", ["", ""], ["*", ""]),
+            ("[{service: prometheus, labels: {ns: [shop, web]}}]", ["shop,web", ""], ["shop,web", ""]),
+            ("[{service: prometheus.thanos, labels: {ns: [shop]}}]", ["", "shop"], ["*", "shop"]),
+            ("[{service: prometheus, labels: {ns: [shop]}, verbs: []}]", ["", ""], ["", ""]),
+            ("[prometheus]", ["*", ""], ["*", ""]),
+        ] {
+            let configured = parse(configured);
+            assert_eq!(series(&of_job(&impersonated(), &configured)), as_itself, "{configured:?}");
+            assert_eq!(series(&of_job(&AccessAs::Agent, &configured)), as_agentk, "{configured:?}");
+        }
+    }
+
+    #[test]
+    fn element_with_the_greatest_role_of_the_user_has_its_labels() {
+        let parse = |text: &str| serde_saphyr::from_str::<Vec<UserServiceRight>>(text).unwrap();
+        for (configured, developer, maintainer, owner) in [
+            ("[{service: prometheus, labels: {ns: [shop]}}]", "shop", "shop", "shop"),
+            ("[{service: prometheus, labels: {ns: [shop]}, minimum_role: maintainer}]", "", "shop", "shop"),
+            (
+                "[{service: prometheus, minimum_role: owner}, {service: prometheus, labels: {ns: [shop]}}]",
+                "shop",
+                "shop",
+                "*",
+            ),
+            (
+                "[{service: prometheus, labels: {ns: [shop]}}, {service: prometheus, labels: {ns: [web]}, minimum_role: maintainer}, \
+                 {service: prometheus, verbs: [], minimum_role: owner}]",
+                "shop",
+                "web",
+                "",
+            ),
+        ] {
+            let configured = UserServices::Known(parse(configured));
+            for access_as in [AccessAs::Agent, impersonated()] {
+                let of = |role| series(&of_user(&access_as, role, &configured))[0].clone();
+                let found = [of(Role::Developer), of(Role::Maintainer), of(Role::Owner)];
+                assert_eq!(found, [developer, maintainer, owner], "{configured:?}");
+            }
         }
     }
 

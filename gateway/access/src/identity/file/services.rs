@@ -28,6 +28,8 @@ enum InvalidService {
     Internal(ServiceName),
     #[error("the right to read the audit log of a cluster is cluster_audit: true")]
     Audit,
+    #[error("the labels of all series of a caller are in the key prometheus.labels")]
+    Labels,
 }
 
 /// Returns the rights of a list.
@@ -53,6 +55,9 @@ pub(super) fn rights(entries: Vec<Spanned<ServiceEntry>>, at: &At<'_>) -> Result
             }
             ServiceEntry::Right(right) if right.service.as_str() == ServiceName::AUDIT => {
                 return Err(refused(InvalidService::Audit));
+            }
+            ServiceEntry::Right(right) if right.labels.is_some() => {
+                return Err(refused(InvalidService::Labels));
             }
             ServiceEntry::Right(right) => rights.push(right),
         }
