@@ -33,7 +33,9 @@ pub mod hop_by_hop;
 mod id;
 mod identity_value;
 pub mod impersonation;
+mod label_selector;
 pub mod notify;
+mod path_glob;
 pub mod percent;
 pub mod provision;
 mod reason;
@@ -53,6 +55,8 @@ pub use self::id::{
     ReplicaId, ServiceName, TunnelId,
 };
 pub use self::identity_value::{IdentityValue, InvalidIdentityValue};
+pub use self::label_selector::{InvalidSelector, LabelSelector};
+pub use self::path_glob::path_glob;
 pub use self::reason::{Fault, Reason};
 pub use self::short_line::short_line;
 pub use self::tunnel_protocol::TunnelProtocol;

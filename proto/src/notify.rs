@@ -122,6 +122,12 @@ pub fn is_project_path(path: &str) -> bool {
     !path.is_empty() && path.len() <= MAX_PROJECT_PATH && path.bytes().all(valid)
 }
 
+/// Returns whether the path of a project or a group is this one, or one below it. GitLab has no two paths that differ in case only.
+pub fn is_at_or_below(path: &str, above: &str) -> bool {
+    let (Some(start), Some(rest)) = (path.get(..above.len()), path.get(above.len()..)) else { return false };
+    start.eq_ignore_ascii_case(above) && (rest.is_empty() || rest.starts_with('/'))
+}
+
 /// Returns whether a text is the id of a commit: a SHA-1 or a SHA-256 in lower case.
 fn is_commit(text: &str) -> bool {
     matches!(text.len(), 40 | 64) && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

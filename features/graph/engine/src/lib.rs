@@ -27,7 +27,6 @@ mod references;
 mod resources;
 mod reviews;
 mod rollup;
-mod selector;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -48,7 +47,6 @@ pub use self::{
     query::{Query, QueryError},
     rate_limit::RateLimit,
     reviews::{ReviewError, Reviews},
-    selector::{InvalidSelector, LabelSelector},
     time::wait_until,
     viewer::{Shown, Viewer},
 };

@@ -4,11 +4,12 @@ use std::{collections::BTreeSet, time::Duration};
 
 use kube::core::ApiResource;
 use proto::{
+    LabelSelector,
     agent_configuration::graph::ViewDefinition,
     graph::{HealthState, KindName},
 };
 
-use crate::{entry::Entry, graph::Graph, selector::LabelSelector};
+use crate::{entry::Entry, graph::Graph};
 
 /// The largest number of values of one parameter.
 const MAX_VALUES: usize = 100;

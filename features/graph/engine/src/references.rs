@@ -2,10 +2,8 @@
 //!
 //! Owners are no relations here: a node has them by itself.
 
-use proto::graph::Relation;
+use proto::{LabelSelector, graph::Relation};
 use serde_json::Value;
-
-use crate::selector::LabelSelector;
 
 /// The most references of one object.
 const MAX_REFERENCES: usize = 128;

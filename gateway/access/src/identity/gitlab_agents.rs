@@ -2,7 +2,10 @@
 
 use std::str::FromStr;
 
-use proto::{AgentId, AgentName, notify::is_project_path};
+use proto::{
+    AgentId, AgentName,
+    notify::{is_at_or_below, is_project_path},
+};
 
 use super::AgentAttributes;
 
@@ -42,15 +45,9 @@ impl GitLabAgents {
                 agent.name == Some(name)
                     && agent.project_path.is_some_and(|known| known.eq_ignore_ascii_case(path))
             }
-            Self::Below(path) => agent.project_path.is_some_and(|known| is_below(known, path)),
+            Self::Below(path) => agent.project_path.is_some_and(|known| is_at_or_below(known, path)),
         }
     }
-}
-
-/// Returns whether the path is this one, or one of a project below it.
-fn is_below(path: &str, above: &str) -> bool {
-    let (Some(start), Some(rest)) = (path.get(..above.len()), path.get(above.len()..)) else { return false };
-    start.eq_ignore_ascii_case(above) && (rest.is_empty() || rest.starts_with('/'))
 }
 
 impl FromStr for GitLabAgents {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::GlobMatcher;
 use serde::{Deserialize, Serialize};
 
 use super::{InvalidManifestProject, MAX_ID};
+use crate::path_glob;
 
 /// A version of a repository. Exactly one key is set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,8 +67,7 @@ impl ManifestPath {
         if glob.is_empty() {
             return Err(InvalidManifestProject::EmptyGlob);
         }
-        let built = GlobBuilder::new(glob).literal_separator(true).empty_alternates(true).build();
-        let glob_matcher = built.map_err(InvalidManifestProject::Glob)?.compile_matcher();
+        let glob_matcher = path_glob(glob).map_err(InvalidManifestProject::Glob)?;
         let names_hidden = file_name(glob).starts_with('.');
         Ok(PathMatcher { glob: glob_matcher, names_hidden })
     }

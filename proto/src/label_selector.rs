@@ -30,13 +30,13 @@ pub struct InvalidSelector(String);
 
 impl LabelSelector {
     /// Returns a selector of objects that have all these labels.
-    pub(crate) fn of_labels(labels: &BTreeMap<String, String>) -> Self {
+    pub fn of_labels(labels: &BTreeMap<String, String>) -> Self {
         let equals = |(key, value): (&String, &String)| Requirement::In(key.clone(), vec![value.clone()]);
         Self(labels.iter().map(equals).collect())
     }
 
     /// Returns the same for labels as an object has them.
-    pub(crate) fn of_match_labels(labels: &Map<String, Value>) -> Self {
+    pub fn of_match_labels(labels: &Map<String, Value>) -> Self {
         let equals = |(key, value): (&String, &Value)| match value.as_str() {
             Some(value) => Requirement::In(key.clone(), vec![value.to_owned()]),
             None => Requirement::Never,
@@ -45,7 +45,7 @@ impl LabelSelector {
     }
 
     /// Reads a LabelSelector of Kubernetes.
-    pub(crate) fn of_json(selector: &Value) -> Self {
+    pub fn of_json(selector: &Value) -> Self {
         let labels = selector["matchLabels"].as_object();
         let mut requirements = labels.map(Self::of_match_labels).unwrap_or_default().0;
         let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
@@ -67,7 +67,7 @@ impl LabelSelector {
     }
 
     /// Returns whether an object with these labels is selected. `label` returns the value of a label.
-    pub(crate) fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+    pub fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| match requirement {
             Requirement::In(key, values) => {
                 label(key).is_some_and(|value| values.iter().any(|one| one == value))
@@ -82,7 +82,7 @@ impl LabelSelector {
     }
 
     /// Adds the requirements of another selector.
-    pub(crate) fn and(mut self, other: Self) -> Self {
+    pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
