@@ -23,6 +23,10 @@ pub const GROUPS_PATH: &str = "/v1/groups";
 pub const HEALTH_PATH: &str = "/v1/health";
 /// The path of [`ComponentList`].
 pub const COMPONENTS_PATH: &str = "/v1/components";
+/// The path of [`Capacity`].
+pub const CAPACITY_PATH: &str = "/v1/capacity";
+/// The path of [`FoundEnvironmentList`].
+pub const ENVIRONMENTS_PATH: &str = "/v1/environments";
 /// The path of [`ViewList`].
 pub const VIEWS_PATH: &str = "/v1/views";
 /// The path of the lines of [`GraphEvent`].
@@ -298,6 +302,103 @@ pub struct Branch {
     /// The objects that it owns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<Self>,
+}
+
+/// The nodes of the cluster, and their CPU and memory. Nothing is counted of which the caller may see a part only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Capacity {
+    /// The nodes; null if the caller may not list them.
+    pub nodes: Option<NodeCounts>,
+    /// The versions of their kubelets, at most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kubelet_versions: Vec<KubeletVersion>,
+    /// What the nodes offer to Pods; null if the caller may not list nodes.
+    pub allocatable: Option<Amounts>,
+    /// The requests of the Pods that have a node and have not ended; null if the caller may not list the Pods of all namespaces.
+    pub requested: Option<Amounts>,
+    /// The reasons why something may be missing, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partial: Vec<String>,
+}
+
+/// The environments of GitLab that objects of the cluster name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct FoundEnvironmentList {
+    /// The environments, at most 200, in order of namespace and slug.
+    pub environments: Vec<FoundEnvironment>,
+    /// The number of environments that were left out.
+    #[serde(default, skip_serializing_if = "is_zero_u64")]
+    pub omitted: u64,
+    /// The reasons why something may be missing, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partial: Vec<String>,
+}
+
+/// An environment in a namespace, as labels or annotations `app.gitlab.com/…` name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct FoundEnvironment {
+    /// The namespace; empty for cluster-scoped objects.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The slug of the environment.
+    pub slug: String,
+    /// The id of the project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project_id: Option<u64>,
+    /// The slug of the path of the project (`CI_PROJECT_PATH_SLUG`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<String>,
+    /// The labels that select its objects; empty if annotations name it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// The number of its objects.
+    pub objects: u64,
+}
+
+/// Numbers of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct NodeCounts {
+    /// All nodes.
+    pub all: u64,
+    /// Those that are ready.
+    pub ready: u64,
+    /// Those that take no new Pods, because somebody has cordoned them.
+    pub unschedulable: u64,
+}
+
+/// CPU and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Amounts {
+    /// Thousandths of a CPU.
+    pub cpu_millicores: u64,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+}
+
+impl Amounts {
+    /// Returns the sum, or the largest number instead of a larger one.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            cpu_millicores: self.cpu_millicores.saturating_add(other.cpu_millicores),
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+        }
+    }
+}
+
+/// A version of the kubelet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct KubeletVersion {
+    /// The version, such as `v1.34.1`.
+    pub version: String,
+    /// The nodes with this version.
+    pub nodes: u64,
 }
 
 /// The groups of the cluster.

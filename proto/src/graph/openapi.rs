@@ -67,6 +67,11 @@ fn path<T: JsonSchema>(
     }})
 }
 
+fn without_parameters(mut description: Value) -> Value {
+    description["get"]["parameters"] = json!([]);
+    description
+}
+
 fn document() -> Value {
     let mut generator = SchemaSettings::draft2020_12()
         .with(|settings| settings.definitions_path = "/components/schemas".into())
@@ -80,6 +85,8 @@ fn document() -> Value {
         GROUPS_PATH: path::<GroupList>(generator_ref, "Groups with their health", &[], json_type),
         HEALTH_PATH: path::<HealthReport>(generator_ref, "The health of the selected objects", &[], json_type),
         COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs", &[], json_type),
+        CAPACITY_PATH: without_parameters(path::<Capacity>(generator_ref, "The nodes, and their CPU and memory", &[], json_type)),
+        ENVIRONMENTS_PATH: without_parameters(path::<FoundEnvironmentList>(generator_ref, "The environments of GitLab that objects name", &[], json_type)),
         VIEWS_PATH: path::<ViewList>(generator_ref, "The views that the configuration of the agent defines", &[], json_type),
         WATCH_PATH: path::<GraphEvent>(generator_ref, "A stream with an event in each line", &WATCH, &["application/x-ndjson", "text/event-stream"]),
     });

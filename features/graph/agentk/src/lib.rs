@@ -34,8 +34,8 @@ use proto::{
     InstanceId, Reason, ServiceName,
     agent_configuration::graph::GraphSection,
     graph::{
-        COMPONENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH, STATUS_PATH, TREE_PATH, VIEWS_PATH,
-        ViewList, WATCH_PATH,
+        CAPACITY_PATH, COMPONENTS_PATH, ENVIRONMENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH,
+        STATUS_PATH, TREE_PATH, VIEWS_PATH, ViewList, WATCH_PATH,
     },
     header::accepts_gzip,
     impersonation::Identity,
@@ -267,6 +267,8 @@ impl RequestHandler for GraphHandler {
             GROUPS_PATH,
             HEALTH_PATH,
             COMPONENTS_PATH,
+            CAPACITY_PATH,
+            ENVIRONMENTS_PATH,
             VIEWS_PATH,
             WATCH_PATH,
         ];
@@ -300,7 +302,9 @@ impl RequestHandler for GraphHandler {
         let access = view.access(&identity, query).await?;
         let status = (path == STATUS_PATH).then(|| view.cache.status(&access));
         let text = view.cache.read(|graph| {
-            query.check(graph).map_err(|error| bad_request(&error.to_string()))?;
+            if path != CAPACITY_PATH {
+                query.check(graph).map_err(|error| bad_request(&error.to_string()))?;
+            }
             Ok::<_, ServiceError>(match path {
                 STATUS_PATH => json(&status),
                 OBJECTS_PATH => json(&graph.objects(query, &access, *limit, after.as_ref())),
@@ -308,6 +312,8 @@ impl RequestHandler for GraphHandler {
                 GROUPS_PATH => json(&graph.groups(query, &access, now())),
                 HEALTH_PATH => json(&graph.health(query, labels, &access, now())),
                 COMPONENTS_PATH => json(&graph.components(&access)),
+                CAPACITY_PATH => json(&graph.capacity(query, &access)),
+                ENVIRONMENTS_PATH => json(&graph.found_environments(&access)),
                 _ => json(&ViewList { views: graph.views(&view.cache.section().views, &access) }),
             })
         })?;

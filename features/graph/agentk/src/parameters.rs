@@ -1,7 +1,7 @@
 //! The parameters of a request.
 
 use proto::{
-    graph::{OBJECTS_PATH, Token, WATCH_PATH},
+    graph::{CAPACITY_PATH, ENVIRONMENTS_PATH, OBJECTS_PATH, Token, WATCH_PATH},
     percent,
 };
 use resource_graph::{InvalidListKey, ListKey, Query, QueryError};
@@ -55,6 +55,8 @@ pub(super) enum ParameterError {
     Groups(String),
     #[error("views={0}: the only value is all, without groups")]
     Views(String),
+    #[error("there is no parameter {0:?}: the answer is about the whole cluster")]
+    Unexpected(String),
     #[error("there is no parameter {0:?}; the parameters are {1}")]
     Unknown(String, &'static str),
 }
@@ -66,7 +68,7 @@ impl Parameters {
             return Err(ParameterError::TooLong);
         }
         let mut parameters = Self {
-            query: Query::default(),
+            query: if path == CAPACITY_PATH { Query::of_capacity() } else { Query::default() },
             labels: String::new(),
             limit: LIMIT.0,
             after: None,
@@ -83,6 +85,9 @@ impl Parameters {
     }
 
     fn set(&mut self, path: &str, key: &str, value: &str) -> Result<(), ParameterError> {
+        if is_of_whole_cluster(path) {
+            return Err(ParameterError::Unexpected(key.chars().take(100).collect()));
+        }
         let (is_watch, has_pages) = (path == WATCH_PATH, path == OBJECTS_PATH);
         if self.query.set(key, value)? {
             if key == "label" {
@@ -121,6 +126,11 @@ impl Parameters {
         }
         Ok(())
     }
+}
+
+/// Returns whether a path has no parameters.
+fn is_of_whole_cluster(path: &str) -> bool {
+    matches!(path, CAPACITY_PATH | ENVIRONMENTS_PATH)
 }
 
 /// Returns the parameters of a path, for people.
@@ -169,11 +179,14 @@ mod tests {
         let document = include_str!("../../../../docs/graph.openapi.json");
         let document: serde_json::Value = serde_json::from_str(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 8);
+        assert_eq!(paths.len(), 10);
         for (path, description) in paths {
             let parameters = description["get"]["parameters"].as_array().unwrap().iter();
             let names: Vec<&str> = parameters.map(|parameter| parameter["name"].as_str().unwrap()).collect();
-            let (last, others) = names.split_last().unwrap();
+            let Some((last, others)) = names.split_last() else {
+                assert!(is_of_whole_cluster(path), "{path}");
+                continue;
+            };
             assert_eq!(known(path), format!("{} and {last}", others.join(", ")), "{path}");
             for name in names {
                 let unknown = Parameters::parse(path, &format!("{name}=1"));
@@ -195,6 +208,8 @@ mod tests {
             (OBJECTS_PATH, "degraded_after=soon", "degraded_after=soon"),
             (OBJECTS_PATH, "name=%ff", "no UTF-8"),
             (TREE_PATH, "limit=1", "group and degraded_after"),
+            (CAPACITY_PATH, "namespace=a", "about the whole cluster"),
+            (ENVIRONMENTS_PATH, "kind=Pod", "about the whole cluster"),
             (WATCH_PATH, "limit=1", "there is no parameter \"limit\""),
             (WATCH_PATH, "since=1", "since: the token"),
             (WATCH_PATH, "groups=some", "groups=some"),

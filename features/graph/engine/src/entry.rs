@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use object_health::{Assessment, AssessmentContext, JudgedParts};
-use proto::graph::{HealthState, Ready, Relation};
+use proto::graph::{Amounts, HealthState, Ready, Relation};
 use serde_json::Value;
 
 use crate::{
-    groups,
+    amounts, groups,
     references::{self, PodSelector},
     resources::ResourceKind,
     summary::{Summary, summarize},
@@ -56,6 +56,8 @@ pub(crate) struct Facts {
     pub(crate) restarts: u32,
     pub(crate) images: Box<[Text]>,
     pub(crate) details: Box<[(&'static str, Text)]>,
+    /// What a node offers to Pods, and what a Pod has requested there.
+    pub(crate) amounts: Amounts,
     pub(crate) health: HealthState,
     pub(crate) message: Box<str>,
     /// The objects that it owns and about which its health says how they are.
@@ -181,6 +183,7 @@ pub(crate) fn read(
         ready,
         restarts,
         images: images.iter().map(|image| intern(image)).collect(),
+        amounts: amounts::amounts(group, kind, object),
         details: details.into_iter().map(|(key, value)| (key, intern(&value))).collect(),
         health,
         message: cut(&reason, MAX_MESSAGE).into(),

@@ -9,13 +9,21 @@ use crate::text::{MAX_NAME, cut};
 /// The most groups of one object.
 const MAX_GROUPS: usize = 4;
 
+/// The ways to find the environments of GitLab, with their labels. GitLab's charts and documentation give the second ones.
+pub(crate) const GITLAB: &str = "gitlab";
+pub(crate) const ENVIRONMENT_LABELS: [&str; 2] =
+    ["app.gitlab.com/project_id", "app.gitlab.com/environment_slug"];
+pub(crate) const GITLAB_APP: &str = "gitlab-app";
+pub(crate) const APP_KEYS: [&str; 2] = ["app.gitlab.com/app", "app.gitlab.com/env"];
+
 /// Ways to find a group, with the words for people. The first part of an id is one of these.
-pub(crate) const FOUND_BY: [(&str, &str); 9] = [
+pub(crate) const FOUND_BY: [(&str, &str); 10] = [
     ("application", "the selector of an Application of app.k8s.io"),
     ("applyset", "the label applyset.kubernetes.io/part-of"),
     ("argocd", "the tracking id of Argo CD"),
     ("flux", "the labels of Flux"),
-    ("gitlab", "the labels app.gitlab.com/project_id and app.gitlab.com/environment_slug"),
+    (GITLAB, "the labels app.gitlab.com/project_id and app.gitlab.com/environment_slug"),
+    (GITLAB_APP, "the labels or annotations app.gitlab.com/app and app.gitlab.com/env"),
     ("gitlab-inventory", "the annotation config.k8s.io/owning-inventory of GitLab's agent"),
     ("gitops", "manifests from Git"),
     ("helm", "the annotations of Helm"),
@@ -34,10 +42,12 @@ pub(crate) fn groups(object: &Value) -> Vec<String> {
     let label = |key: &str| metadata["labels"][key].as_str().filter(|value| is_name(value));
     let annotation = |key: &str| metadata["annotations"][key].as_str().filter(|value| !value.is_empty());
     let mut found = Vec::new();
-    if let (Some(project), Some(slug)) =
-        (label("app.gitlab.com/project_id"), label("app.gitlab.com/environment_slug"))
-    {
-        found.push(format!("gitlab:{project}/{slug}"));
+    if let [Some(project), Some(slug)] = ENVIRONMENT_LABELS.map(label) {
+        found.push(format!("{GITLAB}:{project}/{slug}"));
+    }
+    let named = |key: &str| label(key).or_else(|| annotation(key).filter(|value| is_name(value)));
+    if let [Some(app), Some(environment)] = APP_KEYS.map(named) {
+        found.push(format!("{GITLAB_APP}:{app}/{environment}"));
     }
     for tool in ["kustomize", "helm"] {
         let key = |field: &str| format!("{tool}.toolkit.fluxcd.io/{field}");
@@ -96,6 +106,17 @@ mod tests {
                 "gitlab:7/production",
             ),
             (json!({"app.gitlab.com/project_id": "7"}), json!({}), ""),
+            (
+                json!({}),
+                json!({"app.gitlab.com/app": "shop-web", "app.gitlab.com/env": "live"}),
+                "gitlab-app:shop-web/live",
+            ),
+            (
+                json!({"app.gitlab.com/app": "shop-web"}),
+                json!({"app.gitlab.com/app": "other", "app.gitlab.com/env": "live"}),
+                "gitlab-app:shop-web/live",
+            ),
+            (json!({"app.gitlab.com/app": "shop-web"}), json!({"app.gitlab.com/env": "a/b"}), ""),
             (
                 json!({"kustomize.toolkit.fluxcd.io/name": "apps", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"}),
                 json!({}),

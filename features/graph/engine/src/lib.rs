@@ -1,7 +1,7 @@
 //! The objects of a cluster, their relations, groups and health, kept up to date in memory.
 //!
 //! ```text
-//!   API server ─► loader ─► mask ─► entry ─► graph ─► view, tree, rollup, components ─► callers
+//!   API server ─► loader ─► mask ─► entry ─► graph ─► view, tree, rollup, components, capacity ─► callers
 //!                 (watches)                    └────► viewer: what a caller that follows is sent next
 //!   API server ◄─ reviews: what may this caller see?
 //! ```
@@ -10,10 +10,13 @@
 #![warn(missing_docs)]
 
 mod access;
+mod amounts;
 mod cache;
+mod capacity;
 mod components;
 mod dangling;
 mod entry;
+mod found_environments;
 mod graph;
 mod groups;
 mod list_key;
@@ -21,6 +24,7 @@ mod loader;
 mod mask;
 mod object;
 mod ownership;
+mod quantity;
 mod query;
 mod rate_limit;
 mod references;

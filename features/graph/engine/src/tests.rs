@@ -1,5 +1,6 @@
 //! Scenarios of the graph without a cluster.
 
+mod capacity;
 mod configured;
 mod following;
 mod groups;

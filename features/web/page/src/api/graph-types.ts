@@ -4,6 +4,43 @@
  */
 
 export interface paths {
+  "/v1/capacity": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
+    };
+    /** The nodes, and their CPU and memory */
+    get: {
+      parameters: {
+        query?: never;
+        header?: never;
+        path?: never;
+        cookie?: never;
+      };
+      requestBody?: never;
+      responses: {
+        /** @description The answer */
+        200: {
+          headers: {
+            [name: string]: unknown;
+          };
+          content: {
+            "application/json": components["schemas"]["Capacity"];
+          };
+        };
+        default: components["responses"]["error"];
+      };
+    };
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
   "/v1/components": {
     parameters: {
       query?: never;
@@ -43,6 +80,43 @@ export interface paths {
           };
           content: {
             "application/json": components["schemas"]["ComponentList"];
+          };
+        };
+        default: components["responses"]["error"];
+      };
+    };
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/environments": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
+    };
+    /** The environments of GitLab that objects name */
+    get: {
+      parameters: {
+        query?: never;
+        header?: never;
+        path?: never;
+        cookie?: never;
+      };
+      requestBody?: never;
+      responses: {
+        /** @description The answer */
+        200: {
+          headers: {
+            [name: string]: unknown;
+          };
+          content: {
+            "application/json": components["schemas"]["FoundEnvironmentList"];
           };
         };
         default: components["responses"]["error"];
@@ -435,6 +509,19 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
   schemas: {
+    /** @description CPU and memory. */
+    Amounts: {
+      /**
+       * Format: uint64
+       * @description Thousandths of a CPU.
+       */
+      cpu_millicores: number;
+      /**
+       * Format: uint64
+       * @description Bytes of memory.
+       */
+      memory_bytes: number;
+    };
     /** @description An object that does not do its work. */
     Attention: {
       /** @description Its health. */
@@ -509,6 +596,19 @@ export interface components {
       /** @description The version of the API group, such as `v1`. */
       version: string;
     };
+    /** @description The nodes of the cluster, and their CPU and memory. Nothing is counted of which the caller may see a part only. */
+    Capacity: {
+      /** @description What the nodes offer to Pods; null if the caller may not list nodes. */
+      allocatable?: components["schemas"]["Amounts"] | null;
+      /** @description The versions of their kubelets, at most 20. */
+      kubelet_versions?: components["schemas"]["KubeletVersion"][];
+      /** @description The nodes; null if the caller may not list them. */
+      nodes?: components["schemas"]["NodeCounts"] | null;
+      /** @description The reasons why something may be missing, one sentence each. */
+      partial?: string[];
+      /** @description The requests of the Pods that have a node and have not ended; null if the caller may not list the Pods of all namespaces. */
+      requested?: components["schemas"]["Amounts"] | null;
+    };
     /** @description A program that runs in the cluster. */
     Component: {
       /** @description The workloads and API groups by which it was found, such as `Deployment cert-manager/cert-manager`. */
@@ -545,6 +645,41 @@ export interface components {
       relation: components["schemas"]["Relation"];
       /** @description Its UID, if it is loaded and the caller may see it. */
       uid?: string;
+    };
+    /** @description An environment in a namespace, as labels or annotations `app.gitlab.com/…` name it. */
+    FoundEnvironment: {
+      /** @description The slug of the path of the project (`CI_PROJECT_PATH_SLUG`). */
+      app?: string | null;
+      /** @description The labels that select its objects; empty if annotations name it. */
+      labels?: {
+        [key: string]: string;
+      };
+      /** @description The namespace; empty for cluster-scoped objects. */
+      namespace?: string;
+      /**
+       * Format: uint64
+       * @description The number of its objects.
+       */
+      objects: number;
+      /**
+       * Format: uint64
+       * @description The id of the project.
+       */
+      project_id?: number | null;
+      /** @description The slug of the environment. */
+      slug: string;
+    };
+    /** @description The environments of GitLab that objects of the cluster name. */
+    FoundEnvironmentList: {
+      /** @description The environments, at most 200, in order of namespace and slug. */
+      environments: components["schemas"]["FoundEnvironment"][];
+      /**
+       * Format: uint64
+       * @description The number of environments that were left out.
+       */
+      omitted?: number;
+      /** @description The reasons why something may be missing, one sentence each. */
+      partial?: string[];
     };
     /** @description The reason why an object is not in a view any more. */
     GoneReason: "deleted" | "filter" | "permission";
@@ -673,6 +808,16 @@ export interface components {
     };
     /** @description The health of an object. Ordered from the best to the worst. */
     HealthState: "healthy" | "suspended" | "progressing" | "degraded" | "unknown";
+    /** @description A version of the kubelet. */
+    KubeletVersion: {
+      /**
+       * Format: uint64
+       * @description The nodes with this version.
+       */
+      nodes: number;
+      /** @description The version, such as `v1.34.1`. */
+      version: string;
+    };
     /** @description An object of the cluster. */
     Node: {
       /** @description The time of its creation, in RFC 3339. */
@@ -727,6 +872,24 @@ export interface components {
       uid: string;
       /** @description The version of the API group, such as `v1`. */
       version: string;
+    };
+    /** @description Numbers of nodes. */
+    NodeCounts: {
+      /**
+       * Format: uint64
+       * @description All nodes.
+       */
+      all: number;
+      /**
+       * Format: uint64
+       * @description Those that are ready.
+       */
+      ready: number;
+      /**
+       * Format: uint64
+       * @description Those that take no new Pods, because somebody has cordoned them.
+       */
+      unschedulable: number;
     };
     /** @description Objects that a query selects. */
     ObjectList: {
