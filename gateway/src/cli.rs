@@ -18,8 +18,8 @@ use secrecy::ExposeSecret as _;
 
 use crate::config;
 use cli::{
-    AuditCommand, CliError, CommandResult, EnvironmentsCommand, GitopsCommand, GroupsCommand, Login, Logout,
-    TreeCommand, manual, print,
+    AuditCommand, CliError, CommandResult, EnvironmentsCommand, FleetCommand, GitopsCommand, GroupsCommand,
+    Login, Logout, TreeCommand, manual, print,
 };
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
@@ -38,6 +38,7 @@ enum Command {
     Serve(serve::Serve),
     CheckConfig(check_config::CheckConfig),
     Agents(agents::Agents),
+    Fleet(FleetCommand),
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
@@ -178,7 +179,8 @@ impl Cli {
         let result = match self.command {
             Command::Serve(serve) => serve.run(),
             Command::CheckConfig(check) => check.run(),
-            Command::Agents(agents) => agents.run(),
+            Command::Agents(agents) => return finish(agents.run()),
+            Command::Fleet(fleet) => return finish(fleet.run()),
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),

@@ -19,6 +19,7 @@ use kas_cluster_audit::ClusterAuditFeature;
 use kas_core::feature::{Features, KasFeature, NamedFeature};
 use kas_environments::{AgentEnvironments, Deployments, EnvironmentsFeature};
 use kas_events::{Events, EventsFeature};
+use kas_fleet::FleetFeature;
 use kas_gitlab::{
     GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabFeature, GitLabProjects, HeldAgents, Usage,
     gitaly::GitalyClient,
@@ -78,6 +79,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> (Features, GitopsServ
         Box::new(gitops.clone()),
         Box::new(NotifyService::new(Arc::clone(store), Arc::new(gitops.clone()), registry)),
         Box::new(GraphFeature::new(replica, redis)),
+        Box::new(FleetFeature::new(replica)),
         Box::new(GitLabFeature { identities, usage, gitaly, held: context.held }),
         Box::new(PromqlFeature),
         Box::new(NamedFeature(ServiceName::ALERTS)),

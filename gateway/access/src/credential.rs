@@ -16,7 +16,7 @@ use http::{
     header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL},
 };
 use proto::AgentId;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 
 use super::unauthorized;
 use crate::{error::RequestError, token::TokenHash};
@@ -165,6 +165,21 @@ impl Credential {
         let mut credential = Self::bearer(token, address)?;
         credential.name = Some(name.to_owned());
         Some(credential)
+    }
+
+    /// Returns the header `Authorization` with which the caller reaches an agent. Returns `None` for a credential that names another agent
+    /// and is valid for this one only, or that is no header.
+    pub fn authorization(&self, agent: AgentId) -> Option<HeaderValue> {
+        let prefix = match self.kind {
+            TokenKind::Plain => String::new(),
+            TokenKind::CiJob(_) => format!("ci:{agent}:"),
+            TokenKind::Personal(named) if named == agent => format!("pat:{agent}:"),
+            TokenKind::Personal(_) | TokenKind::Session(_) => return None,
+        };
+        let mut value =
+            HeaderValue::try_from(format!("Bearer {prefix}{}", self.token.expose_secret())).ok()?;
+        value.set_sensitive(true);
+        Some(value)
     }
 
     fn session(session: BrowserSession, address: IpAddr) -> Self {

@@ -7,6 +7,7 @@ use proto::{AgentId, AgentName, Reason, ServiceName};
 
 use super::{AuthorizedCaller, CallerAuthorizer, Credential, ProjectAgents, TokenKind, unauthorized};
 use crate::{
+    caller_agents::{CallerAgents, agents_of_entry},
     error::RequestError,
     identity::{AgentAttributes, Caller, Grant, Identities, Identity},
     missing_right::missing_right,
@@ -60,6 +61,31 @@ impl FileCallers {
             .map_err(|error| error.with_caller(caller.names()))
     }
 
+    /// Returns the agents that a caller with these rights may use, or the one that its credential names. Returns `None` if the user name of
+    /// basic authentication is that of another caller.
+    ///
+    /// # Errors
+    ///
+    /// `address-not-allowed`: the caller may not connect from its address.
+    pub async fn agents(
+        &self,
+        grant: &Arc<Grant>,
+        credential: &Credential,
+    ) -> Result<Option<CallerAgents>, RequestError> {
+        let caller = &grant.caller;
+        let is_other = credential.name.as_ref().is_some_and(|name| *name != caller.name());
+        if is_other || matches!(credential.kind, TokenKind::Session(_)) {
+            return Ok(None);
+        }
+        check_address(caller, credential).map_err(|error| error.with_caller(caller.names()))?;
+        let identity = self.identities.load_full();
+        let (mut agents, missing) = agents_of_entry(&identity, self.project_agents.as_deref(), caller).await;
+        if let Some(named) = credential.kind.agent() {
+            agents.retain(|agent| agent.id == named);
+        }
+        Ok(Some(CallerAgents { grant: Arc::clone(grant), agents, missing }))
+    }
+
     /// Authorizes the request of a caller whose credential is valid.
     async fn authorize_caller(
         &self,
@@ -68,11 +94,7 @@ impl FileCallers {
         target: &Target<'_>,
     ) -> Result<AuthorizedCaller, RequestError> {
         let caller = &grant.caller;
-        // Before anything about the rights of the caller is reported: its token may be stolen.
-        if !caller.may_connect_from(credential.address) {
-            let key = format!("the entry of caller {} in the identity file", caller.name());
-            return Err(RequestError::address_not_allowed(credential.address, key));
-        }
+        check_address(caller, credential)?;
         let of_credential = credential.kind.agent();
         let identity = self.identities.load_full();
         let agent = match &target.agent {
@@ -159,6 +181,28 @@ impl CallerAuthorizer for FileCallers {
             }
         })
     }
+
+    fn agents<'a>(
+        &'a self,
+        credential: &'a Credential,
+    ) -> BoxFuture<'a, Result<Option<CallerAgents>, RequestError>> {
+        Box::pin(async move {
+            let grant = self.identities.load().grant(&credential.hash).cloned();
+            match grant {
+                Some(grant) => Self::agents(self, &grant, credential).await,
+                None => Ok(None),
+            }
+        })
+    }
+}
+
+/// Checks the address of a caller before anything about its rights is reported: its token may be stolen.
+fn check_address(caller: &Caller, credential: &Credential) -> Result<(), RequestError> {
+    if caller.may_connect_from(credential.address) {
+        return Ok(());
+    }
+    let key = format!("the entry of caller {} in the identity file", caller.name());
+    Err(RequestError::address_not_allowed(credential.address, key))
 }
 
 /// Returns whether the caller asks for an audit log, and may read those of all clusters: also those of GitLab's agents, which are not in

@@ -8,7 +8,7 @@ mod gitlab_agents;
 mod oidc;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     net::IpAddr,
     path::Path,
@@ -451,6 +451,20 @@ impl Caller {
     /// Returns whether the caller may do this with a service of its agents.
     pub fn may(&self, service: &ServiceName, verb: Verb) -> bool {
         self.rights.may(service, verb)
+    }
+
+    /// Returns those of the services that the caller may use, each with its verbs.
+    pub fn verbs_of(
+        &self,
+        services: impl IntoIterator<Item = &'static str>,
+    ) -> BTreeMap<&'static str, Vec<Verb>> {
+        let rights = services.into_iter().filter_map(|name| {
+            let service: ServiceName = name.parse().ok()?;
+            let verbs: Vec<_> =
+                service.verbs().iter().copied().filter(|verb| self.may(&service, *verb)).collect();
+            (!verbs.is_empty()).then_some((name, verbs))
+        });
+        rights.collect()
     }
 
     /// Returns whether the caller may do anything with a service of its agents.

@@ -13,6 +13,7 @@
 
 mod address;
 mod api_token;
+mod caller_agents;
 mod configuration;
 mod credential;
 mod error;
@@ -28,7 +29,7 @@ pub mod token;
 mod unknown;
 mod user;
 
-use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, fmt, future::ready, net::IpAddr, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
@@ -40,6 +41,7 @@ use proto::{
 pub use self::{
     address::{address_key, site},
     api_token::{ApiTokenError, ApiTokenVerifier},
+    caller_agents::{CallerAgent, CallerAgents, agents_of_entry},
     configuration::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
         RepositoryPlace, is_about_managed_resources, read_repository, template_path,
@@ -80,6 +82,16 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
         credential: &'a Credential,
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>>;
+
+    /// Returns the agents that the holder of a credential may use. Returns `None` if this source does not know the credential, or its
+    /// holders have no agents of their own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::authorize`].
+    fn agents<'a>(&'a self, _: &'a Credential) -> BoxFuture<'a, Result<Option<CallerAgents>, RequestError>> {
+        Box::pin(ready(Ok(None)))
+    }
 }
 
 /// The agents of the projects of GitLab, which are not in the identity file.
@@ -182,6 +194,26 @@ impl AccessControl {
 }
 
 impl AccessControl {
+    /// Authenticates the caller by the headers of its request from `address`, and returns its credential with the agents that it may use.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::authorize`].
+    pub async fn agents(
+        &self,
+        headers: &HeaderMap,
+        address: IpAddr,
+    ) -> Result<(Credential, CallerAgents), RequestError> {
+        let credential = Credential::parse(headers, None, address, &*self.sessions)?;
+        for source in &*self.sources {
+            if let Some(agents) = source.agents(&credential).await? {
+                return Ok((credential, agents));
+            }
+        }
+        self.unknown.count(address).await?;
+        Err(unauthorized("the token is unknown or was revoked"))
+    }
+
     /// Removes the credentials of a browser session from a path with a query.
     pub fn without_credentials<'a>(&self, path: &'a str) -> Cow<'a, str> {
         self.sessions.without_credentials(path)

@@ -2,6 +2,7 @@
 //!
 //! * [`AuditCommand`] shows who has done what in a cluster, as a caller of kas.
 //! * [`EnvironmentsCommand`] lists environments with their deployments, and shows and deletes their objects, as a caller of kas.
+//! * [`AgentListCommand`] and [`FleetCommand`] show all agents of a caller of kas, and their clusters.
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
 //! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
@@ -17,6 +18,7 @@ pub mod chart;
 mod environments;
 mod error;
 mod events;
+mod fleet;
 mod gitops;
 mod graph;
 mod http_client;
@@ -34,6 +36,7 @@ pub use self::{
     environments::EnvironmentsCommand,
     error::{CliError, CommandResult, print, warn},
     events::EventsCommand,
+    fleet::{AgentListCommand, FleetCommand},
     gitops::GitopsCommand,
     graph::{GroupsCommand, HealthCommand, HealthPlace, TreeCommand},
     login::{Login, Logout},

@@ -137,6 +137,11 @@ impl AgentLookup {
         KnownAgents { agents, missing: found.error.map(|error| error.to_string()) }
     }
 
+    /// Returns whether an agent is one of the identity file.
+    pub fn is_in_file(&self, agent: AgentId) -> bool {
+        self.identities.load().name(agent).is_some()
+    }
+
     /// Returns the projects of these agents. An agent without a project has no entry.
     pub async fn projects(&self, agents: &[AgentId]) -> HashMap<AgentId, u64> {
         let identity = self.identities.load_full();

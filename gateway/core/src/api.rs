@@ -188,8 +188,10 @@ async fn list_agents(
     RawQuery(query): RawQuery,
 ) -> Result<AgentPage, InternalApiError> {
     let query: Query = query.as_deref().unwrap_or_default().parse()?;
-    let mut known = api.context.lookup.list(query.project()).await;
-    known.agents.retain(|agent| query.matches(agent.id, agent.project, agent.name.as_str()));
+    let mut known = api.context.lookup.list(query.filter.project_id()).await;
+    known
+        .agents
+        .retain(|agent| query.is_after(agent.id) && query.filter.selects(agent.attributes(), agent.project));
     known.agents.sort_by_key(|agent| agent.id);
     let more = known.agents.len() > query.limit;
     known.agents.truncate(query.limit);
@@ -226,8 +228,9 @@ async fn get_agent(
 }
 
 fn agent(known: KnownAgent, locations: &mut AgentLocations) -> AgentInfo {
-    let KnownAgent { id, name, project, project_path: _ } = known;
+    let KnownAgent { id, name, project, project_path } = known;
     let replicas = locations.take_owners(id);
     let state = if replicas.is_empty() { locations.state_without_owner(id) } else { AgentState::Connected };
-    AgentInfo { id, name, project_id: project, state, replicas }
+    let project_path = project_path.map(|path| path.to_string());
+    AgentInfo { id, name, project_id: project, project: project_path, state, replicas }
 }

@@ -10,6 +10,7 @@ use std::{
 use axum::Router;
 use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
+use store::Store;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     api::{ApiContext, ApiRoutes},
     attachments::TunnelFeature,
     audit::AuditLog,
+    fleet_requests::FleetRequests,
     forward::Forwarder,
     peers::PeerHooks,
     proxy::ProxyServer,
@@ -36,6 +38,11 @@ pub trait KasFeature: Debug + Send + Sync {
 
     /// Returns the hooks that answer or change requests of callers.
     fn request_hooks(&self, _context: &mut RequestHookContext<'_>) -> Vec<Box<dyn RequestHooks>> {
+        Vec::new()
+    }
+
+    /// Returns the requests about all agents of a caller. `store` has the records that replicas share.
+    fn fleet_requests(&self, _store: &Arc<dyn Store>) -> Vec<Box<dyn FleetRequests>> {
         Vec::new()
     }
 
@@ -113,6 +120,11 @@ impl Features {
     /// Returns the hooks of requests.
     pub fn request_hooks(&self, mut context: RequestHookContext<'_>) -> Vec<Box<dyn RequestHooks>> {
         self.collect(|feature| feature.request_hooks(&mut context))
+    }
+
+    /// Returns the requests about all agents of a caller.
+    pub fn fleet_requests(&self, store: &Arc<dyn Store>) -> Vec<Box<dyn FleetRequests>> {
+        self.collect(|feature| feature.fleet_requests(store))
     }
 
     /// Returns the observers of the results of requests.

@@ -20,11 +20,13 @@
 //! * [`api`] (for programs) and [`admin`] (probes, metrics, `GET /agents`) run on [`kas_listen::http_server`]. Both report the
 //!   [`agent_locations`].
 //!
-//! A [`feature`] adds to it with the traits of [`request_types`], [`request_hooks`] and [`attachments`].
+//! A [`feature`] adds to it with the traits of [`request_types`], [`request_hooks`], [`fleet_requests`] and
+//! [`attachments`].
 
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod agent_inquiry;
 pub mod agent_list;
 pub mod agent_locations;
 pub mod agent_memory;
@@ -39,6 +41,7 @@ pub mod configuration;
 pub mod cors;
 pub mod destination;
 pub mod feature;
+pub mod fleet_requests;
 pub mod forward;
 pub mod gitlab_key;
 pub mod headers;

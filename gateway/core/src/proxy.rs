@@ -15,6 +15,7 @@
 mod budget;
 mod caller_io;
 mod connection;
+mod fleet;
 mod request;
 mod request_body;
 mod request_log;
@@ -107,6 +108,10 @@ async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestE
     let ProxyRequest { mut head, context } = request;
     request::validate(&context.server, &head)?;
     take_websocket_token(head.headers_mut())?;
+    if let Some(kind) = fleet::kind(&context, &head) {
+        // Boxed: most requests are about one agent.
+        return Box::pin(fleet::answer(&context, &head, kind)).await;
+    }
     let access = check_access(&context, &head).await?;
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
     let mut ended = access.ended(&context.server.kill_switch, context.log.client);

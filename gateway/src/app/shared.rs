@@ -165,12 +165,13 @@ impl SharedState {
             draining: &self.caller_connections.draining,
             registry,
         });
+        let fleet = features.fleet_requests(&self.store);
         let cors = Cors::new(config.allowed_origins());
         let config = ProxyConfig::new(&config.agent.kubernetes_api, cors);
         ProxyServer {
             access,
             kill_switch: Arc::clone(&self.kill_switch),
-            handling: RequestHandling { types: self.request_types.clone(), hooks },
+            handling: RequestHandling { types: self.request_types.clone(), hooks, fleet },
             forwarder,
             observers: RequestObservers {
                 metrics: self.metrics.clone(),

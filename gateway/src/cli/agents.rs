@@ -7,11 +7,12 @@ mod tables;
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
+    process::ExitCode,
     time::Duration,
 };
 
 use clap::ValueEnum;
-use cli::{CliError, CommandResult, RegisterCommand, print, warn};
+use cli::{AgentListCommand, CliError, CommandResult, RegisterCommand, print, warn};
 use http::{
     Request, StatusCode,
     header::{CONNECTION, HOST},
@@ -48,6 +49,7 @@ pub(super) struct Agents {
 
 #[derive(Debug, clap::Subcommand)]
 enum AgentsCommand {
+    List(AgentListCommand),
     Show(Show),
     Manifest(manifest::Manifest),
     Register(Box<RegisterCommand>),
@@ -81,6 +83,8 @@ Examples:
   kas agents --config kas.yaml
   kas agents --config kas.yaml --output wide
   kas agents show prod --config kas.yaml
+  kas agents list --group shop --server https://kas.example.com:8154 \\
+    --token-file ./token
   kas agents manifest prod --kas-address wss://kas.example.com:8150 \\
     < ./token | kubectl apply -f -
   kas agents register prod --gitlab https://gitlab.example.com \\
@@ -121,13 +125,19 @@ const MAX_RESPONSE: usize = 128 << 20;
 
 impl Agents {
     /// Requests the list and prints it, or one agent of it.
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> Result<ExitCode, CliError> {
+        let done = |()| ExitCode::SUCCESS;
         match self.command {
-            Some(AgentsCommand::Show(show)) => return show.run(),
-            Some(AgentsCommand::Manifest(manifest)) => return manifest.run(),
-            Some(AgentsCommand::Register(register)) => return register.run(),
-            None => {}
+            Some(AgentsCommand::List(list)) => list.run(),
+            Some(AgentsCommand::Show(show)) => show.run().map(done),
+            Some(AgentsCommand::Manifest(manifest)) => manifest.run().map(done),
+            Some(AgentsCommand::Register(register)) => register.run().map(done),
+            None => self.list_all().map(done),
         }
+    }
+
+    /// Lists the agents of the kas that runs with a configuration.
+    fn list_all(self) -> CommandResult {
         let config = self
             .config
             .ok_or_else(|| CliError::usage("--config is needed: the configuration file of kas"))?;

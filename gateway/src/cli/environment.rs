@@ -1,7 +1,8 @@
 //! The flag `--environment`: an environment of the file or of GitLab, and its place.
 
 use environments_wire::{
-    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSources, GitLabToken,
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentReader, EnvironmentSources,
+    GitLabToken,
 };
 use kas_environments::EnvironmentFile;
 use kas_gitlab::{CacheTtls, GitLabEnvironments, GitLabSetup};
@@ -35,15 +36,16 @@ impl EnvironmentName {
             slug: Some(self.slug.clone()),
             ..EnvironmentQuery::default()
         };
+        let reader = token.map_or(EnvironmentReader::Public, EnvironmentReader::Holder);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("the operating system lets a runtime start");
-        let found = runtime.block_on(sources.list(&query, token)).map_err(|error| match error {
+        let found = runtime.block_on(sources.list(&query, reader)).map_err(|error| match error {
             EnvironmentError::Unavailable(error) => CliError::unavailable(error.to_string()),
             error => CliError::forbidden(error.to_string()),
         })?;
-        let found = found.into_iter().next();
+        let found = found.environments.into_iter().next();
         found.ok_or_else(|| CliError::usage(format!("there is no environment {self} in {names}")))
     }
 

@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 38] = [
+const OURS: [&str; 39] = [
     "access",
     "backoff",
     "cli",
@@ -60,6 +60,7 @@ const OURS: [&str; 38] = [
     "kas_core",
     "kas_environments",
     "kas_events",
+    "kas_fleet",
     "kas_gitlab",
     "kas_gitops",
     "kas_graph",

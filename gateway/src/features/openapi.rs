@@ -6,10 +6,12 @@ use kas_core::api::{
     query::{Query, QueryError},
 };
 use kas_environments::{
-    api::{DeploymentList, EnvironmentList, parse_deployments, parse_environments},
+    api::{DeploymentList, EnvironmentList, parse_deployments},
     health::EnvironmentHealth,
+    parse_environments,
 };
 use kas_events::{EventQuery, EventQueryError};
+use kas_fleet::{Fleet, parse_fleet};
 use kas_graph::views::api::ViewsResponse;
 use proto::events::EventKind;
 use serde::{Serialize, de::DeserializeOwned};
@@ -50,19 +52,23 @@ fn document_has_the_parameters_of_each_path() {
         let query = format!("{name}=1");
         let error = match path {
             "/api/v1/agents" => query.parse::<Query>().err(),
+            "/api/v1/fleet" => parse_fleet(&query).err(),
             "/api/v1/environments" => parse_environments(&query).err(),
             "/api/v1/deployments" => parse_deployments(&query).err(),
             _ => return !matches!(query.parse::<EventQuery>(), Err(EventQueryError::Unknown(_))),
         };
         !matches!(error, Some(QueryError::Unknown(..)))
     };
-    for path in ["/api/v1/agents", "/api/v1/environments", "/api/v1/deployments", "/api/v1/events"] {
+    let paths =
+        ["/api/v1/agents", "/api/v1/fleet", "/api/v1/environments", "/api/v1/deployments", "/api/v1/events"];
+    for path in paths {
         let names = parameters(path);
         assert!(names.iter().all(|name| is_known(path, name)), "{path}: {names:?}");
         assert!(!is_known(path, "other"), "{path}");
         // The message about an unknown parameter lists all.
         let unknown = match path {
             "/api/v1/agents" => "other=1".parse::<Query>().unwrap_err().to_string(),
+            "/api/v1/fleet" => parse_fleet("other=1").unwrap_err().to_string(),
             "/api/v1/environments" => parse_environments("other=1").unwrap_err().to_string(),
             "/api/v1/deployments" => parse_deployments("other=1").unwrap_err().to_string(),
             _ => "other=1".parse::<EventQuery>().unwrap_err().to_string(),
@@ -98,6 +104,9 @@ fn document_allows_the_values_that_are_accepted() {
     }
     for (path, name, good, bad) in [
         ("/api/v1/agents", "project", json!(7), json!(-1)),
+        ("/api/v1/agents", "project", json!("shop/web"), json!("mine")),
+        ("/api/v1/environments", "limit", json!(1), json!(501)),
+        ("/api/v1/environments", "continue", json!("shop/web:live"), json!("live")),
         ("/api/v1/agents", "id", json!(u64::MAX), json!(-1)),
         ("/api/v1/agents", "limit", json!(500), json!(501)),
         ("/api/v1/agents", "continue", json!("100"), json!("1795832591310-0")),
@@ -131,6 +140,7 @@ fn documented_responses_fit_the_document() {
         "AgentPage",
         "AgentResponse",
         "ViewsResponse",
+        "Fleet",
         "EnvironmentList",
         "EnvironmentHealth",
         "LastDeployments",
@@ -161,6 +171,7 @@ fn responses_of_features_have_the_documented_shapes() {
     let text = include_str!("../../../docs/api.md");
     let mut examples = text.split("```json\n").skip(3).map(|rest| rest.split("```").next().unwrap());
     reads_back::<ViewsResponse>(examples.next().unwrap());
+    reads_back::<Fleet>(examples.next().unwrap());
     reads_back::<EnvironmentList>(examples.next().unwrap());
     reads_back::<EnvironmentHealth>(examples.next().unwrap());
     reads_back::<LastDeployments>(examples.next().unwrap());

@@ -276,6 +276,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "\"token\": tokens.token.expose_secret(),",
             "\"token\": tokens.token.expose_secret(),",
             "(\"device_code\", device.device_code.expose_secret()),",
+            "HeaderValue::try_from(format!(\"Bearer {prefix}{}\", self.token.expose_secret())).ok()?;",
             "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
             "Self::Stdout => print(line.expose_secret()),",
             "SessionId(sealed::id(token.expose_secret().as_bytes()))",

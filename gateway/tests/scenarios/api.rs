@@ -107,7 +107,7 @@ async fn agents_are_listed_by_project_and_page_by_page() {
     let absent = read(&world, "/api/v1/agents/n3").await;
     assert_eq!(
         absent["agent"],
-        json!({"id": 3, "name": "n3", "project_id": 7, "state": "never", "replicas": []})
+        json!({"id": 3, "name": "n3", "project_id": 7, "project": null, "state": "never", "replicas": []})
     );
 }
 

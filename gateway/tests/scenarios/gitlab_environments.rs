@@ -92,7 +92,8 @@ async fn caller_sees_the_environments_that_gitlab_shows_its_token() {
     let (_, _, body) = setup.get(LIVE, "Private-Token: glpat-a").await;
     let labels = json!({"app.gitlab.com/project_id": "30", "app.gitlab.com/environment_slug": "live"});
     let expected = json!([{
-        "id": 1, "project": "shop/web", "slug": "live", "tier": "production", "group": "shop",
+        "id": 1, "project": "shop/web", "slug": "live", "name": "live", "tier": "production",
+        "group": "shop",
         "agents": [{"agent": "7", "namespace": "shop", "labels": labels}],
     }]);
     assert_eq!(body["environments"], expected);
@@ -106,7 +107,7 @@ async fn refused_token_and_incomplete_query_are_errors_of_the_caller() {
         (ALL, "Private-Token: unknown", 403, "GitLab refuses the token"),
         (ALL, "Private-Token: glpat-narrow", 403, "needs the scope read_api"),
         (ALL, "Job-Token: unknown", 403, "GitLab refuses the token"),
-        ("/api/v1/environments", "Private-Token: glpat-a", 400, "project is missing"),
+        ("/api/v1/environments", "Private-Token: glpat-a", 400, "project and group are missing"),
     ] {
         let (actual, _, body) = setup.get(path, header).await;
         assert_eq!(actual, status, "{header}: {body}");

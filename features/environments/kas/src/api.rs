@@ -11,7 +11,8 @@ use axum::{
 };
 use environments_wire::{
     DeploymentOrigin, DeploymentRecords as _, DeploymentStatus, Environment, EnvironmentError,
-    EnvironmentQuery, EnvironmentSources, GitLabToken, LastDeployments, Tier,
+    EnvironmentReader, EnvironmentSelection, EnvironmentSources, GitLabToken, LastDeployments,
+    MissingEnvironments,
 };
 use globset::Glob;
 use http::{HeaderMap, HeaderName};
@@ -25,6 +26,8 @@ use settings::rfc3339;
 
 use super::{
     DeploymentEntry, DeploymentQuery, DeploymentSelection, Deployments,
+    discovery::KnownProjects,
+    environment_request::{EnvironmentRequest, parse_environments, tier},
     health::{EnvironmentStatus, HealthInquiry},
 };
 
@@ -53,25 +56,19 @@ struct EnvironmentsApi {
     context: ApiContext,
 }
 
-/// The query of a list of environments.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EnvironmentRequest {
-    /// Selects environments.
-    query: EnvironmentQuery,
-    /// The health is asked for.
-    with_health: bool,
-    /// The last deployments are asked for.
-    with_deployments: bool,
-}
-
 /// The environments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EnvironmentList {
     replica: ReplicaId,
     #[serde(with = "rfc3339")]
     time: SystemTime,
-    /// The environments, in order of their ids.
+    /// The parts that could not be read, with the reasons.
+    missing: Vec<MissingEnvironments>,
+    /// The environments, in order of their ids; those of a page in order of project and slug.
     environments: Vec<EnvironmentStatus>,
+    /// The value of `continue` for the next page, if there is one.
+    #[serde(rename = "continue")]
+    next: Option<String>,
 }
 
 /// The deployments that a query selects.
@@ -86,6 +83,15 @@ pub struct DeploymentList {
     unclear: usize,
     /// The deployments, the newest first.
     deployments: Vec<DeploymentEntry>,
+}
+
+/// The environments of a page.
+struct LoadedPage {
+    environments: Vec<Environment>,
+    missing: Vec<MissingEnvironments>,
+    /// The last deployments to each, if they are asked for.
+    deployments: Option<Vec<LastDeployments>>,
+    next: Option<String>,
 }
 
 impl IntoResponse for EnvironmentList {
@@ -123,14 +129,27 @@ async fn list_environments(
 ) -> Result<EnvironmentList, InternalApiError> {
     let EnvironmentsApi { lists, health, context } = &*api;
     let request = parse_environments(query.as_deref().unwrap_or_default())?;
+    // The clients of this API may list all agents, so that the token of the operator is for them, too.
     let token = gitlab_token(&headers)?;
-    let (environments, deployments) = lists.load(&request, token.as_ref()).await?;
+    let reader = token.as_ref().map_or(EnvironmentReader::Operator, EnvironmentReader::Holder);
+    let discovered = async |selection: EnvironmentSelection| {
+        if !request.with_discovered {
+            return Ok(selection);
+        }
+        let records = lists.deployments.list().await.unwrap_or_default();
+        let projects = KnownProjects::new(&records, &selection.environments);
+        let mut found = health.discover(&context.lookup, projects).await?;
+        found.environments.retain(|environment| request.query.selects(environment));
+        Ok(selection.with(found).bounded())
+    };
+    let LoadedPage { environments, missing, deployments, next } =
+        lists.load(&request, reader, discovered).await?;
     let environments = if request.with_health {
         health.complete(environments, &context.lookup).await?
     } else {
         environments.into_iter().map(EnvironmentStatus::from).collect()
     };
-    Ok(lists.list(environments, deployments))
+    Ok(lists.list(environments, missing, deployments, next))
 }
 
 async fn list_without_health(
@@ -142,9 +161,16 @@ async fn list_without_health(
         let what = "health: only GET /api/v1/environments of the internal API asks for the health";
         return Err(InternalApiError::BadRequest(what.to_owned()));
     }
-    // Everybody can reach the listener: no token of a stranger goes to GitLab.
-    let (environments, deployments) = lists.load(&request, None).await?;
-    Ok(lists.list(environments.into_iter().map(EnvironmentStatus::from).collect(), deployments))
+    if request.with_discovered {
+        let what =
+            "discovered: only GET /api/v1/environments of the internal API asks agents for environments";
+        return Err(InternalApiError::BadRequest(what.to_owned()));
+    }
+    // Everybody can reach the listener: no token of a stranger goes to GitLab, and they get nothing by that of the operator.
+    let LoadedPage { environments, missing, deployments, next } =
+        lists.load(&request, EnvironmentReader::Public, async |selection| Ok(selection)).await?;
+    let environments = environments.into_iter().map(EnvironmentStatus::from).collect();
+    Ok(lists.list(environments, missing, deployments, next))
 }
 
 async fn list_deployments(
@@ -161,30 +187,35 @@ async fn list_deployments(
 }
 
 impl EnvironmentLists {
-    /// Returns the environments that a request selects, and their last deployments if the request asks for them.
+    /// Returns the page that a request selects, of the list that `complete` returns, with the last deployments if the request asks for them.
     async fn load(
         &self,
         request: &EnvironmentRequest,
-        token: Option<&GitLabToken>,
-    ) -> Result<(Vec<Environment>, Option<Vec<LastDeployments>>), InternalApiError> {
-        let environments = self.environments.list(&request.query, token).await.map_err(refusal)?;
+        reader: EnvironmentReader<'_>,
+        complete: impl AsyncFnOnce(EnvironmentSelection) -> Result<EnvironmentSelection, InternalApiError>,
+    ) -> Result<LoadedPage, InternalApiError> {
+        let selection = self.environments.list(&request.query, reader).await.map_err(refusal)?;
+        let selection = complete(selection).await?;
+        let (EnvironmentSelection { environments, missing }, next) = request.page(selection);
         let deployments = if request.with_deployments {
-            Some(self.last_deployments(&environments, token).await)
+            Some(self.last_deployments(&environments, reader).await)
         } else {
             None
         };
-        Ok((environments, deployments))
+        Ok(LoadedPage { environments, missing, deployments, next })
     }
 
     /// Returns the last deployments to environments: those that GitLab shows the holder of the token, and otherwise those of the records.
     async fn last_deployments(
         &self,
         environments: &[Environment],
-        token: Option<&GitLabToken>,
+        reader: EnvironmentReader<'_>,
     ) -> Vec<LastDeployments> {
-        let of_gitlab = match token {
-            Some(token) => self.environments.last_deployments(environments, token).await,
-            None => environments.iter().map(|_| None).collect(),
+        let of_gitlab = match reader {
+            EnvironmentReader::Holder(token) => self.environments.last_deployments(environments, token).await,
+            EnvironmentReader::Public | EnvironmentReader::Operator => {
+                environments.iter().map(|_| None).collect()
+            }
         };
         let records = if of_gitlab.iter().all(Option::is_some) {
             Ok(Arc::default())
@@ -202,13 +233,15 @@ impl EnvironmentLists {
     fn list(
         &self,
         mut environments: Vec<EnvironmentStatus>,
+        missing: Vec<MissingEnvironments>,
         deployments: Option<Vec<LastDeployments>>,
+        next: Option<String>,
     ) -> EnvironmentList {
         if let Some(deployments) = deployments {
             let all = environments.into_iter().zip(deployments);
             environments = all.map(|(environment, last)| environment.with_deployments(last)).collect();
         }
-        EnvironmentList { replica: self.replica, time: SystemTime::now(), environments }
+        EnvironmentList { replica: self.replica, time: SystemTime::now(), missing, environments, next }
     }
 }
 
@@ -262,41 +295,6 @@ pub fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryEr
     Ok((query, most.unwrap_or(DEFAULT_LIMIT)))
 }
 
-/// Parses the query of environments.
-pub fn parse_environments(text: &str) -> Result<EnvironmentRequest, QueryError> {
-    if text.len() > MAX_LENGTH {
-        return Err(QueryError::TooLong);
-    }
-    let (mut query, mut health, mut deployments) = (EnvironmentQuery::default(), None, None);
-    for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded("query", value)?;
-        let (key, given_before) = match key {
-            "project" | "slug" | "group" | "agent" | "tier" | "health" | "deployments"
-                if value.is_empty() =>
-            {
-                continue;
-            }
-            "project" => ("project", query.project.replace(value).is_some()),
-            "slug" => ("slug", query.slug.replace(value).is_some()),
-            "group" => ("group", query.group.replace(value).is_some()),
-            "agent" => ("agent", query.agent.replace(value).is_some()),
-            "tier" => ("tier", query.tier.replace(tier(&value)?).is_some()),
-            "health" => ("health", health.replace(boolean("health", &value)?).is_some()),
-            "deployments" => ("deployments", deployments.replace(boolean("deployments", &value)?).is_some()),
-            _ => {
-                let known = "project, slug, tier, group, agent, health and deployments";
-                return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
-            }
-        };
-        if given_before {
-            return Err(QueryError::Twice(key));
-        }
-    }
-    let (with_health, with_deployments) = (health.unwrap_or_default(), deployments.unwrap_or_default());
-    Ok(EnvironmentRequest { query, with_health, with_deployments })
-}
-
 /// Returns the first digits of a commit in lower case.
 fn commit(text: &str) -> Result<String, QueryError> {
     let is_commit =
@@ -316,10 +314,6 @@ fn status(name: &str) -> Result<DeploymentStatus, QueryError> {
         .ok_or_else(|| QueryError::Value("status", name.chars().take(100).collect(), expected))
 }
 
-fn boolean(key: &'static str, value: &str) -> Result<bool, QueryError> {
-    value.parse().map_err(|_| QueryError::Value(key, value.chars().take(100).collect(), "true or false"))
-}
-
 /// Returns the token with which the caller sees environments of GitLab.
 fn gitlab_token(headers: &HeaderMap) -> Result<Option<GitLabToken>, QueryError> {
     let mut tokens = [USER_TOKEN, JOB_TOKEN].into_iter().flat_map(|name| {
@@ -337,41 +331,11 @@ fn gitlab_token(headers: &HeaderMap) -> Result<Option<GitLabToken>, QueryError> 
     }
 }
 
-fn tier(name: &str) -> Result<Tier, QueryError> {
-    let tier = Tier::ALL.into_iter().find(|(known, _)| *known == name);
-    let expected = "production, staging, testing, development or other";
-    tier.map(|(_, tier)| tier)
-        .ok_or_else(|| QueryError::Value("tier", name.chars().take(100).collect(), expected))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use environments_wire::Tier;
 
-    #[test]
-    fn query_is_parsed_and_decoded() {
-        let request = parse_environments("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
-        let text = |text: &str| Some(text.to_owned());
-        let query = EnvironmentQuery {
-            project: text("g/app"),
-            slug: text("s"),
-            tier: Some(Tier::Staging),
-            group: text("g"),
-            agent: text("7"),
-        };
-        assert_eq!(request, EnvironmentRequest { query, ..EnvironmentRequest::default() });
-        assert_eq!(parse_environments("project=g/app&").unwrap().query.project, text("g/app"));
-        assert_eq!(parse_environments("").unwrap(), EnvironmentRequest::default());
-        let empty = "project=&slug=&tier=&group=&agent=&health=&deployments=";
-        assert_eq!(parse_environments(empty).unwrap(), EnvironmentRequest::default());
-        assert_eq!(parse_environments("project=my+group%2Fapp").unwrap().query.project, text("my group/app"));
-        let parts = |query: &str| {
-            let EnvironmentRequest { with_health, with_deployments, .. } = parse_environments(query).unwrap();
-            [with_health, with_deployments]
-        };
-        assert_eq!(parts("health=true"), [true, false]);
-        assert_eq!(parts("deployments=true&health=false"), [false, true]);
-    }
+    use super::*;
 
     #[test]
     fn token_of_gitlab_is_in_one_header() {
@@ -423,24 +387,6 @@ mod tests {
             &format!("commit={}", "0".repeat(65)),
         ] {
             assert!(parse_deployments(query).is_err(), "{query}");
-        }
-    }
-
-    #[test]
-    fn invalid_query_is_refused() {
-        for (query, expected) in [
-            (
-                "name=x",
-                "\"name\" is not a parameter: the parameters are project, slug, tier, group, agent, health and deployments",
-            ),
-            ("health=1", "health: \"1\" is not true or false"),
-            ("health=true&health=true", "health is given twice"),
-            ("tier=prod", "tier: \"prod\" is not production, staging"),
-            ("slug=a&slug=b", "slug is given twice"),
-            (&"&".repeat(9000), "longer than 8192 bytes"),
-        ] {
-            let error = parse_environments(query).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -9,8 +9,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 use environments_wire::{
-    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
-    is_label, is_project,
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentReader,
+    EnvironmentSelection, EnvironmentSource, Tier, is_label, is_name, is_project,
 };
 use futures_util::future::BoxFuture;
 use proto::{AgentId, AgentName};
@@ -35,6 +35,9 @@ struct EnvironmentEntry {
     id: Spanned<u64>,
     project: Spanned<String>,
     slug: Spanned<String>,
+    /// The slug by default.
+    #[serde(default)]
+    name: Option<Spanned<String>>,
     #[serde(default)]
     tier: Tier,
     #[serde(default)]
@@ -73,9 +76,9 @@ impl EnvironmentSource for EnvironmentFile {
     fn list<'a>(
         &'a self,
         query: &'a EnvironmentQuery,
-        _: Option<&'a GitLabToken>,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
-        Box::pin(ready(Ok(self.select(query))))
+        _: EnvironmentReader<'a>,
+    ) -> BoxFuture<'a, Result<EnvironmentSelection, EnvironmentError>> {
+        Box::pin(ready(Ok(self.select(query).into())))
     }
 }
 
@@ -104,6 +107,15 @@ fn build(path: &Path, text: &str) -> Result<Vec<Environment>, ConfigError> {
             let what = format!("the project {} has another environment with this slug", entry.project.value);
             return Err(ConfigError::new(path, entry.slug.referenced, at("slug"), what));
         }
+        if let Some(name) = &entry.name {
+            check(
+                path,
+                &at("name"),
+                name,
+                is_name,
+                "the name of an environment in GitLab, like production/eu",
+            )?;
+        }
         if entry.agents.value.is_empty() {
             let what = "an environment needs at least one agent and its namespace";
             return Err(ConfigError::new(path, entry.agents.referenced, at("agents"), what));
@@ -119,6 +131,7 @@ fn build(path: &Path, text: &str) -> Result<Vec<Environment>, ConfigError> {
         environments.push(Environment {
             id: entry.id.value,
             project: entry.project.value,
+            name: entry.name.map_or_else(|| entry.slug.value.clone(), |name| name.value),
             slug: entry.slug.value,
             tier: entry.tier,
             group: entry.group,
@@ -152,7 +165,7 @@ mod tests {
 
     const EXAMPLE: &str = "environments:\n\
         - {id: 2, project: g/app, slug: staging, agents: [{agent: test, namespace: app}]}\n\
-        - id: 1\n  project: g/app\n  slug: production\n  tier: production\n  group: g\n  agents:\n  \
+        - id: 1\n  project: g/app\n  slug: production\n  name: production/eu\n  tier: production\n  group: g\n  agents:\n  \
         - {agent: prod, namespace: app, labels: {app: web}}\n  - {agent: '7', namespace: app-eu}\n";
 
     fn slugs(query: EnvironmentQuery) -> Vec<String> {
@@ -169,6 +182,11 @@ mod tests {
         assert_eq!(slugs(EnvironmentQuery { project: text("g/app"), ..all() }).len(), 2);
         assert_eq!(slugs(EnvironmentQuery { project: text("g"), ..all() }).len(), 0);
         assert_eq!(slugs(EnvironmentQuery { slug: text("staging"), ..all() }), ["staging"]);
+        assert_eq!(
+            slugs(EnvironmentQuery { name: Some("production/*".parse().unwrap()), ..all() }),
+            ["production"]
+        );
+        assert_eq!(slugs(EnvironmentQuery { name: Some("stag*".parse().unwrap()), ..all() }), ["staging"]);
         assert_eq!(slugs(EnvironmentQuery { tier: Some(Tier::Other), ..all() }), ["staging"]);
         assert_eq!(slugs(EnvironmentQuery { group: text("g"), ..all() }), ["production"]);
         assert_eq!(slugs(EnvironmentQuery { agent: text("7"), ..all() }), ["production"]);
@@ -188,6 +206,10 @@ mod tests {
             ),
             (entry(&format!("id: 1, project: a//b, slug: s, {agents}")), "is not the path of a project"),
             (entry(&format!("id: 1, project: p, slug: Up, {agents}")), "environments[0].slug: \"Up\" is not"),
+            (
+                entry(&format!("id: 1, project: p, slug: s, name: '', {agents}")),
+                "environments[0].name: \"\" is not the name of an environment",
+            ),
             (entry("id: 1, project: p, slug: s, agents: []"), "environments[0].agents: an environment needs"),
             (
                 entry("id: 1, project: p, slug: s, agents: [{agent: '+1', namespace: n}]"),

@@ -1,34 +1,28 @@
 //! The health of environments, for which kas asks the agents of their places.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
-use access::{
-    RequestError, SourceUnavailable,
-    kill_switch::{KillSwitch, RequestAttributes},
-};
-use environments_wire::{Environment, EnvironmentAgent, LastDeployments};
+use access::SourceUnavailable;
+use environments_wire::{Environment, EnvironmentAgent, EnvironmentSelection, LastDeployments};
 use futures_util::{StreamExt as _, stream};
-use http::{Request, Response};
-use http_body_util::{BodyExt as _, Limited};
 use kas_core::{
+    agent_inquiry::AgentInquiry,
     agent_locations::{AgentLookup, KnownAgent},
     api::InternalApiError,
-    destination::Destination,
-    forward::{ForwardedResponse, Forwarder},
     proxy::ProxyServer,
 };
 use proto::{
     ServiceName,
     graph::{Attention, GroupHealth, HEALTH_PATH, HealthReport, HealthState, Warning},
-    header, percent,
+    percent,
 };
-use router::RequestClass;
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::Semaphore,
+    sync::{Semaphore, SemaphorePermit},
     time::{Instant, timeout_at},
 };
-use tunnel::Body;
+
+use crate::discovery::{KnownProjects, discover};
 
 /// The most places of one request.
 const MAX_PLACES: usize = 500;
@@ -80,17 +74,31 @@ struct PlaceHealth {
 /// Asks agents for the health of places.
 #[derive(Debug)]
 pub(crate) struct HealthInquiry {
-    forwarder: Forwarder,
-    kill_switch: Arc<KillSwitch>,
+    agents: AgentInquiry,
     requests: Semaphore,
 }
 
 impl HealthInquiry {
-    /// Returns an inquiry that sends requests as the server of callers does. It does not wait for agents that are away.
+    /// Returns an inquiry that sends requests as the server of callers does.
     pub(crate) fn new(callers: &ProxyServer) -> Self {
-        let forwarder = Forwarder { reconnect_wait: Duration::ZERO, ..callers.forwarder.clone() };
-        let requests = Semaphore::new(MAX_REQUESTS);
-        Self { forwarder, kill_switch: Arc::clone(&callers.kill_switch), requests }
+        Self { agents: AgentInquiry::new(callers), requests: Semaphore::new(MAX_REQUESTS) }
+    }
+
+    /// Returns the environments in the clusters of all connected agents.
+    pub(super) async fn discover(
+        &self,
+        lookup: &AgentLookup,
+        projects: KnownProjects,
+    ) -> Result<EnvironmentSelection, InternalApiError> {
+        let _permit = self.permit()?;
+        Ok(discover(&self.agents, lookup, projects).await)
+    }
+
+    fn permit(&self) -> Result<SemaphorePermit<'_>, SourceUnavailable> {
+        self.requests.try_acquire().map_err(|_| SourceUnavailable {
+            message: format!("{MAX_REQUESTS} requests for environments in clusters, or for their health, are being answered"),
+            retry_after: Duration::from_secs(1),
+        })
     }
 
     /// Adds the health to environments. A place that has not answered at the deadline has none.
@@ -108,11 +116,7 @@ impl HealthInquiry {
                 places.len()
             )));
         }
-        let busy = || SourceUnavailable {
-            message: format!("{MAX_REQUESTS} requests for the health of environments are being answered"),
-            retry_after: Duration::from_secs(1),
-        };
-        let _permit = self.requests.try_acquire().map_err(|_| busy())?;
+        let _permit = self.permit()?;
         let end = Instant::now() + DEADLINE;
         let names = places.iter().map(|place| &*place.agent);
         let known = timeout_at(end, agents.find_all(names)).await;
@@ -141,31 +145,10 @@ impl HealthInquiry {
     }
 
     async fn ask(&self, place: &EnvironmentAgent, agent: &KnownAgent) -> Result<HealthReport, String> {
-        let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
-        let text = |error: RequestError| error.message;
-        let disabled = self.kill_switch.disabled(RequestAttributes::of_kas(&service, agent.attributes()));
-        let destination = Destination {
-            agent: agent.id,
-            name: Some(agent.name.clone()),
-            project_path: agent.project_path.clone(),
-            service: service.clone(),
-            class: RequestClass::Short,
-        };
-        let request = Request::get(path(place))
-            .header(header::SERVICE, ServiceName::GRAPH)
-            .body(Body::empty())
-            .map_err(|_| "the labels of this place are too long".to_owned())?;
-        let asked = async {
-            // The permit counts the request in its tunnel until the body has ended.
-            let ForwardedResponse { response, request_permit: _permit, .. } =
-                self.forwarder.forward(&destination, request).await.map_err(text)?;
-            read(response).await
-        };
-        tokio::select! {
-            biased;
-            error = disabled => Err(text(error)),
-            asked = asked => asked,
-        }
+        let asked = self.agents.get(agent, ServiceName::GRAPH, &path(place), MAX_REPORT).await?;
+        let report: HealthReport = serde_json::from_slice(&asked)
+            .map_err(|error| format!("the response of the agent is not a report: {error}"))?;
+        Ok(bounded(report))
     }
 }
 
@@ -204,21 +187,6 @@ fn path(place: &EnvironmentAgent) -> String {
         path += &format!("&label={}", percent::encode(&labels.collect::<Vec<_>>().join(",")));
     }
     path
-}
-
-/// Reads a report of an agent, which is not trusted.
-async fn read(response: Response<Body>) -> Result<HealthReport, String> {
-    let (head, body) = response.into_parts();
-    if !head.status.is_success() {
-        let message = head.headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
-        let message: String = message.unwrap_or_default().chars().take(300).collect();
-        return Err(format!("the agent responds {}: {message}", head.status));
-    }
-    let body = Limited::new(body, MAX_REPORT).collect().await;
-    let body = body.map_err(|error| format!("the response of the agent ended early: {error}"))?;
-    let report: HealthReport = serde_json::from_slice(&body.to_bytes())
-        .map_err(|error| format!("the response of the agent is not a report: {error}"))?;
-    Ok(bounded(report))
 }
 
 /// Cuts what is longer than in any report of agentk: the reports of all places are kept until the last one is there.

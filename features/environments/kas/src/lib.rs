@@ -4,6 +4,8 @@
 pub mod api;
 mod config;
 mod deployments;
+mod discovery;
+mod environment_request;
 mod feature;
 mod file;
 pub mod health;
@@ -14,6 +16,7 @@ mod template;
 pub use self::{
     config::ManagedResourcesConfig,
     deployments::{DeploymentEntry, DeploymentQuery, DeploymentSelection, Deployments},
+    environment_request::{EnvironmentRequest, parse_environments},
     feature::EnvironmentsFeature,
     file::EnvironmentFile,
     named::AgentEnvironments,

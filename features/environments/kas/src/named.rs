@@ -8,7 +8,8 @@ use std::{
 
 use access::{AgentIdentity, SourceUnavailable};
 use environments_wire::{
-    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentReader,
+    EnvironmentSelection, EnvironmentSource, Tier,
 };
 use futures_util::future::BoxFuture;
 use kas_core::{
@@ -117,8 +118,8 @@ impl EnvironmentSource for AgentEnvironments {
     fn list<'a>(
         &'a self,
         query: &'a EnvironmentQuery,
-        _: Option<&'a GitLabToken>,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
+        _: EnvironmentReader<'a>,
+    ) -> BoxFuture<'a, Result<EnvironmentSelection, EnvironmentError>> {
         Box::pin(async move {
             let records = self.records().await.map_err(|error| SourceUnavailable {
                 message: format!("the environments that agents name are not known: {error}"),
@@ -126,7 +127,7 @@ impl EnvironmentSource for AgentEnvironments {
             })?;
             let mut environments = merge(records, SystemTime::now());
             environments.retain(|environment| query.selects(environment));
-            Ok(environments)
+            Ok(environments.into())
         })
     }
 }
@@ -192,6 +193,7 @@ fn merge(mut records: Vec<Record>, now: SystemTime) -> Vec<Environment> {
             let environment = all.entry(key).or_insert_with(|| Environment {
                 id,
                 project,
+                name: slug.clone(),
                 slug,
                 tier,
                 group,
@@ -204,7 +206,7 @@ fn merge(mut records: Vec<Record>, now: SystemTime) -> Vec<Environment> {
 }
 
 /// Returns the number of an environment, which is the same at all replicas and times. JavaScript reads it exactly.
-fn id(project: &str, slug: &str) -> u64 {
+pub(crate) fn id(project: &str, slug: &str) -> u64 {
     let digest = Sha256::new().chain_update(project).chain_update([0]).chain_update(slug).finalize();
     let bytes = digest.first_chunk().copied().unwrap_or_default();
     u64::from_be_bytes(bytes) >> 12

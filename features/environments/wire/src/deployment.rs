@@ -295,6 +295,7 @@ mod tests {
             id: 1,
             project: "shop/web".to_owned(),
             slug: "live".to_owned(),
+            name: "live".to_owned(),
             tier: Tier::Production,
             group: None,
             agents: Vec::new(),

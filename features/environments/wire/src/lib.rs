@@ -7,13 +7,9 @@
 
 mod deployment;
 mod names;
+mod query;
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    fmt,
-    future::ready,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fmt, future::ready, sync::Arc};
 
 use access::SourceUnavailable;
 use futures_util::future::{BoxFuture, FutureExt as _};
@@ -25,12 +21,14 @@ pub use self::{
         Deployment, DeploymentFacts, DeploymentOrigin, DeploymentRecords, DeploymentStatus,
         EnvironmentDeployment, JobFacts, JobResults, LastDeployments,
     },
-    names::{is_label, is_project},
+    names::{is_label, is_name, is_project},
+    query::{EnvironmentQuery, EnvironmentSelection, MAX_ENVIRONMENTS, MissingEnvironments, NamePattern},
 };
 
 /// A source of answers: which environments exist?
 pub trait EnvironmentSource: fmt::Debug + Send + Sync {
-    /// Returns the environments that the query selects, in order of their ids. Without a token, GitLab has none.
+    /// Returns the environments that the query selects, in order of their ids, and the parts that the source could not read. The
+    /// reader decides what GitLab has.
     ///
     /// # Errors
     ///
@@ -38,8 +36,8 @@ pub trait EnvironmentSource: fmt::Debug + Send + Sync {
     fn list<'a>(
         &'a self,
         query: &'a EnvironmentQuery,
-        token: Option<&'a GitLabToken>,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>>;
+        reader: EnvironmentReader<'a>,
+    ) -> BoxFuture<'a, Result<EnvironmentSelection, EnvironmentError>>;
 
     /// Returns the last deployments to each of these environments, in their order, if the holder of the token may see them. `None` is an
     /// environment of which the source knows no deployments.
@@ -65,6 +63,17 @@ pub enum GitLabToken {
     Job(SecretString),
 }
 
+/// The reader of a list of environments, for whom GitLab decides what the list has.
+#[derive(Clone, Copy, Debug)]
+pub enum EnvironmentReader<'a> {
+    /// Anyone: GitLab has none.
+    Public,
+    /// A client of the internal API, which may see everything that kas sees: the token is that of `gitlab.deployment_token_file`.
+    Operator,
+    /// The holder of this token.
+    Holder(&'a GitLabToken),
+}
+
 /// The error of a list of environments.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EnvironmentError {
@@ -75,7 +84,9 @@ pub enum EnvironmentError {
     #[error("GitLab refuses the token of the caller, which needs the scope read_api: {0}")]
     Refused(String),
     /// GitLab has no list of all environments.
-    #[error("project is missing: GitLab lists the environments of one project")]
+    #[error(
+        "project and group are missing: GitLab lists the environments of one project, or of the projects of one group"
+    )]
     NoProject,
 }
 
@@ -88,6 +99,8 @@ pub struct Environment {
     pub project: String,
     /// The name of the environment in URLs and labels. It is unique in the project.
     pub slug: String,
+    /// The name, like `production/us-1`. Where its source knows no other, it is the slug.
+    pub name: String,
     /// The tier, which groups the environments of many projects.
     pub tier: Tier,
     /// The group whose environments are shown together.
@@ -120,21 +133,6 @@ pub enum Tier {
     Other,
 }
 
-/// Selects environments. An empty field selects all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EnvironmentQuery {
-    /// The full path of the project.
-    pub project: Option<String>,
-    /// The slug of the environment.
-    pub slug: Option<String>,
-    /// The tier.
-    pub tier: Option<Tier>,
-    /// The group.
-    pub group: Option<String>,
-    /// The agent, as the environment names it.
-    pub agent: Option<String>,
-}
-
 impl EnvironmentSources {
     /// Returns the environments of all sources. If two sources have an environment, that of the first one is used.
     ///
@@ -144,17 +142,13 @@ impl EnvironmentSources {
     pub async fn list(
         &self,
         query: &EnvironmentQuery,
-        token: Option<&GitLabToken>,
-    ) -> Result<Vec<Environment>, EnvironmentError> {
-        let (mut environments, mut known) = (Vec::new(), HashSet::new());
+        reader: EnvironmentReader<'_>,
+    ) -> Result<EnvironmentSelection, EnvironmentError> {
+        let mut selection = EnvironmentSelection::default();
         for source in &self.0 {
-            let found = source.list(query, token).await?;
-            let new = |environment: &Environment| {
-                known.insert((environment.project.clone(), environment.slug.clone()))
-            };
-            environments.extend(found.into_iter().filter(new));
+            selection = selection.with(source.list(query, reader).await?);
         }
-        Ok(environments)
+        Ok(selection.bounded())
     }
 
     /// Returns the last deployments to each of these environments, in their order. Those of the first source that knows them are used.
@@ -169,20 +163,6 @@ impl EnvironmentSources {
             all.iter_mut().zip(found).for_each(|(known, found)| *known = known.take().or(found));
         }
         all
-    }
-}
-
-impl EnvironmentQuery {
-    /// Returns whether the query selects an environment.
-    pub fn selects(&self, environment: &Environment) -> bool {
-        fn is<T: PartialEq + ?Sized>(wanted: Option<&T>, value: Option<&T>) -> bool {
-            wanted.is_none() || wanted == value
-        }
-        is(self.project.as_deref(), Some(&*environment.project))
-            && is(self.slug.as_deref(), Some(&*environment.slug))
-            && is(self.tier.as_ref(), Some(&environment.tier))
-            && is(self.group.as_deref(), environment.group.as_deref())
-            && self.agent.as_ref().is_none_or(|agent| environment.agents.iter().any(|at| at.agent == *agent))
     }
 }
 

@@ -10,6 +10,12 @@ pub fn is_project(text: &str) -> bool {
         && !text.contains(|c: char| c == ':' || c.is_control() || c.is_whitespace())
 }
 
+/// Returns whether a text can be the name of an environment. GitLab allows letters, digits, spaces, `-`, `_`, `/`, `$`, `.`, `{` and `}`.
+pub fn is_name(text: &str) -> bool {
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || b" -_/${}.".contains(&byte);
+    (1..=MAX_PROJECT).contains(&text.len()) && text.bytes().all(valid)
+}
+
 /// Returns whether a text is a DNS label (RFC 1123), like the name of a namespace.
 pub fn is_label(text: &str) -> bool {
     let end = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());

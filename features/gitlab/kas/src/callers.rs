@@ -22,6 +22,7 @@ mod rights;
 mod user;
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{
         Arc,
@@ -31,13 +32,13 @@ use std::{
 };
 
 use access::{
-    AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, Grant, LoginRequest, ProjectAgentName,
-    RequestError, Target, UnknownCredentials, UserAgent, UserAgents, UserAuthenticator, UserLoginError,
-    unauthorized,
+    AuthenticatedUser, AuthorizedCaller, CallerAgent, CallerAgents, CallerAuthorizer, Credential, Grant,
+    LoginRequest, ProjectAgentName, ProjectAgents, RequestError, Target, UnknownCredentials, UserAgent,
+    UserAgents, UserAuthenticator, UserLoginError, unauthorized,
 };
 use environments_wire::DeploymentRecords;
-use gitops_wire::ManifestOrigins;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
+use gitops_wire::ManifestOrigins;
 use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
@@ -63,6 +64,8 @@ use crate::{
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The period in which kas looks for streams that GitLab does not confirm.
 const UNCONFIRMED_CHECK: Duration = Duration::from_secs(10);
+/// The most agents of one job in a list.
+const MAX_AGENTS: usize = 1000;
 /// `Retry-After` after this time.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -282,7 +285,8 @@ impl GitLabAuthorizer {
         if target.service.as_str() == ServiceName::PROVISION {
             return Ok((caller.environment_grant(agent, target.path, &grant)?, name));
         }
-        if !grant.caller.may(&target.service, target.verb()) && !self.syncs_own(caller, agent, target).await? {
+        if !grant.caller.may(&target.service, target.verb()) && !self.syncs_own(caller, agent, target).await?
+        {
             return Err(caller.may_not(&grant.caller, target));
         }
         Ok((grant, name))
@@ -295,6 +299,49 @@ impl GitLabAuthorizer {
             return user::refusal(&GitLabError::Unavailable { message, retry_after: RETRY_AFTER }, agent);
         }
         user::refusal(error, agent)
+    }
+
+    /// Returns the agents of a job or of a user, whose token names one of them.
+    async fn agents_of_caller(
+        &self,
+        credential: &Credential,
+        (kind, agent): (CredentialKind, AgentId),
+    ) -> Result<CallerAgents, RequestError> {
+        let (caller, _) = self.caller(credential, kind, agent, BudgetShare::KnownCallers).await?;
+        let with_caller = |error: RequestError| error.with_caller(caller.names());
+        let connected = ProjectAgents::list(&self.agents.facts).await;
+        let mut names: BTreeMap<_, _> = connected.agents.into_iter().collect();
+        let ids = caller.agents().unwrap_or_else(|| vec![agent]);
+        let ids = ids.into_iter().filter(|id| !self.agents.names.is_in_file(*id)).take(MAX_AGENTS);
+        // An entry of `ci_access` that is invalid closes its agent alone.
+        let granted: Vec<_> = ids.filter_map(|id| Some((id, caller.grant(id).ok()?))).collect();
+        let grant = match granted.first() {
+            Some((_, grant)) => Arc::clone(grant),
+            None => caller.grant(agent).map_err(with_caller)?,
+        };
+        let agents = granted
+            .into_iter()
+            .map(|(id, grant)| CallerAgent::of_gitlab(id, names.remove(&id), Arc::clone(&grant.caller)));
+        Ok(CallerAgents { grant, agents: agents.collect(), missing: connected.missing })
+    }
+
+    /// Returns the agents of the user of a login.
+    async fn agents_of_user(&self, credential: &Credential) -> Result<Option<CallerAgents>, RequestError> {
+        let Some(UserAgents { agents, missing }) =
+            self.agents_of_login(&credential.token, credential.address).await?
+        else {
+            return Ok(None);
+        };
+        let Some(first) = agents.first().map(|agent| agent.id) else {
+            let what = "user_access of no connected agent admits this user";
+            return Err(RequestError::new(Reason::Forbidden, what));
+        };
+        let kind = CredentialKind::User(AccessType::OauthLogin);
+        let (caller, _) = self.caller(credential, kind, first, BudgetShare::KnownCallers).await?;
+        let agents = agents
+            .into_iter()
+            .map(|UserAgent { id, name, caller }| CallerAgent::of_gitlab(id, Some(name), Arc::new(caller)));
+        Ok(Some(CallerAgents { grant: caller.grant(first)?, agents: agents.collect(), missing }))
     }
 
     /// Returns the connected agents that the user of a login may use.
@@ -344,6 +391,19 @@ impl CallerAuthorizer for GitLabAuthorizer {
             let (name, project_path) =
                 name.map_or((None, None), |known| (Some(known.name), known.project_path));
             Ok(Some(AuthorizedCaller { grant, agent, name, project_path, login, environment }))
+        })
+    }
+
+    fn agents<'a>(
+        &'a self,
+        credential: &'a Credential,
+    ) -> BoxFuture<'a, Result<Option<CallerAgents>, RequestError>> {
+        Box::pin(async move {
+            match CredentialKind::with_agent(credential) {
+                Some(named) => self.agents_of_caller(credential, named).await.map(Some),
+                None if credential.name.is_none() => self.agents_of_user(credential).await,
+                None => Ok(None),
+            }
         })
     }
 }

@@ -28,6 +28,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use settings::Secret;
 use tokio::{
     sync::watch,
+    task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
 
@@ -133,9 +134,17 @@ impl GitLabClient {
         Self { deployment_token_file: file.map(Arc::from), ..self }
     }
 
-    /// Returns the file of the token that reads the results of deployments.
+    /// Returns the file of the token that reads the results of deployments, and the environments of groups.
     pub(super) fn deployment_token_file(&self) -> Option<&Path> {
         self.deployment_token_file.as_deref()
+    }
+
+    /// Returns the token of that file, or `None` without such a file. The error names the file.
+    pub(super) async fn deployment_token(&self) -> Option<Result<SecretString, String>> {
+        let file = self.deployment_token_file()?.to_owned();
+        let text = spawn_blocking(move || files::read_text(&file)).await.ok()?;
+        let token = text.map(|text| SecretString::from(text.trim()));
+        Some(token.map_err(|error| format!("gitlab.deployment_token_file cannot be read: {error}")))
     }
 
     /// Returns the path of this GitLab in its URLs, without a slash at the end.

@@ -35,7 +35,7 @@ pub struct GitLabConfig {
     /// The login of people to the web page at GitLab.
     #[serde(default)]
     pub login: Option<GitLabLoginConfig>,
-    /// A token that reads how the jobs of deployments have ended: scope `read_api`, role Reporter.
+    /// A token that reads how the jobs of deployments have ended, and the environments of groups: scope `read_api`, role Reporter.
     #[serde(default)]
     #[schemars(with = "Option<PathBuf>")]
     pub deployment_token_file: Option<Spanned<PathBuf>>,

@@ -38,6 +38,8 @@ pub enum Endpoint {
     ProjectEnvironment,
     /// GET: the deployments of a project.
     ProjectDeployments,
+    /// GET: the projects of a group.
+    GroupProjects,
     /// GET: a job of a project.
     ProjectJob,
     /// GET: the statuses of a commit.
@@ -70,7 +72,7 @@ pub enum Credential<'a> {
 }
 
 impl Endpoint {
-    /// Returns the path, in which `:id` stands for the id of a project and `:object` for that of a commit, an environment or a job.
+    /// Returns the path, in which `:id` stands for the id of a project or a group, and `:object` for that of a commit, an environment or a job.
     pub fn path(self) -> &'static str {
         match self {
             Self::AgentInfo => "/api/v4/internal/agents/agentk/agent_info",
@@ -87,6 +89,7 @@ impl Endpoint {
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
             Self::ProjectEnvironment => "/api/v4/projects/:id/environments/:object",
             Self::ProjectDeployments => "/api/v4/projects/:id/deployments",
+            Self::GroupProjects => "/api/v4/groups/:id/projects",
             Self::ProjectJob => "/api/v4/projects/:id/jobs/:object",
             Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:object/statuses",
             Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:object",
@@ -115,6 +118,7 @@ impl Endpoint {
             Self::ProjectEnvironments => "project_environments",
             Self::ProjectEnvironment => "project_environment",
             Self::ProjectDeployments => "project_deployments",
+            Self::GroupProjects => "group_projects",
             Self::ProjectJob => "project_job",
             Self::CommitStatuses => "commit_statuses",
             Self::SetCommitStatus => "set_commit_status",
@@ -157,6 +161,7 @@ impl Endpoint {
                 | Self::ProjectEnvironments
                 | Self::ProjectEnvironment
                 | Self::ProjectDeployments
+                | Self::GroupProjects
                 | Self::ProjectJob
                 | Self::CommitStatuses
                 | Self::SetCommitStatus

@@ -1,5 +1,6 @@
 //! Environments of GitLab, as the holder of a token sees them. Each answer is cached for the token and the project.
 
+mod group;
 mod last_deployments;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -7,7 +8,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use access::{SourceUnavailable, token::TokenHash};
 use environments_wire::{
     DeploymentOrigin, Environment, EnvironmentAgent, EnvironmentDeployment, EnvironmentError,
-    EnvironmentQuery, EnvironmentSource, GitLabToken, LastDeployments, Tier, is_label, is_project,
+    EnvironmentQuery, EnvironmentReader, EnvironmentSelection, EnvironmentSource, GitLabToken,
+    LastDeployments, NamePattern, Tier, is_label, is_project,
 };
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use http::StatusCode;
@@ -15,7 +17,10 @@ use moka::future::Cache;
 use secrecy::SecretString;
 use tokio::time::{Instant, timeout};
 
-use self::last_deployments::{DeploymentLookup, last_of, late};
+use self::{
+    group::{GroupLookup, missing_project, without},
+    last_deployments::{DeploymentLookup, last_of, late},
+};
 use crate::{BudgetShare, CacheTtls, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
 /// The time that a caller waits for GitLab, with all attempts and pages.
@@ -36,6 +41,7 @@ pub struct GitLabEnvironments {
     client: GitLabClient,
     answers: Cache<TokenHash, Arc<Answer>>,
     deployments: DeploymentLookup,
+    groups: GroupLookup,
     ttl: Duration,
     error_ttl: Duration,
 }
@@ -57,7 +63,8 @@ impl GitLabEnvironments {
             .build();
         let client = client.with_share(BudgetShare::KnownCallers);
         let deployments = DeploymentLookup::new(client.clone(), ttls);
-        Self { client, answers, deployments, ttl, error_ttl }
+        let groups = GroupLookup::new(client.clone(), ttls);
+        Self { client, answers, deployments, groups, ttl, error_ttl }
     }
 
     /// Returns the environments of a project, or the one with this name, from the cache or from GitLab.
@@ -106,8 +113,77 @@ impl GitLabEnvironments {
         Ok(environments)
     }
 
-    /// Returns the last deployments to environments of one project, with their positions.
+    /// Returns the environments of a project that the query selects.
     async fn of_project(
+        &self,
+        project: &str,
+        query: &EnvironmentQuery,
+        token: &GitLabToken,
+    ) -> Result<Vec<Environment>, EnvironmentError> {
+        let selected = async |name: Option<&str>| {
+            let mut environments = self.environments(project, name, token).await?;
+            environments.retain(|environment| query.selects(environment));
+            Ok(environments)
+        };
+        if let Some(name) = query.name.as_ref().and_then(NamePattern::literal) {
+            return selected(Some(name)).await;
+        }
+        // The slug of most environments is their name, so that one of thousands needs no list.
+        if let Some(slug) = &query.slug {
+            let environments: Vec<_> = selected(Some(slug)).await?;
+            if !environments.is_empty() {
+                return Ok(environments);
+            }
+        }
+        selected(None).await
+    }
+
+    /// Returns the environments that the query selects, with the token of the operator. GitLab may refuse it, and the other sources have
+    /// their environments then, too.
+    async fn of_operator(&self, query: &EnvironmentQuery) -> Result<EnvironmentSelection, EnvironmentError> {
+        let (project, group) = (query.project.as_deref(), query.group.as_deref());
+        let missing = |reason| match (project, group) {
+            (Some(project), _) => EnvironmentSelection {
+                environments: Vec::new(),
+                missing: vec![missing_project(project.to_owned(), reason)],
+            },
+            (None, group) => without(group.unwrap_or_default(), reason),
+        };
+        if project.is_none() && group.is_none() {
+            return Ok(EnvironmentSelection::default());
+        }
+        let token = match self.client.deployment_token().await {
+            Some(Ok(token)) => GitLabToken::Personal(token),
+            Some(Err(reason)) => return Ok(missing(reason)),
+            None => return Ok(EnvironmentSelection::default()),
+        };
+        match self.select(query, &token).await {
+            Err(EnvironmentError::Refused(reason)) => {
+                Ok(missing(format!("GitLab refuses the token of gitlab.deployment_token_file: {reason}")))
+            }
+            Err(EnvironmentError::Unavailable(error)) if project.is_some() => Ok(missing(error.to_string())),
+            found => found,
+        }
+    }
+
+    /// Returns the environments that the query selects and the holder of the token may see.
+    async fn select(
+        &self,
+        query: &EnvironmentQuery,
+        token: &GitLabToken,
+    ) -> Result<EnvironmentSelection, EnvironmentError> {
+        let path = query.project.as_deref().or(query.group.as_deref()).ok_or(EnvironmentError::NoProject)?;
+        if !is_project(path) {
+            return Ok(EnvironmentSelection::default());
+        }
+        match &query.project {
+            Some(project) => Ok(self.of_project(project, query, token).await?.into()),
+            None => self.of_group(path, query, token).await,
+        }
+    }
+
+    /// Returns the last deployments to environments of one project, with their positions.
+    async fn deployments_of_project(
         &self,
         project: &str,
         environments: Vec<(usize, &str)>,
@@ -160,7 +236,7 @@ impl GitLabEnvironments {
             slug: Some(slug.to_owned()),
             ..EnvironmentQuery::default()
         };
-        let found = self.list(&query, Some(token)).await.map_err(|error| error.to_string())?;
+        let found = self.of_project(project, &query, token).await.map_err(|error| error.to_string())?;
         match found.first() {
             Some(environment) => {
                 self.deployments.of_environment((project, slug, environment.id), token).await
@@ -174,27 +250,14 @@ impl EnvironmentSource for GitLabEnvironments {
     fn list<'a>(
         &'a self,
         query: &'a EnvironmentQuery,
-        token: Option<&'a GitLabToken>,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
+        reader: EnvironmentReader<'a>,
+    ) -> BoxFuture<'a, Result<EnvironmentSelection, EnvironmentError>> {
         Box::pin(async move {
-            let Some(token) = token else { return Ok(Vec::new()) };
-            let project = query.project.as_deref().ok_or(EnvironmentError::NoProject)?;
-            if !is_project(project) {
-                return Ok(Vec::new());
+            match reader {
+                EnvironmentReader::Public => Ok(EnvironmentSelection::default()),
+                EnvironmentReader::Operator => self.of_operator(query).await,
+                EnvironmentReader::Holder(token) => self.select(query, token).await,
             }
-            let selected = async |name: Option<&str>| {
-                let mut environments = self.environments(project, name, token).await?;
-                environments.retain(|environment| query.selects(environment));
-                Ok(environments)
-            };
-            // The slug of most environments is their name, so that one of thousands needs no list.
-            if let Some(slug) = &query.slug {
-                let environments: Vec<_> = selected(Some(slug)).await?;
-                if !environments.is_empty() {
-                    return Ok(environments);
-                }
-            }
-            selected(None).await
         })
     }
 
@@ -219,7 +282,7 @@ impl EnvironmentSource for GitLabEnvironments {
                     );
                     return without(LastDeployments::unknown(DeploymentOrigin::GitLab, what));
                 }
-                let found = timeout(LOOKUP_TIMEOUT, self.of_project(project, environments, token)).await;
+                let found = timeout(LOOKUP_TIMEOUT, self.deployments_of_project(project, environments, token)).await;
                 found.unwrap_or_else(|_| without(late(LOOKUP_TIMEOUT)))
             });
             let asked = asked.collect::<Vec<_>>();
@@ -270,9 +333,11 @@ fn environment(project: &str, found: ProjectEnvironment) -> Environment {
         tier: Tier::of(&found.tier),
         group: project.rsplit_once('/').map(|(group, _)| group.to_owned()),
         agents: agents.into_iter().collect(),
+        name: found.name.unwrap_or_else(|| found.slug.clone()),
         slug: found.slug,
     }
 }
+
 /// Returns for each environment that its deployments are not known.
 fn all_unknown(environments: Vec<(usize, &str)>, error: &str) -> Vec<(usize, LastDeployments)> {
     let unknown = |(at, _)| (at, LastDeployments::unknown(DeploymentOrigin::GitLab, error));

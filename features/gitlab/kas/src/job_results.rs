@@ -1,13 +1,11 @@
 //! The results of the jobs of deployments, for which the operator has given kas a token. A job itself can be asked only while it runs.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use environments_wire::{Deployment, JobFacts, JobResults};
-use files::read_text;
 use futures_util::future::BoxFuture;
 use moka::future::Cache;
-use secrecy::SecretString;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::time::Instant;
 
 use crate::{BudgetShare, Credential, GitLabClient};
 
@@ -20,7 +18,6 @@ const CAPACITY: u64 = 10_000;
 #[derive(Debug)]
 pub struct GitLabJobResults {
     client: GitLabClient,
-    token_file: PathBuf,
     /// The answers by project and job. Failures are answers, so that readers of a list do not repeat them.
     answers: Cache<(u64, u64), Arc<Answer>>,
 }
@@ -34,21 +31,19 @@ struct Answer {
 impl GitLabJobResults {
     /// Returns the results of jobs of a GitLab, if the operator has given kas a token for them.
     pub fn new(client: &GitLabClient) -> Option<Self> {
-        let token_file = client.deployment_token_file()?.to_owned();
+        client.deployment_token_file()?;
         let answers = Cache::builder().max_capacity(CAPACITY).time_to_live(TTL).build();
-        Some(Self { client: client.with_share(BudgetShare::KnownCallers), token_file, answers })
+        Some(Self { client: client.with_share(BudgetShare::KnownCallers), answers })
     }
 
     async fn request(&self, project: u64, job: u64) -> Option<JobFacts> {
-        let file = self.token_file.clone();
-        let text = match spawn_blocking(move || read_text(&file)).await.ok()? {
-            Ok(text) => text,
+        let token = match self.client.deployment_token().await? {
+            Ok(token) => token,
             Err(error) => {
-                tracing::warn!(%error, "gitlab.deployment_token_file cannot be read: results of deployments stay unknown");
+                tracing::warn!(error, "results of deployments stay unknown");
                 return None;
             }
         };
-        let token = SecretString::from(text.trim());
         match self.client.project_job(project, job, Credential::User(&token)).await {
             Ok(found) => found,
             Err(error) => {

@@ -20,6 +20,7 @@
 //! | `projects`, `commit_status` | the repositories of projects and the statuses of their commits, for GitOps |
 //! | `project_deployments` | [`ProjectDeployment`]: the deployments of a project and its jobs, as their caller sees them |
 //! | `job_results` | [`GitLabJobResults`]: the results of the jobs of deployments |
+//! | `group_projects` | [`GroupProjects`]: the projects of a group, as their caller sees them |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
 //! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
 //! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
@@ -52,6 +53,7 @@ mod environments;
 mod feature;
 pub mod gitaly;
 mod gitlab_agentk;
+mod group_projects;
 mod in_flight;
 mod internal_api;
 mod job_results;
@@ -91,6 +93,7 @@ pub use self::{
     environments::GitLabEnvironments,
     feature::GitLabFeature,
     gitlab_agentk::{GitlabAgentk, GitlabAgentkConfig},
+    group_projects::GroupProjects,
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,
     job_results::GitLabJobResults,

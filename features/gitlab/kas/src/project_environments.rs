@@ -22,6 +22,8 @@ pub struct ProjectEnvironment {
     pub project_id: Option<u64>,
     /// The name in URLs and labels. It is unique in the project.
     pub slug: String,
+    /// The name for people, like `review/main`.
+    pub name: Option<String>,
     /// The name of the tier, in lower case.
     pub tier: String,
     /// The id of the agent and the namespace, if there are both.
@@ -33,6 +35,7 @@ pub struct ProjectEnvironment {
 struct EnvironmentEntry {
     id: u64,
     slug: String,
+    name: Option<String>,
     tier: Option<String>,
     project: Option<Id>,
     cluster_agent: Option<Id>,
@@ -87,6 +90,7 @@ impl EnvironmentEntry {
             id: self.id,
             project_id: self.project.map(|project| project.id),
             slug: self.slug,
+            name: self.name,
             tier: self.tier.unwrap_or_default().to_ascii_lowercase(),
             place: self.cluster_agent.and_then(|agent| Some((agent.id, self.kubernetes_namespace?))),
         }

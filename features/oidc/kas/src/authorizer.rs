@@ -7,9 +7,9 @@ use std::{
 };
 
 use access::{
-    AuthenticatedUser, AuthorizedCaller, CallerAuthorizer, Credential, FileCallers, Grant, Identities,
-    Identity, LoginRequest, RequestError, Target, TokenKind, UnknownCredentials, UserAuthenticator,
-    UserLoginError, VerifiedClaims, token::TokenHash, unauthorized,
+    AuthenticatedUser, AuthorizedCaller, CallerAgents, CallerAuthorizer, Credential, FileCallers, Grant,
+    Identities, Identity, LoginRequest, RequestError, Target, TokenKind, UnknownCredentials,
+    UserAuthenticator, UserLoginError, VerifiedClaims, token::TokenHash, unauthorized,
 };
 use arc_swap::ArcSwapOption;
 use futures_util::future::BoxFuture;
@@ -213,6 +213,16 @@ impl CallerAuthorizer for OidcAuthorizer {
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
         Box::pin(self.authorize(credential, target))
+    }
+
+    fn agents<'a>(
+        &'a self,
+        credential: &'a Credential,
+    ) -> BoxFuture<'a, Result<Option<CallerAgents>, RequestError>> {
+        Box::pin(async move {
+            let Some(Granted { grant, .. }) = self.grant(credential).await? else { return Ok(None) };
+            self.callers.agents(&grant, credential).await
+        })
     }
 }
 

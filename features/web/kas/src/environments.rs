@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use environments_wire::{
     Deployment, DeploymentOrigin, DeploymentRecords, Environment, EnvironmentAgent, EnvironmentError,
-    EnvironmentQuery, EnvironmentSources, LastDeployments,
+    EnvironmentQuery, EnvironmentReader, EnvironmentSources, LastDeployments,
 };
 use serde::Serialize;
 
-use crate::agent_list::CallerAgents;
+use crate::agent_list::SessionAgents;
 
 /// The environments of the page.
 #[derive(Clone, Debug)]
@@ -39,9 +39,10 @@ impl EnvironmentList {
     /// of these agents.
     pub(super) async fn load(
         WebEnvironments { sources, deployments }: &WebEnvironments,
-        agents: &CallerAgents,
+        agents: &SessionAgents,
     ) -> Result<Self, EnvironmentError> {
-        let mut environments = sources.list(&EnvironmentQuery::default(), None).await?;
+        let mut environments =
+            sources.list(&EnvironmentQuery::default(), EnvironmentReader::Public).await?.environments;
         for environment in &mut environments {
             let places = std::mem::take(&mut environment.agents).into_iter();
             environment.agents = places.filter_map(|place| visible(place, agents)).collect();
@@ -61,22 +62,22 @@ impl EnvironmentList {
 }
 
 /// Returns a place with the name of its agent, if the caller may use this agent.
-fn visible(place: EnvironmentAgent, agents: &CallerAgents) -> Option<EnvironmentAgent> {
+fn visible(place: EnvironmentAgent, agents: &SessionAgents) -> Option<EnvironmentAgent> {
     let agent = agents.find(&place.agent)?;
-    Some(EnvironmentAgent { agent: agent.name.clone(), ..place })
+    Some(EnvironmentAgent { agent: agent.path_name(), ..place })
 }
 
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeMap, future::ready, time::SystemTime};
 
-    use environments_wire::{DeploymentFacts, EnvironmentSource, GitLabToken, Tier};
+    use access::{AccessAs, Caller, CallerAgent, ServiceRights};
+    use environments_wire::{DeploymentFacts, EnvironmentSelection, EnvironmentSource, Tier};
     use futures_util::future::BoxFuture;
     use proto::AgentId;
     use store::StoreError;
 
     use super::*;
-    use crate::agent_list::CallerAgent;
 
     /// A source with an environment at three places, and one at another place.
     #[derive(Debug)]
@@ -86,12 +87,13 @@ mod tests {
         fn list<'a>(
             &'a self,
             _: &'a EnvironmentQuery,
-            _: Option<&'a GitLabToken>,
-        ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
+            _: EnvironmentReader<'a>,
+        ) -> BoxFuture<'a, Result<EnvironmentSelection, EnvironmentError>> {
             let environment = |id, slug: &str, agents: &[&str]| Environment {
                 id,
                 project: "p".to_owned(),
                 slug: slug.to_owned(),
+                name: slug.to_owned(),
                 tier: Tier::Other,
                 group: None,
                 agents: agents
@@ -104,7 +106,7 @@ mod tests {
                     .collect(),
             };
             let found = vec![environment(1, "both", &["1", "us", "gone"]), environment(2, "other", &["us"])];
-            Box::pin(ready(Ok(found)))
+            Box::pin(ready(Ok(found.into())))
         }
     }
 
@@ -145,9 +147,16 @@ mod tests {
 
     #[tokio::test]
     async fn places_and_deployments_of_other_agents_are_left_out() {
-        let eu =
-            CallerAgent { id: AgentId(1), name: "eu".to_owned(), of_gitlab: None, rights: BTreeMap::new() };
-        let agents = CallerAgents { agents: vec![eu], missing: None };
+        let services = ServiceRights::Only(Vec::new());
+        let caller = Caller::of_agent("alice".to_owned(), AgentId(1), services, AccessAs::Agent);
+        let eu = CallerAgent {
+            id: AgentId(1),
+            name: Some("eu".parse().unwrap()),
+            project_path: None,
+            is_of_file: true,
+            caller: Arc::new(caller),
+        };
+        let agents = SessionAgents { agents: vec![eu], missing: None };
         let sources = EnvironmentSources(vec![Arc::new(Source)]);
         let environments = WebEnvironments { sources, deployments: Arc::new(Records) };
         let found = EnvironmentList::load(&environments, &agents).await.unwrap().environments;

@@ -61,7 +61,7 @@ use tokio::{
 use self::{
     agent_details::AgentInspector,
     agent_exchange::{contain, is_web_content, with_token},
-    agent_list::{CallerAgent, CallerAgents},
+    agent_list::{SERVICES, SessionAgents},
     environments::EnvironmentList,
     login::{CALLBACK_PREFIX, CompletedLogin, LoginFailure, Logins, WebCaller},
     metrics::WebMetrics,
@@ -538,11 +538,12 @@ impl WebServer {
         Ok(cookie)
     }
 
-    async fn agents(&self, agents: CallerAgents) -> AgentList {
+    async fn agents(&self, agents: SessionAgents) -> AgentList {
         let ids: Vec<_> = agents.agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
         let listed = agents.agents.into_iter().map(|agent| {
-            let (title, CallerAgent { id, name, rights, .. }) = (agent.title(), agent);
+            let (id, name, title, rights) =
+                (agent.id, agent.path_name(), agent.title(), agent.caller.verbs_of(SERVICES));
             let services = rights.keys().copied().collect();
             let replicas = locations.take_owners(id);
             let state =
@@ -556,7 +557,7 @@ impl WebServer {
         AgentList { replica: self.replica, replicas, agents: listed, missing }
     }
 
-    fn agent(&self, client: IpAddr, grant: &Grant, agents: &CallerAgents, name: &str) -> Response<Body> {
+    fn agent(&self, client: IpAddr, grant: &Grant, agents: &SessionAgents, name: &str) -> Response<Body> {
         let Some(agent) = agents.find(&percent::decode_unreserved(name)) else {
             return refusal(StatusCode::NOT_FOUND, "there is no such agent, or this caller may not use it");
         };
@@ -564,7 +565,7 @@ impl WebServer {
         disabled.unwrap_or_else(|| json(&self.inspector.inspect(agent.id)))
     }
 
-    async fn environments(&self, agents: &CallerAgents) -> Response<Body> {
+    async fn environments(&self, agents: &SessionAgents) -> Response<Body> {
         match EnvironmentList::load(&self.environments, agents).await {
             Ok(list) => json(&list),
             Err(error) => refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),

@@ -48,12 +48,24 @@ pub(super) struct EnvironmentTable {
     /// Only those of this project, by its full path
     #[arg(long, value_name = "PATH")]
     project: Option<String>,
+    /// Only those with this name, or whose name fits this pattern, like production/us-*
+    #[arg(long, value_name = "PATTERN")]
+    name: Option<String>,
     /// Only those of this tier, such as production
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
-    /// Only those of this group
+    /// Only those of this group, of groups below it, and of projects below it
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
+    /// Only those with a place at this agent, as the environment names it
+    #[arg(long, value_name = "AGENT")]
+    agent: Option<String>,
+    /// Only those with a place in this namespace
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only those with a place with these labels, as for kubectl --selector
+    #[arg(long, value_name = "SELECTOR")]
+    label: Option<String>,
 }
 
 /// Show where a commit is deployed: is it in production?
@@ -83,8 +95,9 @@ pub(super) struct Deployed {
 }
 
 const LIST_HELP: &str = "\
-Example:
+Examples:
   kas environments list --config kas.yaml --tier production
+  kas environments list --config kas.yaml --name 'production/us-*'
 
 Columns:
   COMMIT, REF, BY, AGO  the last successful deployment, as far as kas knows
@@ -113,6 +126,13 @@ Exit codes:
 #[derive(Deserialize)]
 struct EnvironmentPage {
     environments: Vec<EnvironmentLine>,
+    #[serde(default)]
+    missing: Vec<MissingLine>,
+}
+
+#[derive(Deserialize)]
+struct MissingLine {
+    reason: String,
 }
 
 #[derive(Deserialize)]
@@ -179,14 +199,23 @@ impl EnvironmentTable {
         self,
         address_of: impl FnOnce(&Path) -> Result<SocketAddr, CliError>,
     ) -> Result<(String, u8), CliError> {
-        let Self { operator, project, tier, group } = self;
-        let filter = [("project", project), ("tier", tier), ("group", group)];
+        let Self { operator, project, name, tier, group, agent, namespace, label } = self;
+        let filter = [
+            ("project", project),
+            ("name", name),
+            ("tier", tier),
+            ("group", group),
+            ("agent", agent),
+            ("namespace", namespace),
+            ("label", label),
+        ];
         let body = operator.get("/environments?deployments=true", filter, address_of).await?;
         let page: EnvironmentPage = parse(&body)?;
         let lasts = page.environments.iter().filter_map(|line| line.deployments.as_ref());
         let mut missing: Vec<&str> = lasts.filter_map(|last| last.missing.as_deref()).collect();
         missing.dedup();
         missing.iter().for_each(|what| warn(&format!("deployments are missing: {what}")));
+        page.missing.iter().for_each(|part| warn(&format!("environments are missing: {}", part.reason)));
         Ok((operator.output.text(&body, || list(&page.environments, SystemTime::now())), 0))
     }
 }

@@ -2,7 +2,12 @@
 
 use std::str::FromStr;
 
-use proto::{AgentId, percent};
+use access::AgentAttributes;
+use proto::{
+    AgentId,
+    notify::{is_at_or_below, is_project_path},
+    percent,
+};
 
 /// The most agents of one page, which is one lookup in the route store.
 const MAX_LIMIT: usize = 500;
@@ -14,14 +19,30 @@ pub const MAX_LENGTH: usize = 8192;
 /// The parameters of a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    project: Option<u64>,
-    name: Option<String>,
-    /// Only these agents, unless the list is empty.
-    ids: Vec<AgentId>,
+    /// Selects agents.
+    pub filter: AgentFilter,
     /// The most agents of the page.
     pub limit: usize,
     /// Only agents with a greater id.
     after: Option<AgentId>,
+}
+
+/// Selects agents. Without parameters, it selects all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentFilter {
+    project: Option<ProjectName>,
+    /// A group of GitLab above the project of the agent.
+    group: Option<String>,
+    name: Option<String>,
+    /// Only these agents, unless the list is empty.
+    ids: Vec<AgentId>,
+}
+
+/// A project, as a query names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ProjectName {
+    Id(u64),
+    Path(String),
 }
 
 /// The error of an invalid query.
@@ -47,52 +68,106 @@ pub enum QueryError {
     Unexpected,
 }
 
-impl Query {
-    /// Returns the project whose agents are requested.
-    pub fn project(&self) -> Option<u64> {
-        self.project
+impl AgentFilter {
+    /// Adds a parameter. Returns false if it is none of these. Only texts may be percent-encoded: some clients encode `-`, and no client
+    /// encodes digits.
+    ///
+    /// # Errors
+    ///
+    /// The value is wrong, or the parameter is given twice.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, QueryError> {
+        match key {
+            "project" | "group" | "name" | "id" if value.is_empty() => {}
+            "project" => set_once("project", &mut self.project, project(value)?)?,
+            "group" => set_once(
+                "group",
+                &mut self.group,
+                path("group", value, "the path of a group, like shop/eu")?,
+            )?,
+            "name" => set_once("name", &mut self.name, decoded("name", value)?)?,
+            "id" => self.ids.push(AgentId(number("id", value, "the number of an agent")?)),
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
-    /// Returns whether an agent is on this page or on a later one.
-    pub fn matches(&self, id: AgentId, project: Option<u64>, name: &str) -> bool {
-        self.after.is_none_or(|after| id > after)
-            && self.project.is_none_or(|wanted| project == Some(wanted))
-            && self.name.as_ref().is_none_or(|wanted| name == wanted)
+    /// Returns the number of the project whose agents are requested.
+    pub fn project_id(&self) -> Option<u64> {
+        match self.project {
+            Some(ProjectName::Id(id)) => Some(id),
+            Some(ProjectName::Path(_)) | None => None,
+        }
+    }
+
+    /// Returns whether the filter selects an agent. An attribute that is not known is not the wanted one.
+    pub fn selects(&self, agent: AgentAttributes<'_>, project: Option<u64>) -> bool {
+        let AgentAttributes { id, name, project_path } = agent;
+        let is_of_project = match &self.project {
+            Some(ProjectName::Id(wanted)) => project == Some(*wanted),
+            // GitLab has no two projects whose paths differ in case only.
+            Some(ProjectName::Path(path)) => {
+                project_path.is_some_and(|known| known.eq_ignore_ascii_case(path))
+            }
+            None => true,
+        };
+        let is_below = |group: &String| project_path.is_some_and(|path| is_at_or_below(path, group));
+        is_of_project
+            && self.group.as_ref().is_none_or(is_below)
+            && self.name.as_ref().is_none_or(|wanted| name.is_some_and(|name| name.as_str() == wanted))
             && (self.ids.is_empty() || self.ids.contains(&id))
+    }
+}
+
+impl Query {
+    /// Returns whether an agent is on this page or on a later one.
+    pub fn is_after(&self, id: AgentId) -> bool {
+        self.after.is_none_or(|after| id > after)
     }
 }
 
 impl FromStr for Query {
     type Err = QueryError;
 
-    /// Parses a query. Only the name may be percent-encoded: some clients encode `-`, and no client encodes digits.
     fn from_str(text: &str) -> Result<Self, QueryError> {
         if text.len() > MAX_LENGTH {
             return Err(QueryError::TooLong);
         }
-        let (mut project, mut name, mut ids, mut limit, mut after) = (None, None, Vec::new(), None, None);
+        let (mut filter, mut limit, mut after) = (AgentFilter::default(), None, None);
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if filter.set(key, value)? {
+                continue;
+            }
             match key {
-                "project" | "name" | "id" | "limit" | "continue" if value.is_empty() => {}
-                "project" => {
-                    set_once("project", &mut project, number("project", value, "the number of a project")?)?
-                }
-                "name" => set_once("name", &mut name, decoded("name", value)?)?,
-                "id" => ids.push(AgentId(number("id", value, "the number of an agent")?)),
+                "limit" | "continue" if value.is_empty() => {}
                 "limit" => set_once("limit", &mut limit, self::limit(value)?)?,
                 "continue" => {
                     let last = AgentId(number("continue", value, "the value of a page")?);
                     set_once("continue", &mut after, last)?;
                 }
                 _ => {
-                    let known = "project, name, id, limit and continue";
+                    let known = "project, group, name, id, limit and continue";
                     return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
                 }
             }
         }
-        Ok(Self { project, name, ids, limit: limit.unwrap_or(DEFAULT_LIMIT), after })
+        Ok(Self { filter, limit: limit.unwrap_or(DEFAULT_LIMIT), after })
     }
+}
+
+/// Parses the number of a project, or its path, which has a slash.
+fn project(value: &str) -> Result<ProjectName, QueryError> {
+    let what = "the number of a project, or its path, like shop/web";
+    if value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return number("project", value, what).map(ProjectName::Id);
+    }
+    let path = path("project", value, what)?;
+    if path.contains('/') { Ok(ProjectName::Path(path)) } else { Err(bad("project", value, what)) }
+}
+
+fn path(key: &'static str, value: &str, what: &'static str) -> Result<String, QueryError> {
+    let path = decoded(key, value)?;
+    if is_project_path(&path) { Ok(path) } else { Err(bad(key, value, what)) }
 }
 
 /// Parses the largest number of entries of a page.
@@ -130,20 +205,33 @@ mod tests {
 
     fn admitted(query: &str) -> Vec<u64> {
         let query: Query = query.parse().unwrap();
-        let agents = [(1, Some(7), "a"), (2, Some(7), "b"), (3, Some(8), "c"), (4, None, "d")];
-        let wanted =
-            agents.into_iter().filter(|(id, project, name)| query.matches(AgentId(*id), *project, name));
+        let agents = [
+            (1, Some(7), Some("shop/web"), "a"),
+            (2, Some(7), Some("shop/web"), "b"),
+            (3, Some(8), Some("shop/eu/web"), "c"),
+            (4, None, None, "d"),
+            (5, Some(9), Some("shopping/web"), "e"),
+        ];
+        let wanted = agents.into_iter().filter(|(id, project, project_path, name)| {
+            let name = name.parse().unwrap();
+            let agent = AgentAttributes { id: AgentId(*id), name: Some(&name), project_path: *project_path };
+            query.is_after(agent.id) && query.filter.selects(agent, *project)
+        });
         wanted.map(|(id, ..)| id).collect()
     }
 
     #[test]
     fn each_parameter_filters() {
-        assert_eq!(admitted(""), [1, 2, 3, 4]);
+        assert_eq!(admitted(""), [1, 2, 3, 4, 5]);
         assert_eq!(admitted("project=7"), [1, 2]);
         assert_eq!(admitted("project=7&continue=1"), [2]);
+        assert_eq!(admitted("project=Shop%2Fweb"), [1, 2]);
+        assert_eq!(admitted("group=shop"), [1, 2, 3]);
+        assert_eq!(admitted("group=shop/eu&project=8"), [3]);
+        assert_eq!(admitted("group=shop/eu&project=shop/web"), Vec::<u64>::new());
         assert_eq!(admitted("name=c"), [3]);
         assert_eq!(admitted("name=%63"), [3]);
-        assert_eq!(admitted("project=&name=&id=&limit=&continue="), [1, 2, 3, 4]);
+        assert_eq!(admitted("project=&group=&name=&id=&limit=&continue="), [1, 2, 3, 4, 5]);
         assert_eq!(admitted("id=4&id=1&id=99"), [1, 4]);
         assert!(admitted("&continue=18446744073709551615&").is_empty());
     }
@@ -162,7 +250,9 @@ mod tests {
         for (query, expected) in [
             ("projects=7", "\"projects\" is not a parameter"),
             ("token=abc", "\"token\" is not a parameter"),
-            ("project=mine", "project: \"mine\" is not the number of a project"),
+            ("project=mine", "project: \"mine\" is not the number of a project, or its path"),
+            ("group=a%20b", "group: \"a%20b\" is not the path of a group"),
+            ("group=a&group=b", "group is given twice"),
             ("project=%37", "project: \"%37\" is not"),
             ("name=%ff", "name: \"%ff\" is not UTF-8"),
             ("project=1&project=2", "project is given twice"),

@@ -58,6 +58,8 @@ pub(super) struct AgentInfo {
     pub(super) id: AgentId,
     pub(super) name: AgentName,
     pub(super) project_id: Option<u64>,
+    /// The path of the project of an agent of GitLab, if it is known.
+    pub(super) project: Option<String>,
     #[serde(flatten)]
     pub(super) state: AgentState,
     /// The replicas that hold its tunnels.
@@ -109,7 +111,7 @@ impl InternalApiError {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
             "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name>, \
-             /api/v1/agents/<id or name>/views, /api/v1/environments, /api/v1/deployments and /api/v1/events"
+             /api/v1/agents/<id or name>/views, /api/v1/fleet, /api/v1/environments, /api/v1/deployments and /api/v1/events"
         ))
     }
 

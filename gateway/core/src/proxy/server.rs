@@ -10,6 +10,7 @@ use super::{budget::ResponseBudget, connection::IdleConnections, request_log::Re
 use crate::{
     config::{CallerLimits, KubernetesApiConfig},
     cors::Cors,
+    fleet_requests::FleetRequests,
     forward::Forwarder,
     headers::ExtraHeader,
     hosts::AgentHosts,
@@ -43,6 +44,8 @@ pub struct RequestHandling {
     pub types: RequestTypes,
     /// The hooks of features.
     pub hooks: Vec<Box<dyn RequestHooks>>,
+    /// The requests about all agents of a caller.
+    pub fleet: Vec<Box<dyn FleetRequests>>,
 }
 
 /// The connections of callers, and their limits.

@@ -35,6 +35,8 @@ pub enum Endpoint {
     ProjectEnvironment,
     /// `GET /projects/:id/deployments`
     ProjectDeployments,
+    /// `GET /groups/:id/projects`
+    GroupProjects,
     /// `GET /projects/:id/jobs/:job_id`
     ProjectJob,
     /// `GET /projects/:id/repository/commits/:sha/statuses`
@@ -123,6 +125,10 @@ impl Endpoint {
         if path.starts_with("/internal/kubernetes/modules/") {
             return Some(Self::Module);
         }
+        if let Some(path) = path.strip_prefix("/groups/") {
+            let is_list = matches!(*path.split('/').collect::<Vec<_>>(), [_, "projects"]);
+            return is_list.then_some(Self::GroupProjects);
+        }
         if path == "/metadata" {
             return Some(Self::Metadata);
         }
@@ -149,6 +155,7 @@ impl Endpoint {
             | Self::ProjectEnvironments
             | Self::ProjectEnvironment
             | Self::ProjectDeployments
+            | Self::GroupProjects
             | Self::ProjectJob
             | Self::CommitStatuses
             | Self::SetCommitStatus
@@ -197,6 +204,7 @@ impl Endpoint {
             | Self::ProjectEnvironments
             | Self::ProjectEnvironment
             | Self::ProjectDeployments
+            | Self::GroupProjects
             | Self::ProjectJob
             | Self::CommitStatuses
             | Self::SetCommitStatus

@@ -135,6 +135,7 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::ProjectEnvironments => public::environments(state, request),
         Endpoint::ProjectEnvironment => Ok(deployments::environment(state, request)),
         Endpoint::ProjectDeployments => deployments::deployments(state, request),
+        Endpoint::GroupProjects => public::group_projects(state, request),
         Endpoint::ProjectJob => Ok(deployments::project_job(state, request)),
         Endpoint::CommitStatuses => public::commit_statuses(state, request),
         Endpoint::SetCommitStatus => public::set_commit_status(state, request),

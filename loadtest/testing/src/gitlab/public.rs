@@ -37,6 +37,33 @@ pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer
     Ok((200, found.collect()))
 }
 
+/// Answers `GET /groups/:id/projects` with the projects of the group and of those below it. GitLab does not allow the token of a job.
+pub(crate) fn group_projects(state: &State, request: &KasRequest) -> Result<Answer, Violation> {
+    let wrong = || violation(400, format!("the query is {:?}", request.query));
+    let begin = "include_subgroups=true&with_shared=false&archived=false&simple=true&order_by=id&sort=asc&per_page=100&page=";
+    let page = request.query.strip_prefix(begin).and_then(|page| page.parse::<usize>().ok());
+    let page = page.filter(|page| *page > 0).ok_or_else(wrong)?;
+    match state.reader(&request.token) {
+        _ if request.token.starts_with("job:") => return Ok((404, message("404 Group Not Found"))),
+        None => return Ok(unauthorized()),
+        Some(false) => return Ok((403, json!({"error": "insufficient_scope"}))),
+        Some(true) => {}
+    }
+    let group = format!("{}/", request.id);
+    let is_visible = |path: &str| state.visible_project(&request.token, path).is_some();
+    let mut found: Vec<&Project> = state
+        .projects
+        .iter()
+        .filter(|project| project.path.starts_with(&group) && is_visible(&project.path))
+        .collect();
+    if found.is_empty() {
+        return Ok((404, message("404 Group Not Found")));
+    }
+    found.sort_by_key(|project| project.id);
+    let page = found.into_iter().skip((page - 1) * PAGE).take(PAGE);
+    Ok((200, page.map(|project| json!({"id": project.id, "path_with_namespace": project.path})).collect()))
+}
+
 /// Returns the project of a request whose token may read it, or the answer to one whose token may not.
 pub(crate) fn readable_project<'a>(state: &'a State, request: &KasRequest) -> Result<&'a Project, Answer> {
     match state.reader(&request.token) {

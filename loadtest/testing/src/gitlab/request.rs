@@ -246,7 +246,8 @@ fn path_ids(path: &str) -> Result<(String, String, String), String> {
         Ok(text) => Ok(text.into_owned()),
         Err(error) => Err(error.to_string()),
     };
-    let ids = match *path.trim_start_matches("/api/v4/projects/").split('/').collect::<Vec<_>>() {
+    let path = path.trim_start_matches("/api/v4/projects/").trim_start_matches("/api/v4/groups/");
+    let ids = match *path.split('/').collect::<Vec<_>>() {
         [id, "repository", "commits", part, _] | [id, "repository", "files", part] => [id, part, ""],
         [id, "cluster_agents", agent, "tokens", token] => [id, agent, token],
         [id, "statuses" | "merge_requests" | "cluster_agents" | "environments" | "jobs", part, ..] => {

@@ -247,6 +247,14 @@ impl GitLabCaller {
         Ok(Arc::new(Grant { caller: Arc::new(caller), ..grant.clone() }))
     }
 
+    /// Returns the agents of a job. GitLab's answer about a user is about one agent.
+    pub(super) fn agents(&self) -> Option<Vec<AgentId>> {
+        match &self.info {
+            CallerInfo::Job(job) => Some(job.agents()),
+            CallerInfo::User { .. } => None,
+        }
+    }
+
     /// Returns the rights for an agent.
     ///
     /// # Errors

@@ -25,19 +25,30 @@ impl CredentialKind {
         credential: &Credential,
         target: &Target<'_>,
     ) -> Result<Option<(Self, AgentId)>, RequestError> {
-        // GitLab has no user names in credentials, and a password manager would send the wrong one.
-        if credential.name.is_some() {
+        if let Some(named) = Self::with_agent(credential) {
+            return Ok(Some(named));
+        }
+        let is_login = credential.name.is_none()
+            && credential.kind == TokenKind::Plain
+            && GitLabLogins::is_login(&credential.token);
+        if !is_login {
             return Ok(None);
         }
-        Ok(Some(match credential.kind {
-            TokenKind::CiJob(agent) => (Self::Job, agent),
-            TokenKind::Personal(agent) => (Self::User(AccessType::PersonalAccessToken), agent),
-            TokenKind::Session(agent) => (Self::User(AccessType::SessionCookie), agent),
-            TokenKind::Plain if GitLabLogins::is_login(&credential.token) => {
-                (Self::User(AccessType::OauthLogin), named_agent(target)?)
-            }
-            TokenKind::Plain => return Ok(None),
-        }))
+        Ok(Some((Self::User(AccessType::OauthLogin), named_agent(target)?)))
+    }
+
+    /// Returns the kind of a credential that names its agent, with that agent.
+    pub(super) fn with_agent(credential: &Credential) -> Option<(Self, AgentId)> {
+        // GitLab has no user names in credentials, and a password manager would send the wrong one.
+        if credential.name.is_some() {
+            return None;
+        }
+        match credential.kind {
+            TokenKind::CiJob(agent) => Some((Self::Job, agent)),
+            TokenKind::Personal(agent) => Some((Self::User(AccessType::PersonalAccessToken), agent)),
+            TokenKind::Session(agent) => Some((Self::User(AccessType::SessionCookie), agent)),
+            TokenKind::Plain => None,
+        }
     }
 
     /// Returns the key of the cache: the answer of GitLab about a job has all of its agents, that about a user has one.

@@ -130,6 +130,11 @@ impl JobInfo {
         self.allowed_agents.iter().find(|allowed| allowed.id == agent.0)
     }
 
+    /// Returns the agents that the job may use.
+    pub(super) fn agents(&self) -> Vec<AgentId> {
+        self.allowed_agents.iter().map(|allowed| AgentId(allowed.id)).collect()
+    }
+
     /// Returns the deployment with an agent, if the job has an environment.
     pub(super) fn deployment(&self, agent: AgentId) -> Option<Deployment> {
         let environment = self.environment.as_ref()?;

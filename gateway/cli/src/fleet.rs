@@ -1,0 +1,209 @@
+//! The commands `kas agents list` and `kas fleet`: all agents of a caller.
+
+mod text;
+
+use std::process::ExitCode;
+
+use bytes::Bytes;
+use clap::ValueEnum;
+use http::Method;
+use proto::percent;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use self::text::{AgentPage, FleetReport, describe, list};
+use crate::{CliError, caller::CallerOptions, print, warn};
+
+/// The exit codes if there is no agent, and if a cluster has not answered.
+const NOT_FOUND: u8 = 1;
+const INCOMPLETE: u8 = 2;
+/// The agents of one page.
+const PAGE: usize = 500;
+
+/// List the agents that a caller may use
+///
+/// No cluster is asked. The list has the versions that agents report, and the services that the caller may use.
+#[derive(Debug, clap::Args)]
+#[command(after_help = LIST_HELP)]
+pub struct AgentListCommand {
+    #[command(flatten)]
+    caller: CallerOptions,
+    #[command(flatten)]
+    filter: AgentOptions,
+    /// The format
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Show the versions, nodes and capacity of all clusters of a caller
+///
+/// Each cluster is asked with the rights of the caller, who needs the service graph, and for the nodes the right to list them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = FLEET_HELP)]
+pub struct FleetCommand {
+    #[command(flatten)]
+    caller: CallerOptions,
+    #[command(flatten)]
+    filter: AgentOptions,
+    /// The format
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Selects agents.
+#[derive(Debug, clap::Args)]
+struct AgentOptions {
+    /// Only agents of GitLab whose project is in this group, or in a group below it
+    #[arg(long, value_name = "PATH")]
+    group: Option<String>,
+    /// Only agents of GitLab of this project, by its full path
+    #[arg(long, value_name = "PATH")]
+    project: Option<String>,
+    /// Only agents with this name
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+const LIST_HELP: &str = "\
+Example:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas agents list --group shop
+
+The token of a CI job is ci:<agent id>:<token>: the list has all agents of
+the job. A personal access token of GitLab is for the agent that it names.
+
+Exit codes:
+  0   listed
+  1   there is no such agent
+  64  the command line is invalid, or kas refuses the request
+  69  kas does not answer";
+
+const FLEET_HELP: &str = "\
+Examples:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas fleet
+  kas fleet --group shop --output json | jq .total
+
+Exit codes:
+  0   all clusters have answered
+  1   there is no such agent
+  2   a cluster has not answered: the output has the reason
+  64  the command line is invalid, or kas refuses the request
+  69  kas does not answer";
+
+impl AgentListCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let Self { caller, filter, output } = self;
+        let (pages, agents) = block_on(load_all(&caller, &filter))?;
+        print(&match output {
+            Output::Table => list(&agents),
+            Output::Json => format!("{}\n", json!({"agents": pages})),
+        })?;
+        Ok(ExitCode::from(if pages.is_empty() { NOT_FOUND } else { 0 }))
+    }
+}
+
+impl FleetCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let path = format!("/agents/fleet?{}", self.filter.query());
+        let body = block_on(self.caller.send(Method::GET, path.trim_end_matches('?')))?;
+        let report: FleetReport = parse(&body)?;
+        warn_of(report.missing.as_deref());
+        print(&match self.output {
+            Output::Table => describe(&report),
+            Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
+        })?;
+        Ok(ExitCode::from(report.exit_code()))
+    }
+}
+
+impl FleetReport {
+    fn exit_code(&self) -> u8 {
+        match self.clusters.iter().any(|cluster| cluster.missing.is_some()) {
+            _ if self.clusters.is_empty() => NOT_FOUND,
+            true => INCOMPLETE,
+            false => 0,
+        }
+    }
+}
+
+impl AgentOptions {
+    fn query(&self) -> String {
+        let given = [("group", &self.group), ("project", &self.project), ("name", &self.name)];
+        let given = given.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
+        let pairs = given.map(|(key, value)| format!("{key}={}", percent::encode(value)));
+        pairs.collect::<Vec<_>>().join("&")
+    }
+}
+
+/// Returns the agents of all pages, as kas has sent them and as the table shows them.
+async fn load_all(
+    caller: &CallerOptions,
+    filter: &AgentOptions,
+) -> Result<(Vec<Value>, Vec<text::AgentLine>), CliError> {
+    let (mut values, mut lines, mut after) = (Vec::new(), Vec::new(), String::new());
+    loop {
+        let path = format!("/agents?limit={PAGE}&continue={}&{}", percent::encode(&after), filter.query());
+        let body = caller.send(Method::GET, path.trim_end_matches('&')).await?;
+        let mut page: Value = parse(&body)?;
+        if let Some(agents) = page["agents"].as_array_mut() {
+            values.append(agents);
+        }
+        let AgentPage { agents, missing, next } = parse(&body)?;
+        warn_of(missing.as_deref());
+        lines.extend(agents);
+        match next {
+            Some(next) if next != after => after = next,
+            Some(_) | None => return Ok((values, lines)),
+        }
+    }
+}
+
+fn warn_of(missing: Option<&str>) {
+    if let Some(missing) = missing {
+        warn(&format!("agents may be missing: {missing}"));
+    }
+}
+
+fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, CliError> {
+    serde_json::from_slice(body)
+        .map_err(|error| CliError::unavailable(format!("the server is not a kas of this version: {error}")))
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| CliError::unavailable(format!("no runtime: {error}")))?;
+    runtime.block_on(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_is_encoded() {
+        let text = |text: &str| Some(text.to_owned());
+        let filter = AgentOptions { group: text("shop/eu"), project: None, name: text("a&b") };
+        assert_eq!(filter.query(), "group=shop%2Feu&name=a%26b");
+        assert_eq!(AgentOptions { group: None, project: None, name: None }.query(), "");
+    }
+}

@@ -1,0 +1,227 @@
+//! The tables of agents and clusters. All texts come from kas and from agents.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use serde::Deserialize;
+
+use crate::table::{Table, printable};
+
+/// A page of agents.
+#[derive(Deserialize)]
+pub(super) struct AgentPage {
+    pub(super) agents: Vec<AgentLine>,
+    pub(super) missing: Option<String>,
+    #[serde(rename = "continue")]
+    pub(super) next: Option<String>,
+}
+
+/// An agent.
+#[derive(Deserialize)]
+pub(super) struct AgentLine {
+    #[serde(flatten)]
+    facts: FactsLine,
+    rights: BTreeMap<String, Vec<String>>,
+}
+
+/// The fleet.
+#[derive(Deserialize)]
+pub(super) struct FleetReport {
+    pub(super) missing: Option<String>,
+    agentk_versions: Vec<VersionLine>,
+    kubernetes_versions: Vec<VersionLine>,
+    total: TotalLine,
+    pub(super) clusters: Vec<ClusterLine>,
+}
+
+/// The cluster of an agent.
+#[derive(Deserialize)]
+pub(super) struct ClusterLine {
+    #[serde(flatten)]
+    facts: FactsLine,
+    pub(super) missing: Option<String>,
+    capacity: Option<CapacityLine>,
+}
+
+#[derive(Deserialize)]
+struct FactsLine {
+    name: String,
+    title: Option<String>,
+    state: String,
+    agentk_versions: Vec<String>,
+    kubernetes_version: Option<String>,
+    tunnels: u32,
+}
+
+#[derive(Deserialize)]
+struct VersionLine {
+    version: Option<String>,
+    agents: u64,
+}
+
+#[derive(Deserialize)]
+struct TotalLine {
+    clusters: u64,
+    nodes: NodesLine,
+    allocatable: AmountsLine,
+    requested: AmountsLine,
+}
+
+#[derive(Deserialize)]
+struct CapacityLine {
+    nodes: Option<NodesLine>,
+    allocatable: Option<AmountsLine>,
+    requested: Option<AmountsLine>,
+    #[serde(default)]
+    partial: Vec<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct NodesLine {
+    all: u64,
+    ready: u64,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct AmountsLine {
+    cpu_millicores: u64,
+    memory_bytes: u64,
+}
+
+/// Returns the table of agents.
+pub(super) fn list(agents: &[AgentLine]) -> String {
+    if agents.is_empty() {
+        return "There is no such agent.\n".to_owned();
+    }
+    let mut table = Table::new(&["AGENT", "TITLE", "STATE", "TUNNELS", "AGENTK", "KUBERNETES", "SERVICES"]);
+    for AgentLine { facts, rights } in agents {
+        let FactsLine { name, title, state, agentk_versions, kubernetes_version, tunnels } = facts;
+        table.row([
+            name.clone(),
+            title.clone().unwrap_or_default(),
+            state.clone(),
+            tunnels.to_string(),
+            agentk_versions.join(","),
+            kubernetes_version.clone().unwrap_or_default(),
+            rights.keys().cloned().collect::<Vec<_>>().join(","),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Returns the sums, the table of clusters, and the reasons why something is missing.
+pub(super) fn describe(report: &FleetReport) -> String {
+    if report.clusters.is_empty() {
+        return "There is no such agent.\n".to_owned();
+    }
+    let TotalLine { clusters, nodes, allocatable, requested } = &report.total;
+    let mut text = format!(
+        "{clusters} clusters, {} nodes ({} ready), {} of {} CPUs and {} of {} memory requested\n",
+        nodes.all,
+        nodes.ready,
+        cpus(*requested),
+        cpus(*allocatable),
+        memory(*requested),
+        memory(*allocatable),
+    );
+    let _ = writeln!(text, "agentk: {}", versions(&report.agentk_versions));
+    let _ = writeln!(text, "Kubernetes: {}\n", versions(&report.kubernetes_versions));
+    let _ = write!(text, "{}", table(&report.clusters));
+    for ClusterLine { facts, missing, capacity } in &report.clusters {
+        let partial = capacity.iter().flat_map(|capacity| &capacity.partial);
+        for reason in missing.iter().chain(partial) {
+            let _ = writeln!(text, "{}: {}", printable(&facts.name), printable(reason));
+        }
+    }
+    text
+}
+
+fn table(clusters: &[ClusterLine]) -> Table {
+    let mut table = Table::new(&["AGENT", "TITLE", "STATE", "KUBERNETES", "NODES", "CPU", "MEMORY"]);
+    for ClusterLine { facts, capacity, .. } in clusters {
+        let nodes = capacity.as_ref().and_then(|capacity| capacity.nodes);
+        let amounts = |show: fn(AmountsLine) -> String| {
+            let capacity = capacity.as_ref()?;
+            let requested = capacity.requested.map_or_else(|| "?".to_owned(), show);
+            Some(format!("{requested}/{}", show(capacity.allocatable?)))
+        };
+        table.row([
+            facts.name.clone(),
+            facts.title.clone().unwrap_or_default(),
+            facts.state.clone(),
+            facts.kubernetes_version.clone().unwrap_or_default(),
+            nodes.map(|nodes| format!("{}/{}", nodes.ready, nodes.all)).unwrap_or_default(),
+            amounts(cpus).unwrap_or_default(),
+            amounts(memory).unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn versions(versions: &[VersionLine]) -> String {
+    let version = |line: &VersionLine| {
+        format!("{} ({})", printable(line.version.as_deref().unwrap_or("unknown")), line.agents)
+    };
+    versions.iter().map(version).collect::<Vec<_>>().join(", ")
+}
+
+fn cpus(amounts: AmountsLine) -> String {
+    format!("{:.1}", amounts.cpu_millicores as f64 / 1000.0)
+}
+
+fn memory(amounts: AmountsLine) -> String {
+    format!("{:.1}Gi", amounts.memory_bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn agent(name: &str, state: &str) -> Value {
+        json!({"id": 7, "name": name, "title": "shop/web:prod", "project": "shop/web", "state": state, "tunnels": 2,
+            "agentk_versions": ["0.1.0"], "kubernetes_version": "v1.34.1", "cluster": null})
+    }
+
+    #[test]
+    fn table_of_agents_has_their_services() {
+        let mut line = agent("7", "connected");
+        line["rights"] = json!({"graph": ["read"], "kubernetes": ["use"]});
+        let agents: Vec<AgentLine> = serde_json::from_value(json!([line])).unwrap();
+        let lines = [
+            "AGENT  TITLE          STATE      TUNNELS  AGENTK  KUBERNETES  SERVICES",
+            "7      shop/web:prod  connected  2        0.1.0   v1.34.1     graph,kubernetes",
+            "",
+        ];
+        assert_eq!(list(&agents), lines.join("\n"));
+        assert_eq!(list(&[]), "There is no such agent.\n");
+    }
+
+    #[test]
+    fn fleet_has_its_sums_and_what_is_missing() {
+        let (mut one, mut two) = (agent("7", "connected"), agent("8", "away"));
+        let amounts = |cpu: u64| json!({"cpu_millicores": cpu, "memory_bytes": cpu << 20});
+        one["capacity"] = json!({"nodes": {"all": 3, "ready": 2, "unschedulable": 0}, "allocatable": amounts(6000),
+            "requested": null, "partial": ["Pod: you may not\u{1b}[2J list them"]});
+        two["missing"] = "the agent is not connected".into();
+        let report = json!({"missing": null, "agentk_versions": [{"version": "0.1.0", "agents": 1}],
+            "kubernetes_versions": [{"version": null, "agents": 1}], "clusters": [one, two],
+            "total": {"clusters": 1, "nodes": {"all": 3, "ready": 2, "unschedulable": 0}, "allocatable": amounts(6000),
+                "clusters_with_requests": 0, "requested": amounts(0)}});
+        let report: FleetReport = serde_json::from_value(report).unwrap();
+        let lines = [
+            "1 clusters, 3 nodes (2 ready), 0.0 of 6.0 CPUs and 0.0Gi of 5.9Gi memory requested",
+            "agentk: 0.1.0 (1)",
+            "Kubernetes: unknown (1)",
+            "",
+            "AGENT  TITLE          STATE      KUBERNETES  NODES  CPU    MEMORY",
+            "7      shop/web:prod  connected  v1.34.1     2/3    ?/6.0  ?/5.9Gi",
+            "8      shop/web:prod  away       v1.34.1     -      -      -",
+            "7: Pod: you may not?[2J list them",
+            "8: the agent is not connected",
+            "",
+        ];
+        assert_eq!(describe(&report), lines.join("\n"));
+        assert_eq!(report.exit_code(), 2);
+    }
+}
