@@ -7,6 +7,8 @@
 //! | `own_sync` | the right of a job to sync the manifests in its own project |
 //! | `impersonation` | the identities of jobs and users in the cluster |
 //! | `credential_kind` | the kinds of credentials |
+//! | `fleet` | all agents of a caller |
+//! | `logins` | the people who log in to the web page |
 //! | `caller` | [`caller::GitLabCaller`]: a job or user with its rights for each agent |
 //! | `deployments` | [`deployments::JobDeployments`]: the records of the deployments of jobs |
 //! | `cache` | [`cache::CallerCache`]: one request to GitLab per credential and minute |
@@ -15,15 +17,15 @@ mod cache;
 mod caller;
 mod credential_kind;
 mod deployments;
+mod fleet;
 mod impersonation;
 mod job;
+mod logins;
 mod own_sync;
 mod rights;
 mod user;
 
 use std::{
-    collections::BTreeMap,
-    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -32,16 +34,14 @@ use std::{
 };
 
 use access::{
-    AuthenticatedUser, AuthorizedCaller, CallerAgent, CallerAgents, CallerAuthorizer, Credential, Grant,
-    LoginRequest, ProjectAgentName, ProjectAgents, RequestError, Target, UnknownCredentials, UserAgent,
-    UserAgents, UserAuthenticator, UserLoginError, unauthorized,
+    AuthorizedCaller, CallerAgents, CallerAuthorizer, Credential, Grant, ProjectAgentName, RequestError,
+    Target, UnknownCredentials, unauthorized,
 };
 use environments_wire::DeploymentRecords;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use gitops_wire::ManifestOrigins;
 use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
-use secrecy::{ExposeSecret as _, SecretString};
-use serde_json::Value;
+use secrecy::ExposeSecret as _;
 use store::Store;
 use tokio::time::{sleep, timeout};
 
@@ -57,16 +57,14 @@ use crate::{
     BudgetShare, Endpoint, GitLabClient, GitLabError, Usage,
     agent_facts::AgentFactsLookup,
     budget::MAX_IN_FLIGHT,
-    login::{self, GitLabLogins, LoginAgent, LoginAgents, LoginSettings},
+    login::{GitLabLogins, LoginSettings},
 };
 
 /// The time that a caller waits for GitLab, with all attempts.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The period in which kas looks for streams that GitLab does not confirm.
 const UNCONFIRMED_CHECK: Duration = Duration::from_secs(10);
-/// The most agents of one job in a list.
-const MAX_AGENTS: usize = 1000;
-/// `Retry-After` after this time.
+// `Retry-After` after this time.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Authorizes CI jobs and users by GitLab.
@@ -300,68 +298,6 @@ impl GitLabAuthorizer {
         }
         user::refusal(error, agent)
     }
-
-    /// Returns the agents of a job or of a user, whose token names one of them.
-    async fn agents_of_caller(
-        &self,
-        credential: &Credential,
-        (kind, agent): (CredentialKind, AgentId),
-    ) -> Result<CallerAgents, RequestError> {
-        let (caller, _) = self.caller(credential, kind, agent, BudgetShare::KnownCallers).await?;
-        let with_caller = |error: RequestError| error.with_caller(caller.names());
-        let connected = ProjectAgents::list(&self.agents.facts).await;
-        let mut names: BTreeMap<_, _> = connected.agents.into_iter().collect();
-        let ids = caller.agents().unwrap_or_else(|| vec![agent]);
-        let ids = ids.into_iter().filter(|id| !self.agents.names.is_in_file(*id)).take(MAX_AGENTS);
-        // An entry of `ci_access` that is invalid closes its agent alone.
-        let granted: Vec<_> = ids.filter_map(|id| Some((id, caller.grant(id).ok()?))).collect();
-        let grant = match granted.first() {
-            Some((_, grant)) => Arc::clone(grant),
-            None => caller.grant(agent).map_err(with_caller)?,
-        };
-        let agents = granted
-            .into_iter()
-            .map(|(id, grant)| CallerAgent::of_gitlab(id, names.remove(&id), Arc::clone(&grant.caller)));
-        Ok(CallerAgents { grant, agents: agents.collect(), missing: connected.missing })
-    }
-
-    /// Returns the agents of the user of a login.
-    async fn agents_of_user(&self, credential: &Credential) -> Result<Option<CallerAgents>, RequestError> {
-        let Some(UserAgents { agents, missing }) =
-            self.agents_of_login(&credential.token, credential.address).await?
-        else {
-            return Ok(None);
-        };
-        let Some(first) = agents.first().map(|agent| agent.id) else {
-            let what = "user_access of no connected agent admits this user";
-            return Err(RequestError::new(Reason::Forbidden, what));
-        };
-        let kind = CredentialKind::User(AccessType::OauthLogin);
-        let (caller, _) = self.caller(credential, kind, first, BudgetShare::KnownCallers).await?;
-        let agents = agents
-            .into_iter()
-            .map(|UserAgent { id, name, caller }| CallerAgent::of_gitlab(id, Some(name), Arc::new(caller)));
-        Ok(Some(CallerAgents { grant: caller.grant(first)?, agents: agents.collect(), missing }))
-    }
-
-    /// Returns the connected agents that the user of a login may use.
-    async fn agents_of_login(
-        &self,
-        token: &SecretString,
-        address: IpAddr,
-    ) -> Result<Option<UserAgents>, RequestError> {
-        let Some(logins) = self.logins.as_ref().filter(|_| GitLabLogins::is_login(token)) else {
-            return Ok(None);
-        };
-        let LoginAgents { agents, missing } = logins.agents(token, address).await?;
-        let agents = agents.into_iter().filter_map(|LoginAgent { name, user, services }| {
-            let id = user.agent;
-            let access_type = AccessType::OauthLogin;
-            let caller = CallerInfo::User { user: user.into(), access_type, services }.caller(id).ok()?;
-            (!self.agents.names.is_in_file(id)).then_some(UserAgent { id, name, caller })
-        });
-        Ok(Some(UserAgents { agents: agents.collect(), missing }))
-    }
 }
 
 impl CallerAuthorizer for GitLabAuthorizer {
@@ -403,61 +339,6 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 Some(named) => self.agents_of_caller(credential, named).await.map(Some),
                 None if credential.name.is_none() => self.agents_of_user(credential).await,
                 None => Ok(None),
-            }
-        })
-    }
-}
-
-impl UserAuthenticator for GitLabAuthorizer {
-    fn authenticate<'a>(
-        &'a self,
-        token: &'a SecretString,
-        address: IpAddr,
-    ) -> BoxFuture<'a, Result<Option<AuthenticatedUser>, RequestError>> {
-        Box::pin(async move {
-            match self.logins.as_ref().filter(|_| GitLabLogins::is_login(token)) {
-                Some(logins) => logins.authenticate(token, address).await.map(Some),
-                None => Ok(None),
-            }
-        })
-    }
-
-    fn login_issuers(&self) -> Vec<&str> {
-        self.logins.iter().map(|_| login::LOGIN_ISSUER).collect()
-    }
-
-    fn begin_login(&self, issuer: &str, redirect: String) -> Result<Option<LoginRequest>, UserLoginError> {
-        let logins = self.logins.as_ref().filter(|_| issuer == login::LOGIN_ISSUER);
-        Ok(logins.map(|logins| logins.begin_login(redirect)))
-    }
-
-    fn complete_login<'a>(
-        &'a self,
-        issuer: &'a str,
-        state: Value,
-        query: &'a str,
-        address: IpAddr,
-    ) -> BoxFuture<'a, Result<Option<SecretString>, UserLoginError>> {
-        Box::pin(async move {
-            match self.logins.as_ref().filter(|_| issuer == login::LOGIN_ISSUER) {
-                Some(logins) => logins.complete_login(state, query, address).await,
-                None => Ok(None),
-            }
-        })
-    }
-
-    fn agents<'a>(
-        &'a self,
-        token: &'a SecretString,
-        address: IpAddr,
-    ) -> BoxFuture<'a, Result<Option<UserAgents>, RequestError>> {
-        Box::pin(self.agents_of_login(token, address))
-    }
-
-    fn log_out<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, ()> {
-        Box::pin(async move {
-            if let Some(logins) = self.logins.as_ref().filter(|_| GitLabLogins::is_login(token)) {
-                logins.log_out(token).await;
             }
         })
     }
