@@ -193,6 +193,21 @@ async fn person_sees_the_agents_of_user_access_at_each_replica() {
     page.gitlab.assert_no_violations();
 }
 
+/// kas asks GitLab about all entries of a long list, and not only about the first ones.
+#[tokio::test(start_paused = true)]
+async fn person_sees_an_agent_that_admits_it_by_the_last_entry() {
+    let page = Page::new().await;
+    let others: String = (0..400).map(|number| format!("{{id: group/other-{number}}}, ")).collect();
+    let text = format!("user_access: {{access_as: {{user: {{}}}}, projects: [{others}{{id: group/web}}]}}");
+    *page.configured.0.lock() = Some(text.leak());
+    read_configuration().await;
+    let browser = page.log_in(1, "alice").await;
+    let list = browser.get_json("/web/v1/agents").await;
+    assert_eq!(list["missing"], Value::Null);
+    assert_eq!(list["agents"][0]["title"], "group/config-7:prod");
+    page.gitlab.assert_no_violations();
+}
+
 #[tokio::test(start_paused = true)]
 async fn person_has_its_own_identity_in_the_cluster() {
     let page = Page::new().await;

@@ -17,12 +17,14 @@
 //! |---|---|
 //! | `oauth` | the application of kas in GitLab, and its endpoints |
 //! | `members` | the question about the access of a user, and its answer |
+//! | `places` | the projects and groups of the lists `user_access` |
 //! | `known` | a login that this replica knows |
 //! | `record` | a login in the store |
 
 mod known;
 mod members;
 mod oauth;
+mod places;
 mod record;
 
 use std::{
@@ -48,6 +50,7 @@ use self::{
     known::{Access, Login, login_ended, unavailable},
     members::{Member, Place, PlaceAccess},
     oauth::OauthApplication,
+    places::{places, places_in_turns},
     record::LoginRecord,
 };
 use crate::{
@@ -71,8 +74,6 @@ const RETENTION: Duration = Duration::from_secs(3600);
 const MAX_AGE: Duration = Duration::from_secs(5);
 /// The most projects and groups about which GitLab is asked for the list of a user's agents.
 const MAX_PLACES_OF_LIST: usize = 2_000;
-/// The most of them for one agent, so that no configuration hides the agents of others.
-const MAX_PLACES_OF_AGENT: usize = 100;
 
 /// The logins at a GitLab. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -279,22 +280,16 @@ impl GitLabLogins {
                 Admission::Nobody | Admission::Unknown => None,
             })
             .collect();
-        let (mut wanted, mut missing) = (HashMap::new(), list.missing.clone());
-        for place in admitting.iter().flat_map(|(.., admitted)| places(admitted).take(MAX_PLACES_OF_AGENT)) {
-            if wanted.len() < MAX_PLACES_OF_LIST {
-                wanted.insert(place, None);
-            } else if !wanted.contains_key(&place) {
-                missing = Some(format!(
-                    "user_access of the agents names more than {MAX_PLACES_OF_LIST} projects and groups"
-                ));
-            }
-        }
-        let asked: Vec<Place> = wanted.keys().cloned().collect();
+        let lists = admitting.iter().map(|(.., admitted)| places(admitted).collect());
+        let (asked, is_complete) = places_in_turns(lists.collect(), MAX_PLACES_OF_LIST);
+        let too_many =
+            || format!("user_access of the agents names more than {MAX_PLACES_OF_LIST} projects and groups");
+        let missing = if is_complete { list.missing.clone() } else { Some(too_many()) };
         let (member, access) =
             self.access(&login, asked.clone(), BudgetShare::KnownCallers, self.source.ttl).await?;
-        wanted.extend(asked.into_iter().zip(access));
+        let known: HashMap<_, _> = asked.into_iter().zip(access).collect();
         let agents = admitting.into_iter().filter_map(|(id, facts, admitted)| {
-            let access = |place: &Place| wanted.get(place).copied().flatten();
+            let access = |place: &Place| known.get(place).copied().flatten();
             let user = LoginUser::of(&member, (id, facts), admitted, access)?;
             Some(LoginAgent { name: facts.name(), user, services: facts.user_services().clone() })
         });
@@ -466,12 +461,6 @@ impl LoginUser {
 pub(crate) fn caller_name(username: &str) -> String {
     let name = username.chars().filter(|c| !c.is_control()).take(255);
     format!("gitlab:user:{}", name.collect::<String>())
-}
-
-/// Returns the projects and groups of a list `user_access`, and the groups above them.
-fn places(admitted: &AdmittedUsers) -> impl Iterator<Item = Place> {
-    let projects = admitted.projects.iter().cloned().map(Place::Project);
-    projects.chain(admitted.groups.iter().flat_map(|path| Place::with_groups_above(path)))
 }
 
 fn failure(error: LoginError) -> UserLoginError {
