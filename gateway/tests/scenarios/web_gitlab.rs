@@ -422,6 +422,22 @@ async fn logout_revokes_the_tokens_at_gitlab() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn end_of_a_login_revokes_its_tokens_at_gitlab() {
+    const HOURS: Duration = Duration::from_secs(8 * 3600);
+    let page = Page::new().await;
+    let browser = page.log_in(0, "alice").await;
+    assert_eq!(page.elsewhere(&browser, 1).get(SESSION).await.status(), 200);
+    let Page { gitlab, fleet: _fleet, _agent: agent, .. } = page;
+    // Its pings would make eight hours long.
+    agent.stop().await;
+    sleep(HOURS - Duration::from_secs(60)).await;
+    assert_eq!(gitlab.state().oauth.tokens(), (1, 1));
+    sleep(Duration::from_secs(50)).await;
+    assert_eq!(gitlab.state().oauth.tokens(), (0, 0));
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
 async fn failed_login_says_why_and_begins_no_session() {
     let page = Page::new().await;
     let browser = page.browser(0);

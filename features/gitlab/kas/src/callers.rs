@@ -140,10 +140,15 @@ impl GitLabAuthorizer {
         Self { logins: Some(logins), ..self }
     }
 
-    /// Ends the streams of credentials that GitLab revokes, or does not confirm, and describes the deployments of jobs. The future never
-    /// completes.
+    /// Ends the streams of credentials that GitLab revokes, or does not confirm, and logins whose time is over, and describes the deployments
+    /// of jobs. The future never completes.
     pub async fn run(&self) {
-        tokio::join!(self.recheck(), self.end_unconfirmed(), self.deployments.run());
+        let logins = async {
+            if let Some(logins) = &self.logins {
+                logins.run().await;
+            }
+        };
+        tokio::join!(self.recheck(), self.end_unconfirmed(), self.deployments.run(), logins);
     }
 
     /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice

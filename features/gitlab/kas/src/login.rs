@@ -20,7 +20,9 @@
 //! | `places` | the projects and groups of the lists `user_access` |
 //! | `known` | a login that this replica knows |
 //! | `record` | a login in the store |
+//! | `ends` | the ends of logins |
 
+mod ends;
 mod known;
 mod members;
 mod oauth;
@@ -45,8 +47,10 @@ use proto::{AgentId, Reason};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use store::{EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionLimits, Store};
+use tokio::time::timeout;
 
 use self::{
+    ends::LoginEnds,
     known::{Access, Login, login_ended, unavailable},
     members::{Member, Place, PlaceAccess},
     oauth::OauthApplication,
@@ -72,6 +76,8 @@ const CAPACITY: u64 = 10_000;
 const RETENTION: Duration = Duration::from_secs(3600);
 /// The greatest age of an answer with which the rights for an agent are decided, so that it is not used for a second period.
 const MAX_AGE: Duration = Duration::from_secs(5);
+/// The time after which the next login is ended, although GitLab has not answered.
+const REVOCATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most projects and groups about which GitLab is asked for the list of a user's agents.
 const MAX_PLACES_OF_LIST: usize = 2_000;
 
@@ -83,6 +89,7 @@ pub(crate) struct GitLabLogins {
     /// The logins that this replica knows.
     known: Cache<TokenHash, Arc<Login>>,
     unknown: Arc<UnknownCredentials>,
+    ends: LoginEnds,
 }
 
 /// The servers that have the tokens and the memberships of users.
@@ -163,6 +170,16 @@ impl GitLabLogins {
             facts,
             known,
             unknown,
+            ends: LoginEnds::default(),
+        }
+    }
+
+    /// Ends the logins that began here when their time is over. The future never completes.
+    pub(crate) async fn run(&self) {
+        loop {
+            let token = self.ends.next().await;
+            // A logout that has begun goes on.
+            drop(timeout(REVOCATION_TIMEOUT, self.log_out(&token)).await);
         }
     }
 
@@ -231,7 +248,10 @@ impl GitLabLogins {
             Err(error) => Err(error),
         };
         match &begun {
-            Ok(token) => self.known.insert(TokenHash::of(token), login).await,
+            Ok(token) => {
+                self.ends.add(token.clone());
+                self.known.insert(TokenHash::of(token), login).await;
+            }
             Err(_) => self.source.revoke(&tokens).await,
         }
         begun
