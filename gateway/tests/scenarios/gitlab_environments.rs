@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use environments_wire::{EnvironmentSource, EnvironmentSources};
+use environments_wire::{Environment, EnvironmentSource, EnvironmentSources, GitLabToken, Tier};
 use http::{StatusCode, header::RETRY_AFTER};
 use kas_environments::EnvironmentFile;
 use kas_gitlab::{CacheTtls, GitLabEnvironments};
@@ -13,7 +13,7 @@ use kas_testing::{
 };
 use serde_json::{Value, json};
 use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User, sha_of_job};
-use tokio::time::advance;
+use tokio::time::{Instant, advance};
 
 use crate::gitlab_client::client;
 
@@ -277,4 +277,29 @@ async fn deployments_that_gitlab_does_not_show_are_those_of_the_jobs_or_missing(
     let deployments = &body["environments"][0]["deployments"];
     assert_eq!((status, &deployments["source"]), (StatusCode::OK, &json!("gitlab")));
     assert_eq!(deployments["missing"], "GitLab did not respond within 10 s");
+}
+
+/// The deployments of 20 projects are asked for, four at a time.
+#[tokio::test(start_paused = true)]
+async fn reader_waits_once_for_a_gitlab_that_hangs() {
+    let gitlab = StandIn::start().await;
+    gitlab.set_fault(Fault::Slow(10 * TTL));
+    let environment = |id: u64| Environment {
+        id,
+        project: format!("shop/{id}"),
+        name: "live".to_owned(),
+        slug: "live".to_owned(),
+        tier: Tier::of("production"),
+        group: None,
+        agents: Vec::new(),
+    };
+    let environments: Vec<_> = (0..20).map(environment).collect();
+    let (token, start) = (GitLabToken::Personal("glpat-a".into()), Instant::now());
+    let found = source(&gitlab).last_deployments(&environments, &token).await;
+    assert!(start.elapsed() < Duration::from_secs(11), "{:?}", start.elapsed());
+    assert_eq!(found.len(), environments.len());
+    for last in found {
+        assert_eq!(last.unwrap().missing.unwrap(), "GitLab did not respond within 10 s");
+    }
+    assert_eq!(gitlab.requests(Endpoint::ProjectDeployments), 4, "GitLab is not asked after the end");
 }

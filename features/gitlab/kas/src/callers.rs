@@ -64,7 +64,7 @@ use crate::{
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The period in which kas looks for streams that GitLab does not confirm.
 const UNCONFIRMED_CHECK: Duration = Duration::from_secs(10);
-// `Retry-After` after this time.
+/// `Retry-After` after this time.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Authorizes CI jobs and users by GitLab.

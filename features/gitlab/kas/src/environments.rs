@@ -15,11 +15,11 @@ use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use http::StatusCode;
 use moka::future::Cache;
 use secrecy::SecretString;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use self::{
     group::{GroupLookup, missing_project, without},
-    last_deployments::{DeploymentLookup, last_of, late},
+    last_deployments::{DeploymentLookup, last_of},
 };
 use crate::{BudgetShare, CacheTtls, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
@@ -182,14 +182,15 @@ impl GitLabEnvironments {
         }
     }
 
-    /// Returns the last deployments to environments of one project, with their positions.
+    /// Returns the last deployments to environments of one project, with their positions, as far as GitLab answers until `end`.
     async fn deployments_of_project(
         &self,
         project: &str,
         environments: Vec<(usize, &str)>,
         token: &GitLabToken,
+        end: Instant,
     ) -> Vec<(usize, LastDeployments)> {
-        let deployments = match self.deployments.of_project(project, token).await {
+        let deployments = match until(end, self.deployments.of_project(project, token)).await {
             Ok(Some(deployments)) => deployments,
             // Records of jobs would show the holder of the token a project that it may not see.
             Ok(None) => {
@@ -206,7 +207,7 @@ impl GitLabEnvironments {
             if last.last_successful.is_none() {
                 lookups += 1;
                 let looked_up = match lookups {
-                    ..=MAX_LOOKUPS => self.last_successful(project, slug, token).await,
+                    ..=MAX_LOOKUPS => until(end, self.last_successful(project, slug, token)).await,
                     _ => Err(format!(
                         "kas asks GitLab for {MAX_LOOKUPS} environments of a project that have no recent deployment: select with slug"
                     )),
@@ -273,17 +274,15 @@ impl EnvironmentSource for GitLabEnvironments {
                     projects.entry(project).or_default().push((at, slug));
                 }
             }
+            let end = Instant::now() + LOOKUP_TIMEOUT;
             let asked = projects.into_iter().enumerate().map(|(count, (project, environments))| async move {
-                let all: Vec<usize> = environments.iter().map(|(at, _)| *at).collect();
-                let without = |last: LastDeployments| all.iter().map(|at| (*at, last.clone())).collect();
                 if count >= MAX_PROJECTS {
                     let what = format!(
                         "kas asks GitLab for the deployments of {MAX_PROJECTS} projects at once: select with project"
                     );
-                    return without(LastDeployments::unknown(DeploymentOrigin::GitLab, what));
+                    return all_unknown(environments, &what);
                 }
-                let found = timeout(LOOKUP_TIMEOUT, self.deployments_of_project(project, environments, token)).await;
-                found.unwrap_or_else(|_| without(late(LOOKUP_TIMEOUT)))
+                self.deployments_of_project(project, environments, token, end).await
             });
             let asked = asked.collect::<Vec<_>>();
             let found: Vec<Vec<_>> = stream::iter(asked).buffered(PROJECTS_AT_ONCE).collect().await;
@@ -336,6 +335,15 @@ fn environment(project: &str, found: ProjectEnvironment) -> Environment {
         name: found.name.unwrap_or_else(|| found.slug.clone()),
         slug: found.slug,
     }
+}
+
+/// Waits for an answer of GitLab until the time for all questions of a caller is over. After it, GitLab is not asked.
+async fn until<T>(end: Instant, answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let late = || Err(format!("GitLab did not respond within {} s", LOOKUP_TIMEOUT.as_secs()));
+    if Instant::now() >= end {
+        return late();
+    }
+    timeout_at(end, answer).await.unwrap_or_else(|_| late())
 }
 
 /// Returns for each environment that its deployments are not known.

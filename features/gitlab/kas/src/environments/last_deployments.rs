@@ -3,7 +3,7 @@
 //! One request lists the newest deployments of a project. For an environment without a successful one among them, GitLab is asked for its
 //! last successful deployment.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use access::token::TokenHash;
 use environments_wire::{
@@ -113,12 +113,6 @@ pub(super) fn last_of(slug: &str, deployments: &[ProjectDeployment]) -> LastDepl
     }
 }
 
-/// Returns deployments that are not known because GitLab did not answer in time.
-pub(super) fn late(limit: Duration) -> LastDeployments {
-    let what = format!("GitLab did not respond within {} s", limit.as_secs());
-    LastDeployments::unknown(DeploymentOrigin::GitLab, what)
-}
-
 fn describe(error: GitLabError) -> String {
     match error {
         GitLabError::Status { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, message } => format!(
@@ -131,7 +125,7 @@ fn describe(error: GitLabError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use environments_wire::DeploymentFacts;
 

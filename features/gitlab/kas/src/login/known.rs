@@ -20,7 +20,7 @@ use proto::Reason;
 use secrecy::SecretString;
 use tokio::{
     sync::Mutex,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{BudgetShare, Credential, Endpoint, GitLabError, in_flight::Subject};
 
-/// The time that a request waits for GitLab, with all attempts.
+/// The time that a request waits for GitLab, with all attempts and the questions of other requests.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time from the first question to the last answer.
 const QUESTION: Duration = Duration::from_secs(60);
@@ -180,7 +180,8 @@ impl Login {
             return Ok(known);
         }
         let late = || unavailable("it did not respond in time");
-        let question = timeout(TIMEOUT, Arc::clone(&self.question).lock_owned()).await.map_err(|_| late())?;
+        let end = Instant::now() + TIMEOUT;
+        let question = timeout_at(end, Arc::clone(&self.question).lock_owned()).await.map_err(|_| late())?;
         // The question of another request may have been the same.
         if let Some(known) = known() {
             return Ok(known);
@@ -192,7 +193,7 @@ impl Login {
             drop(question);
             result
         });
-        let result = match timeout(TIMEOUT, asked).await {
+        let result = match timeout_at(end, asked).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(unavailable("the question has failed in kas")),
             Err(_) => Err(late()),
