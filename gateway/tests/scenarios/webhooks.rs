@@ -83,24 +83,31 @@ impl Delivery {
 }
 
 impl Receiver {
-    /// Starts a receiver that gives these answers, and 204 afterwards.
+    /// Starts a receiver that gives these answers, and 204 afterwards. It answers alerts as GitLab does.
     async fn start(answers: Vec<Response<Full<Bytes>>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, deliveries) = unbounded_channel();
         let answers = Arc::new(Mutex::new(answers.into_iter()));
+        let open: Arc<Mutex<BTreeSet<String>>> = Arc::default();
         let task = tokio::spawn(async move {
             loop {
                 let (io, _) = listener.accept().await.unwrap();
-                let (sender, answers) = (sender.clone(), Arc::clone(&answers));
+                let (sender, answers, open) = (sender.clone(), Arc::clone(&answers), Arc::clone(&open));
                 let service = service_fn(move |request: Request<Incoming>| {
-                    let (sender, answers) = (sender.clone(), Arc::clone(&answers));
+                    let (sender, answers, open) = (sender.clone(), Arc::clone(&answers), Arc::clone(&open));
                     async move {
                         assert_eq!(request.method(), Method::POST);
                         let (head, body) = request.into_parts();
                         // A process that is killed may cut the body.
+                        let mut of_gitlab = None;
                         if let Ok(body) = body.collect().await {
-                            let _ = sender.send(Delivery { head: head.headers, body: body.to_bytes() });
+                            let body = body.to_bytes();
+                            of_gitlab = answer_of_gitlab(&open, &body);
+                            let _ = sender.send(Delivery { head: head.headers, body });
+                        }
+                        if let Some(answer) = of_gitlab {
+                            return Ok(answer);
                         }
                         let none = || Response::builder().status(204).body(Full::default()).unwrap();
                         Ok::<_, Infallible>(answers.lock().next().unwrap_or_else(none))
@@ -123,6 +130,19 @@ impl Receiver {
 
 fn answer(status: u16) -> Response<Full<Bytes>> {
     Response::builder().status(status).body(Full::default()).unwrap()
+}
+
+/// Returns the answer of GitLab to an alert: 400 to the end of one that is not open. Other bodies have none.
+fn answer_of_gitlab(open: &Mutex<BTreeSet<String>>, body: &[u8]) -> Option<Response<Full<Bytes>>> {
+    let alert: Value = serde_json::from_slice(body).ok()?;
+    let fingerprint = alert["fingerprint"].as_str()?;
+    let is_valid = if alert.get("end_time").is_some() {
+        open.lock().remove(fingerprint)
+    } else {
+        open.lock().insert(fingerprint.to_owned());
+        true
+    };
+    Some(answer(if is_valid { 200 } else { 400 }))
 }
 
 /// The webhooks of a configuration. `$KEY` is a file with the key.
@@ -208,7 +228,7 @@ async fn each_event_is_delivered_once_by_one_replica_with_a_signature() {
 #[tokio::test]
 async fn alert_of_gitlab_begins_and_ends_with_the_authorization_key() {
     let directory = tempfile::tempdir().unwrap();
-    let (world, mut gitlab) = (World::new(), Receiver::start(vec![answer(200), answer(200)]).await);
+    let (world, mut gitlab) = (World::new(), Receiver::start(vec![]).await);
     let key = directory.path().join("authorization-key");
     std::fs::write(&key, "0123456789abcdef\n").unwrap();
     let keys = format!(
@@ -219,9 +239,12 @@ async fn alert_of_gitlab_begins_and_ends_with_the_authorization_key() {
     let _running = run(&world, &webhook);
     active(std::slice::from_ref(&world)).await;
     append(&world, EventKind::Sync, "not selected").await;
+    append_as(&world, EventKind::AgentConnected, Severity::Info, "no alert is open").await;
     append(&world, EventKind::AgentDisconnected, "no tunnel").await;
     append_as(&world, EventKind::AgentConnected, Severity::Info, "2 tunnels").await;
 
+    let refused = gitlab.next().await.json();
+    assert!(refused["end_time"].is_string(), "GitLab answers 400 to {refused}");
     let begin = gitlab.next().await;
     assert_eq!(begin.header("authorization"), "Bearer 0123456789abcdef");
     let begin = begin.json();
@@ -231,6 +254,8 @@ async fn alert_of_gitlab_begins_and_ends_with_the_authorization_key() {
     let end = gitlab.next().await.json();
     assert!(end["end_time"].is_string(), "{end}");
     assert_eq!(end["fingerprint"], begin["fingerprint"]);
+    assert_eq!(refused["fingerprint"], begin["fingerprint"]);
+    assert_eq!(deliveries(&world, "failed"), 0.0, "the end that GitLab refused is not sent again");
 }
 
 #[tokio::test]

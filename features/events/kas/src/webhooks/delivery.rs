@@ -17,10 +17,12 @@ use tokio::{
 use super::{
     WebhookContext, WebhookSettings,
     client::{DeliveryAnswer, DeliveryError, DeliveryRequest, post},
+    gitlab_alert::is_end,
     metrics::DeliveryResult,
     payload,
     target::WebhookFiles,
 };
+use crate::WebhookFormat;
 
 /// The time between two claims of the cursor, a quarter of the time for which a claim is valid.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(3);
@@ -222,6 +224,9 @@ async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event
             },
         };
         let (verdict, error) = match attempted {
+            Ok(answer) if is_end_of_none(webhook.format, event, answer.status) => {
+                (Verdict::Delivered, String::new())
+            }
             Ok(answer) => {
                 refusals = if is_refusal(answer.status) { refusals + 1 } else { 0 };
                 (judge(answer, refusals, backoff), format!("the receiver responds {}", answer.status))
@@ -255,6 +260,12 @@ async fn deliver(webhook: &Arc<WebhookSettings>, context: &WebhookContext, event
         let _ = timeout(wait, context.stopping.cancelled()).await;
         backoff = (backoff * 2).min(BACKOFF.1);
     }
+}
+
+/// Returns true if GitLab answers that it has no open alert with the fingerprint of an end: somebody has resolved it, or GitLab never had
+/// it. The end has nothing left to do.
+fn is_end_of_none(format: WebhookFormat, event: &LoggedEvent, status: StatusCode) -> bool {
+    format == WebhookFormat::GitlabAlert && status == StatusCode::BAD_REQUEST && is_end(&event.event.content)
 }
 
 /// Returns true if the status is about the content of the event, which is the same at the next attempt.
@@ -357,6 +368,28 @@ mod tests {
             [(400, true), (413, true), (422, true), (401, false), (404, false), (500, false)]
         {
             assert_eq!(is_refusal(StatusCode::from_u16(status).unwrap()), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn end_of_an_alert_that_gitlab_does_not_have_is_delivered() {
+        use proto::events::{Event, EventContent, EventKind, Severity};
+
+        let logged = |severity| {
+            let content = EventContent::new(EventKind::Health, severity, "x");
+            let event = Event { time: SystemTime::UNIX_EPOCH, agent: None, content };
+            LoggedEvent { position: EventPosition::START, key: "key".into(), event }
+        };
+        let (begin, end) = (logged(Severity::Warning), logged(Severity::Info));
+        for (format, event, status, expected) in [
+            (WebhookFormat::GitlabAlert, &end, 400, true),
+            (WebhookFormat::GitlabAlert, &end, 422, false),
+            (WebhookFormat::GitlabAlert, &end, 500, false),
+            (WebhookFormat::GitlabAlert, &begin, 400, false),
+            (WebhookFormat::Json, &end, 400, false),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(is_end_of_none(format, event, status), expected, "{format:?} {status}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Events as alerts of GitLab: the body of `<project>/alerts/notify/….json`.
 //!
 //! GitLab has one open alert for each fingerprint. A further event with the same one is counted there, and one with `end_time` resolves the
-//! alert. GitLab ignores the end of an alert that it does not have.
+//! alert. GitLab answers 400 to the end of an alert that it does not have open.
 
 use proto::events::{CLOSED, Event, EventAgent, EventContent, EventKind, EventSubject, Severity};
 use serde_json::{Value, json};
