@@ -61,8 +61,8 @@ struct WebhookSettings {
     ca_file: Option<PathBuf>,
     format: WebhookFormat,
     filter: EventFilter,
-    /// Selects the ends of alerts, if the receiver has alerts that begin and end.
-    ends: Option<EventFilter>,
+    /// Select the ends of alerts, if the receiver has alerts that begin and end.
+    ends: Vec<EventFilter>,
     addresses: AddressPolicy,
     /// http is allowed, because the networks are named.
     allows_plain_text: bool,
@@ -153,8 +153,11 @@ impl Webhook {
                 WebhookSeverity::Error => Severity::Error,
             },
         };
-        let ends =
-            (entry.format == WebhookFormat::GitlabAlert).then(|| gitlab_alert::filter_of_ends(&filter));
+        let ends = if entry.format == WebhookFormat::GitlabAlert {
+            gitlab_alert::filters_of_ends(&filter)
+        } else {
+            Vec::new()
+        };
         let path = |path: &Option<Spanned<PathBuf>>| path.as_ref().map(|path| path.value.clone());
         let webhook = Self(Arc::new(WebhookSettings {
             name: entry.name.value.clone(),
@@ -197,7 +200,7 @@ impl WebhookSettings {
     fn selects(&self, events: &Events, event: &Event) -> bool {
         let is_end_of_alert =
             |ends: &EventFilter| gitlab_alert::is_end(&event.content) && events.selects(ends, event);
-        events.selects(&self.filter, event) || self.ends.as_ref().is_some_and(is_end_of_alert)
+        events.selects(&self.filter, event) || self.ends.iter().any(is_end_of_alert)
     }
 }
 

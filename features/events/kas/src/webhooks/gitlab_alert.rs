@@ -50,10 +50,15 @@ pub(super) fn is_end(content: &EventContent) -> bool {
     }
 }
 
-/// Returns the filter of the ends of the alerts that a filter selects: an end is less severe, and may have another kind.
-pub(super) fn filter_of_ends(filter: &EventFilter) -> EventFilter {
+/// Returns the filters of the ends of the alerts that a filter selects: an end is less severe, and may have another kind. The end of an
+/// alert of the kill switch may name no agent, also if the alert does.
+pub(super) fn filters_of_ends(filter: &EventFilter) -> Vec<EventFilter> {
     let kinds = filter.kinds.iter().map(|kind| kind_of_end(*kind)).collect();
-    EventFilter { kinds, severity: Severity::Info, ..filter.clone() }
+    let mut filters = vec![EventFilter { kinds, severity: Severity::Info, ..filter.clone() }];
+    if filter.kinds.is_empty() || filter.kinds.contains(&EventKind::KillSwitch) {
+        filters.push(EventFilter { kinds: vec![EventKind::KillSwitch], ..EventFilter::default() });
+    }
+    filters
 }
 
 /// Returns the kind of the event that ends an alert of a kind.
@@ -67,8 +72,12 @@ fn kind_of_end(kind: EventKind) -> EventKind {
 
 /// Returns the text that an alert and its end have in common.
 fn fingerprint(agent: Option<&EventAgent>, content: &EventContent) -> String {
+    // The kill switch has one alert: its event names an agent only if one rule has changed.
+    let agent = agent.filter(|_| content.kind != EventKind::KillSwitch);
     let agent = agent.map(|agent| agent.id.to_string()).unwrap_or_default();
     let EventSubject { project, environment, namespace, kind, name } = &content.subject;
+    // The project of an environment may become known, or change, while an alert is open.
+    let project = if environment.is_empty() { project.as_str() } else { "" };
     let facts = content.alert_fingerprint().unwrap_or_default();
     digest(&[&agent, kind_of_end(content.kind).as_str(), project, environment, namespace, kind, name, &facts])
 }
@@ -159,7 +168,8 @@ mod tests {
     #[test]
     fn end_resolves_its_own_alert_only() {
         use EventKind::{
-            AgentConnected, AgentDisconnected, ConfigurationError, ConfigurationValid, Health, Sync,
+            AgentConnected, AgentDisconnected, ConfigurationError, ConfigurationValid, Health, KillSwitch,
+            Sync,
         };
         use Severity::{Error, Info, Warning};
 
@@ -177,6 +187,14 @@ mod tests {
             assert_eq!(begun["fingerprint"], ended["fingerprint"], "{begun}");
             assert_ne!(begun["fingerprint"], of(8, end)["fingerprint"], "{begun}");
         }
+        let rules = |severity| EventContent::new(KillSwitch, severity, "the rules");
+        let (begun, ended) = (of(7, rules(Warning)), payload(&logged(None, rules(Info))));
+        assert_eq!(begun["fingerprint"], ended["fingerprint"], "the kill switch has one alert");
+        assert!(ended["end_time"].is_string() && begun.get("end_time").is_none());
+        let mut with_project = of_environment(Health, Info);
+        with_project.subject.project = "shop/web".to_owned();
+        let without = of(7, of_environment(Health, Warning));
+        assert_eq!(of(7, with_project)["fingerprint"], without["fingerprint"], "the environment is the same");
         let of_kind = |kind| of(7, of_environment(kind, Warning))["fingerprint"].clone();
         assert_ne!(of_kind(Health), of_kind(Sync));
         let destination = alert("opened", Warning).with_detail("destination", "world");
@@ -199,6 +217,11 @@ mod tests {
             severity: Severity::Info,
             ..filter.clone()
         };
-        assert_eq!(filter_of_ends(&filter), expected);
+        assert_eq!(filters_of_ends(&filter), [expected]);
+        let rules = EventFilter { kinds: vec![EventKind::KillSwitch], ..EventFilter::default() };
+        for kinds in [vec![], vec![EventKind::Health, EventKind::KillSwitch]] {
+            let of_one_agent = EventFilter { agents: vec!["prod".parse().unwrap()], kinds, ..filter.clone() };
+            assert_eq!(filters_of_ends(&of_one_agent).last(), Some(&rules), "{of_one_agent:?}");
+        }
     }
 }
