@@ -64,7 +64,7 @@ pub use self::clusters::{AgentConflicts, RefusedTunnel};
 pub use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
 pub use self::receptive::ReceptiveAgents;
-pub use self::receptive::{AgentDialer, DialErrors, DialSource};
+pub use self::receptive::{AgentDialer, DIAL_ALPN, DialErrors, DialSource};
 pub use self::repeated_tokens::RepeatedTokens;
 pub use self::tunnel_ends::{TunnelEnd, TunnelEnds};
 pub use self::version_skew::VersionSkew;

@@ -191,7 +191,7 @@ async fn one_replica_of_several_dials_each_tunnel() {
 }
 
 #[tokio::test]
-async fn outage_of_gitlab_ends_no_tunnel_and_the_end_of_the_licence_does() {
+async fn outage_of_gitlab_ends_no_tunnel_and_neither_do_some_answers_404() {
     let (directory, gitlab) = (tempfile::tempdir().unwrap(), gitlab().await);
     let world = World::with_gitlab(client(&gitlab), TOKEN, allow_loopback);
     let agentk = agentk(directory.path(), "here");
@@ -206,5 +206,20 @@ async fn outage_of_gitlab_ends_no_tunnel_and_the_end_of_the_licence_does() {
     }
     gitlab.set_fault(None);
     set_agents(&gitlab, None);
+    let before = gitlab.requests(Endpoint::ReceptiveAgents);
+    until("several answers 404", || gitlab.requests(Endpoint::ReceptiveAgents) > before + 3).await;
+    assert_eq!(tunnels(&world), 2, "only answers 404 of some minutes end the tunnels");
+    set_agents(&gitlab, vec![]);
     until("the tunnels ended", || tunnels(&world) == 0).await;
+}
+
+#[tokio::test]
+async fn address_of_this_machine_is_dialled_only_if_it_is_named() {
+    let (directory, gitlab) = (tempfile::tempdir().unwrap(), gitlab().await);
+    let world = World::with_gitlab(client(&gitlab), TOKEN, |_| {});
+    let agentk = agentk(directory.path(), "here");
+    set_agents(&gitlab, vec![entry(&agentk, PRIVATE_KEY)]);
+    let _dialling = Dialling::start(&world, &gitlab);
+    until("the address is refused", || dials(&world, "address-not-allowed") > 0.0).await;
+    assert_eq!(tunnels(&world), 0);
 }

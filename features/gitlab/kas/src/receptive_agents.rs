@@ -8,26 +8,30 @@ mod entry;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    mem,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use access::DialTarget;
 use http::StatusCode;
 use kas_core::agents::DialSource;
+use process::LogLimiter;
 use proto::AgentId;
-use rustls::RootCertStore;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-use self::entry::parse;
+use self::entry::{DefaultRoots, parse};
 use crate::{Credential, Endpoint, GitLabClient};
 
 /// The shortest time between two lists while GitLab has none.
 const UNLICENSED_INTERVAL: Duration = Duration::from_secs(600);
-/// The answers 404 in a row after which there are no agents: a single one may be of a proxy, or of a GitLab that switches kas off.
-const MISSING_LISTS: u32 = 2;
+/// The time of answers 404 in a row after which there are no agents: earlier ones may be of a proxy, or of a GitLab that restarts or
+/// switches kas off.
+const MISSING_TIME: Duration = Duration::from_secs(300);
+/// The period in which lists that cannot be read are logged once.
+const LOG_PERIOD: Duration = Duration::from_secs(600);
 /// The most agents.
 const MAX_AGENTS: usize = 1000;
 
@@ -42,17 +46,27 @@ pub struct ReceptiveAgentsPoller {
     interval: Duration,
     targets: watch::Sender<Arc<Targets>>,
     refused: Refusals,
-    /// The answers 404 in a row.
-    missing: u32,
+    missing: MissingLists,
+    log_limit: LogLimiter<&'static str>,
 }
 
-/// What a list means for the targets.
+/// The answers 404 in a row.
+#[derive(Debug, Default)]
+struct MissingLists {
+    /// The time of the first one.
+    since: Option<Instant>,
+    cleared: bool,
+}
+
+/// The meaning of an answer 404 for the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MissingList {
     /// The present targets stay.
     Keep,
-    /// There are none.
+    /// From now on, there are none.
     Clear,
+    /// There are none already.
+    Cleared,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +78,15 @@ impl ReceptiveAgentsPoller {
     /// Creates the task, and returns the agents that it has read last.
     pub fn new(client: GitLabClient, interval: Duration) -> (Self, DialSource) {
         let (targets, source) = watch::channel(Arc::default());
-        (Self { client, interval, targets, refused: Refusals::new(), missing: 0 }, source)
+        let poller = Self {
+            client,
+            interval,
+            targets,
+            refused: Refusals::new(),
+            missing: MissingLists::default(),
+            log_limit: LogLimiter::new(LOG_PERIOD),
+        };
+        (poller, source)
     }
 
     /// Reads the list from time to time. The future never completes.
@@ -77,11 +99,13 @@ impl ReceptiveAgentsPoller {
 
     /// Reads the list once. Returns the time until the next one.
     async fn read(&mut self) -> Duration {
-        let list = self.client.try_get::<List>(Endpoint::ReceptiveAgents, &[], Credential::None).await;
+        let list = self.client.get::<List>(Endpoint::ReceptiveAgents, &[], Credential::None).await;
+        let now = Instant::now();
         match list {
             Ok(List { agents }) => {
-                self.missing = 0;
-                match spawn_blocking(move || targets(agents, &tls::system_roots().into())).await {
+                self.missing = MissingLists::default();
+                let read = move || targets(agents, &DefaultRoots::new(tls::system_roots()));
+                match spawn_blocking(read).await {
                     Ok((targets, refused)) => self.replace(targets, refused),
                     Err(error) => {
                         tracing::error!(%error, "the list of receptive agents was not read; this is a defect")
@@ -89,28 +113,32 @@ impl ReceptiveAgentsPoller {
                 }
                 self.interval
             }
-            Err(error) if error.is_status(StatusCode::NOT_FOUND) => self.on_missing_list(),
+            Err(error) if error.is_status(StatusCode::NOT_FOUND) => self.on_missing_list(now),
             Err(error) => {
-                tracing::debug!(%error, "the list of receptive agents was not read");
+                self.missing = MissingLists::default();
+                match self.log_limit.admit("list", now) {
+                    Some(suppressed) => {
+                        tracing::warn!(%error, suppressed, "the list of receptive agents was not read; its last agents stay");
+                    }
+                    None => tracing::debug!(%error, "the list of receptive agents was not read"),
+                }
                 self.interval
             }
         }
     }
 
-    fn on_missing_list(&mut self) -> Duration {
-        self.missing = self.missing.saturating_add(1);
+    fn on_missing_list(&mut self, now: Instant) -> Duration {
         let switched_off = *self.client.switched_off().borrow();
-        match judge_missing(self.missing, switched_off) {
+        match self.missing.judge(switched_off, now) {
             MissingList::Keep => self.interval,
             MissingList::Clear => {
-                if self.missing == MISSING_LISTS {
-                    tracing::info!(
-                        "GitLab lists no receptive agents: it answers 404, as without a licence for them"
-                    );
-                }
+                tracing::info!(
+                    "GitLab lists no receptive agents: it answers 404, as without a licence for them"
+                );
                 self.replace(Targets::new(), Refusals::new());
                 self.interval.max(UNLICENSED_INTERVAL)
             }
+            MissingList::Cleared => self.interval.max(UNLICENSED_INTERVAL),
         }
     }
 
@@ -131,15 +159,28 @@ impl ReceptiveAgentsPoller {
     }
 }
 
-/// Decides after so many answers 404 in a row. A GitLab that has switched kas off says nothing about its agents.
-fn judge_missing(missing: u32, switched_off: bool) -> MissingList {
-    if missing >= MISSING_LISTS && !switched_off { MissingList::Clear } else { MissingList::Keep }
+impl MissingLists {
+    /// Decides about another answer 404. A GitLab that has switched kas off says nothing about its agents.
+    fn judge(&mut self, switched_off: bool, now: Instant) -> MissingList {
+        if switched_off {
+            self.since = None;
+            return MissingList::Keep;
+        }
+        let since = *self.since.get_or_insert(now);
+        if now.saturating_duration_since(since) < MISSING_TIME {
+            return MissingList::Keep;
+        }
+        if mem::replace(&mut self.cleared, true) { MissingList::Cleared } else { MissingList::Clear }
+    }
 }
 
 /// Returns the targets of a list, and why others are none. An entry that is wrong is no reason to lose the others.
-fn targets(agents: Vec<Value>, roots: &Arc<RootCertStore>) -> (Targets, Refusals) {
+fn targets(agents: Vec<Value>, roots: &DefaultRoots) -> (Targets, Refusals) {
     let (mut targets, mut refused) = (Targets::new(), Refusals::new());
-    for (index, value) in agents.into_iter().enumerate() {
+    let mut agents: Vec<(usize, Value)> = agents.into_iter().enumerate().collect();
+    // Too many agents are the same ones in each list and at each replica, in whatever order GitLab lists them.
+    agents.sort_by_key(|(_, value)| value["id"].as_u64());
+    for (index, value) in agents {
         let id = value["id"].as_u64();
         let name = id.map_or_else(|| format!("entry {index}"), |id| id.to_string());
         let parsed = match id {
@@ -163,12 +204,13 @@ fn targets(agents: Vec<Value>, roots: &Arc<RootCertStore>) -> (Targets, Refusals
 
 #[cfg(test)]
 mod tests {
+    use rustls::RootCertStore;
     use serde_json::json;
 
     use super::*;
 
     fn targets_of(agents: Vec<Value>) -> (Targets, Refusals) {
-        targets(agents, &Arc::new(RootCertStore::empty()))
+        targets(agents, &DefaultRoots::new(RootCertStore::empty()))
     }
 
     const KEY: &str = "nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=";
@@ -200,20 +242,29 @@ mod tests {
 
     #[test]
     fn number_of_agents_is_bounded() {
-        let (targets, refused) = targets_of((0..1005).map(agent).collect());
+        let (targets, refused) = targets_of((0..1005).rev().map(agent).collect());
         assert_eq!((targets.len(), refused.len()), (MAX_AGENTS, 5));
         assert_eq!(refused["1004"], "kas dials at most 1000 agents");
     }
 
     #[test]
-    fn single_missing_list_and_a_switched_off_gitlab_change_nothing() {
-        for (missing, switched_off, expected) in [
-            (1, false, MissingList::Keep),
-            (2, false, MissingList::Clear),
-            (9, false, MissingList::Clear),
-            (9, true, MissingList::Keep),
+    fn only_answers_404_that_last_end_all_agents() {
+        let start = Instant::now();
+        let mut missing = MissingLists::default();
+        for (seconds, switched_off, expected) in [
+            (0, false, MissingList::Keep),
+            (10, false, MissingList::Keep),
+            (299, false, MissingList::Keep),
+            // GitLab has switched kas off: the time begins again afterwards.
+            (400, true, MissingList::Keep),
+            (500, false, MissingList::Keep),
+            (799, false, MissingList::Keep),
+            (800, false, MissingList::Clear),
+            (801, false, MissingList::Cleared),
+            (1400, false, MissingList::Cleared),
         ] {
-            assert_eq!(judge_missing(missing, switched_off), expected, "{missing} {switched_off}");
+            let now = start + Duration::from_secs(seconds);
+            assert_eq!(missing.judge(switched_off, now), expected, "{seconds} {switched_off}");
         }
     }
 }

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::connect::AgentDialer;
+pub use self::connect::{AgentDialer, DIAL_ALPN};
 pub(crate) use self::slot::DialledTunnel;
 pub use self::targets::DialSource;
 use self::{

@@ -41,8 +41,8 @@ use outbound::AddressPolicy;
 
 /// The only protocol that kas offers.
 const OFFERED: &[TunnelProtocol] = &[TunnelProtocol::KasTunnel];
-/// The protocol inside of TLS (RFC 7301).
-const ALPN: &[u8] = b"http/1.1";
+/// The protocol inside of TLS (RFC 7301) with agents that kas dials.
+pub const DIAL_ALPN: &[u8] = b"http/1.1";
 /// The longest head of a response, in bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// The most bytes that are read of the body of a refusal, which should be a sentence.
@@ -168,8 +168,8 @@ fn client_config(
         None => tls::system_roots(),
     };
     Ok(match certificate {
-        Some(certificate) => certificate.client_config(roots, &[ALPN]),
-        None => tls::client_config(roots, &[ALPN]),
+        Some(certificate) => certificate.client_config(roots, &[DIAL_ALPN]),
+        None => tls::client_config(roots, &[DIAL_ALPN]),
     })
 }
 
