@@ -188,6 +188,7 @@ impl Config {
             config.apply_networks(file),
             config.check_proxies(file),
             config.check_web(file),
+            config.check_poll_interval(file),
         ])?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);

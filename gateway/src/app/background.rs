@@ -1,10 +1,6 @@
 //! The tasks of a replica that run from time to time.
 
-use std::{
-    env,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{env, sync::Arc, time::SystemTime};
 
 use cores::{Cores, TaskGroup};
 use futures_util::{FutureExt as _, future::BoxFuture};
@@ -13,9 +9,6 @@ use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::App;
 use access::kill_switch::KillSwitch;
-
-/// The shortest time between two lists of the agents that GitLab lets kas dial.
-const MIN_LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 impl App {
     /// Spawns the tasks that run from time to time, until the group drains.
@@ -66,8 +59,7 @@ impl App {
     pub(super) fn spawn_receptive_agents(&self, background: &TaskGroup, cores: &Cores) {
         let interval = self.config.agent.receptive_agent.poll_interval;
         let gitlab = self.gitlab.clone().filter(|_| !interval.is_zero());
-        let (poller, others) =
-            gitlab.map(|client| ReceptiveAgentsPoller::new(client, interval.max(MIN_LIST_INTERVAL))).unzip();
+        let (poller, others) = gitlab.map(|client| ReceptiveAgentsPoller::new(client, interval)).unzip();
         background.spawn(self.receptive_agents(cores.clone(), others).run());
         if let Some(poller) = poller {
             let until = background.draining.clone();

@@ -261,7 +261,7 @@ impl Listener {
     ) -> Result<Response<Full<Bytes>>, Refusal> {
         if !self.config.accepts(request.headers()) {
             let message = "the key is missing or wrong: kas sends that of agents[].key_file in its identity file, or a token of the \
-                           private key in GitLab";
+                           private key in GitLab, which is refused too if the clocks of kas and agentk differ";
             return Err(Refusal::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
         }
         let unavailable =

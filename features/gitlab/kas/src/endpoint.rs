@@ -132,8 +132,8 @@ impl Endpoint {
 
     /// Returns whether a failed request is sent again.
     ///
-    /// agentk itself connects again, its modules ask again, and the list of agents to dial is read from time to time. Counters and events would be counted twice if GitLab had processed them,
-    /// and it accepts a code or a refresh token once.
+    /// agentk itself connects again, its modules ask again, and the list of agents to dial is read from time to time. Counters and events
+    /// would be counted twice if GitLab had processed them, and it accepts a code or a refresh token once.
     pub(super) fn is_retried(self) -> bool {
         !matches!(
             self,
