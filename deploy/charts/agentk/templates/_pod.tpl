@@ -44,7 +44,7 @@ volumes:
             items:
               - {key: tls.crt, path: tls.crt}
               - {key: tls.key, path: tls.key}
-        {{- range $path, $secret := dict "key" .keySecret "ca.crt" .clientCaSecret }}
+        {{- range $path, $secret := dict "key" .keySecret "ca.crt" .clientCaSecret "public-key" .jwtSecret }}
         {{- if $secret }}
         - secret:
             name: {{ $secret }}
@@ -106,6 +106,10 @@ env:
   {{- if .Values.listen.clientCaSecret }}
   - name: AGENTK_LISTEN_CLIENT_CA_FILE
     value: /etc/agentk/listen/ca.crt
+  {{- end }}
+  {{- if .Values.listen.jwtSecret }}
+  - name: AGENTK_LISTEN_JWT_FILE
+    value: /etc/agentk/listen/public-key
   {{- end }}
   {{- else }}
   - name: AGENTK_KAS_ADDRESS

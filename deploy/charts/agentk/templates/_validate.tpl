@@ -12,8 +12,8 @@
 {{- if not .Values.listen.tlsSecret -}}
 {{- fail "listen.tlsSecret: name the secret with the certificate of agentk, because listen.enabled is true" -}}
 {{- end -}}
-{{- if not (or .Values.listen.keySecret .Values.listen.clientCaSecret) -}}
-{{- fail "listen.keySecret: kas has to authenticate: set listen.keySecret, listen.clientCaSecret, or both" -}}
+{{- if not (or .Values.listen.keySecret .Values.listen.clientCaSecret .Values.listen.jwtSecret) -}}
+{{- fail "listen.keySecret: kas has to authenticate: set one of listen.keySecret, listen.clientCaSecret and listen.jwtSecret, or several" -}}
 {{- end -}}
 {{- else if not .Values.config.kasAddress -}}
 {{- fail "config.kasAddress: set the address of kas, as in wss://kas.example.com:8150; if kas connects to agentk, set listen.enabled" -}}
