@@ -2,14 +2,14 @@
 //! (`app.gitlab.com/project_id` with `environment_slug`, or `app` with `env`). kas asks the agents for them, with the rights of agentk.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     time::Duration,
 };
 
 use environments_wire::{
     Deployment, Environment, EnvironmentAgent, EnvironmentSelection, MissingEnvironments, Tier, is_label,
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::future::join_all;
 use kas_core::{
     agent_inquiry::AgentInquiry,
     agent_locations::{AgentLookup, KnownAgent, KnownAgents},
@@ -22,14 +22,16 @@ use tokio::time::{Instant, timeout_at};
 
 use super::named;
 
-/// The most agents that are asked for one list, and those that are asked at the same time.
+/// The most agents that are asked for one list. All are asked at the same time, so that one that hangs takes the turn of no other one.
 const MAX_AGENTS: usize = 500;
-const AT_ONCE: usize = 128;
 /// The time for all agents. An agent waits up to ten seconds until the objects of its cluster are loaded.
 const DEADLINE: Duration = Duration::from_secs(12);
 /// The largest answer of an agent, in bytes, and the most environments of it.
-const MAX_ANSWER: usize = 256 << 10;
+const MAX_ANSWER: usize = 128 << 10;
 const MAX_FOUND: usize = 200;
+/// The most reasons for which an agent says that something may be missing, and the longest one in bytes.
+const MAX_REASONS: usize = 8;
+const MAX_REASON: usize = 512;
 /// The longest slug of the path of a project, in bytes: that of a label.
 const MAX_SLUG: usize = 63;
 
@@ -40,7 +42,8 @@ type Asked = (String, Result<FoundEnvironmentList, String>);
 #[derive(Debug, Default)]
 pub(crate) struct KnownProjects {
     by_id: HashMap<u64, String>,
-    by_slug: HashMap<String, String>,
+    /// `None` is the slug of several paths.
+    by_slug: HashMap<String, Option<String>>,
     tiers: HashMap<(String, String), Tier>,
 }
 
@@ -57,17 +60,30 @@ impl KnownProjects {
         known
     }
 
-    fn add(&mut self, id: Option<u64>, path: &str) {
+    /// Adds a project.
+    pub(crate) fn add(&mut self, id: Option<u64>, path: &str) {
         if let Some(id) = id {
             self.by_id.entry(id).or_insert_with(|| path.to_owned());
         }
-        self.by_slug.entry(slug_of(path)).or_insert_with(|| path.to_owned());
+        match self.by_slug.entry(slug_of(path)) {
+            Entry::Vacant(entry) => {
+                entry.insert(Some(path.to_owned()));
+            }
+            Entry::Occupied(mut entry) => {
+                // GitLab's paths have no case.
+                if entry.get().as_ref().is_some_and(|known| !known.eq_ignore_ascii_case(path)) {
+                    entry.insert(None);
+                }
+            }
+        }
     }
 
-    /// Returns the path of the project of an environment. Without one, it is the slug or the id of the project.
+    /// Returns the path of the project of an environment. Without one, or with several that have the same slug, it is the slug or the id
+    /// of the project.
     fn path(&self, found: &FoundEnvironment) -> Option<String> {
         let of_id = found.project_id.map(|id| self.by_id.get(&id).cloned().unwrap_or_else(|| id.to_string()));
-        let of_app = found.app.as_ref().map(|app| self.by_slug.get(app).unwrap_or(app).clone());
+        let known = |app: &String| self.by_slug.get(app).cloned().flatten();
+        let of_app = found.app.as_ref().map(|app| known(app).unwrap_or_else(|| app.clone()));
         match (of_id, of_app) {
             (Some(id), Some(app)) if id.bytes().all(|byte| byte.is_ascii_digit()) => Some(app),
             (Some(path), _) | (None, Some(path)) => Some(path),
@@ -102,7 +118,7 @@ pub(crate) async fn discover(
             }),
         )
     });
-    let asked: Vec<Asked> = stream::iter(asked.collect::<Vec<_>>()).buffered(AT_ONCE).collect().await;
+    let asked: Vec<Asked> = join_all(asked.collect::<Vec<_>>()).await;
     let mut selection = merge(asked, &projects);
     let reason =
         (surplus > 0).then(|| format!("kas asks {MAX_AGENTS} agents at once, and there are {surplus} more"));
@@ -115,16 +131,32 @@ pub(crate) async fn discover(
 
 async fn ask(agents: &AgentInquiry, agent: &KnownAgent) -> Result<FoundEnvironmentList, String> {
     let body = agents.get(agent, ServiceName::GRAPH, ENVIRONMENTS_PATH, MAX_ANSWER).await?;
-    serde_json::from_slice(&body)
+    let list = serde_json::from_slice(&body);
+    list.map(bounded)
         .map_err(|error| format!("the response of the agent is no list of environments: {error}"))
 }
 
-/// Returns the environments of all answers, which are not trusted, in order of project and slug. Clusters that name the same one are its
+/// Returns the part of an answer that kas keeps. The answer is not trusted.
+fn bounded(mut list: FoundEnvironmentList) -> FoundEnvironmentList {
+    let FoundEnvironmentList { environments, partial, .. } = &mut list;
+    environments.retain(is_valid);
+    environments.truncate(MAX_FOUND);
+    environments.shrink_to_fit();
+    partial.truncate(MAX_REASONS);
+    partial.shrink_to_fit();
+    for reason in partial {
+        reason.truncate(reason.floor_char_boundary(MAX_REASON));
+        reason.shrink_to_fit();
+    }
+    list
+}
+
+/// Returns the environments of all answers, which are bounded, in order of project and slug. Clusters that name the same one are its
 /// places.
 fn merge(asked: Vec<Asked>, projects: &KnownProjects) -> EnvironmentSelection {
     let (mut all, mut missing) = (BTreeMap::<(String, String), Environment>::new(), Vec::new());
     for (agent, answer) in asked {
-        let FoundEnvironmentList { environments, omitted, .. } = match answer {
+        let FoundEnvironmentList { environments, omitted, partial } = match answer {
             Ok(list) => list,
             Err(reason) => {
                 missing.push(missing_agent(agent, reason));
@@ -135,7 +167,8 @@ fn merge(asked: Vec<Asked>, projects: &KnownProjects) -> EnvironmentSelection {
             missing
                 .push(missing_agent(agent.clone(), format!("the cluster has {omitted} more environments")));
         }
-        for found in environments.into_iter().filter(is_valid).take(MAX_FOUND) {
+        missing.extend(partial.into_iter().map(|reason| missing_agent(agent.clone(), reason)));
+        for found in environments {
             let Some(project) = projects.path(&found) else { continue };
             let key = (project.clone(), found.slug.clone());
             let tier = projects.tiers.get(&key).copied().unwrap_or_default();
@@ -166,14 +199,12 @@ fn add_place(environment: &mut Environment, place: EnvironmentAgent) {
     }
 }
 
-/// Returns whether an agent may name such an environment.
+/// Returns whether an agent may name such an environment. The app is the slug of a path, so that an agent names no path itself.
 fn is_valid(found: &FoundEnvironment) -> bool {
     let FoundEnvironment { namespace, slug, app, labels, .. } = found;
-    let is_app =
-        |app: &String| (1..=MAX_SLUG).contains(&app.len()) && app.bytes().all(|byte| byte.is_ascii_graphic());
     is_label(slug)
         && is_label(namespace)
-        && app.as_ref().is_none_or(is_app)
+        && app.as_deref().is_none_or(is_label)
         && labels.len() <= 2
         && labels
             .iter()
@@ -222,7 +253,7 @@ mod tests {
     }
 
     fn list(environments: Vec<FoundEnvironment>) -> Result<FoundEnvironmentList, String> {
-        Ok(FoundEnvironmentList { environments, ..FoundEnvironmentList::default() })
+        Ok(bounded(FoundEnvironmentList { environments, ..FoundEnvironmentList::default() }))
     }
 
     #[test]
@@ -250,6 +281,10 @@ mod tests {
             found("a", "Live", Some(30), None),
             found("a", "live", None, Some("")),
             found("a", "live", None, Some("a\nb")),
+            found("a", "live", None, Some("shop/eu")),
+            found("a", "live", None, Some("shop:eu")),
+            found("a", "live", None, Some("Shop")),
+            found("a", "live", None, Some("a".repeat(MAX_SLUG + 1).as_str())),
             found("a", "live", None, None),
         ]);
         let (environments, missing) = merged(vec![
@@ -259,5 +294,32 @@ mod tests {
         ]);
         assert_eq!(environments.len(), MAX_FOUND);
         assert_eq!(missing, [missing_agent("away".to_owned(), "gone".to_owned())]);
+    }
+    #[test]
+    fn slug_of_several_projects_stays_a_slug() {
+        let mut projects = KnownProjects::default();
+        for (id, path) in [(1, "shop/eu-web"), (2, "shop-eu/web"), (3, "shop/eu-web"), (4, "shop/api")] {
+            projects.add(Some(id), path);
+        }
+        projects.add(None, "Shop/API");
+        let path = |id, app| projects.path(&found("a", "live", id, app)).unwrap();
+        assert_eq!(path(None, Some("shop-eu-web")), "shop-eu-web");
+        assert_eq!(path(Some(2), Some("shop-eu-web")), "shop-eu/web", "the id decides");
+        assert_eq!(path(None, Some("shop-api")), "shop/api", "both are the same project");
+    }
+
+    #[test]
+    fn reasons_of_an_agent_are_missing_parts() {
+        let partial = ["Deployment: agentk may not list them".to_owned()].into_iter();
+        let partial: Vec<_> = partial.chain(vec!["é".repeat(MAX_REASON); 100]).collect();
+        let environments = vec![found("web", "live", Some(30), None)];
+        let answer = Ok(bounded(FoundEnvironmentList { environments, omitted: 3, partial }));
+        let (environments, missing) = merged(vec![("us".to_owned(), answer)]);
+        assert_eq!(environments, ["Shop/eu.web:live us/web1"]);
+        assert_eq!(missing.len(), MAX_REASONS + 1);
+        assert!(missing.iter().all(|part| part.agent.as_deref() == Some("us")));
+        assert!(missing.iter().all(|part| part.reason.len() <= MAX_REASON));
+        assert_eq!(missing[0].reason, "the cluster has 3 more environments");
+        assert_eq!(missing[1].reason, "Deployment: agentk may not list them");
     }
 }
