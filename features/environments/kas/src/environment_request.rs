@@ -127,7 +127,8 @@ fn labels(text: &str) -> Result<LabelSelector, QueryError> {
 }
 
 fn after(text: &str) -> Result<(String, String), QueryError> {
-    let place = text.split_once(':').map(|(project, slug)| (project.to_owned(), slug.to_owned()));
+    // The path of a project may have a colon, and a slug has none.
+    let place = text.rsplit_once(':').map(|(project, slug)| (project.to_owned(), slug.to_owned()));
     place.ok_or_else(|| QueryError::Value("continue", cut(text), "the value of a page"))
 }
 
@@ -225,6 +226,7 @@ mod tests {
         assert_eq!(page(""), (vec![1, 2, 3], None), "without a limit, it is the order of the sources");
         assert_eq!(page("limit=2"), (vec![3, 2], Some("a:y".to_owned())));
         assert_eq!(page("limit=2&continue=a:y"), (vec![1], None));
+        assert_eq!(page("limit=1&continue=a:x:y"), (vec![1], None), "the path of a project may have a colon");
         assert_eq!(page("continue=a:xx"), (vec![2, 1], None), "the last one was deleted meanwhile");
     }
 }
