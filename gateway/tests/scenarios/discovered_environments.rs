@@ -93,6 +93,33 @@ async fn clusters_add_the_environments_that_no_file_has() {
     assert_eq!(lines(&get(&world, "discovered=true&group=shop&tier=production").await), expected[2..]);
     let by_label = "discovered=true&label=app.gitlab.com/project_id%3D30";
     assert_eq!(lines(&get(&world, by_label).await), expected[2..]);
+    // The file has the environment, with another place: the one in the cluster does not replace it.
+    assert!(lines(&get(&world, "discovered=true&namespace=tool").await).is_empty());
+    let by_project = get(&world, "discovered=true&project=shop/api").await;
+    assert_eq!(lines(&by_project), ["shop/api:dev other prod/api"], "the query has the path of the slug");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_have_all_environments_of_a_large_list() {
+    let world = World::new();
+    let entry = |id: usize| {
+        format!("{{id: {id}, project: shop/p, slug: e{id:04}, agents: [{{agent: prod, namespace: a}}]}}")
+    };
+    let entries: Vec<_> = (1..=5001).map(entry).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("environments.yaml");
+    std::fs::write(&path, format!("environments: [{}]", entries.join(", "))).unwrap();
+    let sources = EnvironmentSources(vec![Arc::new(EnvironmentFile::read(&path).unwrap())]);
+    let get = async |query: &str| -> Value {
+        let request = valid_request(&format!("/api/v1/environments?{query}"));
+        let response = send_over(connect_with(&world, sources.clone()), request).await;
+        serde_json::from_str(&text(response).await).unwrap()
+    };
+    let all = get("").await;
+    assert_eq!(all["environments"].as_array().unwrap().len(), 5000);
+    assert!(all["missing"][0]["reason"].as_str().unwrap().contains("1 more are selected"), "{all}");
+    let page = get("limit=500&continue=shop/p:e4999").await;
+    assert_eq!((lines(&page).len(), &page["missing"]), (2, &json!([])), "the page has the last ones");
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use axum::{
 use environments_wire::{
     DeploymentOrigin, DeploymentRecords as _, DeploymentStatus, Environment, EnvironmentError,
     EnvironmentReader, EnvironmentSelection, EnvironmentSources, GitLabToken, LastDeployments,
-    MissingEnvironments,
+    MissingEnvironments, is_project,
 };
 use globset::Glob;
 use http::{HeaderMap, HeaderName};
@@ -137,10 +137,13 @@ async fn list_environments(
             return Ok(selection);
         }
         let records = lists.deployments.list().await.unwrap_or_default();
-        let projects = KnownProjects::new(&records, &selection.environments);
-        let mut found = health.discover(&context.lookup, projects).await?;
-        found.environments.retain(|environment| request.query.selects(environment));
-        Ok(selection.with(found).bounded())
+        let mut projects = KnownProjects::new(&records, &selection.environments);
+        if let Some(project) = request.query.project.as_deref().filter(|path| is_project(path)) {
+            projects.add(None, project);
+        }
+        let mut all = selection.with(health.discover(&context.lookup, projects).await?);
+        all.environments.retain(|environment| request.query.selects(environment));
+        Ok(all)
     };
     let LoadedPage { environments, missing, deployments, next } =
         lists.load(&request, reader, discovered).await?;
@@ -194,9 +197,9 @@ impl EnvironmentLists {
         reader: EnvironmentReader<'_>,
         complete: impl AsyncFnOnce(EnvironmentSelection) -> Result<EnvironmentSelection, InternalApiError>,
     ) -> Result<LoadedPage, InternalApiError> {
-        let selection = self.environments.list(&request.query, reader).await.map_err(refusal)?;
-        let selection = complete(selection).await?;
-        let (EnvironmentSelection { environments, missing }, next) = request.page(selection);
+        let selection = self.environments.list(&request.of_sources(), reader).await.map_err(refusal)?;
+        let (page, next) = request.page(complete(selection).await?);
+        let EnvironmentSelection { environments, missing } = page.bounded();
         let deployments = if request.with_deployments {
             Some(self.last_deployments(&environments, reader).await)
         } else {

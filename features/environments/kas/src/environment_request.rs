@@ -92,6 +92,23 @@ impl Parameters {
 }
 
 impl EnvironmentRequest {
+    /// Returns the query for the sources. Other environments name the projects of those in clusters, and replace some of them, so that only
+    /// the project, the group and the slug in a project select then. The whole query selects among all at the end.
+    pub(crate) fn of_sources(&self) -> EnvironmentQuery {
+        if !self.with_discovered {
+            return self.query.clone();
+        }
+        let EnvironmentQuery { project, group, slug, .. } = &self.query;
+        // GitLab's list of a large project is cut, and the slug finds the environments behind it.
+        let slug = project.as_ref().and(slug.as_ref());
+        EnvironmentQuery {
+            project: project.clone(),
+            group: group.clone(),
+            slug: slug.cloned(),
+            ..EnvironmentQuery::default()
+        }
+    }
+
     /// Returns the page of a list, and the value of `continue` for the next one. Pages are in order of project and slug.
     pub(crate) fn page(&self, mut selection: EnvironmentSelection) -> (EnvironmentSelection, Option<String>) {
         let PageRequest { limit, after } = &self.page;
@@ -205,6 +222,20 @@ mod tests {
             let error = parse_environments(query).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn sources_name_the_projects_of_environments_in_clusters() {
+        let of_sources = |query: &str| parse_environments(query).unwrap().of_sources();
+        let filters = "group=shop&tier=production&agent=7&slug=live";
+        assert_eq!(of_sources(filters).tier, Some(Tier::Production));
+        let group = EnvironmentQuery { group: Some("shop".to_owned()), ..EnvironmentQuery::default() };
+        assert_eq!(of_sources(&format!("{filters}&discovered=true")), group);
+        let of_project = of_sources("project=shop/web&slug=live&name=live&discovered=true");
+        assert_eq!(
+            (of_project.project.as_deref(), of_project.slug.as_deref(), of_project.name),
+            (Some("shop/web"), Some("live"), None)
+        );
     }
 
     #[test]

@@ -134,7 +134,8 @@ pub enum Tier {
 }
 
 impl EnvironmentSources {
-    /// Returns the environments of all sources. If two sources have an environment, that of the first one is used.
+    /// Returns the environments of all sources, however many there are. If two sources have an environment, that of the first one
+    /// is used.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl EnvironmentSources {
         for source in &self.0 {
             selection = selection.with(source.list(query, reader).await?);
         }
-        Ok(selection.bounded())
+        Ok(selection)
     }
 
     /// Returns the last deployments to each of these environments, in their order. Those of the first source that knows them are used.

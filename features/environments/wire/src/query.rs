@@ -134,14 +134,14 @@ impl EnvironmentSelection {
         self
     }
 
-    /// Cuts what no list has.
+    /// Cuts what no answer has. Pages are made before.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let surplus = self.environments.len().saturating_sub(MAX_ENVIRONMENTS);
         self.environments.truncate(MAX_ENVIRONMENTS);
         if surplus > 0 {
             let reason = format!(
-                "a list has at most {MAX_ENVIRONMENTS} environments, and {surplus} more are selected: select fewer"
+                "a list has at most {MAX_ENVIRONMENTS} environments, and {surplus} more are selected: select fewer, or ask for pages with limit"
             );
             self.missing.insert(0, MissingEnvironments { reason, ..MissingEnvironments::default() });
         }
