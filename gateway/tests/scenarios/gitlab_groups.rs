@@ -152,7 +152,7 @@ async fn gitlab_that_hangs_delays_the_answer_for_20_seconds_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn project_that_hangs_hides_no_other_one() {
+async fn cached_projects_of_a_group_need_no_gitlab() {
     let setup = Setup::new().await;
     setup.names("/api/v1/environments?project=shop/web", ALICE).await;
     setup.names("/api/v1/environments?group=shop/eu", ALICE).await;
@@ -235,4 +235,39 @@ async fn third_list_of_a_group_at_the_same_time_is_refused() {
     let mut statuses = [first, second, third];
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 200, 503]);
+}
+
+/// The environments of the file are there, however slow GitLab is.
+#[tokio::test(start_paused = true)]
+async fn third_list_of_a_group_for_a_client_without_a_token_has_the_other_sources() {
+    let mut setup = Setup::new().await;
+    let token = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(token.path(), "glpat-a\n").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("environments.yaml");
+    let entry =
+        "environments: [{id: 1, project: shop/tool, slug: live, agents: [{agent: prod, namespace: a}]}]";
+    std::fs::write(&path, entry).unwrap();
+    let client = client(&setup.gitlab).with_deployment_token_file(Some(token.path()));
+    setup.sources = EnvironmentSources(vec![
+        Arc::new(EnvironmentFile::read(&path).unwrap()),
+        Arc::new(GitLabEnvironments::new(client, TTLS)),
+    ]);
+    setup.gitlab.set_fault(Fault::Slow(Duration::from_secs(300)));
+    let api = internal_api::server(&setup.world, Some(setup.sources.clone()), Default::default());
+    let get = async |path: &'static str| -> Value {
+        let response = send_over(internal_api::connect_to(&api), valid_request(path)).await;
+        assert_eq!(response.status(), 200, "{path}");
+        serde_json::from_str(&text(response).await).unwrap()
+    };
+    let lists = tokio::join!(
+        get(SHOP),
+        get("/api/v1/environments?group=shop&slug=live"),
+        get("/api/v1/environments?group=shop/eu"),
+    );
+    let reasons = [&lists.0, &lists.1, &lists.2].map(|list| list["missing"][0]["reason"].to_string());
+    assert!(reasons.iter().any(|reason| reason.contains("are being made")), "{reasons:?}");
+    for list in [&lists.0, &lists.1] {
+        assert_eq!(list["environments"][0]["slug"], "live");
+    }
 }

@@ -138,8 +138,8 @@ impl GitLabEnvironments {
         selected(None).await
     }
 
-    /// Returns the environments that the query selects, with the token of the operator. GitLab may refuse it, and the other sources have
-    /// their environments then, too.
+    /// Returns the environments that the query selects, with the token of the operator. GitLab may refuse it or be slow, and the
+    /// other sources have their environments then, too.
     async fn of_operator(&self, query: &EnvironmentQuery) -> Result<EnvironmentSelection, EnvironmentError> {
         let (project, group) = (query.project.as_deref(), query.group.as_deref());
         let missing = |reason| match (project, group) {
@@ -161,7 +161,7 @@ impl GitLabEnvironments {
             Err(EnvironmentError::Refused(reason)) => {
                 Ok(missing(format!("GitLab refuses the token of gitlab.deployment_token_file: {reason}")))
             }
-            Err(EnvironmentError::Unavailable(error)) if project.is_some() => Ok(missing(error.to_string())),
+            Err(EnvironmentError::Unavailable(error)) => Ok(missing(error.to_string())),
             found => found,
         }
     }
