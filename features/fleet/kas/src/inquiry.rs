@@ -26,12 +26,11 @@ use crate::{
     summary::{ClusterSummary, Fleet},
 };
 
-/// The most clusters of one answer that are asked.
+/// The most clusters of one answer that are asked. All are asked at the same time, so that one that hangs takes the turn of no other one.
 const MAX_ASKED: usize = 500;
-/// The clusters that are asked at the same time for one answer. Agents that hang hold their places until the deadline.
-const AT_ONCE: usize = 128;
-/// The answers that a replica makes at the same time. A caller may ask for one.
+/// The answers for callers that a replica makes at the same time, and those for programs. A caller may ask for one.
 const MAX_FLEETS: usize = 16;
+const MAX_OF_PROGRAMS: usize = 4;
 /// The time for all clusters. An agent waits up to ten seconds until the objects of its cluster are loaded.
 const DEADLINE: Duration = Duration::from_secs(12);
 /// The largest answer of a cluster, in bytes: that of an honest one has 20 versions and 21 sentences.
@@ -44,6 +43,8 @@ const MAX_TEXT: usize = 512;
 #[derive(Debug)]
 pub(crate) struct FleetInquiry {
     fleets: Semaphore,
+    /// Callers are many, and take no place of a program.
+    of_programs: Semaphore,
     /// The callers that wait for an answer.
     callers: Mutex<HashSet<(String, Option<String>)>>,
 }
@@ -71,7 +72,11 @@ pub(crate) struct FleetPermit<'a> {
 
 impl Default for FleetInquiry {
     fn default() -> Self {
-        Self { fleets: Semaphore::new(MAX_FLEETS), callers: Mutex::default() }
+        Self {
+            fleets: Semaphore::new(MAX_FLEETS),
+            of_programs: Semaphore::new(MAX_OF_PROGRAMS),
+            callers: Mutex::default(),
+        }
     }
 }
 
@@ -81,9 +86,10 @@ impl FleetInquiry {
         let busy = |what: String| {
             RequestError::new(Reason::TooManyRequests, what).with_retry_after(Duration::from_secs(1))
         };
-        let permit = self.fleets.try_acquire();
-        let permit =
-            permit.map_err(|_| busy(format!("{MAX_FLEETS} requests for a fleet are being answered")))?;
+        let (fleets, most) =
+            if caller.is_some() { (&self.fleets, MAX_FLEETS) } else { (&self.of_programs, MAX_OF_PROGRAMS) };
+        let permit = fleets.try_acquire();
+        let permit = permit.map_err(|_| busy(format!("{most} requests for a fleet are being answered")))?;
         let caller = caller.map(|CallerNames { name, user }| (name, user));
         if let Some(caller) = &caller
             && !self.callers.lock().insert(caller.clone())
@@ -148,7 +154,6 @@ pub(crate) async fn ask_all(members: Vec<FleetMember>, sender: &dyn AgentRequest
     let clusters = stream::iter(members).map(async |(facts, refusal): (AgentFacts, Option<String>)| {
         let answer = match refusal {
             Some(refusal) => Err(refusal),
-            None if Instant::now() >= end => Err(crowded()),
             None => timeout_at(end, ask(sender, facts.id)).await.unwrap_or_else(|_| Err(late())),
         };
         let (capacity, missing) = match answer.and_then(|body| parse(&body)) {
@@ -157,7 +162,7 @@ pub(crate) async fn ask_all(members: Vec<FleetMember>, sender: &dyn AgentRequest
         };
         ClusterSummary { facts, missing, capacity }
     });
-    clusters.buffer_unordered(AT_ONCE).collect().await
+    clusters.buffer_unordered(MAX_ASKED).collect().await
 }
 
 async fn ask(sender: &dyn AgentRequests, agent: AgentId) -> Result<Bytes, String> {
@@ -179,28 +184,66 @@ fn late() -> String {
     format!("the agent did not respond within {} s", DEADLINE.as_secs())
 }
 
-fn crowded() -> String {
-    format!(
-        "kas did not ask the agent within {} s, because {AT_ONCE} others did not respond",
-        DEADLINE.as_secs()
-    )
-}
-
 /// Parses the answer of a cluster, which is not trusted.
 fn parse(body: &[u8]) -> Result<Capacity, String> {
     let mut capacity: Capacity = serde_json::from_slice(body)
         .map_err(|error| format!("the response of the agent is not a capacity: {error}"))?;
-    let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
+    let cut = |text: &mut String| {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.shrink_to_fit();
+    };
     capacity.kubelet_versions.truncate(MAX_ENTRIES);
+    capacity.kubelet_versions.shrink_to_fit();
     capacity.kubelet_versions.iter_mut().for_each(|kubelet| cut(&mut kubelet.version));
     capacity.partial.truncate(MAX_ENTRIES);
+    capacity.partial.shrink_to_fit();
     capacity.partial.iter_mut().for_each(cut);
     Ok(capacity)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use kas_core::agent_locations::AgentState;
+
     use super::*;
+
+    /// Hangs for each agent but this one.
+    #[derive(Debug)]
+    struct Hanging(AgentId);
+
+    impl AgentRequests for Hanging {
+        fn get<'a>(
+            &'a self,
+            agent: AgentId,
+            _: &'static str,
+            _: &'a str,
+            _: usize,
+        ) -> BoxFuture<'a, Result<Bytes, String>> {
+            Box::pin(async move {
+                if agent != self.0 {
+                    pending::<()>().await;
+                }
+                Ok(Bytes::from(serde_json::to_vec(&Capacity::default()).unwrap()))
+            })
+        }
+    }
+
+    fn member(id: u64) -> FleetMember {
+        let facts = AgentFacts {
+            id: AgentId(id),
+            name: id.to_string(),
+            title: None,
+            project: None,
+            state: AgentState::Connected,
+            tunnels: 2,
+            agentk_versions: Vec::new(),
+            kubernetes_version: None,
+            cluster: None,
+        };
+        FleetMember { facts, refusal: None }
+    }
 
     fn names(name: &str) -> Option<CallerNames> {
         Some(CallerNames { name: name.to_owned(), user: None })
@@ -213,13 +256,28 @@ mod tests {
         let second = inquiry.acquire(names("alice")).err().unwrap();
         assert_eq!(second.reason, Reason::TooManyRequests);
         let _other = inquiry.acquire(names("bob")).unwrap();
-        let _programs = [inquiry.acquire(None).unwrap(), inquiry.acquire(None).unwrap()];
         drop(first);
         assert!(inquiry.acquire(names("alice")).is_ok());
-        let all: Vec<_> = (0..MAX_FLEETS - 3).map(|_| inquiry.acquire(None).unwrap()).collect();
+        let jobs = |job: usize| inquiry.acquire(names(&format!("job-{job}"))).unwrap();
+        let all: Vec<_> = (0..MAX_FLEETS - 1).map(jobs).collect();
         assert!(inquiry.acquire(names("carol")).err().unwrap().message.contains("16 requests"));
-        drop(all);
+        let programs: Vec<_> = (0..MAX_OF_PROGRAMS).map(|_| inquiry.acquire(None).unwrap()).collect();
+        assert!(inquiry.acquire(None).err().unwrap().message.contains("4 requests"));
+        drop((all, programs));
         assert!(inquiry.acquire(names("carol")).is_ok(), "a refused caller holds nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn agents_that_hang_hide_no_other_one() {
+        let last = u64::try_from(MAX_ASKED).unwrap();
+        let members = (1..=last + 1).map(member).collect();
+        let clusters = ask_all(members, &Hanging(AgentId(last))).await;
+        let missing = |id: u64| {
+            clusters.iter().find(|cluster| cluster.facts.id == AgentId(id)).unwrap().missing.clone()
+        };
+        assert_eq!(missing(last), None);
+        assert!(missing(1).unwrap().contains("did not respond within 12 s"));
+        assert!(missing(last + 1).unwrap().contains("kas asks 500 clusters at once"));
     }
 
     #[test]
@@ -229,8 +287,9 @@ mod tests {
             "partial": vec!["x".repeat(2000); 100]});
         let capacity = parse(answer.to_string().as_bytes()).unwrap();
         assert_eq!((capacity.kubelet_versions.len(), capacity.partial.len()), (MAX_ENTRIES, MAX_ENTRIES));
+        assert!(capacity.partial.capacity() < 100, "the rest is not kept");
         assert!(capacity.kubelet_versions.iter().all(|kubelet| kubelet.version.len() <= MAX_TEXT));
-        assert!(capacity.partial.iter().all(|reason| reason.len() <= MAX_TEXT));
+        assert!(capacity.partial.iter().all(|reason| reason.capacity() <= MAX_TEXT));
         assert!(parse(b"[]").unwrap_err().contains("is not a capacity"));
     }
 }
