@@ -21,6 +21,8 @@ use testing::gitlab::{Agent, AgentAccess, Job, Membership, StandIn, User};
 use tokio::time::Instant;
 use tunnel::Body;
 
+use crate::audit::{audit, lines};
+
 const FLEET: &str = "/agents/fleet";
 const PATHS: [&str; 3] = ["shop/web", "shop/eu/api", "bank/core"];
 
@@ -238,6 +240,29 @@ async fn request_that_is_not_allowed_is_refused_with_its_reason() {
     let rules = "rules: [{all: true, reason: incident 8}]";
     setup.world.kas.callers.kill_switch.set_file(file::parse(Path::new("disabled.yaml"), rules).unwrap());
     assert_eq!(setup.get("/agents", "ci:7:job").await.0, 503);
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_of_agents_is_in_the_audit_log_with_its_caller() {
+    let setup = Setup::started().await;
+    let caller = setup.caller("agents: ['gitlab:**'], services: [graph]");
+    let sink = audit(&setup.world);
+    assert_eq!(setup.get("/agents", &caller).await.0, 200);
+    let listed = lines(&setup.world, &sink).await;
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    let facts = |line: &Value| {
+        ["caller", "path", "decision", "status"].map(|key| line[key].to_string().replace('"', ""))
+    };
+    assert_eq!(listed[0]["events"], json!(["agent-list"]));
+    assert_eq!(facts(&listed[0]), ["me", "/agents", "allow", "200"]);
+
+    let rules = "rules: [{caller: me, reason: incident 9}]";
+    setup.world.kas.callers.kill_switch.set_file(file::parse(Path::new("disabled.yaml"), rules).unwrap());
+    assert_eq!(setup.get("/agents", &caller).await.0, 503);
+    let refused = lines(&setup.world, &sink).await;
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert_eq!(refused[0]["events"], json!(["refusal"]));
+    assert_eq!(facts(&refused[0]), ["me", "/agents", "deny", "503"]);
 }
 
 #[tokio::test(start_paused = true)]

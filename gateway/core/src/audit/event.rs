@@ -21,6 +21,8 @@ pub(super) enum AuditEvent {
     UnclearPath,
     /// GitLab or an issuer was asked for the caller.
     Login,
+    /// The request reads all agents that the caller may use.
+    AgentList,
     /// The credential or the request was refused.
     Refusal,
     /// Refusals of strangers have no lines, and are counted.

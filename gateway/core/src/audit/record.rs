@@ -52,8 +52,10 @@ pub struct AuditRecord {
     error: Option<(Reason, String)>,
     /// The user of GitLab whose job the caller is.
     job_user: Option<Box<str>>,
-    /// The caller of a request that was refused in spite of a valid credential.
-    refused: Option<Box<CallerNames>>,
+    /// The caller of a request without access to one agent: one that was refused in spite of a valid credential, or that reads all agents.
+    names: Option<Box<CallerNames>>,
+    /// The caller has got the list of its agents.
+    listed: bool,
     cluster_audit_id: Option<HeaderValue>,
     bytes: Arc<ByteCounts>,
     written: bool,
@@ -197,7 +199,8 @@ impl AuditRecord {
             status: None,
             error: None,
             job_user: None,
-            refused: None,
+            names: None,
+            listed: false,
             cluster_audit_id: None,
             bytes: Arc::default(),
             written: false,
@@ -240,11 +243,20 @@ impl AuditRecord {
         self.status = Some(status);
     }
 
+    /// Adds the caller that gets the list of its agents, which has this number of bytes.
+    pub(crate) fn set_agent_list(&mut self, names: CallerNames, bytes: usize, trace: Option<TraceId>) {
+        self.names = Some(Box::new(names));
+        self.listed = true;
+        self.status = Some(StatusCode::OK);
+        self.trace = trace;
+        self.bytes.add_response(bytes);
+    }
+
     /// Adds the error that the caller receives, and writes the line.
     pub fn refuse(&mut self, error: &RequestError, trace: Option<TraceId>) {
         self.status = Some(error.reason.status());
         self.error = Some((error.reason, error.message.clone()));
-        self.refused = error.caller.clone();
+        self.names = error.caller.clone();
         self.trace = trace;
         self.write();
     }
@@ -258,13 +270,16 @@ impl AuditRecord {
         let reason = self.error.as_ref().map(|(reason, _)| *reason);
         let refusal = status.is_some_and(|status| event::is_refusal(status, reason));
         let mut events = self.access.as_ref().map(AuditEvent::of).unwrap_or_default();
+        if self.listed {
+            events.push(AuditEvent::AgentList);
+        }
         if refusal {
             events.push(AuditEvent::Refusal);
         }
         if events.is_empty() {
             return;
         }
-        let stranger = self.access.is_none() && self.refused.is_none();
+        let stranger = self.access.is_none() && self.names.is_none();
         if stranger && !self.log.strangers.admit(self.client) {
             self.log.metrics.left_out.inc();
             return;
@@ -274,7 +289,7 @@ impl AuditRecord {
 
     /// Returns the names of the caller and of its user, as far as they are known.
     fn caller(&self) -> (Option<&str>, Option<&str>) {
-        match (&self.access, &self.refused) {
+        match (&self.access, &self.names) {
             (Some(access), _) => {
                 let user = access.grant.caller.user.as_deref().or(self.job_user.as_deref());
                 (Some(access.grant.caller.name()), user)

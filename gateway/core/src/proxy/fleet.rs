@@ -80,8 +80,10 @@ pub(super) async fn answer(
     context.guard.admit();
     let grant = Arc::clone(&agents.grant);
     (request.caller, request.user) = (Some(grant.caller.name()), grant.caller.user.as_deref());
-    server.kill_switch.check(&request)?;
-    let _permit = ConcurrencyPermit::acquire(server, &grant)?;
+    // For the audit log: the credential of the caller is valid.
+    let with_caller = |error: RequestError| error.with_caller(grant.caller.names());
+    server.kill_switch.check(&request).map_err(with_caller)?;
+    let _permit = ConcurrencyPermit::acquire(server, &grant).map_err(with_caller)?;
     let sender = CallerSender {
         server: Arc::clone(server),
         guard: context.guard.clone(),
@@ -91,7 +93,9 @@ pub(super) async fn answer(
         credential,
     };
     let query = head.uri().query().unwrap_or_default();
-    let text = kind.answer(FleetRequest { query, agents, sender: &sender }).await?;
+    let answer = kind.answer(FleetRequest { query, agents, sender: &sender }).await;
+    let text = answer.map_err(with_caller)?;
+    context.log.listed(grant.caller.names(), text.len());
     let mut response = Response::new(GuardedBody::untracked(Body::from(text)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -15,7 +15,7 @@ use std::{
     time::SystemTime,
 };
 
-use access::RequestError;
+use access::{CallerNames, RequestError};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, request::Parts};
 use parking_lot::Mutex;
 use process::LogLimiter;
@@ -208,6 +208,12 @@ impl RequestLog {
         );
         self.show(observers, || RequestResult::Answered { status, timing: *timing, hop: hop() });
         metrics
+    }
+
+    /// Adds the caller that gets the list of its agents, which has this number of bytes.
+    pub(super) fn listed(&self, names: CallerNames, bytes: usize) {
+        let trace = self.trace_id();
+        self.audit(|record| record.set_agent_list(names, bytes, trace));
     }
 
     /// Adds the head of the response to the span, which ends after its body.
