@@ -37,9 +37,11 @@ pub(crate) fn parse(text: &str, unit: u64) -> Option<u64> {
 
 /// Returns the number of a quantity and the factor of its suffix. An exponent is one, too.
 fn split(text: &str) -> Option<(&str, u128, u128)> {
-    if let Some((number, exponent)) = text.split_once(['e', 'E']).filter(|(_, exponent)| !exponent.is_empty())
-    {
-        let exponent: i8 = exponent.parse().ok()?;
+    // `E` and `Ei` are suffixes, too.
+    let exponent = text
+        .split_once(['e', 'E'])
+        .and_then(|(number, exponent)| Some((number, exponent.parse::<i8>().ok()?)));
+    if let Some((number, exponent)) = exponent {
         let power =
             10_u128.checked_pow(exponent.unsigned_abs().into()).filter(|_| exponent.unsigned_abs() <= 18)?;
         return Some(if exponent < 0 { (number, 1, power) } else { (number, power, 1) });
@@ -74,6 +76,8 @@ mod tests {
         }
         assert_eq!(parse("16Gi", 1), Some(16 << 30));
         assert_eq!(parse("1E", 1), Some(1_000_000_000_000_000_000));
+        assert_eq!(parse("1Ei", 1), Some(1 << 60));
+        assert_eq!(parse("0.5Ei", 1), Some(1 << 59));
         assert_eq!(parse("128974848", 1), Some(128_974_848));
     }
 
