@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use self::text::{AgentPage, FleetReport, describe, list};
 use crate::{CliError, caller::CallerOptions, print, warn};
 
-/// The exit codes if there is no agent, and if a cluster has not answered.
+/// The exit codes if there is no agent, and if a cluster has not answered or agents may be missing.
 const NOT_FOUND: u8 = 1;
 const INCOMPLETE: u8 = 2;
 /// The agents of one page.
@@ -96,7 +96,8 @@ Examples:
 Exit codes:
   0   all clusters have answered
   1   there is no such agent
-  2   a cluster has not answered: the output has the reason
+  2   a cluster has not answered, or agents may be missing: the output has
+      the reason
   64  the command line is invalid, or kas refuses the request
   69  kas does not answer";
 
@@ -138,10 +139,12 @@ impl FleetCommand {
 
 impl FleetReport {
     fn exit_code(&self) -> u8 {
-        match self.clusters.iter().any(|cluster| cluster.missing.is_some()) {
-            _ if self.clusters.is_empty() => NOT_FOUND,
-            true => INCOMPLETE,
-            false => 0,
+        if self.missing.is_some() || self.clusters.iter().any(|cluster| cluster.missing.is_some()) {
+            INCOMPLETE
+        } else if self.clusters.is_empty() {
+            NOT_FOUND
+        } else {
+            0
         }
     }
 }

@@ -63,6 +63,7 @@ struct TotalLine {
     clusters: u64,
     nodes: NodesLine,
     allocatable: AmountsLine,
+    clusters_with_requests: u64,
     requested: AmountsLine,
 }
 
@@ -113,16 +114,24 @@ pub(super) fn describe(report: &FleetReport) -> String {
     if report.clusters.is_empty() {
         return "There is no such agent.\n".to_owned();
     }
-    let TotalLine { clusters, nodes, allocatable, requested } = &report.total;
+    let TotalLine { clusters, nodes, allocatable, clusters_with_requests, requested } = &report.total;
+    let requests = |show: fn(AmountsLine) -> String| match clusters_with_requests {
+        0 => "?".to_owned(),
+        _ => show(*requested),
+    };
     let mut text = format!(
-        "{clusters} clusters, {} nodes ({} ready), {} of {} CPUs and {} of {} memory requested\n",
+        "{clusters} clusters, {} nodes ({} ready), {} of {} CPUs and {} of {} memory requested",
         nodes.all,
         nodes.ready,
-        cpus(*requested),
+        requests(cpus),
         cpus(*allocatable),
-        memory(*requested),
+        requests(memory),
         memory(*allocatable),
     );
+    if *clusters_with_requests > 0 && clusters_with_requests != clusters {
+        let _ = write!(text, " (requests of {clusters_with_requests} clusters)");
+    }
+    text.push('\n');
     let _ = writeln!(text, "agentk: {}", versions(&report.agentk_versions));
     let _ = writeln!(text, "Kubernetes: {}\n", versions(&report.kubernetes_versions));
     let _ = write!(text, "{}", table(&report.clusters));
@@ -210,7 +219,7 @@ mod tests {
                 "clusters_with_requests": 0, "requested": amounts(0)}});
         let report: FleetReport = serde_json::from_value(report).unwrap();
         let lines = [
-            "1 clusters, 3 nodes (2 ready), 0.0 of 6.0 CPUs and 0.0Gi of 5.9Gi memory requested",
+            "1 clusters, 3 nodes (2 ready), ? of 6.0 CPUs and ? of 5.9Gi memory requested",
             "agentk: 0.1.0 (1)",
             "Kubernetes: unknown (1)",
             "",
@@ -223,5 +232,23 @@ mod tests {
         ];
         assert_eq!(describe(&report), lines.join("\n"));
         assert_eq!(report.exit_code(), 2);
+    }
+
+    #[test]
+    fn requests_of_some_clusters_say_so_and_unknown_agents_are_an_exit_code() {
+        let amounts = |cpu: u64| json!({"cpu_millicores": cpu, "memory_bytes": cpu << 20});
+        let report = |with_requests: u64, missing: Value| -> FleetReport {
+            let report = json!({"missing": missing, "agentk_versions": [], "kubernetes_versions": [],
+                "clusters": [agent("7", "connected")],
+                "total": {"clusters": 2, "nodes": {"all": 6, "ready": 6, "unschedulable": 0}, "allocatable": amounts(12000),
+                    "clusters_with_requests": with_requests, "requested": amounts(3000)}});
+            serde_json::from_value(report).unwrap()
+        };
+        let text = describe(&report(1, Value::Null));
+        let first = "2 clusters, 6 nodes (6 ready), 3.0 of 12.0 CPUs and 2.9Gi of 11.7Gi memory requested";
+        assert_eq!(text.lines().next(), Some(&*format!("{first} (requests of 1 clusters)")));
+        assert_eq!(describe(&report(2, Value::Null)).lines().next(), Some(first));
+        assert_eq!(report(2, Value::Null).exit_code(), 0);
+        assert_eq!(report(2, "Redis does not answer".into()).exit_code(), 2, "agents may be missing");
     }
 }
