@@ -295,6 +295,7 @@ mod tests {
         assert_eq!(environments.len(), MAX_FOUND);
         assert_eq!(missing, [missing_agent("away".to_owned(), "gone".to_owned())]);
     }
+
     #[test]
     fn slug_of_several_projects_stays_a_slug() {
         let mut projects = KnownProjects::default();

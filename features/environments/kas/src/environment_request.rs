@@ -3,7 +3,7 @@
 use environments_wire::{Environment, EnvironmentQuery, EnvironmentSelection, NamePattern, Tier};
 use kas_core::api::{
     QueryError,
-    query::{MAX_LENGTH, decoded, limit, set_once},
+    query::{GROUP, MAX_LENGTH, decoded, is_group, limit, set_once},
 };
 use proto::LabelSelector;
 
@@ -77,7 +77,7 @@ impl Parameters {
             "slug" => set_once("slug", &mut query.slug, own),
             "name" => set_once("name", &mut query.name, name(value)?),
             "tier" => set_once("tier", &mut query.tier, tier(value)?),
-            "group" => set_once("group", &mut query.group, own),
+            "group" => set_once("group", &mut query.group, group(value)?),
             "agent" => set_once("agent", &mut query.agent, own),
             "namespace" => set_once("namespace", &mut query.namespace, own),
             "label" => set_once("label", &mut self.labels, labels(value)?),
@@ -136,6 +136,10 @@ fn name(text: &str) -> Result<NamePattern, QueryError> {
     let pattern = text.parse().ok().filter(|_| text.len() <= MAX_PATTERN);
     let expected = "a name or a pattern of names, like production/us-*, of at most 255 bytes";
     pattern.ok_or_else(|| QueryError::Value("name", cut(text), expected))
+}
+
+fn group(text: &str) -> Result<String, QueryError> {
+    if is_group(text) { Ok(text.to_owned()) } else { Err(QueryError::Value("group", cut(text), GROUP)) }
 }
 
 fn labels(text: &str) -> Result<LabelSelector, QueryError> {
@@ -213,6 +217,8 @@ mod tests {
             ("health=1", "health: \"1\" is not true or false"),
             ("health=true&health=true", "health is given twice"),
             ("tier=prod", "tier: \"prod\" is not production, staging"),
+            ("group=123", "group: \"123\" is not the path of a group"),
+            ("group=shop/..", "group: \"shop/..\" is not the path of a group"),
             ("slug=a&slug=b", "slug is given twice"),
             ("limit=0", "limit: \"0\" is not a number between 1 and 500"),
             ("continue=shop", "continue: \"shop\" is not the value of a page"),

@@ -15,6 +15,8 @@ const MAX_LIMIT: usize = 500;
 pub const DEFAULT_LIMIT: usize = 100;
 /// The longest query, in bytes.
 pub const MAX_LENGTH: usize = 8192;
+/// The expected value of a group in an error.
+pub const GROUP: &str = "the path of a group, like shop/eu";
 
 /// The parameters of a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,11 +81,7 @@ impl AgentFilter {
         match key {
             "project" | "group" | "name" | "id" if value.is_empty() => {}
             "project" => set_once("project", &mut self.project, project(value)?)?,
-            "group" => set_once(
-                "group",
-                &mut self.group,
-                path("group", value, "the path of a group, like shop/eu")?,
-            )?,
+            "group" => set_once("group", &mut self.group, group(value)?)?,
             "name" => set_once("name", &mut self.name, decoded("name", value)?)?,
             "id" => self.ids.push(AgentId(number("id", value, "the number of an agent")?)),
             _ => return Ok(false),
@@ -163,6 +161,18 @@ fn project(value: &str) -> Result<ProjectName, QueryError> {
     }
     let path = path("project", value, what)?;
     if path.contains('/') { Ok(ProjectName::Path(path)) } else { Err(bad("project", value, what)) }
+}
+
+fn group(value: &str) -> Result<String, QueryError> {
+    let path = path("group", value, GROUP)?;
+    if is_group(&path) { Ok(path) } else { Err(bad("group", value, GROUP)) }
+}
+
+/// Returns whether a text can be the path of a group. GitLab reads a number as the id of a group, and the parts `.` and `..` may lead to
+/// another path.
+pub fn is_group(text: &str) -> bool {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    !is_number && text.split('/').all(|part| !matches!(part, "." | ".."))
 }
 
 fn path(key: &'static str, value: &str, what: &'static str) -> Result<String, QueryError> {
@@ -252,6 +262,9 @@ mod tests {
             ("token=abc", "\"token\" is not a parameter"),
             ("project=mine", "project: \"mine\" is not the number of a project, or its path"),
             ("group=a%20b", "group: \"a%20b\" is not the path of a group"),
+            ("group=123", "group: \"123\" is not the path of a group"),
+            ("group=..", "group: \"..\" is not the path of a group"),
+            ("group=shop/./eu", "group: \"shop/./eu\" is not the path of a group"),
             ("group=a&group=b", "group is given twice"),
             ("project=%37", "project: \"%37\" is not"),
             ("name=%ff", "name: \"%ff\" is not UTF-8"),
