@@ -243,6 +243,18 @@ async fn request_that_is_not_allowed_is_refused_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn list_of_a_job_with_too_many_agents_says_so() {
+    let setup = Setup::new().await;
+    let with_agent = |job: Job, id| job.with_agent(id, json!({"access_as": {"ci_job": {}}}));
+    let job = (1000..2001).fold(Job::new(6, 30), with_agent);
+    setup.gitlab.state().add_job("many", job);
+    let (status, list) = setup.get("/agents?limit=1", "ci:1000:many").await;
+    assert_eq!(status, 200, "{list}");
+    let missing = list["missing"].as_str().unwrap();
+    assert!(missing.contains("at most 1000 agents of a job, and it may use 1 more"), "{missing}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn list_of_agents_is_in_the_audit_log_with_its_caller() {
     let setup = Setup::started().await;
     let caller = setup.caller("agents: ['gitlab:**'], services: [graph]");

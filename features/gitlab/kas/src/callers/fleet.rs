@@ -23,9 +23,11 @@ impl GitLabAuthorizer {
         let connected = ProjectAgents::list(&self.agents.facts).await;
         let mut names: BTreeMap<_, _> = connected.agents.into_iter().collect();
         let ids = caller.agents().unwrap_or_else(|| vec![agent]);
-        let ids = ids.into_iter().filter(|id| !self.agents.names.is_in_file(*id)).take(MAX_AGENTS);
+        let mut ids: Vec<_> = ids.into_iter().filter(|id| !self.agents.names.is_in_file(*id)).collect();
+        let surplus = ids.len().saturating_sub(MAX_AGENTS);
+        ids.truncate(MAX_AGENTS);
         // An entry of `ci_access` that is invalid closes its agent alone.
-        let granted: Vec<_> = ids.filter_map(|id| Some((id, caller.grant(id).ok()?))).collect();
+        let granted: Vec<_> = ids.into_iter().filter_map(|id| Some((id, caller.grant(id).ok()?))).collect();
         let grant = match granted.first() {
             Some((_, grant)) => Arc::clone(grant),
             None => caller.grant(agent).map_err(with_caller)?,
@@ -33,7 +35,12 @@ impl GitLabAuthorizer {
         let agents = granted
             .into_iter()
             .map(|(id, grant)| CallerAgent::of_gitlab(id, names.remove(&id), Arc::clone(&grant.caller)));
-        Ok(CallerAgents { grant, agents: agents.collect(), missing: connected.missing })
+        let cut = (surplus > 0).then(|| {
+            format!("a list has at most {MAX_AGENTS} agents of a job, and it may use {surplus} more")
+        });
+        let reasons: Vec<String> = connected.missing.into_iter().chain(cut).collect();
+        let missing = (!reasons.is_empty()).then(|| reasons.join("; "));
+        Ok(CallerAgents { grant, agents: agents.collect(), missing })
     }
 
     /// Returns the agents of the user of a login.
