@@ -139,7 +139,7 @@ async fn incorrect_request_is_refused_and_recorded() {
         *request.uri_mut() = path.parse().unwrap();
         with(request, "authorization", "Bearer glpat-a")
     };
-    let by_name = || public("/api/v4/projects/a%2Fb/environments?name=x");
+    let by_name = || public("/api/v4/projects/a%2Fb/environments?name=x&states=available");
     let user = |access_type, key, csrf| json!({"agent_id": 7, "access_type": access_type, "access_key": key, "csrf_token": csrf});
     for (request, status, rule) in [
         (agent(get("/internal/kubernetes/unknown")), 404, "nothing at this path"),
@@ -179,8 +179,9 @@ async fn incorrect_request_is_refused_and_recorded() {
         (with(by_name(), "private-token", "glpat-a"), 401, "needs no private-token"),
         (with(by_name(), "job-token", "job-a"), 401, "more than one"),
         (without(by_name(), "authorization"), 401, "there is no token"),
-        (public("/api/v4/projects/a/b/environments?name=x"), 404, "nothing at this path"),
+        (public("/api/v4/projects/a/b/environments?name=x&states=available"), 404, "nothing at this path"),
         (public("/api/v4/projects/a%2Fb/environments"), 400, "the query is"),
+        (public("/api/v4/projects/a%2Fb/environments?name=x"), 400, "the query is"),
         (public("/api/v4/projects/a%2Fb/deployments"), 400, "the query is"),
         (
             with(public("/api/v4/job"), "gitlab-kas-api-request", "jwt"),

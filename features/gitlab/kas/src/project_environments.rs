@@ -48,8 +48,8 @@ struct Id {
 }
 
 impl GitLabClient {
-    /// Returns the available environments of a project, at most 500, or the one whose name is `name`. A project that the holder of
-    /// the credential cannot see has none.
+    /// Returns the available environments of a project, at most 500, or the one whose name is `name`. A stopped environment has no place,
+    /// and a project that the holder of the credential cannot see has no environment.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl GitLabClient {
         for page in 1..=MAX_PAGES {
             let (page, per_page) = (page.to_string(), PAGE.to_string());
             let query = match name {
-                Some(name) => vec![("name", name)],
+                Some(name) => vec![("name", name), ("states", "available")],
                 None => vec![("states", "available"), ("per_page", &*per_page), ("page", &*page)],
             };
             let ids = ObjectIds { project: &id, object: "" };

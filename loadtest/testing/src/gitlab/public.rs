@@ -15,8 +15,12 @@ const PAGE: usize = 100;
 /// Answers `GET /projects/:id/environments`.
 pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer, Violation> {
     let wrong = || violation(400, format!("the query is {:?}", request.query));
-    let page = match request.query.strip_prefix("name=") {
-        Some(_) => None,
+    let name = request.query.strip_prefix("name=").map(|rest| rest.strip_suffix("&states=available"));
+    let page = match name {
+        Some(name) => {
+            name.ok_or_else(wrong)?;
+            None
+        }
         None => {
             let page = request.query.strip_prefix("states=available&per_page=100&page=").ok_or_else(wrong)?;
             Some(page.parse::<usize>().ok().filter(|page| *page > 0).ok_or_else(wrong)?)
@@ -26,7 +30,7 @@ pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer
         Ok(project) => project,
         Err(answer) => return Ok(answer),
     };
-    let found: Vec<_> = match (page, request.query.strip_prefix("name=")) {
+    let found: Vec<_> = match (page, name.flatten()) {
         (Some(page), _) => project.environments.iter().skip((page - 1) * PAGE).take(PAGE).collect(),
         (None, name) => {
             let name = percent_decode_str(name.unwrap_or_default()).decode_utf8_lossy();
