@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Credential, Endpoint, GitLabClient, GitLabError, client::ObjectIds};
 
-/// The projects of one page. GitLab lists at most 100.
+/// The projects that are asked for. GitLab lists at most 100 at once.
 const PAGE: usize = 100;
 
 /// Projects of a group.
@@ -16,7 +16,7 @@ const PAGE: usize = 100;
 pub struct GroupProjects {
     /// The full paths, the oldest project first.
     pub paths: Vec<String>,
-    /// The group has more projects than were asked for.
+    /// The group may have more projects.
     pub is_cut: bool,
 }
 
@@ -27,8 +27,8 @@ struct ProjectEntry {
 }
 
 impl GitLabClient {
-    /// Returns the projects of a group and of the groups below it, at most 100 for each page, or `None` if the holder of the credential
-    /// cannot see the group.
+    /// Returns the first 100 projects of a group and of the groups below it, or `None` if the holder of the credential cannot see the
+    /// group.
     ///
     /// # Errors
     ///
@@ -36,36 +36,28 @@ impl GitLabClient {
     pub async fn group_projects(
         &self,
         group: &str,
-        max_pages: usize,
         credential: Credential<'_>,
     ) -> Result<Option<GroupProjects>, GitLabError> {
         let id = utf8_percent_encode(group, NON_ALPHANUMERIC).to_string();
         let ids = ObjectIds { project: &id, object: "" };
-        let mut projects = GroupProjects { is_cut: true, ..GroupProjects::default() };
-        for page in 1..=max_pages {
-            let (page, per_page) = (page.to_string(), PAGE.to_string());
-            let query = [
-                ("include_subgroups", "true"),
-                ("with_shared", "false"),
-                ("archived", "false"),
-                ("simple", "true"),
-                ("order_by", "id"),
-                ("sort", "asc"),
-                ("per_page", &*per_page),
-                ("page", &*page),
-            ];
-            let result = self.get_at(Endpoint::GroupProjects, ids, &query, credential).await;
-            let found: Vec<ProjectEntry> = match result {
-                Err(error) if error.is_status(StatusCode::NOT_FOUND) => return Ok(None),
-                result => result?,
-            };
-            let is_last = found.len() < PAGE;
-            projects.paths.extend(found.into_iter().take(PAGE).map(|project| project.path_with_namespace));
-            if is_last {
-                projects.is_cut = false;
-                break;
-            }
-        }
-        Ok(Some(projects))
+        let per_page = PAGE.to_string();
+        let query = [
+            ("include_subgroups", "true"),
+            ("with_shared", "false"),
+            ("archived", "false"),
+            ("simple", "true"),
+            ("order_by", "id"),
+            ("sort", "asc"),
+            ("per_page", &*per_page),
+            ("page", "1"),
+        ];
+        let result = self.get_at(Endpoint::GroupProjects, ids, &query, credential).await;
+        let found: Vec<ProjectEntry> = match result {
+            Err(error) if error.is_status(StatusCode::NOT_FOUND) => return Ok(None),
+            result => result?,
+        };
+        let is_cut = found.len() >= PAGE;
+        let paths = found.into_iter().take(PAGE).map(|project| project.path_with_namespace).collect();
+        Ok(Some(GroupProjects { paths, is_cut }))
     }
 }

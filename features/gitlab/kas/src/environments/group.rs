@@ -17,8 +17,6 @@ use tokio::{
 use super::{GitLabEnvironments, RETRY_AFTER, credential};
 use crate::{CacheTtls, GitLabClient, GitLabError, GroupProjects};
 
-/// The pages of projects that are asked for. The environments of further projects are missing.
-const MAX_PAGES: usize = 1;
 /// The projects that are asked at the same time.
 const AT_ONCE: usize = 8;
 /// The time for all requests of a list.
@@ -60,7 +58,7 @@ impl GroupLookup {
     async fn projects(&self, group: &str, token: &GitLabToken) -> Found {
         let (kind, secret, credential) = credential(token);
         let answer = async {
-            let (result, ttl) = match self.client.group_projects(group, MAX_PAGES, credential).await {
+            let (result, ttl) = match self.client.group_projects(group, credential).await {
                 Ok(found) => (Ok(found), self.ttls.responses),
                 Err(error) => (Err(describe(error)), self.ttls.errors),
             };
