@@ -425,6 +425,17 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
                 "the service graph has no labels",
             ),
             (
+                "ci_access:\n  projects:\n  - id: a\n    services:\n    - service: prometheus\n      labels:\n",
+                "a value is required",
+            ),
+            (
+                "ci_access: {groups: [{id: a, services: [{service: gitops, verbs: null}]}]}",
+                "a value is required",
+            ),
+            ("user_access:\n  services:\n  - service: prometheus\n    labels:\n", "a value is required"),
+            ("user_access: {services: [{service: prometheus, labels: null}]}", "a value is required"),
+            ("user_access: {services: [{service: gitops, verbs: null}]}", "a value is required"),
+            (
                 "user_access: {services: [{service: kubernetes, minimum_role: owner}]}",
                 "the service kubernetes is for everybody whom user_access admits",
             ),

@@ -48,7 +48,9 @@ pub struct ServiceRight {
 #[serde(deny_unknown_fields)]
 struct ServiceRightEntry {
     service: ServiceName,
+    #[serde(default, deserialize_with = "present")]
     verbs: Option<Vec<Verb>>,
+    #[serde(default, deserialize_with = "present")]
     labels: Option<SeriesLabels>,
 }
 
@@ -161,6 +163,19 @@ impl ServiceRight {
     }
 }
 
+/// Deserializes the value of a key that widens a right when it is absent. So null is an error: a key without a value must not give more
+/// than a key with one.
+pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    match Option::deserialize(deserializer)? {
+        Some(value) => Ok(Some(value)),
+        None => Err(de::Error::custom("a value is required; to restrict nothing, remove the key")),
+    }
+}
+
 /// Verbs as a list for people.
 struct Verbs<'a>(&'a [Verb]);
 
@@ -238,6 +253,11 @@ mod tests {
             ("{service: prometheus, labels: {namespace: ['']}}", "a value of namespace is empty"),
             ("{service: prometheus, labels: {__name__: [up]}}", "it cannot be enforced"),
             ("{service: prometheus, labels: {namespace: shop}}", "sequence"),
+            ("{service: prometheus, labels: }", "a value is required"),
+            ("{service: prometheus, labels: null}", "a value is required"),
+            ("{service: prometheus, labels: ~}", "a value is required"),
+            ("{service: gitops, verbs: }", "a value is required"),
+            ("{service: gitops, verbs: null}", "a value is required"),
             (&*long, "have 9225 bytes; they may have 8192"),
             ("{service: graph, verbs: [sync]}", "the service graph has no verb sync; it has read"),
             ("{service: kubernetes, verbs: [read]}", "the service kubernetes has no verb read; it has use"),

@@ -8,7 +8,8 @@ use super::{
     unset::{null_as_default, text},
 };
 use crate::{
-    IdentityValue, InvalidServiceRight, ServiceName, ServiceRight, Verb, identity_value::InvalidIdentityValue,
+    IdentityValue, InvalidServiceRight, ServiceName, ServiceRight, Verb,
+    identity_value::InvalidIdentityValue, verb::present,
 };
 
 /// The most elements of a list `services`.
@@ -141,7 +142,9 @@ pub struct UserServiceRight {
 #[serde(deny_unknown_fields)]
 struct UserServiceEntry {
     service: ServiceName,
+    #[serde(default, deserialize_with = "present")]
     verbs: Option<Vec<Verb>>,
+    #[serde(default, deserialize_with = "present")]
     labels: Option<SeriesLabels>,
     minimum_role: Option<Role>,
 }

@@ -388,6 +388,8 @@ mod tests {
             json!(["control"]),
             json!([{"service": "graph", "verbs": ["sync"]}]),
             json!([{"service": "graph", "role": "owner"}]),
+            json!([{"service": "prometheus", "labels": null}]),
+            json!([{"service": "gitops", "verbs": null}]),
         ] {
             assert_eq!(services(invalid.clone()), Err(Reason::Internal), "{invalid}");
         }
