@@ -29,6 +29,8 @@ pub enum Verb {
 
 /// The most bytes of the names and values of [`ServiceRight::labels`]. Each request of a caller may compile them anew.
 const MAX_LABEL_BYTES: usize = 8 << 10;
+/// The most values of [`ServiceRight::labels`]. A short value needs much more memory than its bytes.
+const MAX_LABEL_VALUES: usize = 256;
 
 /// A service, and what a caller may do with it. In a file it is the name of the service, which stands for all of its verbs, or
 /// `{service: gitops, verbs: [read, sync]}`, or `{service: prometheus, labels: {namespace: [shop]}}`.
@@ -78,6 +80,14 @@ pub enum InvalidServiceRight {
         service: ServiceName,
         /// The bytes of the names and values.
         size: usize,
+    },
+    /// There are too many values.
+    #[error("the labels of the service {service} have {count} values; they may have {max}", max = MAX_LABEL_VALUES)]
+    TooManyLabelValues {
+        /// The service.
+        service: ServiceName,
+        /// The number of the values of all labels.
+        count: usize,
     },
 }
 
@@ -134,14 +144,17 @@ impl ServiceRight {
     ///
     /// # Errors
     ///
-    /// The service has no series, or there are too many labels.
+    /// The service has no series, or there are too many labels or values.
     pub fn with_labels(self, labels: SeriesLabels) -> Result<Self, InvalidServiceRight> {
-        let (service, size) = (self.service, labels.size());
+        let (service, size, count) = (self.service, labels.size(), labels.value_count());
         if !service.is_prometheus() {
             return Err(InvalidServiceRight::NoLabels(service));
         }
         if size > MAX_LABEL_BYTES {
             return Err(InvalidServiceRight::TooManyLabels { service, size });
+        }
+        if count > MAX_LABEL_VALUES {
+            return Err(InvalidServiceRight::TooManyLabelValues { service, count });
         }
         Ok(Self { service, labels: Some(labels), ..self })
     }
@@ -245,6 +258,12 @@ mod tests {
             assert_eq!(serde_json::from_value::<ServiceRight>(json).unwrap(), found);
         }
         let long = format!("{{service: prometheus, labels: {{namespace: [{}]}}}}", "a".repeat(9 << 10));
+        let values = |count| {
+            let values = vec!["a"; count].join(", ");
+            format!("{{service: prometheus, labels: {{namespace: [{values}], team: [b]}}}}")
+        };
+        assert!(parse(&values(MAX_LABEL_VALUES - 1)).is_ok());
+        let many = values(MAX_LABEL_VALUES);
         for (text, expected) in [
             ("{service: graph, labels: {namespace: [shop]}}", "the service graph has no labels"),
             ("{service: prometheusx, labels: {namespace: [shop]}}", "the service prometheusx has no labels"),
@@ -259,6 +278,7 @@ mod tests {
             ("{service: gitops, verbs: }", "a value is required"),
             ("{service: gitops, verbs: null}", "a value is required"),
             (&*long, "have 9225 bytes; they may have 8192"),
+            (&*many, "the labels of the service prometheus have 257 values; they may have 256"),
             ("{service: graph, verbs: [sync]}", "the service graph has no verb sync; it has read"),
             ("{service: kubernetes, verbs: [read]}", "the service kubernetes has no verb read; it has use"),
             ("{service: gitops, verbs: [delete]}", "delete"),

@@ -45,6 +45,11 @@ impl SeriesLabels {
         self.iter().map(size).sum()
     }
 
+    /// Returns the number of the values of all labels.
+    pub fn value_count(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
     /// Iterates over the labels and their allowed values, in order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[String])> {
         self.0.iter().map(|(name, values)| (&**name, &**values))

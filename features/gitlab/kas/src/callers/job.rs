@@ -390,6 +390,7 @@ mod tests {
             json!([{"service": "graph", "role": "owner"}]),
             json!([{"service": "prometheus", "labels": null}]),
             json!([{"service": "gitops", "verbs": null}]),
+            json!([{"service": "prometheus", "labels": {"ns": vec!["a"; 257]}}]),
         ] {
             assert_eq!(services(invalid.clone()), Err(Reason::Internal), "{invalid}");
         }

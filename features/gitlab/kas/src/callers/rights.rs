@@ -5,6 +5,7 @@ use proto::{
     ServiceName, ServiceRight, Verb,
     agent_configuration::{Role, UserServiceRight},
 };
+use request_info::prometheus::SeriesLabels;
 
 use crate::agent_facts::UserServices;
 
@@ -70,11 +71,12 @@ fn is_decisive(entry: &UserServiceRight, role: Role, configured: &[UserServiceRi
     reached.map(rank).max() == Some(rank(entry))
 }
 
-/// Returns the number of elements of rights, as a measure of their memory.
+/// Returns the number of elements of rights, as a measure of their memory. Each value of a label is an element, however short it is.
 pub(super) fn weight<'a>(rights: impl Iterator<Item = &'a ServiceRight>) -> usize {
     /// The bytes that count as an element.
     const ELEMENT: usize = 100;
-    rights.map(|right| 1 + right.labels.as_ref().map_or(0, |labels| labels.size() / ELEMENT)).sum()
+    let of_labels = |labels: &SeriesLabels| labels.value_count() + labels.size() / ELEMENT;
+    rights.map(|right| 1 + right.labels.as_ref().map_or(0, of_labels)).sum()
 }
 
 /// Returns the rights of a table.
@@ -141,6 +143,18 @@ mod tests {
         {
             assert_eq!(cells(&of_user(&impersonated(), role, &none)), *expected, "{role:?}");
             assert_eq!(cells(&of_user(&AccessAs::Agent, role, &none)), with_prometheus(expected), "{role:?}");
+        }
+    }
+
+    #[test]
+    fn each_value_of_a_label_weighs_as_an_element() {
+        let parse = |text: &str| serde_saphyr::from_str::<Vec<ServiceRight>>(text).unwrap();
+        for (text, expected) in [
+            ("[graph, prometheus]", 2),
+            ("[graph, {service: prometheus, labels: {a: [b, c], d: [e]}}]", 5),
+            (&*format!("[{{service: prometheus, labels: {{a: [{}]}}}}]", "b".repeat(199)), 4),
+        ] {
+            assert_eq!(weight(parse(text).iter()), expected, "{text}");
         }
     }
 
