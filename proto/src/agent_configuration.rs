@@ -23,7 +23,7 @@ pub use self::invalid::{InvalidScope, InvalidValue};
 pub use self::{
     access::{
         CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, MAX_SERVICES, ResourceManagement,
-        Role, UserAccess, UserAccessAs, UserAuthorization, UserServiceRight,
+        Role, UserAccess, UserAccessAs, UserAuthorization, UserServiceRight, check_services_of_jobs,
     },
     update::{
         AppliedKeys, CONFIGURATION_PATH, ConfigurationResponse, ConfigurationUpdate, MAX_UPDATE,

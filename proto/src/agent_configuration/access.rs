@@ -226,8 +226,7 @@ impl CiAccess {
 impl CiAuthorization {
     fn validate(&self) -> Result<(), InvalidEntry> {
         not_empty("id", &self.id)?;
-        let least = Role::Developer;
-        of_callers("services", self.services.iter().map(|right| (right, least)))?;
+        of_jobs(&self.services)?;
         let Some(CiAccessAs::Impersonate(user)) = &self.access_as else { return Ok(()) };
         let at = "access_as.impersonate";
         identity(&format!("{at}.username"), &user.username)?;
@@ -301,6 +300,20 @@ impl TryFrom<UserServiceEntry> for UserServiceRight {
         let UserServiceEntry { service, verbs, labels, minimum_role } = entry;
         Ok(Self { right: ServiceRight::of_entry(service, verbs, labels)?, minimum_role })
     }
+}
+
+/// Checks a list `services` of an entry of `ci_access`.
+///
+/// # Errors
+///
+/// The list is too long, jobs cannot have one of the services, or a service with labels is there twice. The error is a sentence.
+pub fn check_services_of_jobs(services: &[ServiceRight]) -> Result<(), String> {
+    of_jobs(services).map_err(|invalid| invalid.to_string())
+}
+
+fn of_jobs(services: &[ServiceRight]) -> Result<(), InvalidEntry> {
+    // All elements of an entry are for the same callers.
+    of_callers("services", services.iter().map(|right| (right, Role::Developer)))
 }
 
 /// Checks that there are few elements, each with the least role of its callers, and that callers can have these services.

@@ -7,7 +7,7 @@ use environments_wire::{Deployment, DeploymentFacts, DeploymentStatus, Tier};
 use http::StatusCode;
 use proto::{
     AgentId, Reason, ServiceRight,
-    agent_configuration::MAX_SERVICES,
+    agent_configuration::check_services_of_jobs,
     audit::CiJob,
     impersonation::Impersonation,
     provision::{EnvironmentJob, EnvironmentKey},
@@ -249,12 +249,7 @@ impl From<Value> for JobServices {
             return Self::default();
         }
         match serde_json::from_value::<Vec<ServiceRight>>(value) {
-            Ok(services)
-                if services.len() <= MAX_SERVICES
-                    && services.iter().all(|right| !right.service.is_internal()) =>
-            {
-                Self::Configured(services)
-            }
+            Ok(services) if check_services_of_jobs(&services).is_ok() => Self::Configured(services),
             Ok(_) | Err(_) => Self::Invalid,
         }
     }
@@ -390,6 +385,13 @@ mod tests {
             json!([{"service": "graph", "role": "owner"}]),
             json!([{"service": "prometheus", "labels": null}]),
             json!([{"service": "gitops", "verbs": null}]),
+            json!(["prometheus", {"service": "prometheus", "labels": {"ns": ["shop"]}}]),
+            json!([
+                {"service": "prometheus", "labels": {"ns": ["shop"]}},
+                {"service": "prometheus", "labels": {"ns": ["web"]}},
+            ]),
+            json!(["provision"]),
+            json!(vec!["graph"; 65]),
             json!([{"service": "prometheus", "labels": {"ns": vec!["a"; 257]}}]),
         ] {
             assert_eq!(services(invalid.clone()), Err(Reason::Internal), "{invalid}");
