@@ -1,12 +1,12 @@
 //! The repositories of agents of GitLab: GitLab says which ones an agent may read, and Gitaly serves them.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use access::AgentIdentity;
 use futures_util::future::BoxFuture;
 use git::{Reference, Repository};
-use gitops_wire::{ProjectAccessError, ProjectRepository, ProjectSource, ProjectVersion};
-use parking_lot::Mutex;
+use gitops_wire::{ProjectAccessError, ProjectAsker, ProjectRepository, ProjectSource, ProjectVersion};
+use moka::future::Cache;
 use proto::AgentId;
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
@@ -19,6 +19,10 @@ use super::{
 
 /// The time for which an answer of GitLab counts: whoever loses the right to a project loses its commits after it.
 const TTL: Duration = Duration::from_secs(60);
+/// The time for which callers get the same error.
+const ERROR_TTL: Duration = Duration::from_secs(5);
+/// The most answers that are cached.
+const CAPACITY: u64 = 10_000;
 
 /// The projects of agents of GitLab.
 #[derive(Debug)]
@@ -26,11 +30,16 @@ pub struct GitLabProjects {
     client: GitLabClient,
     agents: GitLabAgents,
     gitaly: GitalyClient,
-    known: Mutex<HashMap<(AgentId, String), Answer>>,
+    known: Cache<(AgentId, String), Answer>,
 }
 
-/// The time of the request to GitLab, and the repository, or the reason why the agent may not read it.
-type Answer = (Instant, Result<Arc<ProjectInfo>, ProjectAccessError>);
+/// An answer of GitLab.
+#[derive(Clone, Debug)]
+struct Answer {
+    /// The repository, or the reason why the agent may not read it.
+    result: Result<Arc<ProjectInfo>, ProjectAccessError>,
+    expires: Instant,
+}
 
 /// A repository of Gitaly.
 #[derive(Debug)]
@@ -44,39 +53,43 @@ struct GitalyProject {
 impl GitLabProjects {
     /// Returns the projects of the agents of a GitLab, whose repositories `gitaly` reads.
     pub fn new(client: GitLabClient, agents: GitLabAgents, gitaly: GitalyClient) -> Self {
-        Self { client, agents, gitaly, known: Mutex::default() }
+        let known = Cache::builder().max_capacity(CAPACITY).time_to_live(TTL).build();
+        Self { client, agents, gitaly, known }
     }
 
-    /// Returns a project that is not the one with the configuration of the agent, if GitLab lets the agent read it.
+    /// Returns a project that is not the one with the configuration of the agent, if GitLab lets the agent read it. Requests of callers share
+    /// one question, and its error.
     async fn readable(
         &self,
         agent: &AgentIdentity,
         token: &SecretString,
         id: &str,
+        asker: ProjectAsker,
     ) -> Result<Arc<ProjectInfo>, ProjectAccessError> {
         let key = (agent.id, id.to_owned());
-        let now = Instant::now();
-        let known = self.known.lock().get(&key).filter(|(at, _)| now - *at < TTL).cloned();
-        match known {
-            Some((_, answer)) => answer,
-            None => {
+        let known = self.known.get(&key).await.filter(|answer| !answer.is_expired());
+        let (token, id) = (token.clone(), id.to_owned());
+        match (known, asker) {
+            // After an error, each look of an agent asks again.
+            (Some(answer), ProjectAsker::Agent) if !answer.is_error() => answer.result,
+            (Some(answer), ProjectAsker::Caller) => answer.result,
+            (_, ProjectAsker::Agent) => {
                 let client = self.client.with_share(BudgetShare::Rechecks);
-                let answer = match client.project_info(token, id).await {
-                    Ok(Some(project)) => Ok(Arc::new(project)),
-                    Ok(None) => Err(ProjectAccessError::Refused(format!(
-                        "GitLab does not let the agent read the project {id}: it must be public, or the project of the agent's \
-                         configuration"
-                    ))),
-                    // It is asked again at the next look.
-                    Err(error) => {
-                        let message = format!("GitLab does not say whether the agent may read {id}: {error}");
-                        return Err(ProjectAccessError::Unknown(message));
-                    }
-                };
-                let mut all = self.known.lock();
-                all.retain(|_, (at, _)| now - *at < TTL);
-                all.insert(key, (now, answer.clone()));
-                answer
+                let answer = Answer::of_gitlab(client, token, id).await;
+                self.known.insert(key, answer.clone()).await;
+                answer.result
+            }
+            (None, ProjectAsker::Caller) => {
+                let (known, client) = (self.known.clone(), self.client.with_share(BudgetShare::KnownCallers));
+                // It goes on without the caller, so that the next request finds the answer.
+                let asked = tokio::spawn(async move {
+                    let answer = Answer::of_gitlab(client, token, id);
+                    let entry = known.entry(key).or_insert_with_if(answer, |cached| cached.is_expired());
+                    entry.await.into_value().result
+                });
+                asked.await.unwrap_or_else(|error| {
+                    Err(ProjectAccessError::Unknown(format!("the question to GitLab has failed: {error}")))
+                })
             }
         }
     }
@@ -92,6 +105,33 @@ impl GitLabProjects {
         let reference = Reference::of_branch(Some(default_branch));
         let repository = Arc::new(GitalyProject { client: self.gitaly.clone(), project, key });
         Ok(ProjectVersion { repository, reference })
+    }
+}
+
+impl Answer {
+    /// Asks GitLab whether the agent with this token may read a project.
+    async fn of_gitlab(client: GitLabClient, token: SecretString, id: String) -> Self {
+        let begin = Instant::now();
+        let result = match client.project_info(&token, &id).await {
+            Ok(Some(project)) => Ok(Arc::new(project)),
+            Ok(None) => Err(ProjectAccessError::Refused(format!(
+                "GitLab does not let the agent read the project {id}: it must be public, or the project of the agent's configuration"
+            ))),
+            Err(error) => {
+                let message = format!("GitLab does not say whether the agent may read {id}: {error}");
+                let result = Err(ProjectAccessError::Unknown(message));
+                return Self { result, expires: Instant::now() + ERROR_TTL };
+            }
+        };
+        Self { result, expires: begin + TTL }
+    }
+
+    fn is_expired(&self) -> bool {
+        self.expires <= Instant::now()
+    }
+
+    fn is_error(&self) -> bool {
+        matches!(self.result, Err(ProjectAccessError::Unknown(_)))
     }
 }
 
@@ -114,8 +154,9 @@ impl ProjectSource for GitLabProjects {
         agent: &'a AgentIdentity,
         token: &'a SecretString,
         project: &'a str,
+        asker: ProjectAsker,
     ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>> {
-        Box::pin(async move { self.version(self.readable(agent, token, project).await?) })
+        Box::pin(async move { self.version(self.readable(agent, token, project, asker).await?) })
     }
 }
 

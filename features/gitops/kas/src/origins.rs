@@ -1,21 +1,22 @@
 //! The projects of GitLab in which the manifests of agents are: a replica that holds the agent knows its configuration and its token, and
 //! the others ask it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use gitops_wire::{ManifestOrigins, ProjectAccessError};
 use kas_core::peers::{PeerClient, PeerHooks};
+use parking_lot::Mutex;
 use proto::AgentId;
 use serde::{Deserialize, Serialize};
 use store::Store;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 
 use super::{GitopsService, feed::projects, readers::AgentReader};
 
 /// The longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The most questions to other replicas at the same time. Callers choose the names in them.
+/// The most questions to other replicas about an agent at the same time. Callers choose the names in them.
 const MAX_QUESTIONS: usize = 16;
 /// The longest name that is asked about, in bytes. No GitOps project has a longer one.
 const MAX_NAME: usize = 255;
@@ -26,7 +27,18 @@ pub struct ManifestOriginLookup {
     gitops: GitopsService,
     peers: PeerClient,
     store: Arc<dyn Store>,
-    questions: Arc<Semaphore>,
+    questions: QuestionPermits,
+}
+
+/// Counts the questions to other replicas about each agent. Clones share the counts.
+#[derive(Clone, Debug, Default)]
+struct QuestionPermits(Arc<Mutex<HashMap<AgentId, usize>>>);
+
+/// Counts one question until it is dropped.
+#[derive(Debug)]
+struct QuestionPermit {
+    agent: AgentId,
+    permits: QuestionPermits,
 }
 
 /// Answers other replicas.
@@ -57,7 +69,7 @@ pub(super) enum ManifestOrigin {
 impl ManifestOriginLookup {
     /// Knows the agents with tunnels to this replica, and asks the other replicas by `peers`.
     pub fn new(gitops: GitopsService, peers: PeerClient, store: Arc<dyn Store>) -> Self {
-        Self { gitops, peers, store, questions: Arc::new(Semaphore::new(MAX_QUESTIONS)) }
+        Self { gitops, peers, store, questions: QuestionPermits::default() }
     }
 
     async fn find(&self, agent: AgentId, name: &str) -> ManifestOrigin {
@@ -65,21 +77,25 @@ impl ManifestOriginLookup {
             return ManifestOrigin::Elsewhere;
         }
         match self.gitops.origin(agent, name).await {
-            ManifestOrigin::NotHeld => self.ask(agent, name).await,
+            ManifestOrigin::NotHeld => self.query_peers(agent, name).await,
             found => found,
         }
     }
 
     /// Asks the replicas that hold the agent. The first one that knows the place decides.
-    async fn ask(&self, agent: AgentId, name: &str) -> ManifestOrigin {
+    async fn query_peers(&self, agent: AgentId, name: &str) -> ManifestOrigin {
+        let Some(_permit) = self.questions.try_acquire(agent) else {
+            let busy = format!("{MAX_QUESTIONS} other requests wait for this answer about the agent");
+            return ManifestOrigin::Unknown(busy);
+        };
         let Ok(found) = self.store.lookup(agent).await else {
             return ManifestOrigin::Unknown("Redis does not answer which replica holds the agent".to_owned());
         };
         let owners = found.routes.into_iter().filter(|route| route.replica != self.peers.replica());
         let owners: Vec<_> = owners.filter_map(|route| self.store.replica(route.replica)).collect();
         let question = OriginQuestion::ManifestOriginOf { agent, name: name.to_owned() };
-        let _permit = self.questions.acquire().await.expect("it is never closed");
-        let answers = owners.iter().map(|owner| self.peers.ask_one::<ManifestOrigin>(owner, &question));
+        let answers =
+            owners.iter().map(|owner| self.peers.ask_one_within::<ManifestOrigin>(owner, &question, TIMEOUT));
         let mut answers = answers.collect::<FuturesUnordered<_>>();
         let mut best = ManifestOrigin::NotHeld;
         while let Some(answer) = answers.next().await {
@@ -94,6 +110,31 @@ impl ManifestOriginLookup {
     }
 }
 
+impl QuestionPermits {
+    /// Takes a permit, or returns `None` if there are as many questions about the agent as allowed.
+    fn try_acquire(&self, agent: AgentId) -> Option<QuestionPermit> {
+        let mut agents = self.0.lock();
+        let count = agents.entry(agent).or_default();
+        if *count >= MAX_QUESTIONS {
+            return None;
+        }
+        *count += 1;
+        Some(QuestionPermit { agent, permits: self.clone() })
+    }
+}
+
+impl Drop for QuestionPermit {
+    fn drop(&mut self) {
+        let mut agents = self.permits.0.lock();
+        if let Some(count) = agents.get_mut(&self.agent) {
+            *count -= 1;
+            if *count == 0 {
+                agents.remove(&self.agent);
+            }
+        }
+    }
+}
+
 impl ManifestOrigins for ManifestOriginLookup {
     fn project_with_manifests<'a>(
         &'a self,
@@ -105,7 +146,9 @@ impl ManifestOrigins for ManifestOriginLookup {
                 Ok(ManifestOrigin::Project(id)) => Ok(Some(id)),
                 Ok(ManifestOrigin::Elsewhere) => Ok(None),
                 Ok(ManifestOrigin::Unknown(what)) => Err(what),
-                Ok(ManifestOrigin::NotHeld) => Err("the agent is not connected".to_owned()),
+                Ok(ManifestOrigin::NotHeld) => {
+                    Err("the agent is not connected, or does not serve GitOps".to_owned())
+                }
                 Err(_) => Err(format!("there was no answer within {} s", TIMEOUT.as_secs())),
             }
         })
@@ -145,5 +188,21 @@ impl PeerHooks for ManifestOriginAnswers {
             let origin = self.0.origin(agent, &name).await;
             Ok(serde_json::to_string(&origin).expect("it is plain data"))
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_about_one_agent_leave_those_about_others() {
+        let permits = QuestionPermits::default();
+        let held: Vec<_> = (0..MAX_QUESTIONS).map(|_| permits.try_acquire(AgentId(1)).unwrap()).collect();
+        assert!(permits.try_acquire(AgentId(1)).is_none());
+        assert!(permits.try_acquire(AgentId(2)).is_some());
+        drop(held);
+        assert!(permits.try_acquire(AgentId(1)).is_some());
+        assert!(permits.0.lock().is_empty(), "no agent stays in the list");
     }
 }

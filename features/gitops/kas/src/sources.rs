@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, AgentSelector, ConfigurationLocation, Identities};
 use git::{Reference, Repository, RepositorySettings};
-use gitops_wire::{ProjectAccessError, ProjectSource, ProjectVersion};
+use gitops_wire::{ProjectAccessError, ProjectAsker, ProjectSource, ProjectVersion};
 use kas_core::throttle::Throttle;
 use oci::{OciRepository, OciSettings};
 use outbound::AddressPolicy;
@@ -161,7 +161,7 @@ impl Sources {
         project: &ManifestProject,
         own: &str,
     ) -> Result<Arc<FollowedReference>, ProjectAccessError> {
-        self.settings(agent, project, own).await.map(|settings| self.followed(settings))
+        self.settings(agent, project, own, ProjectAsker::Agent).await.map(|settings| self.followed(settings))
     }
 
     /// Returns the same as [`Self::follow`] for one look, of which nothing is kept.
@@ -171,10 +171,13 @@ impl Sources {
         project: &ManifestProject,
         own: &str,
     ) -> Result<Arc<FollowedReference>, ProjectAccessError> {
-        self.settings(agent, project, own).await.map(|settings| settings.open(&self.context, false))
+        self.settings(agent, project, own, ProjectAsker::Agent)
+            .await
+            .map(|settings| settings.open(&self.context, false))
     }
 
-    /// Returns the id of the project of GitLab whose repository a project follows, or `None` if it is no repository of GitLab.
+    /// Returns the id of the project of GitLab whose repository a project follows, or `None` if it is no repository of GitLab. The answer
+    /// is for a caller.
     ///
     /// # Errors
     ///
@@ -185,7 +188,7 @@ impl Sources {
         project: &ManifestProject,
         own: &str,
     ) -> Result<Option<u64>, ProjectAccessError> {
-        Ok(match self.settings(agent, project, own).await? {
+        Ok(match self.settings(agent, project, own, ProjectAsker::Caller).await? {
             SourceSettings::Project(version) => Some(version.repository.project()),
             SourceSettings::Git(_) | SourceSettings::Artifact(_) => None,
         })
@@ -196,6 +199,7 @@ impl Sources {
         (agent, token): (&AgentIdentity, &SecretString),
         project: &ManifestProject,
         own: &str,
+        asker: ProjectAsker,
     ) -> Result<SourceSettings, ProjectAccessError> {
         let id = project.id.as_deref().unwrap_or(own);
         let listed = self.configured.iter().find(|source| source.id == id && self.may_read(source, agent));
@@ -207,7 +211,7 @@ impl Sources {
             (true, _, None) => SourceSettings::Git(self.own(agent)?),
             (false, Some(source), _) => source.settings.clone(),
             (false, None, Some(projects)) => {
-                SourceSettings::Project(projects.readable_project(agent, token, id).await?)
+                SourceSettings::Project(projects.readable_project(agent, token, id, asker).await?)
             }
             (false, None, None) => {
                 return Err(refused(format!(

@@ -15,5 +15,5 @@ pub use self::{
         CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
     },
     manifest_origins::ManifestOrigins,
-    project::{ProjectRepository, ProjectSource, ProjectVersion},
+    project::{ProjectAsker, ProjectRepository, ProjectSource, ProjectVersion},
 };

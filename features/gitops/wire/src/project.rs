@@ -25,7 +25,8 @@ pub trait ProjectSource: fmt::Debug + Send + Sync {
         agent: &'a AgentIdentity,
     ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>>;
 
-    /// Returns the repository of another project, if the agent with this token may read it.
+    /// Returns the repository of another project, if the agent with this token may read it. Questions of callers must
+    /// not delay those for agents.
     ///
     /// # Errors
     ///
@@ -35,7 +36,17 @@ pub trait ProjectSource: fmt::Debug + Send + Sync {
         agent: &'a AgentIdentity,
         token: &'a SecretString,
         project: &'a str,
+        asker: ProjectAsker,
     ) -> BoxFuture<'a, Result<ProjectVersion, ProjectAccessError>>;
+}
+
+/// The party for which kas asks about a project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProjectAsker {
+    /// The agent, which follows the project.
+    Agent,
+    /// A caller, whose right depends on the answer. There may be many of its requests.
+    Caller,
 }
 
 /// The repository of a project, with the credential for it.

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{destination::Destination, tunnel_entry::TunnelEntry};
 
-/// The time that an answer may take, including the time to connect.
+/// The time that an answer may take if the question has no other limit, including the time to connect.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest answer, in bytes.
 const MAX_ANSWER: usize = 4 << 20;
@@ -68,7 +68,21 @@ impl PeerClient {
         replica: &Replica,
         question: &impl Serialize,
     ) -> Result<T, PeerError> {
-        let asked = timeout(TIMEOUT, self.ask(replica, question)).await;
+        self.ask_one_within(replica, question, TIMEOUT).await
+    }
+
+    /// Asks one replica, which may have to ask another server.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::ask_one`]. `limit` includes the time to connect.
+    pub async fn ask_one_within<T: DeserializeOwned>(
+        &self,
+        replica: &Replica,
+        question: &impl Serialize,
+        limit: Duration,
+    ) -> Result<T, PeerError> {
+        let asked = timeout(limit, self.ask(replica, question)).await;
         asked.unwrap_or(Err(PeerError::Timeout))
     }
 
