@@ -47,7 +47,7 @@ use proto::{AgentId, Reason};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use store::{EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionLimits, Store};
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 
 use self::{
     ends::LoginEnds,
@@ -76,8 +76,10 @@ const CAPACITY: u64 = 10_000;
 const RETENTION: Duration = Duration::from_secs(3600);
 /// The greatest age of an answer with which the rights for an agent are decided, so that it is not used for a second period.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// The time after which the next login is ended, although GitLab has not answered.
+/// The time after which a login makes room for the end of another one, although GitLab has not answered.
 const REVOCATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most logins that end at the same time, so that a GitLab that hangs does not delay all others.
+const MAX_ENDING: usize = 16;
 /// The most projects and groups about which GitLab is asked for the list of a user's agents.
 const MAX_PLACES_OF_LIST: usize = 2_000;
 
@@ -176,10 +178,18 @@ impl GitLabLogins {
 
     /// Ends the logins that began here when their time is over. The future never completes.
     pub(crate) async fn run(&self) {
+        let mut ending = JoinSet::new();
         loop {
             let token = self.ends.next().await;
-            // A logout that has begun goes on.
-            drop(timeout(REVOCATION_TIMEOUT, self.log_out(&token)).await);
+            let logins = self.clone();
+            ending.spawn(async move {
+                // A logout that has begun goes on.
+                drop(timeout(REVOCATION_TIMEOUT, logins.log_out(&token)).await);
+            });
+            while ending.try_join_next().is_some() {}
+            if ending.len() >= MAX_ENDING {
+                ending.join_next().await;
+            }
         }
     }
 
@@ -379,6 +389,7 @@ impl GitLabLogins {
     /// Ends a login, and revokes its tokens at GitLab. If the future is dropped, this goes on.
     pub(crate) async fn log_out(&self, token: &SecretString) {
         let (logins, token) = (self.clone(), token.clone());
+        self.ends.remove(&token);
         let ended = tokio::spawn(async move {
             let known = logins.known.remove(&TokenHash::of(&token)).await;
             if let Some(login) = &known {
