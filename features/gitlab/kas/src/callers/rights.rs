@@ -81,7 +81,7 @@ pub(super) fn weight<'a>(rights: impl Iterator<Item = &'a ServiceRight>) -> usiz
 
 /// Returns the rights of a table.
 ///
-/// RBAC limits an identity, and does not apply to PromQL: through agentk it would read the series of all namespaces. So only who acts as
+/// RBAC limits an identity, and does not apply to PromQL: through agentk it would read the series of all namespaces. So only a caller that acts as
 /// agentk may use `prometheus` by default.
 fn defaults<'a>(
     table: &'a [(&'a str, &'a [Verb])],
