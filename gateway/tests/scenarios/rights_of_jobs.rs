@@ -13,11 +13,12 @@ use kas_testing::{
     gitlab::{AGENT, AGENT_TOKEN, client},
     world::{RunningAgent, World, text},
 };
+use parking_lot::Mutex;
 use proto::AgentId;
 use serde_json::{Value, json};
 use store::RouteStore as _;
-use testing::gitlab::{Agent, Fault, Job, Project, StandIn};
-use tokio::time::sleep;
+use testing::gitlab::{Agent, Endpoint, Fault, Job, Project, StandIn};
+use tokio::time::{Instant, sleep};
 use tunnel::Body;
 
 use crate::set_configuration::Configuration;
@@ -36,7 +37,11 @@ struct Fixture {
     gitlab: StandIn,
     fleet: TestFleet,
     agent: Option<RunningAgent>,
+    received: Received,
 }
+
+/// The requests to the service `gitops` that reached the agent, each with its method and path.
+type Received = Arc<Mutex<Vec<String>>>;
 
 impl Fixture {
     /// Starts two replicas, of which the first one has all tunnels of the agent.
@@ -66,20 +71,27 @@ impl Fixture {
             let source = Arc::new(configuration.clone()) as Arc<dyn ConfigurationSource>;
             world.kas.agents.configuration.add_source(source);
         }
-        let agent = fleet.replicas[0].agent(services()).await;
+        let received = Received::default();
+        let agent = fleet.replicas[0].agent(services(&received)).await;
         while fleet.store.lookup(AgentId(AGENT)).await.unwrap().routes.is_empty() {
             sleep(Duration::from_millis(1)).await;
         }
         sleep(Duration::from_secs(1)).await;
-        Self { gitlab, fleet, agent: Some(agent) }
+        Self { gitlab, fleet, agent: Some(agent), received }
     }
 
-    /// Returns the status and the text of a command about a GitOps project, by the job with this token. Both replicas answer the same.
+    /// Returns the status and the text of a command about a GitOps project, by the job with this token. Both replicas answer the same, and
+    /// the agent receives the command only if the answer is 200.
     async fn command(&self, token: &str, name: &str, command: &str) -> (u16, String) {
         let path = format!("/agents/{AGENT}/gitops/v1/projects/{name}/{command}");
         let [first, second] = &self.fleet.replicas[..] else { panic!("there are two replicas") };
+        self.received.lock().clear();
         let (of_first, of_second) = (post(first, token, &path).await, post(second, token, &path).await);
         assert_eq!(of_first.0, of_second.0, "{token} {path}: {of_first:?} and {of_second:?}");
+        let mut received = self.received.lock().clone();
+        received.retain(|request| request.starts_with("POST "));
+        let expected = if of_second.0 == 200 { 2 } else { 0 };
+        assert_eq!(received.len(), expected, "{token} {path}: {received:?}");
         of_second
     }
 
@@ -108,9 +120,14 @@ fn repositories() -> GitopsConfig {
     config
 }
 
-fn services() -> Services {
-    let answer = |_: Request<Body>| async { Response::new(Body::from("answered")) };
-    ["gitops", "manifests"].into_iter().fold(Services::new(), |services, name| services.with_fn(name, answer))
+fn services(received: &Received) -> Services {
+    let received = Arc::clone(received);
+    let gitops = move |request: Request<Body>| {
+        received.lock().push(format!("{} {}", request.method(), request.uri()));
+        async { Response::new(Body::from("answered")) }
+    };
+    let manifests = |_: Request<Body>| async { Response::new(Body::from("answered")) };
+    Services::new().with_fn("gitops", gitops).with_fn("manifests", manifests)
 }
 
 async fn post(world: &World, token: &str, path: &str) -> (u16, String) {
@@ -162,7 +179,7 @@ async fn job_syncs_what_comes_from_its_own_project_and_nothing_else() {
 #[tokio::test(start_paused = true)]
 async fn job_of_the_project_with_the_configuration_syncs_the_manifests_there() {
     let fixture = Fixture::new().await;
-    assert_eq!(fixture.sync("own", "group%2Fagents").await, 503, "nobody knows the repository");
+    assert_eq!(fixture.sync("own", "group%2Fagents").await, 503, "GitLab has not said where it is");
     // From now on GitLab says where it is, which kas learns when it asks again about the agent.
     let agent = |state: &mut testing::gitlab::State| {
         let agent = state.agents.get_mut(&AGENT).unwrap();
@@ -208,20 +225,23 @@ async fn element_for_gitops_replaces_the_sync_of_the_own_project() {
     }
 }
 
+/// A command goes to two replicas, and each of them waits for 5 s.
 #[tokio::test(start_paused = true)]
-async fn sync_waits_for_nobody_who_does_not_answer() {
+async fn sync_without_an_answer_is_refused_within_five_seconds() {
     let mut fixture = Fixture::new().await;
     assert_eq!(fixture.sync("web", "shop%2Fapi").await, 403);
-    // GitLab confirms the job, and then says no more about projects.
+    // GitLab confirms the job. Then it hangs before the question about the project.
     sleep(TTL).await;
     assert_eq!(fixture.command("web", "shop%2Fapi", "suspend").await.0, 403);
     fixture.gitlab.set_fault(Fault::Slow(Duration::from_secs(600)));
+    let start = Instant::now();
     let (status, body) = fixture.command("web", "shop%2Fweb", "sync").await;
     assert_eq!(status, 503, "{body}");
     assert!(
         body.contains("kas does not know whether the manifests are in the project of this job"),
         "{body}"
     );
+    assert!(start.elapsed() < Duration::from_secs(11), "{:?}", start.elapsed());
     fixture.gitlab.set_fault(None);
     sleep(TTL).await;
     assert_eq!(fixture.sync("web", "shop%2Fweb").await, 200);
@@ -229,5 +249,27 @@ async fn sync_waits_for_nobody_who_does_not_answer() {
     // Without the agent, kas does not know its GitOps projects.
     fixture.agent.take().unwrap().stop().await;
     fixture.fleet.replicas[0].tunnels(0).await;
-    assert_eq!(fixture.sync("web", "shop%2Fweb").await, 503);
+    let start = Instant::now();
+    let (status, body) = fixture.command("web", "shop%2Fweb", "sync").await;
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains("the agent is not connected, or does not serve GitOps"), "{body}");
+    assert!(start.elapsed() < Duration::from_secs(11), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn syncs_of_a_project_share_one_question() {
+    let fixture = Fixture::new().await;
+    assert_eq!(fixture.sync("web", "shop%2Fapi").await, 403);
+    // GitLab confirms the job, and kas does not know the project any more.
+    sleep(TTL).await;
+    assert_eq!(fixture.command("web", "shop%2Fapi", "suspend").await.0, 403);
+    let questions = || fixture.gitlab.requests(Endpoint::ProjectInfo);
+    fixture.gitlab.set_fault(Fault::Slow(Duration::from_secs(2)));
+    let path = format!("/agents/{AGENT}/gitops/v1/projects/shop%2Fweb/sync");
+    let before = questions();
+    let many = (0..24).map(|number| post(&fixture.fleet.replicas[number % 2], "web", &path));
+    let answers = futures_util::future::join_all(many).await;
+    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
+    // The looks of the agent have questions of their own.
+    assert!(questions() - before < 12, "{}", questions() - before);
 }
