@@ -188,7 +188,12 @@ mod tests {
         );
         assert_eq!(slugs(EnvironmentQuery { name: Some("stag*".parse().unwrap()), ..all() }), ["staging"]);
         assert_eq!(slugs(EnvironmentQuery { tier: Some(Tier::Other), ..all() }), ["staging"]);
-        assert_eq!(slugs(EnvironmentQuery { group: text("g"), ..all() }), ["production"]);
+        assert_eq!(
+            slugs(EnvironmentQuery { group: text("g"), ..all() }),
+            ["production", "staging"],
+            "of its projects"
+        );
+        assert_eq!(slugs(EnvironmentQuery { group: text("other"), ..all() }).len(), 0);
         assert_eq!(slugs(EnvironmentQuery { agent: text("7"), ..all() }), ["production"]);
         assert_eq!(slugs(EnvironmentQuery { agent: text("8"), ..all() }).len(), 0);
     }
