@@ -313,7 +313,7 @@ pub struct Capacity {
     /// The versions of their kubelets, at most 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kubelet_versions: Vec<KubeletVersion>,
-    /// What the nodes offer to Pods; null if the caller may not list nodes.
+    /// The capacity that the nodes offer to Pods; null if the caller may not list nodes.
     pub allocatable: Option<Amounts>,
     /// The requests of the Pods that have a node and have not ended; null if the caller may not list the Pods of all namespaces.
     pub requested: Option<Amounts>,
@@ -364,9 +364,9 @@ pub struct FoundEnvironment {
 pub struct NodeCounts {
     /// All nodes.
     pub all: u64,
-    /// Those that are ready.
+    /// The nodes that are ready.
     pub ready: u64,
-    /// Those that take no new Pods, because somebody has cordoned them.
+    /// The nodes that take no new Pods, because they are cordoned.
     pub unschedulable: u64,
 }
 

@@ -40,7 +40,7 @@ pub struct Fleet {
 struct AgentCounts {
     all: u64,
     connected: u64,
-    /// Those whose cluster has answered.
+    /// The agents whose cluster has answered.
     answered: u64,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct ClusterSummary {
     pub(crate) facts: AgentFacts,
     /// The reason why the cluster has not answered.
     pub(crate) missing: Option<String>,
-    /// What the cluster has answered.
+    /// The answer of the cluster.
     pub(crate) capacity: Option<Capacity>,
 }
 

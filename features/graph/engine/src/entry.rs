@@ -56,7 +56,7 @@ pub(crate) struct Facts {
     pub(crate) restarts: u32,
     pub(crate) images: Box<[Text]>,
     pub(crate) details: Box<[(&'static str, Text)]>,
-    /// What a node offers to Pods, and what a Pod has requested there.
+    /// The capacity that a node offers to Pods, and the requests of a Pod there.
     pub(crate) amounts: Amounts,
     pub(crate) health: HealthState,
     pub(crate) message: Box<str>,

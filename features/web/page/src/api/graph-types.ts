@@ -598,7 +598,7 @@ export interface components {
     };
     /** @description The nodes of the cluster, and their CPU and memory. Nothing is counted of which the caller may see a part only. */
     Capacity: {
-      /** @description What the nodes offer to Pods; null if the caller may not list nodes. */
+      /** @description The capacity that the nodes offer to Pods; null if the caller may not list nodes. */
       allocatable?: components["schemas"]["Amounts"] | null;
       /** @description The versions of their kubelets, at most 20. */
       kubelet_versions?: components["schemas"]["KubeletVersion"][];
@@ -882,12 +882,12 @@ export interface components {
       all: number;
       /**
        * Format: uint64
-       * @description Those that are ready.
+       * @description The nodes that are ready.
        */
       ready: number;
       /**
        * Format: uint64
-       * @description Those that take no new Pods, because somebody has cordoned them.
+       * @description The nodes that take no new Pods, because they are cordoned.
        */
       unschedulable: number;
     };
