@@ -1,11 +1,12 @@
 //! Environments of GitLab, as the holder of a token sees them. Each answer is cached for the token and the project.
 
+mod answers;
 mod group;
 mod last_deployments;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use access::{SourceUnavailable, token::TokenHash};
+use access::SourceUnavailable;
 use environments_wire::{
     DeploymentOrigin, Environment, EnvironmentAgent, EnvironmentDeployment, EnvironmentError,
     EnvironmentQuery, EnvironmentReader, EnvironmentSelection, EnvironmentSource, GitLabToken,
@@ -13,11 +14,11 @@ use environments_wire::{
 };
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use http::StatusCode;
-use moka::future::Cache;
 use secrecy::SecretString;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::{
+    answers::TokenAnswers,
     group::{GroupLookup, missing_project, without},
     last_deployments::{DeploymentLookup, last_of},
 };
@@ -35,36 +36,27 @@ const PROJECTS_AT_ONCE: usize = 4;
 /// The most environments of a project that are asked for their last successful deployment.
 const MAX_LOOKUPS: usize = 20;
 
+/// The environments of a project.
+type Found = Result<Vec<Environment>, EnvironmentError>;
+
 /// The environments of GitLab.
 #[derive(Debug)]
 pub struct GitLabEnvironments {
     client: GitLabClient,
-    answers: Cache<TokenHash, Arc<Answer>>,
+    answers: TokenAnswers<Found>,
     deployments: DeploymentLookup,
     groups: GroupLookup,
-    ttl: Duration,
-    error_ttl: Duration,
-}
-
-#[derive(Debug)]
-struct Answer {
-    result: Result<Vec<Environment>, EnvironmentError>,
-    expires: Instant,
+    ttls: CacheTtls,
 }
 
 impl GitLabEnvironments {
     /// Asks `client` for the callers of the internal API, which GitLab and other trusted programs are, and caches lists and errors.
     pub fn new(client: GitLabClient, ttls: CacheTtls) -> Self {
-        let CacheTtls { responses: ttl, errors: error_ttl } = ttls;
-        let answers = Cache::builder()
-            .max_capacity(CAPACITY)
-            .weigher(|_, answer: &Arc<Answer>| answer.weight())
-            .time_to_live(ttl.max(error_ttl))
-            .build();
+        let answers = TokenAnswers::new(CAPACITY, ttls, |found: &Found| found.as_ref().map_or(0, Vec::len));
         let client = client.with_share(BudgetShare::KnownCallers);
         let deployments = DeploymentLookup::new(client.clone(), ttls);
         let groups = GroupLookup::new(client.clone(), ttls);
-        Self { client, answers, deployments, groups, ttl, error_ttl }
+        Self { client, answers, deployments, groups, ttls }
     }
 
     /// Returns the environments of a project, or the one with this name, from the cache or from GitLab.
@@ -74,19 +66,18 @@ impl GitLabEnvironments {
         name: Option<&str>,
         token: &GitLabToken,
     ) -> Result<Vec<Environment>, EnvironmentError> {
-        let answer = async {
+        let request = async {
             let result = self.request(project, name, token).await;
             let ttl = match &result {
-                Ok(_) => self.ttl,
-                Err(EnvironmentError::Unavailable(error)) => error.retry_after.min(self.error_ttl),
-                Err(_) => self.error_ttl,
+                Ok(_) => self.ttls.responses,
+                Err(EnvironmentError::Unavailable(error)) => error.retry_after.min(self.ttls.errors),
+                Err(_) => self.ttls.errors,
             };
-            Arc::new(Answer { result, expires: Instant::now() + ttl })
+            (result, ttl)
         };
-        let key = cache_key(project, name, token);
-        let expired = |answer: &Arc<Answer>| answer.expires <= Instant::now();
-        let entry = self.answers.entry(key).or_insert_with_if(answer, expired).await;
-        entry.into_value().result.clone()
+        // The path of a project has no line feed.
+        let name_of_answer = name.map_or_else(|| project.to_owned(), |name| format!("{project}\n{name}"));
+        self.answers.get(&name_of_answer, token, request).await
     }
 
     /// Requests the environments of a project from GitLab.
@@ -295,26 +286,12 @@ impl EnvironmentSource for GitLabEnvironments {
     }
 }
 
-impl Answer {
-    fn weight(&self) -> u32 {
-        let environments = self.result.as_ref().map_or(0, Vec::len);
-        u32::try_from(environments + 1).unwrap_or(u32::MAX)
-    }
-}
-
 /// Returns the kind of a token, its text, and how it is sent to GitLab.
 fn credential(token: &GitLabToken) -> (&'static str, &SecretString, Credential<'_>) {
     match token {
         GitLabToken::Personal(token) => ("user", token, Credential::User(token)),
         GitLabToken::Job(token) => ("job", token, Credential::Job(token)),
     }
-}
-
-fn cache_key(project: &str, name: Option<&str>, token: &GitLabToken) -> TokenHash {
-    let (kind, secret, _) = credential(token);
-    // The path of a project has no line feed.
-    let name = name.map(|name| format!("\n{name}")).unwrap_or_default();
-    TokenHash::of_credential(&format!("environments {kind} {project}{name}"), secret, None)
 }
 
 /// Returns an environment of a project, with the labels that GitLab's documentation gives its resources.

@@ -1,20 +1,19 @@
 //! The environments of all projects of a group: a bounded number of requests, which end at the same time.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use access::{SourceUnavailable, token::TokenHash};
+use access::SourceUnavailable;
 use environments_wire::{
     EnvironmentError, EnvironmentQuery, EnvironmentSelection, GitLabToken, MissingEnvironments, is_project,
 };
 use futures_util::{StreamExt as _, stream};
 use http::StatusCode;
-use moka::future::Cache;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
 };
 
-use super::{GitLabEnvironments, RETRY_AFTER, credential};
+use super::{GitLabEnvironments, RETRY_AFTER, answers::TokenAnswers, credential};
 use crate::{CacheTtls, GitLabClient, GitLabError, GroupProjects};
 
 /// The projects that are asked at the same time.
@@ -30,7 +29,7 @@ const CAPACITY: u64 = 20_000;
 #[derive(Debug)]
 pub(super) struct GroupLookup {
     client: GitLabClient,
-    answers: Cache<TokenHash, Arc<Answer>>,
+    answers: TokenAnswers<Found>,
     ttls: CacheTtls,
     lists: Semaphore,
 }
@@ -38,43 +37,24 @@ pub(super) struct GroupLookup {
 /// The projects, or `None` if the holder of the token cannot see the group.
 type Found = Result<Option<GroupProjects>, String>;
 
-#[derive(Debug)]
-struct Answer {
-    result: Found,
-    expires: Instant,
-}
-
 impl GroupLookup {
     pub(super) fn new(client: GitLabClient, ttls: CacheTtls) -> Self {
-        let answers = Cache::builder()
-            .max_capacity(CAPACITY)
-            .weigher(|_, answer: &Arc<Answer>| answer.weight())
-            .time_to_live(ttls.responses.max(ttls.errors))
-            .build();
+        let count =
+            |found: &Found| found.as_ref().map_or(0, |found| found.as_ref().map_or(0, |all| all.paths.len()));
+        let answers = TokenAnswers::new(CAPACITY, ttls, count);
         Self { client, answers, ttls, lists: Semaphore::new(MAX_LISTS) }
     }
 
     /// Returns the first projects of a group.
     async fn projects(&self, group: &str, token: &GitLabToken) -> Found {
-        let (kind, secret, credential) = credential(token);
-        let answer = async {
-            let (result, ttl) = match self.client.group_projects(group, credential).await {
+        let request = async {
+            let (_, _, credential) = credential(token);
+            match self.client.group_projects(group, credential).await {
                 Ok(found) => (Ok(found), self.ttls.responses),
                 Err(error) => (Err(describe(error)), self.ttls.errors),
-            };
-            Arc::new(Answer { result, expires: Instant::now() + ttl })
+            }
         };
-        let key = TokenHash::of_credential(&format!("projects {kind} {group}"), secret, None);
-        let expired = |answer: &Arc<Answer>| answer.expires <= Instant::now();
-        self.answers.entry(key).or_insert_with_if(answer, expired).await.into_value().result.clone()
-    }
-}
-
-impl Answer {
-    fn weight(&self) -> u32 {
-        let projects =
-            self.result.as_ref().map_or(0, |found| found.as_ref().map_or(0, |all| all.paths.len()));
-        u32::try_from(projects + 1).unwrap_or(u32::MAX)
+        self.answers.get(group, token, request).await
     }
 }
 

@@ -3,18 +3,13 @@
 //! One request lists the newest deployments of a project. For an environment without a successful one among them, GitLab is asked for its
 //! last successful deployment.
 
-use std::sync::Arc;
-
-use access::token::TokenHash;
 use environments_wire::{
     DeploymentOrigin, DeploymentStatus, EnvironmentDeployment, GitLabToken, LastDeployments,
 };
 use http::StatusCode;
-use moka::future::Cache;
-use tokio::time::Instant;
 
-use super::credential;
-use crate::{CacheTtls, Credential, GitLabClient, GitLabError, ProjectDeployment};
+use super::{answers::TokenAnswers, credential};
+use crate::{CacheTtls, GitLabClient, GitLabError, ProjectDeployment};
 
 /// The most deployments of all cached answers. They use some 1000 bytes each.
 const CAPACITY: u64 = 20_000;
@@ -23,34 +18,24 @@ const CAPACITY: u64 = 20_000;
 #[derive(Debug)]
 pub(super) struct DeploymentLookup {
     client: GitLabClient,
-    answers: Cache<TokenHash, Arc<Answer>>,
+    answers: TokenAnswers<Found>,
     ttls: CacheTtls,
 }
 
 /// The deployments of a project or of one environment, the newest first, or `None` if the holder of the token cannot see the project.
 type Found = Result<Option<Vec<ProjectDeployment>>, String>;
 
-#[derive(Debug)]
-struct Answer {
-    result: Found,
-    expires: Instant,
-}
-
 impl DeploymentLookup {
     pub(super) fn new(client: GitLabClient, ttls: CacheTtls) -> Self {
-        let answers = Cache::builder()
-            .max_capacity(CAPACITY)
-            .weigher(|_, answer: &Arc<Answer>| answer.weight())
-            .time_to_live(ttls.responses.max(ttls.errors))
-            .build();
+        let count = |found: &Found| found.as_ref().map_or(0, |found| found.as_ref().map_or(0, Vec::len));
+        let answers = TokenAnswers::new(CAPACITY, ttls, count);
         Self { client, answers, ttls }
     }
 
     /// Returns the newest deployments of a project.
     pub(super) async fn of_project(&self, project: &str, token: &GitLabToken) -> Found {
-        let request =
-            async |credential: Credential<'_>| self.client.project_deployments(project, credential).await;
-        self.cached(&format!("deployments {project}"), token, request).await
+        let (_, _, credential) = credential(token);
+        self.cached(project, token, self.client.project_deployments(project, credential)).await
     }
 
     /// Returns the last successful deployment to an environment of a project.
@@ -59,12 +44,13 @@ impl DeploymentLookup {
         (project, slug, id): (&str, &str, u64),
         token: &GitLabToken,
     ) -> Result<Option<EnvironmentDeployment>, String> {
-        let request = async |credential: Credential<'_>| {
+        let (_, _, credential) = credential(token);
+        let request = async {
             let found = self.client.last_successful_deployment(project, id, credential).await?;
             let entry = |deployment| ProjectDeployment { environment: slug.to_owned(), deployment };
             Ok(Some(found.map(entry).into_iter().collect()))
         };
-        let found = self.cached(&format!("deployments {project}\n{id}"), token, request).await?;
+        let found = self.cached(&format!("{project}\n{id}"), token, request).await?;
         Ok(found.unwrap_or_default().into_iter().next().map(|found| found.deployment))
     }
 
@@ -72,26 +58,15 @@ impl DeploymentLookup {
         &self,
         name: &str,
         token: &GitLabToken,
-        request: impl AsyncFnOnce(Credential<'_>) -> Result<Option<Vec<ProjectDeployment>>, GitLabError>,
+        request: impl Future<Output = Result<Option<Vec<ProjectDeployment>>, GitLabError>>,
     ) -> Found {
-        let (kind, secret, credential) = credential(token);
-        let answer = async {
-            let (result, ttl) = match request(credential).await {
+        let request = async {
+            match request.await {
                 Ok(found) => (Ok(found), self.ttls.responses),
                 Err(error) => (Err(describe(error)), self.ttls.errors),
-            };
-            Arc::new(Answer { result, expires: Instant::now() + ttl })
+            }
         };
-        let key = TokenHash::of_credential(&format!("{kind} {name}"), secret, None);
-        let expired = |answer: &Arc<Answer>| answer.expires <= Instant::now();
-        self.answers.entry(key).or_insert_with_if(answer, expired).await.into_value().result.clone()
-    }
-}
-
-impl Answer {
-    fn weight(&self) -> u32 {
-        let deployments = self.result.as_ref().map_or(0, |found| found.as_ref().map_or(0, Vec::len));
-        u32::try_from(deployments + 1).unwrap_or(u32::MAX)
+        self.answers.get(name, token, request).await
     }
 }
 
