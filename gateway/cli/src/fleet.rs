@@ -27,12 +27,7 @@ const PAGE: usize = 500;
 #[command(after_help = LIST_HELP)]
 pub struct AgentListCommand {
     #[command(flatten)]
-    caller: CallerOptions,
-    #[command(flatten)]
-    filter: AgentOptions,
-    /// The format
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
+    options: FleetOptions,
 }
 
 /// Show the versions, nodes and capacity of all clusters of a caller
@@ -41,6 +36,12 @@ pub struct AgentListCommand {
 #[derive(Debug, clap::Args)]
 #[command(after_help = FLEET_HELP)]
 pub struct FleetCommand {
+    #[command(flatten)]
+    options: FleetOptions,
+}
+
+#[derive(Debug, clap::Args)]
+struct FleetOptions {
     #[command(flatten)]
     caller: CallerOptions,
     #[command(flatten)]
@@ -108,7 +109,7 @@ impl AgentListCommand {
     ///
     /// kas refuses the request or does not answer.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let Self { caller, filter, output } = self;
+        let FleetOptions { caller, filter, output } = self.options;
         let (pages, agents) = block_on(load_all(&caller, &filter))?;
         print(&match output {
             Output::Table => list(&agents),
@@ -125,11 +126,12 @@ impl FleetCommand {
     ///
     /// kas refuses the request or does not answer.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let path = format!("/agents/fleet?{}", self.filter.query());
-        let body = block_on(self.caller.send(Method::GET, path.trim_end_matches('?')))?;
+        let FleetOptions { caller, filter, output } = self.options;
+        let path = format!("/agents/fleet?{}", filter.query());
+        let body = block_on(caller.send(Method::GET, path.trim_end_matches('?')))?;
         let report: FleetReport = parse(&body)?;
         warn_of(report.missing.as_deref());
-        print(&match self.output {
+        print(&match output {
             Output::Table => describe(&report),
             Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
         })?;
