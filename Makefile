@@ -62,6 +62,11 @@ doc: export RUSTDOCFLAGS = -D warnings
 doc: ## The documentation builds without warnings, private items included
 	cargo doc --workspace --lib --bins --examples --no-deps --document-private-items --quiet
 
+.PHONY: compile
+compile: tools lint doc ## Lints, documentation, and everything that the tests run, without a test
+	cargo nextest run --workspace --no-run
+	$(PROGRAMS_FOR_TESTS)
+
 .PHONY: unit
 unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
 	cargo nextest run --workspace --test-threads 6 -E 'not binary(e2e) and not binary(matrix)'
