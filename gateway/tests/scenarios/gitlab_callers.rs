@@ -503,12 +503,15 @@ async fn operator_token_shows_how_a_deployment_has_ended() {
     sleep(600 * SECOND).await;
     assert_eq!(gitlab.requests(Endpoint::Job), 1, "the job is asked once, and not while it runs");
     gitlab.state().jobs.get_mut("job").unwrap().finished = true;
+    gitlab.state().merged_commits.push((30, sha_of_job(3), 12));
     let query = format!("/api/v1/deployments?commit={}&status=success", &sha_of_job(3)[..8]);
     let list: Value =
         serde_json::from_str(&text(kas_testing::internal_api::get(&world, &query).await).await).unwrap();
     let found = &list["deployments"][0];
     assert_eq!((&found["status"], &found["current"]), (&json!("success"), &json!(true)));
     assert_eq!(found["finished"], json!("2026-01-01T00:01:00Z"));
+    let page = "https://gitlab.example.com/shop/web/-/merge_requests/12";
+    assert_eq!((&found["merge_request"], &found["merge_request_url"]), (&json!(12), &json!(page)));
 
     let asked = gitlab.requests(Endpoint::ProjectJob);
     sleep(600 * SECOND).await;

@@ -236,6 +236,7 @@ async fn environments_have_the_last_deployments_that_gitlab_shows() {
             "finished": "2026-01-01T00:00:40Z", "job_url": "https://gitlab.example.com/shop/web/-/jobs/30",
             "pipeline_url": "https://gitlab.example.com/shop/web/-/pipelines/1030",
             "commit_url": format!("https://gitlab.example.com/shop/web/-/commit/{}", sha_of_job(30)),
+            "merge_request": null, "merge_request_url": null,
         });
         assert_eq!(live["last_successful"], expected);
     }

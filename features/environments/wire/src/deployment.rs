@@ -94,6 +94,10 @@ pub struct DeploymentFacts {
     pub pipeline_url: Option<String>,
     /// The URL of the commit in GitLab.
     pub commit_url: Option<String>,
+    /// The number of the merge request in its project.
+    pub merge_request: Option<u64>,
+    /// The URL of the merge request in GitLab.
+    pub merge_request_url: Option<String>,
     /// The start of the job.
     #[serde(with = "optional_time")]
     pub started: Option<SystemTime>,

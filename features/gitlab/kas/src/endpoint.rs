@@ -42,6 +42,8 @@ pub enum Endpoint {
     GroupProjects,
     /// GET: a job of a project.
     ProjectJob,
+    /// GET: the merge requests that brought a commit.
+    CommitMergeRequests,
     /// GET: the statuses of a commit.
     CommitStatuses,
     /// POST: a status of a commit.
@@ -91,6 +93,7 @@ impl Endpoint {
             Self::ProjectDeployments => "/api/v4/projects/:id/deployments",
             Self::GroupProjects => "/api/v4/groups/:id/projects",
             Self::ProjectJob => "/api/v4/projects/:id/jobs/:object",
+            Self::CommitMergeRequests => "/api/v4/projects/:id/repository/commits/:object/merge_requests",
             Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:object/statuses",
             Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:object",
             Self::GraphQl => "/api/graphql",
@@ -120,6 +123,7 @@ impl Endpoint {
             Self::ProjectDeployments => "project_deployments",
             Self::GroupProjects => "group_projects",
             Self::ProjectJob => "project_job",
+            Self::CommitMergeRequests => "commit_merge_requests",
             Self::CommitStatuses => "commit_statuses",
             Self::SetCommitStatus => "set_commit_status",
             Self::GraphQl => "graphql",
@@ -163,6 +167,7 @@ impl Endpoint {
                 | Self::ProjectDeployments
                 | Self::GroupProjects
                 | Self::ProjectJob
+                | Self::CommitMergeRequests
                 | Self::CommitStatuses
                 | Self::SetCommitStatus
                 | Self::GraphQl

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use environments_wire::{Deployment, JobFacts, JobResults};
 use futures_util::future::BoxFuture;
+use http::StatusCode;
 use moka::future::Cache;
 use tokio::time::Instant;
 
@@ -44,13 +45,26 @@ impl GitLabJobResults {
                 return None;
             }
         };
-        match self.client.project_job(project, job, Credential::User(&token)).await {
-            Ok(found) => found,
+        let mut found = match self.client.project_job(project, job, Credential::User(&token)).await {
+            Ok(found) => found?,
             Err(error) => {
                 tracing::debug!(project, job, %error, "GitLab does not say how the job of a deployment ended");
-                None
+                return None;
+            }
+        };
+        // A record that has ended is not completed again: after an error that may pass, it stays open.
+        if found.facts.status.is_final()
+            && let Err(error) =
+                self.client.add_merge_request(project, &mut found, Credential::User(&token)).await
+        {
+            tracing::debug!(project, job, %error, "GitLab does not say which merge request was deployed");
+            let is_refused =
+                [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].map(|status| error.is_status(status));
+            if !is_refused.contains(&true) {
+                return None;
             }
         }
+        Some(found)
     }
 }
 

@@ -78,6 +78,17 @@ struct PipelineEntry {
     sha: Option<String>,
 }
 
+/// A merge request that brought a commit.
+#[derive(Debug, Deserialize)]
+struct MergeRequestEntry {
+    iid: u64,
+    project_id: u64,
+    state: Option<String>,
+    target_branch: Option<String>,
+    merged_at: Option<String>,
+    web_url: Option<String>,
+}
+
 /// The environment of a deployment.
 #[derive(Debug, Deserialize)]
 struct SlugEntry {
@@ -118,6 +129,34 @@ impl GitLabClient {
         let found: Option<JobEntry> =
             none_if_missing(self.get_at(Endpoint::ProjectJob, ids, &[], credential).await)?;
         Ok(found.map(|job| job.into_facts(self.base_path())))
+    }
+
+    /// Adds the merge request that brought the commit of a job to its facts, unless its pipeline is that of one.
+    ///
+    /// # Errors
+    ///
+    /// GitLab refuses the credential, or gives no usable answer.
+    pub async fn add_merge_request(
+        &self,
+        project: u64,
+        job: &mut JobFacts,
+        credential: Credential<'_>,
+    ) -> Result<(), GitLabError> {
+        let Some(commit) = job.commit.as_deref().filter(|commit| is_commit(commit)) else { return Ok(()) };
+        if job.facts.merge_request.is_some() {
+            return Ok(());
+        }
+        let id = project.to_string();
+        let ids = ObjectIds { project: &id, object: commit };
+        let query = [("per_page", PAGE)];
+        let found: Option<Vec<MergeRequestEntry>> =
+            none_if_missing(self.get_at(Endpoint::CommitMergeRequests, ids, &query, credential).await)?;
+        let branch = job.facts.reference.as_deref();
+        if let Some(merged) = merged(found.unwrap_or_default(), project, branch) {
+            job.facts.merge_request = Some(merged.iid);
+            job.facts.merge_request_url = merged.web_url.and_then(url);
+        }
+        Ok(())
     }
 
     /// Returns the newest 100 deployments of a project, the newest first, or `None` if the holder of the credential cannot see it. Those
@@ -208,6 +247,7 @@ impl JobEntry {
         let commit = commit.or(sha).map(text);
         let job_url = web_url.and_then(url);
         let page = |path: String| url(format!("{}/-/{path}", project_url(job_url.as_deref())?));
+        let merge_request = reference.as_deref().and_then(merge_request_of);
         let facts = DeploymentFacts {
             status: DeploymentStatus::of(status.as_deref().unwrap_or_default()),
             reference: reference.map(text),
@@ -215,6 +255,8 @@ impl JobEntry {
             pipeline,
             pipeline_url: pipeline.and_then(|id| page(format!("pipelines/{id}"))),
             commit_url: commit.as_ref().and_then(|commit| page(format!("commit/{commit}"))),
+            merge_request,
+            merge_request_url: merge_request.and_then(|id| page(format!("merge_requests/{id}"))),
             started: time(started_at),
             finished: time(finished_at),
             job_url: job_url.clone(),
@@ -230,6 +272,27 @@ fn none_if_missing<T>(result: Result<T, GitLabError>) -> Result<Option<T>, GitLa
         Err(error) if error.is_status(StatusCode::NOT_FOUND) => Ok(None),
         result => result.map(Some),
     }
+}
+
+/// Returns the number of the merge request to whose pipelines a ref belongs, such as `refs/merge-requests/12/head`.
+fn merge_request_of(reference: &str) -> Option<u64> {
+    let (number, kind) = reference.strip_prefix("refs/merge-requests/")?.split_once('/')?;
+    number.parse().ok().filter(|_| matches!(kind, "head" | "merge" | "train"))
+}
+
+/// Returns the merge request of a project that was merged last, if possible into this branch: a commit may have come into one branch by a
+/// merge request, and into another branch by the next one.
+fn merged(found: Vec<MergeRequestEntry>, project: u64, branch: Option<&str>) -> Option<MergeRequestEntry> {
+    let is_merged =
+        |entry: &MergeRequestEntry| entry.project_id == project && entry.state.as_deref() == Some("merged");
+    found.into_iter().filter(is_merged).max_by_key(|entry| {
+        (branch.is_some() && entry.target_branch.as_deref() == branch, time(entry.merged_at.clone()))
+    })
+}
+
+/// Returns whether a text is the full id of a commit, which may be a part of a path.
+fn is_commit(text: &str) -> bool {
+    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Returns the URL of a project, if this is the URL of one of its jobs.
@@ -315,6 +378,59 @@ mod tests {
         assert_eq!(found.pipeline_url, Some(format!("{base}/pipelines/36")));
         assert_eq!(found.commit_url, Some(format!("{base}/commit/{SHA}")));
         assert_eq!(facts("/other").project, None, "another GitLab");
+    }
+
+    #[test]
+    fn pipeline_of_a_merge_request_names_it() {
+        for (reference, expected) in [
+            ("refs/merge-requests/12/head", Some(12)),
+            ("refs/merge-requests/12/merge", Some(12)),
+            ("refs/merge-requests/12/train", Some(12)),
+            ("refs/merge-requests/12", None),
+            ("refs/merge-requests/x/head", None),
+            ("refs/merge-requests/12/other", None),
+            ("refs/merge-requests/12/head/x", None),
+            ("main", None),
+        ] {
+            let mut job = job();
+            job["ref"] = json!(reference);
+            let facts = serde_json::from_value::<JobEntry>(job).unwrap().into_facts("").facts;
+            let url =
+                format!("https://gitlab.example.com/git/shop/web/-/merge_requests/{}", expected.unwrap_or(0));
+            let url = expected.map(|_| url);
+            assert_eq!((facts.merge_request, facts.merge_request_url), (expected, url), "{reference}");
+        }
+    }
+
+    #[test]
+    fn merge_request_of_a_commit_is_the_last_one_that_was_merged_into_its_branch() {
+        let entry = |iid: u64, project_id: u64, state: &str, branch: &str, day: u64| MergeRequestEntry {
+            iid,
+            project_id,
+            state: Some(state.to_owned()),
+            target_branch: Some(branch.to_owned()),
+            merged_at: Some(format!("2026-01-0{day}T00:00:00.000Z")),
+            web_url: None,
+        };
+        let found = || {
+            vec![
+                entry(11, 30, "merged", "main", 3),
+                entry(10, 30, "merged", "main", 4),
+                entry(12, 30, "merged", "develop", 5),
+                entry(13, 30, "opened", "main", 6),
+                entry(14, 31, "merged", "main", 7),
+            ]
+        };
+        for (branch, expected) in [(Some("main"), 10), (Some("develop"), 12), (Some("v1.0"), 12), (None, 12)]
+        {
+            assert_eq!(merged(found(), 30, branch).map(|entry| entry.iid), Some(expected), "{branch:?}");
+        }
+        assert!(merged(vec![entry(13, 30, "closed", "main", 1)], 30, None).is_none());
+        for (text, expected) in
+            [(SHA, true), ("99d03678", false), ("../../../99d03678b90d914dbb1b109132516d71", false)]
+        {
+            assert_eq!(is_commit(text), expected, "{text}");
+        }
     }
 
     #[test]

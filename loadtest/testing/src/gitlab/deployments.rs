@@ -39,6 +39,23 @@ pub(crate) fn project_job(state: &State, request: &KasRequest) -> Answer {
     }
 }
 
+/// Answers `GET /projects/:id/repository/commits/:sha/merge_requests`.
+pub(crate) fn commit_merge_requests(state: &State, request: &KasRequest) -> Answer {
+    let project = match readable_project(state, request) {
+        Ok(project) => project,
+        Err(answer) => return answer,
+    };
+    let is_asked = |(of, commit, _): &&(u64, String, u64)| *of == project.id && *commit == request.part;
+    let entry = |(_, _, number): &(u64, String, u64)| {
+        json!({
+            "id": 1000 + number, "iid": number, "project_id": project.id, "state": "merged",
+            "target_branch": "main", "merged_at": "2026-01-01T00:00:00.000Z",
+            "web_url": format!("{HOST}/{}/-/merge_requests/{number}", project.path),
+        })
+    };
+    (200, state.merged_commits.iter().filter(is_asked).map(entry).collect())
+}
+
 /// Answers `GET /projects/:id/deployments`.
 pub(crate) fn deployments(state: &State, request: &KasRequest) -> Result<Answer, Violation> {
     if request.query != "order_by=id&sort=desc&per_page=100" {

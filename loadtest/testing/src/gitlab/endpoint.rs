@@ -39,6 +39,8 @@ pub enum Endpoint {
     GroupProjects,
     /// `GET /projects/:id/jobs/:job_id`
     ProjectJob,
+    /// `GET /projects/:id/repository/commits/:sha/merge_requests`
+    CommitMergeRequests,
     /// `GET /projects/:id/repository/commits/:sha/statuses`
     CommitStatuses,
     /// `POST /projects/:id/statuses/:sha`
@@ -111,6 +113,7 @@ impl Endpoint {
                 [_, "environments", _] => Some(Self::ProjectEnvironment),
                 [_, "deployments"] => Some(Self::ProjectDeployments),
                 [_, "jobs", _] => Some(Self::ProjectJob),
+                [_, "repository", "commits", _, "merge_requests"] => Some(Self::CommitMergeRequests),
                 [_, "repository", "commits", _, "statuses"] => Some(Self::CommitStatuses),
                 [_, "statuses", _] => Some(Self::SetCommitStatus),
                 [_, "merge_requests", _, "notes"] => Some(Self::Notes),
@@ -157,6 +160,7 @@ impl Endpoint {
             | Self::ProjectDeployments
             | Self::GroupProjects
             | Self::ProjectJob
+            | Self::CommitMergeRequests
             | Self::CommitStatuses
             | Self::SetCommitStatus
             | Self::Notes
@@ -206,6 +210,7 @@ impl Endpoint {
             | Self::ProjectDeployments
             | Self::GroupProjects
             | Self::ProjectJob
+            | Self::CommitMergeRequests
             | Self::CommitStatuses
             | Self::SetCommitStatus
             | Self::Notes

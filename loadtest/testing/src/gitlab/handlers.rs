@@ -137,6 +137,7 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::ProjectDeployments => deployments::deployments(state, request),
         Endpoint::GroupProjects => public::group_projects(state, request),
         Endpoint::ProjectJob => Ok(deployments::project_job(state, request)),
+        Endpoint::CommitMergeRequests => Ok(deployments::commit_merge_requests(state, request)),
         Endpoint::CommitStatuses => public::commit_statuses(state, request),
         Endpoint::SetCommitStatus => public::set_commit_status(state, request),
         Endpoint::Notes => public::add_note(state, request),

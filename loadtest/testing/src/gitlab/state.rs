@@ -35,6 +35,8 @@ pub struct State {
     pub agent_events: Vec<Value>,
     /// The statuses of commits in the order in which they were set: project, commit, and the body.
     pub commit_statuses: Vec<(u64, String, Value)>,
+    /// The commits that merge requests brought: project, commit, and the number of the merge request.
+    pub merged_commits: Vec<(u64, String, u64)>,
     /// The notes of merge requests: project, number, and the text.
     pub notes: Vec<(u64, String, String)>,
     /// The id of the agent in answers about users, in place of the one in the request: a defect of GitLab.

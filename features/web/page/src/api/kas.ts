@@ -117,6 +117,9 @@ export interface EnvironmentDeployment {
   job_url: string | null;
   pipeline_url: string | null;
   commit_url: string | null;
+  /** A replica of an earlier version sends none. */
+  merge_request?: number | null;
+  merge_request_url?: string | null;
   started: string | null;
   finished: string | null;
 }
