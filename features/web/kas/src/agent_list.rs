@@ -9,8 +9,13 @@ use secrecy::SecretString;
 use crate::login::Logins;
 
 /// The services that the list reports.
-pub(super) const SERVICES: [&str; 4] =
-    [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
+pub(super) const SERVICES: [&str; 5] = [
+    ServiceName::AUDIT,
+    ServiceName::GITOPS,
+    ServiceName::GRAPH,
+    ServiceName::KUBERNETES,
+    ServiceName::PROMETHEUS,
+];
 
 /// The agents of the holder of a session.
 #[derive(Debug)]

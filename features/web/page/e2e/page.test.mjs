@@ -449,6 +449,32 @@ it("events of a namespace are searched, and lead to their objects", async () => 
   await close();
 });
 
+it("the audit log of the cluster names the job, the commit and the merge request, and is filtered", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const asked = await serveAuditLog(page);
+  await page.goto(tree("&view=audit"));
+  const row = page.getByRole("row", { name: /alice/ });
+  await row.getByText("delete configmaps shop/settings").waitFor();
+  assert.equal(
+    await row.getByRole("link", { name: "!12" }).getAttribute("href"),
+    `${GITLAB}/merge_requests/12`,
+  );
+  // A link of another scheme stays text.
+  await row.getByText("commit 3f1c9a7e by Bob").waitFor();
+  assert.equal(await row.getByRole("link", { name: /commit/ }).count(), 0);
+  await page.getByRole("row", { name: /manifests of shop\/web/ }).waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}audit-log.png` });
+  await checkAccess(page, "audit-log");
+
+  await page.getByLabel("Environment").fill("live");
+  await page.getByLabel("Environment").press("Enter");
+  await page.getByText("There is no such event.").waitFor();
+  const { environment, namespace } = Object.fromEntries(asked.at(-1));
+  assert.deepEqual({ environment, namespace }, { environment: "live", namespace: demo.namespace });
+  await close();
+});
+
 it("the view of logs shows those of the workload that is selected", async () => {
   const { page, logIn, close } = await open();
   await logIn();
@@ -847,6 +873,61 @@ describe("in the end", () => {
     await close(/status of 401/);
   });
 });
+
+const GITLAB = "https://gitlab.example.com/shop/web/-";
+
+/** Serves an audit log in the place of agentk, which has no event of an environment. Returns the parameters of each request. */
+async function serveAuditLog(page) {
+  const asked = [];
+  const common = {
+    type: "event",
+    agent: "demo",
+    stage: "complete",
+    cluster_user: { name: "agentk" },
+    status: 200,
+  };
+  const deployment = {
+    ...{
+      environment: "live",
+      status: "success",
+      commit: "3f1c9a7e5d2b4c6a",
+      author: "Bob",
+      merge_request: 12,
+    },
+    ...{ merge_request_url: `${GITLAB}/merge_requests/12`, commit_url: "javascript:alert(1)" },
+  };
+  const job = { id: "302", project: "shop/web", user: "alice" };
+  const events = [
+    {
+      ...{
+        ...common,
+        position: "0a.1",
+        through: "kas",
+        time: "2026-01-31T12:00:00Z",
+        verb: "delete",
+        deployment,
+      },
+      request: { caller: "gitlab:ci_job:302", id: "request-1", job },
+      object: { resource: "configmaps", namespace: "shop", name: "settings" },
+    },
+    {
+      ...{ ...common, position: "0a.2", through: "agentk", time: "2026-01-31T12:00:01Z", verb: "patch" },
+      sync: { project: "shop/web", commit: "3f1c9a7e5d2b4c6a" },
+      object: { group: "apps", resource: "deployments", namespace: "shop", name: "web" },
+    },
+  ];
+  await page.route(/\/audit\/v1\/events/, (route) => {
+    const parameters = new URL(route.request().url()).searchParams;
+    asked.push([...parameters]);
+    // The second response has the event of the manifests.
+    const isFirst = !parameters.has("position");
+    const rest = isFirst ? events.slice(0, 1) : events.slice(1);
+    const end = { type: "end", position: `0a.${isFirst ? 2 : 3}`, has_more: isFirst };
+    const lines = [...(parameters.has("environment") ? [] : rest), end];
+    return route.fulfill({ body: lines.map((line) => `${JSON.stringify(line)}\n`).join("") });
+  });
+  return asked;
+}
 
 /** Serves these projects of the agent in the place of agentk. Returns the commands that the page sends. */
 async function serveProjects(page, projects) {

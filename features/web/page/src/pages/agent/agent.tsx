@@ -25,7 +25,18 @@ import { NamespaceSelect } from "./namespaces";
 import { toggled, Tree } from "./tree";
 import { Table } from "../../ui/table";
 
-const VIEWS = ["tree", "list", "map", "changes", "logs", "events", "metrics", "components", "about"] as const;
+const VIEWS = [
+  "tree",
+  "list",
+  "map",
+  "changes",
+  "logs",
+  "events",
+  "metrics",
+  "audit",
+  "components",
+  "about",
+] as const;
 type View = (typeof VIEWS)[number];
 /** The services without which a view has nothing. The others need the service `graph`. */
 const SERVICES: Partial<Record<View, string>> = {
@@ -33,6 +44,7 @@ const SERVICES: Partial<Record<View, string>> = {
   logs: "kubernetes",
   events: "kubernetes",
   metrics: "prometheus",
+  audit: "audit",
 };
 
 /** The page of the cluster of an agent. */
@@ -117,6 +129,7 @@ const LAZY = {
   metrics: () => import("./metrics/metrics").then((module) => module.Metrics),
   logs: () => import("./logs/logs-view").then((module) => module.LogsView),
   events: () => import("./events-view").then((module) => module.EventsView),
+  audit: () => import("./audit/audit-view").then((module) => module.AuditView),
 } satisfies Partial<Record<View, () => Promise<ComponentType<ViewProps>>>>;
 
 function isLazy(view: View): view is keyof typeof LAZY {
