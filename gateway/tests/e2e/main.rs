@@ -23,6 +23,7 @@ mod audit;
 mod cancellation;
 mod changes;
 mod clients;
+mod company_day;
 mod configurations;
 mod differential;
 mod failures;

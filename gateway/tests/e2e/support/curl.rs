@@ -51,6 +51,16 @@ impl CurlResponse {
         })
     }
 
+    /// Returns the name and the value of a cookie that the response sets.
+    pub(crate) fn cookie(&self, name: &str) -> &str {
+        let mut cookies = self.head.lines().filter_map(|line| {
+            let (key, value) = line.split_once(": ")?;
+            key.eq_ignore_ascii_case("set-cookie").then_some(value)
+        });
+        let found = cookies.rfind(|cookie| cookie.starts_with(&format!("{name}=")));
+        found.and_then(|cookie| cookie.split(';').next()).unwrap_or_else(|| panic!("{self:?}"))
+    }
+
     /// Returns the body as text.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()

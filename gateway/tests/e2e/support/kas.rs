@@ -194,6 +194,11 @@ impl Kas {
         address(&listening_event(&self.process), "api")
     }
 
+    /// Returns the address of the web page.
+    pub(crate) fn web(&self) -> SocketAddr {
+        address(&listening_event(&self.process), "web")
+    }
+
     /// Returns the response of the internal API to a request with a valid token. Its secret has 32 bytes 1.
     pub(crate) fn get_api(&self, path: &str) -> Value {
         let token = format!("Authorization: Bearer {}", kas_testing::internal_api::valid_token());
