@@ -75,7 +75,7 @@ pub(crate) fn features(mut context: FeatureContext<'_>) -> (Features, GitopsServ
             sources: context.environments,
             deployments: context.deployments.clone(),
         }),
-        Box::new(ClusterAuditFeature::new(replica)),
+        Box::new(ClusterAuditFeature::new(replica, Arc::new(context.deployments.clone()))),
         Box::new(gitops.clone()),
         Box::new(NotifyService::new(Arc::clone(store), Arc::new(gitops.clone()), registry)),
         Box::new(GraphFeature::new(replica, redis)),

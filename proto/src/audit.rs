@@ -167,6 +167,9 @@ pub struct JoinedEvent {
     /// The request, if it came through kas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<KasRequest>,
+    /// The deployment whose job has sent the request, if kas has recorded it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<AuditDeployment>,
     /// The manifests that agentk has applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncOrigin>,
@@ -192,6 +195,40 @@ pub struct KasRequest {
     pub id: String,
     /// The replica that has received it.
     pub replica: String,
+}
+
+/// A deployment, as kas has recorded it for a job. A text that is unknown is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AuditDeployment {
+    /// The full path of the project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
+    /// The slug of the environment.
+    pub environment: String,
+    /// The status, such as `running` or `success`.
+    pub status: String,
+    /// The commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The author of the commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    /// The branch or tag.
+    #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// The number of the merge request in its project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merge_request: Option<u64>,
+    /// The page of the merge request in GitLab.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merge_request_url: Option<String>,
+    /// The page of the commit in GitLab.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit_url: Option<String>,
+    /// The page of the job in GitLab.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_url: Option<String>,
 }
 
 /// The manifests from Git because of which agentk has sent a request.
@@ -326,6 +363,7 @@ mod tests {
             agent: "prod".to_owned(),
             through: Through::Direct,
             request: None,
+            deployment: None,
             sync: None,
             event,
         };

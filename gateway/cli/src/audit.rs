@@ -36,6 +36,7 @@ Examples:
   export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
   kas audit --agent production --verb delete --since 24h
   kas audit --agent production --user alice --follow
+  kas audit --agent production --commit 714a629c --since 24h
   kas audit --agent production --resource pods/exec --output json
 
 Exit codes:
@@ -60,6 +61,15 @@ pub struct AuditCommand {
     /// Only objects in this namespace
     #[arg(long, short, value_name = "NAMESPACE", value_parser = not_empty())]
     namespace: Option<String>,
+    /// Only requests of jobs and manifests of this project, such as group/app
+    #[arg(long, value_name = "PROJECT", value_parser = not_empty())]
+    project: Option<String>,
+    /// Only requests of jobs that deploy to this environment: its slug, or its name for jobs with an OIDC token
+    #[arg(long, value_name = "ENVIRONMENT", value_parser = not_empty())]
+    environment: Option<String>,
+    /// Only requests of jobs and manifests of this commit: seven of its digits or more
+    #[arg(long, value_name = "COMMIT", value_parser = parse_commit)]
+    commit: Option<String>,
     /// Only events since this time, such as 2026-01-31T12:00:00Z, or in this time, such as 24h [default: 1h]
     #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true)]
     since: Option<SystemTime>,
@@ -204,6 +214,9 @@ impl AuditCommand {
             ("verb", self.verb.clone()),
             ("resource", self.resource.clone()),
             ("namespace", self.namespace.clone()),
+            ("project", self.project.clone()),
+            ("environment", self.environment.clone()),
+            ("commit", self.commit.clone()),
             ("limit", limit),
             ("follow", self.follow.then(|| "true".to_owned())),
         ];
@@ -218,6 +231,12 @@ impl AuditCommand {
 /// An empty value, such as that of an unset variable of a shell, would select everything.
 fn not_empty() -> NonEmptyStringValueParser {
     NonEmptyStringValueParser::new()
+}
+
+/// Other texts would select nothing.
+fn parse_commit(text: &str) -> Result<String, String> {
+    let is_commit = (7..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_commit.then(|| text.to_owned()).ok_or_else(|| "write 7 to 64 hexadecimal digits".to_owned())
 }
 
 #[cfg(test)]
@@ -256,11 +275,16 @@ mod tests {
             path("--user alice/b --verb delete --resource pods/exec -n shop -f", Some("0a.7")),
             "/agents/edge-berlin/audit/v1/events?position=0a.7&user=alice%2Fb&verb=delete&resource=pods%2Fexec&namespace=shop&follow=true"
         );
+        assert_eq!(
+            path("--project shop/web --environment live --commit 714a629 -f", None),
+            "/agents/edge-berlin/audit/v1/events?project=shop%2Fweb&environment=live&commit=714a629&follow=true"
+        );
         for (flags, expected) in [
             ("--since soon", "write a duration such as 2h"),
             ("--since -5m", "write a duration such as 2h"),
             ("--since 999999999h", "write a duration such as 2h"),
             ("--user=", "a value is required"),
+            ("--commit v1.2", "7 to 64 hexadecimal digits"),
             ("--until 1h --follow", "cannot be used with"),
             ("--output yaml", "possible values: text, json"),
         ] {

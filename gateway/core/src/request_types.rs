@@ -40,12 +40,13 @@ pub trait RequestType: Debug + Send + Sync {
         false
     }
 
-    /// Returns whether the rights of the caller require that the request is restricted.
+    /// Returns whether kas changes the request before an agent receives it: the rights of the caller require it, or kas does a part of what
+    /// it asks for.
     fn restricts(&self, _authorized: AuthorizedRequest<'_>) -> bool {
         false
     }
 
-    /// Restricts a request to what its caller may see. May read its body, if that is a form of at most `max_form` bytes.
+    /// Restricts a request to what its caller may see, and to what agents understand. May read its body, if that is a form of at most `max_form` bytes.
     ///
     /// # Errors
     ///

@@ -1,20 +1,24 @@
 //! The audit log of a cluster: which event is whose, who may read it, and what a reader of several replicas sees.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{convert::Infallible, path::Path, sync::Arc};
+use std::{convert::Infallible, path::Path, sync::Arc, time::Duration};
 
 use access::{
+    Identity,
     kill_switch::file,
     token::{self, Holder, TokenHash},
 };
 use agentk_core::Services;
 use bytes::Bytes;
+use environments_wire::DeploymentRecords as _;
 use futures_util::stream;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use kas_gitlab::ApiRateLimit;
 use kas_testing::{
     fleet::TestFleet,
+    gitlab::{AGENT, world_with},
     issuer::{IssuerKey, TestIssuer, claims},
     world::{World, text},
 };
@@ -22,7 +26,8 @@ use parking_lot::Mutex;
 use proto::audit::{AuditLine, ClusterEvent, ClusterUser, EventObject};
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use testing::gitlab::{Job, Project, sha_of_job};
+use tokio::{sync::watch, time::sleep};
 use tunnel::Body;
 
 use crate::audit::{audit, lines};
@@ -36,11 +41,18 @@ struct Cluster {
     written: watch::Sender<()>,
     /// The status of the log.
     status: Arc<Mutex<StatusCode>>,
+    /// The queries of the requests for the log.
+    queries: Arc<Mutex<Vec<String>>>,
 }
 
 impl Cluster {
     fn new() -> Self {
-        Self { log: Arc::default(), written: watch::Sender::new(()), status: Arc::default() }
+        Self {
+            log: Arc::default(),
+            written: watch::Sender::new(()),
+            status: Arc::default(),
+            queries: Arc::default(),
+        }
     }
 
     fn services(&self) -> Services {
@@ -96,6 +108,7 @@ impl Cluster {
     }
 
     fn respond(&self, request: &Request<Body>) -> Response<Body> {
+        self.queries.lock().push(request.uri().query().unwrap_or_default().to_owned());
         if request.uri().query().is_none_or(|query| !query.contains("follow=true")) {
             let mut response = Response::new(Body::from(self.log.lock().clone()));
             *response.status_mut() = *self.status.lock();
@@ -160,7 +173,7 @@ async fn send(world: &World, method: Method, headers: &[(&str, &str)]) {
     let mut request = world.request(CONFIGMAP);
     *request.method_mut() = method;
     for (name, value) in headers {
-        request.headers_mut().append(name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap());
+        request.headers_mut().append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
     }
     let response = world.send(request).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -443,4 +456,68 @@ async fn job_of_an_oidc_token_is_named_with_its_commit() {
     let line = events(&reader, "/agents/prod/audit").await.remove(0);
     let expected = json!({"id": "302", "project": "shop/web", "user": "bob", "environment": "prod", "commit": "714a629c"});
     assert_eq!((&line["request"]["caller"], &line["request"]["job"]), (&json!("jobs"), &expected));
+}
+
+/// Sends a deletion with the token of a CI job, and waits until GitLab has described the job.
+async fn deploy(world: &World, path: &str) {
+    let request = Request::delete(path).header("host", "kas").header("authorization", "Bearer ci:7:job");
+    assert_eq!(world.send(request.body(Body::empty()).unwrap()).await.status(), StatusCode::OK);
+    while world.kas.deployments.list().await.unwrap()[0].commit.is_none() {
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_of_a_job_has_its_deployment_and_is_found_by_it() {
+    let cluster = Cluster::new();
+    let (gitlab, world, _agent) = world_with(&ApiRateLimit::default(), |_| {}, cluster.services()).await;
+    let job = Job::new(3, 30).with_agent(AGENT, json!({"access_as": {"ci_job": {}}}));
+    gitlab.state().add_job("job", job.with_environment("prod", "production"));
+    gitlab.state().projects.push(Project::new(30, "shop/web"));
+    let token = token::new(Holder::Caller);
+    let caller_entry = format!(
+        "callers: [{{name: auditor, tokens: ['{}'], agents: ['gitlab:{AGENT}'], services: [graph], cluster_audit: true}}]",
+        TokenHash::of(&token)
+    );
+    world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &caller_entry).unwrap());
+    let auditor = caller(&world, token);
+    deploy(&world, &CONFIGMAP.replace("prod", &AGENT.to_string())).await;
+    cluster
+        .write_event(&ClusterEvent { of_agentk: Some(false), ..cluster.event(&Method::PUT, &with_id("x")) });
+
+    let path = format!("/agents/{AGENT}/audit/v1/events");
+    let lines = events(&auditor, &path).await;
+    let commit = sha_of_job(3);
+    assert_eq!(
+        lines[0]["deployment"],
+        json!({
+            "project": "shop/web", "environment": "prod", "status": "running", "commit": commit, "author": "Alice Liddell",
+            "ref": "main", "commit_url": format!("https://gitlab.example.com/shop/web/-/commit/{commit}"),
+            "job_url": "https://gitlab.example.com/shop/web/-/jobs/3",
+        })
+    );
+    assert_eq!((lines.len(), &lines[1]["deployment"]), (2, &Value::Null));
+    for (query, expected) in [
+        (format!("commit={}", &commit[..8]), 1),
+        ("environment=prod&project=shop/web".to_owned(), 1),
+        ("environment=staging".to_owned(), 0),
+        (format!("commit={}&user=gitlab:ci_job:3", &commit[..8]), 1),
+        (format!("commit={}&user=nobody", &commit[..8]), 0),
+    ] {
+        assert_eq!(events(&auditor, &format!("{path}?{query}")).await.len(), expected, "{query}");
+        let asked = cluster.queries.lock().pop().unwrap();
+        assert!(
+            !asked.contains("commit") && !asked.contains("environment"),
+            "agentk does not know them: {asked}"
+        );
+    }
+    let refused = auditor.get(&format!("{path}?commit=v1.2")).await;
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    assert!(text(refused).await.contains("7 to 64 hexadecimal digits"));
+    gitlab.assert_no_violations();
+}
+
+/// Returns the headers of a request with an audit id.
+fn with_id(id: &'static str) -> HeaderMap {
+    HeaderMap::from_iter([(HeaderName::from_static("audit-id"), HeaderValue::from_static(id))])
 }

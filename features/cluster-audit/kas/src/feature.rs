@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use environments_wire::DeploymentRecords;
 use proto::ReplicaId;
 
 use kas_core::{
@@ -17,12 +18,15 @@ use crate::{
 
 /// The audit logs of clusters.
 #[derive(Debug)]
-pub struct ClusterAuditFeature(Arc<AccessRing>);
+pub struct ClusterAuditFeature {
+    accesses: Arc<AccessRing>,
+    deployments: Arc<dyn DeploymentRecords>,
+}
 
 impl ClusterAuditFeature {
-    /// Builds the feature of a replica.
-    pub fn new(replica: ReplicaId) -> Self {
-        Self(Arc::new(AccessRing::new(replica)))
+    /// Builds the feature of a replica. Events of jobs get their deployments.
+    pub fn new(replica: ReplicaId, deployments: Arc<dyn DeploymentRecords>) -> Self {
+        Self { accesses: Arc::new(AccessRing::new(replica)), deployments }
     }
 }
 
@@ -33,7 +37,8 @@ impl KasFeature for ClusterAuditFeature {
 
     fn request_hooks(&self, context: &mut RequestHookContext<'_>) -> Vec<Box<dyn RequestHooks>> {
         vec![Box::new(ClusterAudit {
-            accesses: Arc::clone(&self.0),
+            accesses: Arc::clone(&self.accesses),
+            deployments: Arc::clone(&self.deployments),
             peers: context.forwarder.peers.clone(),
             store: Arc::clone(&context.forwarder.store),
             metrics: ClusterAuditMetrics::register(context.registry),
@@ -41,6 +46,6 @@ impl KasFeature for ClusterAuditFeature {
     }
 
     fn peer_hooks(&self) -> Vec<Arc<dyn PeerHooks>> {
-        vec![Arc::clone(&self.0) as Arc<dyn PeerHooks>]
+        vec![Arc::clone(&self.accesses) as Arc<dyn PeerHooks>]
     }
 }

@@ -3,8 +3,9 @@
 //! ```text
 //!   caller ──► `requests` ─ Audit-ID ──► agentk ──► API server ──► webhook of agentk ──► ring
 //!                └─ AccessRing                                                            │
-//!   reader ◄── `body`, `matching` ◄── lines of the service `audit` ◄──────────────────────┘
-//!                └─ AccessRing of this replica, and of all others
+//!   reader ◄── `selection` ◄── `body` ◄── lines of the service `audit` ◄──────────────────┘
+//!                                 ├─ `matching`: AccessRing of this replica, and of all others
+//!                                 └─ `deployments`: the records of jobs
 //! ```
 //!
 //! kas gives each request to a Kubernetes API an id that nobody can guess, which the API server writes into its audit log. An event
@@ -14,17 +15,20 @@
 
 mod accesses;
 mod body;
+mod deployments;
 mod feature;
 mod matching;
 mod metrics;
 mod request_type;
 mod requests;
+mod selection;
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
+use environments_wire::DeploymentRecords;
 use proto::{
     AgentId,
     audit::{ClusterEvent, ID_PREFIX, JoinedEvent, Stage, SyncOrigin, Through, parse_id},
@@ -34,8 +38,10 @@ use store::Store;
 pub use self::feature::ClusterAuditFeature;
 use self::{
     accesses::{AccessAnswer, AccessQuery, AccessQuestion, AccessRing, AccessView, MAX_IDS},
+    deployments::add_deployments,
     matching::Relation,
     metrics::ClusterAuditMetrics,
+    selection::EventSelection,
 };
 use kas_core::peers::PeerClient;
 
@@ -48,12 +54,12 @@ struct AuditJoiner {
     accesses: Arc<AccessRing>,
     peers: PeerClient,
     store: Arc<dyn Store>,
+    deployments: Arc<dyn DeploymentRecords>,
     metrics: ClusterAuditMetrics,
     agent: AgentId,
     /// The name or the id of the agent.
     label: String,
-    /// Only events of this caller, or of this user of the cluster.
-    user: Option<String>,
+    selection: EventSelection,
     ended: EndedRequests,
 }
 
@@ -74,7 +80,8 @@ impl AuditJoiner {
         let known = self.lookup(&events).await;
         let mut joined: Vec<JoinedEvent> =
             events.into_iter().map(|event| self.join_one(event, &known)).collect();
-        joined.retain(|event| self.user.as_deref().is_none_or(|user| matching::is_of_user(event, user)));
+        add_deployments(&*self.deployments, self.agent, &mut joined).await;
+        joined.retain(|event| self.selection.selects(event));
         joined
     }
 
@@ -105,7 +112,7 @@ impl AuditJoiner {
         // A caller chooses its `User-Agent`.
         let is_own = through == Through::Agentk;
         let sync = event.user_agent.as_deref().filter(|_| is_own).and_then(SyncOrigin::parse);
-        JoinedEvent { agent: self.label.clone(), through, request, sync, event }
+        JoinedEvent { agent: self.label.clone(), through, request, deployment: None, sync, event }
     }
 
     /// Looks up the requests of events, at this replica and then at all others.

@@ -1,7 +1,7 @@
-//! Whether an event of a cluster is that of a request of kas, and whether it is of a user.
+//! Whether an event of a cluster is that of a request of kas.
 
 use http::{Method, Uri};
-use proto::audit::{ClusterEvent, EventObject, JoinedEvent};
+use proto::audit::{ClusterEvent, EventObject};
 use request_info::{DecodedPath, RequestInfo, RequestTarget, ResourceTarget};
 
 use super::accesses::AccessView;
@@ -94,24 +94,9 @@ fn is_same(text: &str, kept: &str) -> bool {
     is_beginning && (kept.len() > CUT || sent.next().is_none())
 }
 
-/// Returns whether an event is of a user, as kas or the cluster knows it.
-pub(super) fn is_of_user(event: &JoinedEvent, user: &str) -> bool {
-    let request = event.request.as_ref();
-    let job = request.and_then(|request| request.job.as_ref());
-    let names = [
-        request.map(|request| &*request.caller),
-        request.and_then(|request| request.caller.strip_prefix("gitlab:user:")),
-        request.and_then(|request| request.user.as_deref()),
-        job.and_then(|job| job.user.as_deref()),
-        Some(&*event.event.cluster_user.name),
-        event.event.impersonated_user.as_ref().map(|user| &*user.name),
-    ];
-    names.contains(&Some(user))
-}
-
 #[cfg(test)]
 mod tests {
-    use proto::audit::{CiJob, ClusterUser, KasRequest, Through};
+    use proto::audit::{ClusterUser, KasRequest};
 
     use super::*;
 
@@ -241,32 +226,6 @@ mod tests {
         ] {
             let (event, access) = (event("get", "/version", found), access("GET", "/version", sent));
             assert_eq!(relation(&event, &access) == Relation::Same, expected, "{sent:?} {found:?}");
-        }
-    }
-
-    #[test]
-    fn user_is_the_caller_its_user_that_of_its_job_or_one_of_the_cluster() {
-        let job = CiJob { user: Some("alice".to_owned()), ..CiJob::default() };
-        let request = KasRequest {
-            caller: "gitlab:user:carol".to_owned(),
-            user: Some("oidc:bob".to_owned()),
-            job: Some(job),
-            ..KasRequest::default()
-        };
-        let mut event = event("get", "/version", Some("impersonated"));
-        event.cluster_user.name = "agentk".to_owned();
-        let joined = JoinedEvent {
-            agent: "prod".to_owned(),
-            through: Through::Kas,
-            request: Some(request),
-            sync: None,
-            event,
-        };
-        for user in ["gitlab:user:carol", "carol", "oidc:bob", "alice", "agentk", "impersonated"] {
-            assert!(is_of_user(&joined, user), "{user}");
-        }
-        for user in ["", "bob", "gitlab:user:", "admin"] {
-            assert!(!is_of_user(&joined, user), "{user}");
         }
     }
 }

@@ -4,16 +4,17 @@
 use std::sync::Arc;
 
 use access::RequestError;
+use environments_wire::DeploymentRecords;
 use http::{HeaderMap, Method, Response, StatusCode, header::CONTENT_LENGTH};
 use proto::{Reason, ServiceName, header::AUDIT_ID};
 use store::Store;
 use tunnel::Body;
-use url::form_urlencoded;
 
 use super::{
     AuditJoiner, ClusterAuditMetrics, EndedRequests,
     accesses::{AccessRecord, AccessRing, new_audit_id},
     body::join_body,
+    selection::EventSelection,
 };
 use kas_core::{
     peers::PeerClient,
@@ -27,6 +28,7 @@ pub(crate) struct ClusterAudit {
     pub(crate) accesses: Arc<AccessRing>,
     pub(crate) peers: PeerClient,
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) deployments: Arc<dyn DeploymentRecords>,
     pub(crate) metrics: ClusterAuditMetrics,
 }
 
@@ -52,7 +54,7 @@ impl RequestHooks for ClusterAudit {
             return Ok(response);
         }
         match response.status() {
-            StatusCode::OK => Ok(self.join(request, response)),
+            StatusCode::OK => self.join(request, response),
             // Clients would take its lines for those that kas has joined.
             status if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS => {
                 let what = format!("the agent answered {} instead of an audit log", status.as_u16());
@@ -65,22 +67,24 @@ impl RequestHooks for ClusterAudit {
 
 impl ClusterAudit {
     /// Adds the callers of requests to the lines of a log.
-    fn join(&self, request: AuthorizedRequest<'_>, mut response: Response<Body>) -> Response<Body> {
+    fn join(
+        &self,
+        request: AuthorizedRequest<'_>,
+        mut response: Response<Body>,
+    ) -> Result<Response<Body>, RequestError> {
         let query = request.uri.query().unwrap_or_default();
-        let user = form_urlencoded::parse(query.as_bytes())
-            .find(|(key, value)| key == "user" && !value.is_empty())
-            .map(|(_, user)| user.into_owned());
         let joiner = AuditJoiner {
             accesses: Arc::clone(&self.accesses),
             peers: self.peers.clone(),
             store: Arc::clone(&self.store),
+            deployments: Arc::clone(&self.deployments),
             metrics: self.metrics.clone(),
             agent: request.destination.agent,
             label: request.destination.label().to_string(),
-            user,
+            selection: EventSelection::parse(query)?,
             ended: EndedRequests::default(),
         };
         response.headers_mut().remove(CONTENT_LENGTH);
-        response.map(|body| join_body(joiner, body))
+        Ok(response.map(|body| join_body(joiner, body)))
     }
 }

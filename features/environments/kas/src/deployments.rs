@@ -41,7 +41,9 @@ pub struct Deployments {
     results: Option<Arc<dyn JobResults>>,
     /// The number of open records that have had their turn.
     turn: Arc<AtomicUsize>,
+    /// The last list with the results of jobs, and the last one without.
     shared: Arc<Mutex<Option<SharedList>>>,
+    known: Arc<Mutex<Option<SharedList>>>,
 }
 
 /// A list of Redis.
@@ -109,7 +111,7 @@ impl Deployments {
             Some(store) => Store::Redis { store, last: Arc::default() },
             None => Store::Memory(Arc::default()),
         };
-        Self { store, results, turn: Arc::default(), shared: Arc::default() }
+        Self { store, results, turn: Arc::default(), shared: Arc::default(), known: Arc::default() }
     }
 
     /// Returns the deployments that the query selects, the newest first.
@@ -187,11 +189,23 @@ impl Deployments {
         open
     }
 
-    /// Returns the list that another reader has loaded, if it is new enough.
-    fn shared(&self) -> Option<Arc<[Deployment]>> {
-        let shared = self.shared.lock();
+    /// Returns a list that another reader has loaded, if it is new enough.
+    fn shared(list: &Mutex<Option<SharedList>>) -> Option<Arc<[Deployment]>> {
+        let shared = list.lock();
         let is_new = |list: &&SharedList| list.loaded.elapsed() < SHARED_FOR;
         shared.as_ref().filter(is_new).map(|list| Arc::clone(&list.deployments))
+    }
+
+    /// Lets other readers use a list of Redis for a while.
+    fn share(&self, list: &Mutex<Option<SharedList>>, records: Vec<Record>) -> Arc<[Deployment]> {
+        let now = SystemTime::now();
+        let deployments = records.into_iter().map(|record| forget_running(record.deployment, now));
+        let deployments: Arc<[Deployment]> = deployments.collect();
+        if let Store::Redis { .. } = self.store {
+            let shared = SharedList { deployments: Arc::clone(&deployments), loaded: Instant::now() };
+            *list.lock() = Some(shared);
+        }
+        deployments
     }
 
     async fn put(&self, old: &Record, new: &Deployment) -> Result<(), StoreError> {
@@ -247,21 +261,23 @@ impl DeploymentRecords for Deployments {
         Box::pin(async move { self.put(&old, new).await })
     }
 
+    fn known(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>> {
+        Box::pin(async move {
+            if let Some(known) = Self::shared(&self.shared).or_else(|| Self::shared(&self.known)) {
+                return Ok(known);
+            }
+            Ok(self.share(&self.known, self.records().await?))
+        })
+    }
+
     fn list(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>> {
         Box::pin(async move {
-            if let Some(shared) = self.shared() {
+            if let Some(shared) = Self::shared(&self.shared) {
                 return Ok(shared);
             }
             let mut records = self.records().await?;
             self.complete(&mut records).await;
-            let now = SystemTime::now();
-            let of_record = |record: Record| forget_running(record.deployment, now);
-            let deployments: Arc<[Deployment]> = records.into_iter().map(of_record).collect();
-            if let Store::Redis { .. } = self.store {
-                let list = SharedList { deployments: Arc::clone(&deployments), loaded: Instant::now() };
-                *self.shared.lock() = Some(list);
-            }
-            Ok(deployments)
+            Ok(self.share(&self.shared, records))
         })
     }
 }

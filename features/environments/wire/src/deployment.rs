@@ -30,6 +30,13 @@ pub trait DeploymentRecords: fmt::Debug + Send + Sync {
         new: &'a Deployment,
     ) -> BoxFuture<'a, Result<(), StoreError>>;
 
+    /// Returns all records as they are, the newest first. They may be some seconds old.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    fn known(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>>;
+
     /// Returns all records, the newest first, and completes those of jobs that have ended, as far as GitLab answers. They may be some seconds
     /// old.
     ///

@@ -127,6 +127,10 @@ mod tests {
             Box::pin(ready(Ok(())))
         }
 
+        fn known(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>> {
+            self.list()
+        }
+
         fn list(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>> {
             let record = |number: u64| Deployment {
                 time: SystemTime::UNIX_EPOCH,

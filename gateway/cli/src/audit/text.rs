@@ -1,6 +1,8 @@
 //! The lines of `kas audit`, for people. All texts come from the agent, or from GitLab.
 
-use proto::audit::{CiJob, ClusterEvent, EventObject, JoinedEvent, Stage, SyncOrigin, Through};
+use proto::audit::{
+    AuditDeployment, CiJob, ClusterEvent, EventObject, JoinedEvent, Stage, SyncOrigin, Through,
+};
 
 use crate::table::{is_unprintable, phrase};
 
@@ -68,12 +70,15 @@ fn who(event: &JoinedEvent) -> String {
     };
     let caller = request.user.as_ref().unwrap_or(&request.caller);
     match &request.job {
-        Some(job) => of_job(job, caller),
+        Some(job) => of_job(job, event.deployment.as_ref(), caller),
         None => caller.clone(),
     }
 }
 
-fn of_job(job: &CiJob, caller: &str) -> String {
+/// Returns the words for a job. The commit and the merge request of a job with a token of GitLab are those of its deployment.
+fn of_job(job: &CiJob, deployment: Option<&AuditDeployment>, caller: &str) -> String {
+    let commit = deployment.and_then(|deployment| deployment.commit.as_deref());
+    let merge_request = deployment.and_then(|deployment| deployment.merge_request).map(|id| id.to_string());
     let mut text = job.user.as_deref().unwrap_or(caller).to_owned();
     let mut add = |before: &str, value: Option<&str>| {
         if let Some(value) = value {
@@ -83,7 +88,8 @@ fn of_job(job: &CiJob, caller: &str) -> String {
     add(", job ", job.id.as_deref());
     add(" of ", job.project.as_deref().or(job.project_id.as_deref()));
     add(" for ", job.environment.as_deref());
-    add(" at ", job.commit.as_deref().map(short));
+    add(" at ", job.commit.as_deref().or(commit).map(short));
+    add(" of !", merge_request.as_deref());
     text
 }
 
@@ -142,7 +148,14 @@ mod tests {
     }
 
     fn show(through: Through, request: Option<KasRequest>, event: ClusterEvent) -> String {
-        let text = line(&JoinedEvent { agent: "prod".to_owned(), through, request, sync: None, event });
+        let text = line(&JoinedEvent {
+            agent: "prod".to_owned(),
+            through,
+            request,
+            deployment: None,
+            sync: None,
+            event,
+        });
         text.split("  ").map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" | ")
     }
 
@@ -192,6 +205,22 @@ mod tests {
     }
 
     #[test]
+    fn job_has_the_commit_and_the_merge_request_of_its_deployment() {
+        let deployment = AuditDeployment {
+            commit: Some("714a629c0b401fdc".to_owned()),
+            merge_request: Some(12),
+            ..AuditDeployment::default()
+        };
+        let text = |commit: Option<&str>| {
+            let commit = commit.map(str::to_owned);
+            let job = CiJob { id: Some("302".to_owned()), commit, ..CiJob::default() };
+            of_job(&job, Some(&deployment), "alice")
+        };
+        assert_eq!(text(None), "alice, job 302 at 714a629c0b40 of !12");
+        assert_eq!(text(Some("0123456789abcdef")), "alice, job 302 at 0123456789ab of !12");
+    }
+
+    #[test]
     fn json_has_the_same_values_and_only_characters_that_a_terminal_shows() {
         let value = serde_json::json!({"a": "ü\u{7f}\u{9b}31m\u{202e}\u{e0041}"});
         let line = json(&format!("{value}\r"));
@@ -207,6 +236,7 @@ mod tests {
             agent: "prod".to_owned(),
             through: Through::Agentk,
             request: None,
+            deployment: None,
             sync: Some(sync),
             event,
         };
@@ -219,6 +249,7 @@ mod tests {
             agent: "prod".to_owned(),
             through: Through::Agentk,
             request: None,
+            deployment: None,
             sync: None,
             event: event("get", None),
         });
