@@ -12,28 +12,32 @@ use crate::{access::Access, entry::Entry, graph::Graph, query::Query};
 
 /// The most pieces of evidence of one component.
 const MAX_EVIDENCE: usize = 10;
+/// The kinds of `apps` whose images are looked at.
+pub(crate) const WORKLOADS: [&str; 3] = ["Deployment", "StatefulSet", "DaemonSet"];
 
 /// A rule by which a program is recognized.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule {
-    id: String,
+pub(crate) struct ComponentRule {
+    pub(crate) id: String,
     name: String,
+    /// Without images, the API groups are the program.
     #[serde(default)]
-    images: Vec<String>,
+    pub(crate) images: Vec<String>,
     #[serde(default)]
-    groups: Vec<String>,
+    pub(crate) groups: Vec<String>,
 }
 
-static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+pub(crate) static RULES: LazyLock<Vec<ComponentRule>> = LazyLock::new(|| {
     serde_saphyr::from_str(include_str!("components.yaml")).expect("a test reads the rules")
 });
 
 /// The facts that were found about one program.
 #[derive(Debug, Default)]
-struct Found {
+pub(crate) struct FoundComponent {
     version: Option<String>,
     namespaces: BTreeSet<String>,
+    /// The health of the worst workload.
     health: Option<HealthState>,
     evidence: BTreeSet<String>,
 }
@@ -41,7 +45,7 @@ struct Found {
 impl Graph {
     /// Returns the programs that are recognized among the visible objects.
     pub fn components(&self, access: &Access) -> ComponentList {
-        let mut found: BTreeMap<&str, Found> = BTreeMap::new();
+        let mut found: BTreeMap<&str, FoundComponent> = BTreeMap::new();
         let visible = self.entries().filter(|(_, entry)| access.sees_entry(entry));
         for (_, entry) in visible.filter(|(_, entry)| self.is_workload(entry)) {
             for rule in &*RULES {
@@ -56,7 +60,8 @@ impl Graph {
                 let version = version(image).or(label).map(str::to_owned);
                 known.version = known.version.take().or(version);
                 known.namespaces.insert(entry.facts.namespace.to_string());
-                known.health = known.health.max(Some(entry.facts.health));
+                let health = entry.facts.health;
+                known.health = known.health.max(Some(health));
                 known.add_evidence(format!(
                     "{} {}/{}",
                     self.api(entry).kind,
@@ -87,11 +92,11 @@ impl Graph {
 
     fn is_workload(&self, entry: &Entry) -> bool {
         let api = self.api(entry);
-        api.group == "apps" && matches!(&*api.kind, "Deployment" | "StatefulSet" | "DaemonSet")
+        api.group == "apps" && WORKLOADS.contains(&&*api.kind)
     }
 }
 
-impl Found {
+impl FoundComponent {
     fn add_evidence(&mut self, text: String) {
         if self.evidence.len() < MAX_EVIDENCE {
             self.evidence.insert(text);
@@ -115,10 +120,16 @@ fn is_named(image: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
 }
 
-/// Returns the version of an image, if its tag is one.
+/// Returns the version of an image, if its tag is one, also after a word: `alpine-v17.5.0`.
 fn version(image: &str) -> Option<&str> {
-    let (_, tag) = parts(image);
-    tag.filter(|tag| tag.trim_start_matches('v').starts_with(|first: char| first.is_ascii_digit()))
+    let tag = parts(image).1?;
+    let is_version =
+        |text: &str| text.trim_start_matches('v').starts_with(|first: char| first.is_ascii_digit());
+    if is_version(tag) {
+        return Some(tag);
+    }
+    let after_word = tag.split_once('-').map(|(_, rest)| rest);
+    after_word.filter(|rest| is_version(rest) && rest.contains('.'))
 }
 
 #[cfg(test)]
@@ -153,6 +164,9 @@ mod tests {
             ("registry:5000/b", None),
             ("a/b:1.2@sha256:abc", Some("1.2")),
             ("a/b", None),
+            ("a/b:alpine-v17.5.0", Some("v17.5.0")),
+            ("a/b:stable-2.14.10", Some("2.14.10")),
+            ("a/b:sha-1234abc", None),
         ] {
             assert_eq!(version(image), expected, "{image}");
         }

@@ -1,6 +1,7 @@
 //! Scenarios of the graph without a cluster.
 
 mod capacity;
+mod components;
 mod configured;
 mod following;
 mod groups;

@@ -323,23 +323,3 @@ fn applications_and_projects_of_gitops_are_groups() {
         ["application:a/shop healthy 1", "gitops:group/shop healthy 1", "namespace:a healthy 6"]
     );
 }
-
-#[test]
-fn components_are_recognized_by_their_images() {
-    let mut world = World::new();
-    let image = |image: &str| json!({"metadata": {"namespace": "cert-manager"}, "spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
-    world.apply(object(
-        "apps/v1",
-        "Deployment",
-        "cert-manager",
-        &image("quay.io/jetstack/cert-manager-controller:v1.15.0"),
-    ));
-    world.apply(object("apps/v1", "Deployment", "fake", &image("example.com/my-cert-manager-controller:v9")));
-    let components = world.graph.components(&Access::of_agent()).components;
-    let [found] = &*components else { panic!("{components:?}") };
-    assert_eq!(
-        (&*found.id, found.version.as_deref(), &*found.namespaces),
-        ("cert-manager", Some("v1.15.0"), &["cert-manager".to_owned()][..])
-    );
-    assert_eq!(found.evidence, ["Deployment cert-manager/cert-manager"]);
-}
