@@ -2,13 +2,25 @@
 //!
 //! Readers ignore fields and values that they do not know. Optional fields are left out where they are empty.
 
+mod application_facts;
+mod applications;
+mod components;
 mod kind;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::kind::KindName;
+pub use self::{
+    application_facts::ApplicationFacts,
+    applications::{
+        Application, ApplicationCondition, ApplicationContact, ApplicationDescriptor, ApplicationIcon,
+        ApplicationInfo, ApplicationKind, ApplicationLink, ApplicationList, ApplicationMember,
+        ApplicationOrigin, is_web_address,
+    },
+    components::{Component, ComponentList},
+    kind::KindName,
+};
 use crate::InstanceId;
 
 /// The path of [`GraphStatus`].
@@ -23,6 +35,8 @@ pub const GROUPS_PATH: &str = "/v1/groups";
 pub const HEALTH_PATH: &str = "/v1/health";
 /// The path of [`ComponentList`].
 pub const COMPONENTS_PATH: &str = "/v1/components";
+/// The path of [`ApplicationList`].
+pub const APPLICATIONS_PATH: &str = "/v1/applications";
 /// The path of [`Capacity`].
 pub const CAPACITY_PATH: &str = "/v1/capacity";
 /// The path of [`FoundEnvironmentList`].
@@ -497,37 +511,6 @@ pub struct Warning {
     pub time: String,
 }
 
-/// Programs that run in the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ComponentList {
-    /// The components, in order of their ids.
-    pub components: Vec<Component>,
-    /// The reasons why something may be missing, one sentence each.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub partial: Vec<String>,
-}
-
-/// A program that runs in the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Component {
-    /// The id, such as `cert-manager`.
-    pub id: String,
-    /// The name for people.
-    pub name: String,
-    /// The version, if an image or a label has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub version: Option<String>,
-    /// The namespaces of its workloads.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub namespaces: Vec<String>,
-    /// The health of its workloads.
-    pub health: HealthState,
-    /// The workloads and API groups by which it was found, such as `Deployment cert-manager/cert-manager`.
-    pub evidence: Vec<String>,
-}
-
 /// The views that the configuration of the agent defines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -696,6 +679,11 @@ fn is_zero(number: &u32) -> bool {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero_u64(number: &u64) -> bool {
     *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 #[cfg(test)]

@@ -24,6 +24,9 @@ const SELECTION: [(&str, &str); 7] = [
 const PAGE: [(&str, &str); 2] =
     [("limit", "The objects of a page"), ("continue", "The value of the page before")];
 
+const APPLICATIONS: [(&str, &str); 1] =
+    [("brief", "`true`: without members, notes and other details, in at most 64 KiB")];
+
 const WATCH: [(&str, &str); 3] = [
     ("groups", "`all`: groups are sent in place of objects"),
     ("views", "`all`: views are sent in place of objects"),
@@ -37,6 +40,7 @@ const HEALTH: &str = "healthy|suspended|progressing|degraded|unknown";
 fn schema_of(parameter: &str) -> Value {
     match parameter {
         "limit" => json!({"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}),
+        "brief" => json!({"type": "string", "enum": ["true", "false"]}),
         "groups" | "views" => json!({"type": "string", "enum": ["all"]}),
         "health" => json!({"type": "string", "pattern": format!("^({HEALTH})(,({HEALTH}))*$")}),
         "degraded_after" => json!({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"}),
@@ -85,6 +89,7 @@ fn document() -> Value {
         GROUPS_PATH: path::<GroupList>(generator_ref, "Groups with their health", &[], json_type),
         HEALTH_PATH: path::<HealthReport>(generator_ref, "The health of the selected objects", &[], json_type),
         COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs", &[], json_type),
+        APPLICATIONS_PATH: path::<ApplicationList>(generator_ref, "Applications with their descriptions, members and health", &APPLICATIONS, json_type),
         CAPACITY_PATH: without_parameters(path::<Capacity>(generator_ref, "The nodes, and their CPU and memory", &[], json_type)),
         ENVIRONMENTS_PATH: without_parameters(path::<FoundEnvironmentList>(generator_ref, "The environments of GitLab that objects name", &[], json_type)),
         VIEWS_PATH: path::<ViewList>(generator_ref, "The views that the configuration of the agent defines", &[], json_type),

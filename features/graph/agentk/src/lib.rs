@@ -34,8 +34,8 @@ use proto::{
     InstanceId, Reason, ServiceName,
     agent_configuration::graph::GraphSection,
     graph::{
-        CAPACITY_PATH, COMPONENTS_PATH, ENVIRONMENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH,
-        STATUS_PATH, TREE_PATH, VIEWS_PATH, ViewList, WATCH_PATH,
+        APPLICATIONS_PATH, CAPACITY_PATH, COMPONENTS_PATH, ENVIRONMENTS_PATH, GROUPS_PATH, HEALTH_PATH,
+        OBJECTS_PATH, STATUS_PATH, TREE_PATH, VIEWS_PATH, ViewList, WATCH_PATH,
     },
     header::accepts_gzip,
     impersonation::Identity,
@@ -267,6 +267,7 @@ impl RequestHandler for GraphHandler {
             GROUPS_PATH,
             HEALTH_PATH,
             COMPONENTS_PATH,
+            APPLICATIONS_PATH,
             CAPACITY_PATH,
             ENVIRONMENTS_PATH,
             VIEWS_PATH,
@@ -298,7 +299,7 @@ impl RequestHandler for GraphHandler {
             // After this time, the response says which objects are missing.
             let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
         }
-        let Parameters { query, labels, limit, after, .. } = &parameters;
+        let Parameters { query, labels, limit, after, detail, .. } = &parameters;
         let access = view.access(&identity, query).await?;
         let status = (path == STATUS_PATH).then(|| view.cache.status(&access));
         let text = view.cache.read(|graph| {
@@ -312,6 +313,7 @@ impl RequestHandler for GraphHandler {
                 GROUPS_PATH => json(&graph.groups(query, &access, now())),
                 HEALTH_PATH => json(&graph.health(query, labels, &access, now())),
                 COMPONENTS_PATH => json(&graph.components(&access)),
+                APPLICATIONS_PATH => json(&graph.applications(query, &access, now(), *detail)),
                 CAPACITY_PATH => json(&graph.capacity(query, &access)),
                 ENVIRONMENTS_PATH => json(&graph.found_environments(&access)),
                 _ => json(&ViewList { views: graph.views(&view.cache.section().views, &access) }),

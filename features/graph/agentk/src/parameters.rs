@@ -1,10 +1,10 @@
 //! The parameters of a request.
 
 use proto::{
-    graph::{CAPACITY_PATH, ENVIRONMENTS_PATH, OBJECTS_PATH, Token, WATCH_PATH},
+    graph::{APPLICATIONS_PATH, CAPACITY_PATH, ENVIRONMENTS_PATH, OBJECTS_PATH, Token, WATCH_PATH},
     percent,
 };
-use resource_graph::{InvalidListKey, ListKey, Query, QueryError};
+use resource_graph::{ApplicationDetail, InvalidListKey, ListKey, Query, QueryError};
 
 /// The default and the largest number of objects of a page.
 const LIMIT: (usize, usize) = (500, 5000);
@@ -21,6 +21,8 @@ pub(super) struct Parameters {
     pub(super) limit: usize,
     /// The place of the last object of the page before.
     pub(super) after: Option<ListKey>,
+    /// The details of applications.
+    pub(super) detail: ApplicationDetail,
     /// The position from which a watch continues.
     pub(super) since: Option<Token>,
     /// The kind of data that a watch sends.
@@ -49,6 +51,8 @@ pub(super) enum ParameterError {
     Limit(String),
     #[error("continue={0}: {1}")]
     Continue(String, InvalidListKey),
+    #[error("brief={0}: the values are true and false")]
+    Brief(String),
     #[error("since: {0}")]
     Since(proto::graph::InvalidToken),
     #[error("groups={0}: the only value is all; a parameter group=<id> selects one group")]
@@ -72,6 +76,7 @@ impl Parameters {
             labels: String::new(),
             limit: LIMIT.0,
             after: None,
+            detail: ApplicationDetail::Full,
             since: None,
             watched: Watched::Objects,
         };
@@ -88,7 +93,8 @@ impl Parameters {
         if is_of_whole_cluster(path) {
             return Err(ParameterError::Unexpected(key.chars().take(100).collect()));
         }
-        let (is_watch, has_pages) = (path == WATCH_PATH, path == OBJECTS_PATH);
+        let (is_watch, has_pages, has_details) =
+            (path == WATCH_PATH, path == OBJECTS_PATH, path == APPLICATIONS_PATH);
         if self.query.set(key, value)? {
             if key == "label" {
                 value.clone_into(&mut self.labels);
@@ -97,6 +103,7 @@ impl Parameters {
         }
         match key {
             "limit" | "continue" if has_pages && value.is_empty() => {}
+            "brief" if has_details && value.is_empty() => {}
             "since" | "groups" | "views" if is_watch && value.is_empty() => {}
             "limit" if has_pages => {
                 let limit = value.parse().ok().filter(|limit| (1..=LIMIT.1).contains(limit));
@@ -105,6 +112,13 @@ impl Parameters {
             "continue" if has_pages => {
                 let key = value.parse().map_err(|error| ParameterError::Continue(value.to_owned(), error))?;
                 self.after = Some(key);
+            }
+            "brief" if has_details => {
+                self.detail = match value {
+                    "true" => ApplicationDetail::Brief,
+                    "false" => ApplicationDetail::Full,
+                    _ => return Err(ParameterError::Brief(value.to_owned())),
+                };
             }
             "since" if is_watch => self.since = Some(value.parse().map_err(ParameterError::Since)?),
             "groups" if is_watch => {
@@ -138,6 +152,7 @@ fn known(path: &str) -> &'static str {
     match path {
         WATCH_PATH => "kind, namespace, name, label, health, group, degraded_after, groups, views and since",
         OBJECTS_PATH => "kind, namespace, name, label, health, group, degraded_after, limit and continue",
+        APPLICATIONS_PATH => "kind, namespace, name, label, health, group, degraded_after and brief",
         _ => "kind, namespace, name, label, health, group and degraded_after",
     }
 }
@@ -165,7 +180,7 @@ mod tests {
 
     #[test]
     fn parameter_without_a_value_selects_nothing() {
-        for path in [OBJECTS_PATH, WATCH_PATH] {
+        for path in [OBJECTS_PATH, APPLICATIONS_PATH, WATCH_PATH] {
             let names = known(path).replace(" and ", ", ");
             let empty = names.split(", ").map(|name| format!("{name}=")).collect::<Vec<_>>().join("&");
             let parameters = Parameters::parse(path, &empty).unwrap();
@@ -179,7 +194,7 @@ mod tests {
         let document = include_str!("../../../../docs/graph.openapi.json");
         let document: serde_json::Value = serde_json::from_str(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 10);
+        assert_eq!(paths.len(), 11);
         for (path, description) in paths {
             let parameters = description["get"]["parameters"].as_array().unwrap().iter();
             let names: Vec<&str> = parameters.map(|parameter| parameter["name"].as_str().unwrap()).collect();
@@ -210,6 +225,8 @@ mod tests {
             (TREE_PATH, "limit=1", "group and degraded_after"),
             (CAPACITY_PATH, "namespace=a", "about the whole cluster"),
             (ENVIRONMENTS_PATH, "kind=Pod", "about the whole cluster"),
+            (APPLICATIONS_PATH, "brief=yes", "brief=yes: the values are true and false"),
+            (TREE_PATH, "brief=true", "there is no parameter \"brief\""),
             (WATCH_PATH, "limit=1", "there is no parameter \"limit\""),
             (WATCH_PATH, "since=1", "since: the token"),
             (WATCH_PATH, "groups=some", "groups=some"),

@@ -2,14 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    access::{Access, VisibleNamespaces},
-    entry::Entry,
-    graph::Graph,
-    query::Query,
-    text::cut,
-};
-use proto::graph::{Amounts, Capacity, KubeletVersion, NodeCounts, ResourceState};
+use crate::{access::Access, entry::Entry, graph::Graph, query::Query, text::cut};
+use proto::graph::{Amounts, Capacity, KubeletVersion, NodeCounts};
 
 /// The most versions of kubelets that are reported.
 const MAX_VERSIONS: usize = 20;
@@ -39,15 +33,9 @@ impl Graph {
 
     /// Returns all objects of a kind of the core group, or `None` if some are not known or hidden.
     fn all_of(&self, kind: &str, access: &Access) -> Option<Vec<&Entry>> {
-        let mut of_kind = self.served().filter(|(_, known)| {
-            known.kind.api.group.is_empty()
-                && known.kind.api.kind == kind
-                && known.state == ResourceState::Synced
-        });
-        let (number, _) = of_kind.next()?;
-        let is_visible = access.namespaces(number) == Some(&VisibleNamespaces::All);
+        let number = self.whole_resource("", kind, access)?;
         let of_resource = |entry: &&Entry| entry.resource == number;
-        is_visible.then(|| self.entries().map(|(_, entry)| entry).filter(of_resource).collect())
+        Some(self.entries().map(|(_, entry)| entry).filter(of_resource).collect())
     }
 }
 

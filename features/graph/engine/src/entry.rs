@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use object_health::{Assessment, AssessmentContext, JudgedParts};
-use proto::graph::{Amounts, HealthState, Ready, Relation};
+use proto::graph::{Amounts, ApplicationFacts, HealthState, Ready, Relation};
 use serde_json::Value;
 
 use crate::{
@@ -72,8 +72,8 @@ pub(crate) struct Facts {
     pub(crate) selector: Option<Box<PodSelector>>,
     /// The templates of claims of a StatefulSet.
     pub(crate) templates: Box<[Text]>,
-    /// The selector of an Application of `app.k8s.io`: labels that members have.
-    pub(crate) application: Option<Box<[(Text, Text)]>>,
+    /// The selector and the description of an Application of `app.k8s.io`.
+    pub(crate) application: Option<Box<ApplicationFacts>>,
 }
 
 /// The owner of an object.
@@ -166,11 +166,6 @@ pub(crate) fn read(
             name: intern(&reference.target.name),
         });
     let references = references.collect();
-    let application = ((group, kind) == ("app.k8s.io", "Application")).then(|| {
-        let labels = object.pointer("/spec/selector/matchLabels").and_then(Value::as_object);
-        let labels = labels.into_iter().flatten().filter_map(|(key, value)| Some((key, value.as_str()?)));
-        labels.map(|(key, value)| (intern(key), intern(value))).collect()
-    });
     let facts = Facts {
         references,
         namespace: intern(metadata["namespace"].as_str().unwrap_or_default()),
@@ -194,7 +189,7 @@ pub(crate) fn read(
         groups: groups::groups(object).iter().map(|id| intern(id)).collect(),
         selector: references::pod_selector(group, kind, object).map(Box::new),
         templates: references::claim_templates(object).iter().map(|name| intern(name)).collect(),
-        application,
+        application: ApplicationFacts::read(group, kind, object),
     };
     Some((cut(uid, MAX_NAME).into(), facts))
 }
@@ -217,6 +212,7 @@ impl Facts {
             + self.name.len()
             + self.message.len()
             + self.selector.as_ref().map_or(0, |_| 256)
+            + self.application.as_ref().map_or(0, |application| application.size())
             // The UID, and the entries of the indexes.
             + 250
     }

@@ -30,6 +30,11 @@ pub(crate) const FOUND_BY: [(&str, &str); 10] = [
     ("namespace", "the namespace"),
 ];
 
+/// Returns the id of the group of an Application of `app.k8s.io`.
+pub(crate) fn application(namespace: &str, name: &str) -> String {
+    format!("application:{namespace}/{name}")
+}
+
 /// Returns by what a group was found, in words.
 pub(crate) fn found_by(id: &str) -> &'static str {
     let (kind, _) = id.split_once(':').unwrap_or((id, ""));
@@ -82,7 +87,7 @@ pub(crate) fn groups(object: &Value) -> Vec<String> {
 }
 
 /// Returns whether a text has only characters that names of Kubernetes have, so that it is safe in ids.
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let of_names = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !text.is_empty() && cut(text, MAX_NAME).len() == text.len() && text.bytes().all(of_names)
 }

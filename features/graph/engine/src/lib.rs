@@ -1,7 +1,7 @@
 //! The objects of a cluster, their relations, groups and health, kept up to date in memory.
 //!
 //! ```text
-//!   API server ─► loader ─► mask ─► entry ─► graph ─► view, tree, rollup, components, capacity ─► callers
+//!   API server ─► loader ─► mask ─► entry ─► graph ─► view, tree, rollup, components, applications, capacity ─► callers
 //!                 (watches)                    └────► viewer: what a caller that follows is sent next
 //!   API server ◄─ reviews: what may this caller see?
 //! ```
@@ -11,6 +11,7 @@
 
 mod access;
 mod amounts;
+mod applications;
 mod cache;
 mod capacity;
 mod components;
@@ -44,6 +45,7 @@ mod warnings;
 
 pub use self::{
     access::Access,
+    applications::ApplicationDetail,
     cache::{Cache, CacheConfig},
     graph::{Graph, GraphLimits, Limit},
     list_key::{InvalidListKey, ListKey},

@@ -7,7 +7,10 @@ use std::{
 };
 
 use object_health::JudgedParts;
-use proto::graph::{Attention, Group, GroupHealth, GroupList, HealthReport, HealthState};
+use proto::{
+    LabelSelector,
+    graph::{Attention, Group, GroupHealth, GroupList, HealthReport, HealthState},
+};
 
 use crate::{
     access::Access,
@@ -29,15 +32,24 @@ const FORGOTTEN: i64 = 600;
 /// The most namespaces of a group that are listed.
 const MAX_NAMESPACES: usize = 32;
 
+/// The most Applications of a namespace whose members are looked for, in order of their names: each of them is compared with each object.
+pub(crate) const MAX_APPLICATIONS: usize = 200;
+
 /// The groups of all visible objects.
-struct Memberships<'a> {
+pub(crate) struct Memberships<'a> {
     graph: &'a Graph,
     access: &'a Access,
     /// The projects of GitOps by the ids of their ApplySets.
     projects: HashMap<Text, Text>,
-    /// Applications of `app.k8s.io`, by namespace.
-    applications: HashMap<Text, Vec<&'a Entry>>,
+    /// The selectors of Applications of `app.k8s.io`, by namespace.
+    selectors: HashMap<Text, Vec<MemberSelector<'a>>>,
     known: HashMap<u32, Arc<[Text]>>,
+}
+
+/// The selector of an Application.
+struct MemberSelector<'a> {
+    application: &'a str,
+    labels: &'a LabelSelector,
 }
 
 impl Graph {
@@ -120,7 +132,13 @@ impl Graph {
     }
 
     /// Returns the health of several objects: that of the worst one that no other of them judges.
-    fn group_health(&self, slots: &[u32], query: &Query, access: &Access, now: i64) -> GroupHealth {
+    pub(crate) fn group_health(
+        &self,
+        slots: &[u32],
+        query: &Query,
+        access: &Access,
+        now: i64,
+    ) -> GroupHealth {
         let patience = patience(query);
         let lasting = |entry: &Entry| {
             let fresh = now.saturating_sub(entry.since) < patience;
@@ -250,23 +268,28 @@ impl<'a> Judge<'a> {
 }
 
 impl<'a> Memberships<'a> {
-    fn new(graph: &'a Graph, access: &'a Access) -> Self {
-        let (mut projects, mut applications) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
+    pub(crate) fn new(graph: &'a Graph, access: &'a Access) -> Self {
+        let (mut projects, mut selectors) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
         for (_, entry) in graph.entries().filter(|(_, entry)| access.sees_entry(entry)) {
             let facts = &entry.facts;
             if let Some(project) = facts.details.iter().find(|detail| detail.0 == "project") {
                 let set = facts.labels.iter().find(|label| &*label.0 == "applyset.kubernetes.io/id");
                 projects.extend(set.map(|set| (Arc::clone(&set.1), Arc::clone(&project.1))));
             }
-            if facts.application.as_ref().is_some_and(|labels| !labels.is_empty()) {
-                applications.entry(Arc::clone(&facts.namespace)).or_default().push(entry);
+            if let Some(labels) = facts.application.as_ref().and_then(|found| found.selector.as_ref()) {
+                let found = MemberSelector { application: &facts.name, labels };
+                selectors.entry(Arc::clone(&facts.namespace)).or_default().push(found);
             }
         }
-        Self { graph, access, projects, applications, known: HashMap::new() }
+        for of_namespace in selectors.values_mut() {
+            of_namespace.sort_unstable_by_key(|selector| selector.application);
+            of_namespace.truncate(MAX_APPLICATIONS);
+        }
+        Self { graph, access, projects, selectors, known: HashMap::new() }
     }
 
     /// Returns the groups of an object: its own and those of its owners.
-    fn of(&mut self, slot: u32) -> Arc<[Text]> {
+    pub(crate) fn of(&mut self, slot: u32) -> Arc<[Text]> {
         self.at_depth(slot, 0)
     }
 
@@ -300,13 +323,11 @@ impl<'a> Memberships<'a> {
             project.map_or_else(|| Arc::clone(id), |project| format!("gitops:{project}").into())
         });
         let mut all: Vec<Text> = renamed.collect();
-        let applications = self.applications.get(&facts.namespace).into_iter().flatten();
-        for application in applications {
-            let labels = application.facts.application.iter().flatten();
-            let mut labels = labels.map(|(key, value)| facts.label(key) == Some(&**value));
-            if labels.all(|has| has) {
-                let Entry { facts: application, .. } = application;
-                all.push(format!("application:{}/{}", application.namespace, application.name).into());
+        for MemberSelector { application, labels } in
+            self.selectors.get(&facts.namespace).into_iter().flatten()
+        {
+            if labels.matches(|key| facts.label(key)) {
+                all.push(groups::application(&facts.namespace, application).into());
             }
         }
         if !facts.namespace.is_empty() {

@@ -1,5 +1,6 @@
 //! Scenarios of the graph without a cluster.
 
+mod applications;
 mod capacity;
 mod components;
 mod configured;

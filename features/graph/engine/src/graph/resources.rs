@@ -6,7 +6,10 @@ use kube::core::ApiResource;
 use proto::graph::ResourceState;
 
 use super::{Graph, Limit, LimitExceeded};
-use crate::resources::ResourceKind;
+use crate::{
+    access::{Access, VisibleNamespaces},
+    resources::ResourceKind,
+};
 
 /// A resource of the API server, and what is known of it.
 #[derive(Debug)]
@@ -130,5 +133,15 @@ impl Graph {
     /// Returns the resources that the API server has, with their numbers.
     pub(crate) fn served(&self) -> impl Iterator<Item = (usize, &Resource)> {
         self.resources.iter().enumerate().filter(|(_, resource)| resource.is_served)
+    }
+
+    /// Returns the number of a resource of which agentk knows all objects, and a caller may see all, or `None` for another one.
+    pub(crate) fn whole_resource(&self, group: &str, kind: &str, access: &Access) -> Option<usize> {
+        let mut known = self.served().filter(|(_, known)| {
+            let api = &known.kind.api;
+            api.group == group && api.kind == kind && known.state == ResourceState::Synced
+        });
+        let (number, _) = known.next()?;
+        (access.namespaces(number) == Some(&VisibleNamespaces::All)).then_some(number)
     }
 }

@@ -4,6 +4,60 @@
  */
 
 export interface paths {
+  "/v1/applications": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
+    };
+    /** Applications with their descriptions, members and health */
+    get: {
+      parameters: {
+        query?: {
+          /** @description `true`: without members, notes and other details, in at most 64 KiB */
+          brief?: "true" | "false";
+          /** @description Objects that have been unhealthy for less, such as `60s`, count as healthy in groups */
+          degraded_after?: string;
+          /** @description The id of a group, whose members are selected */
+          group?: string;
+          /** @description States, separated by commas */
+          health?: string;
+          /** @description Kinds or plurals, with or without the group, separated by commas: `Pod`, `deployments.apps` */
+          kind?: string;
+          /** @description A selector of labels, as for `kubectl --selector` */
+          label?: string;
+          /** @description Names, separated by commas */
+          name?: string;
+          /** @description Namespaces, separated by commas */
+          namespace?: string;
+        };
+        header?: never;
+        path?: never;
+        cookie?: never;
+      };
+      requestBody?: never;
+      responses: {
+        /** @description The answer */
+        200: {
+          headers: {
+            [name: string]: unknown;
+          };
+          content: {
+            "application/json": components["schemas"]["ApplicationList"];
+          };
+        };
+        default: components["responses"]["error"];
+      };
+    };
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
   "/v1/capacity": {
     parameters: {
       query?: never;
@@ -522,6 +576,153 @@ export interface components {
        */
       memory_bytes: number;
     };
+    /** @description Objects of a namespace that are one application. */
+    Application: {
+      /** @description The phase that the installer has set: `Pending`, `Succeeded` or `Failed`. */
+      assembly_phase?: string;
+      /** @description The conditions that the controller has written, at most 8. */
+      conditions?: components["schemas"]["ApplicationCondition"][];
+      /** @description The description of the application. Its texts are those of the object, cut where they are too long. */
+      descriptor: components["schemas"]["ApplicationDescriptor"];
+      /** @description The id of the group of its members, if it is an object: a value of the parameter `group`. */
+      group?: string;
+      /** @description The health of the members; `unknown` if the caller sees none. */
+      health: components["schemas"]["GroupHealth"];
+      /** @description Facts for people, at most 32. */
+      info?: components["schemas"]["ApplicationInfo"][];
+      /** @description The kinds that the object names and those of the members, at most 64. */
+      kinds?: components["schemas"]["ApplicationKind"][];
+      /** @description The label of its members in the namespace, if labels name it: a value of the parameter `label`. */
+      label?: string;
+      /** @description The program that manages its objects, if all of them name the same one. */
+      managed_by?: string;
+      /** @description The members that the caller may see, at most 100, in order of kind and name. */
+      members?: components["schemas"]["ApplicationMember"][];
+      /** @description The name. */
+      name: string;
+      /** @description The namespace. */
+      namespace: string;
+      /**
+       * Format: uint64
+       * @description The number of members that the caller may see and that are not in the list.
+       */
+      omitted_members?: number;
+      /** @description The way in which it was found. */
+      origin: components["schemas"]["ApplicationOrigin"];
+      /** @description The number of objects by the status that the controller of `app.k8s.io` has written, such as `Ready` or `InProgress`, at most 8. */
+      reported?: {
+        [key: string]: number;
+      };
+    };
+    /** @description A condition of an application. */
+    ApplicationCondition: {
+      /** @description The reason in one sentence, at most 512 bytes. */
+      message?: string;
+      /** @description The reason, as one word. */
+      reason?: string;
+      /** @description `True`, `False` or `Unknown`. */
+      status: string;
+      /** @description The type, such as `Ready`. */
+      type: string;
+    };
+    /** @description A person or an organization. */
+    ApplicationContact: {
+      /** @description The address for mail. */
+      email?: string;
+      /** @description The name. */
+      name?: string;
+      /** @description The address of a page: `http` or `https`. */
+      url?: string;
+    };
+    /** @description The description of an application. All of it is written by people in the cluster, and is not trusted. */
+    ApplicationDescriptor: {
+      /** @description A short description, at most 1,024 bytes. */
+      description?: string;
+      /** @description Images, at most 4. Images in `data:` URLs are left out. */
+      icons?: components["schemas"]["ApplicationIcon"][];
+      /** @description Words, at most 32. */
+      keywords?: string[];
+      /** @description Pages about the application, at most 32. */
+      links?: components["schemas"]["ApplicationLink"][];
+      /** @description The people who make the application, at most 16. */
+      maintainers?: components["schemas"]["ApplicationContact"][];
+      /** @description Notes in Markdown, at most 4,096 bytes. */
+      notes?: string;
+      /** @description The people who operate it, at most 16. */
+      owners?: components["schemas"]["ApplicationContact"][];
+      /** @description The type, such as `wordpress`. */
+      type?: string;
+      /** @description The version. */
+      version?: string;
+    };
+    /** @description An image of an application. */
+    ApplicationIcon: {
+      /** @description The size, such as `25x25`. */
+      size?: string;
+      /** @description The address: `http` or `https`. */
+      src: string;
+      /** @description The media type. */
+      type?: string;
+    };
+    /** @description A fact for people. */
+    ApplicationInfo: {
+      /** @description The object that has the value, such as `Secret/db`. It is not read. */
+      from?: string;
+      /** @description The name. */
+      name?: string;
+      /** @description The value, at most 512 bytes. */
+      value?: string;
+    };
+    /** @description A kind of objects of an application. */
+    ApplicationKind: {
+      /** @description True if the object names it in `componentKinds`. */
+      declared?: boolean;
+      /** @description The API group; empty for the core group. */
+      group?: string;
+      /** @description The kind. */
+      kind: string;
+      /**
+       * Format: uint64
+       * @description The number of members that the caller may see.
+       */
+      members?: number;
+    };
+    /** @description A page about an application. */
+    ApplicationLink: {
+      /** @description The words for people. */
+      description?: string;
+      /** @description The address: `http` or `https`. */
+      url: string;
+    };
+    /** @description The applications of the cluster. */
+    ApplicationList: {
+      /** @description The applications, at most 200, in order of namespace and name. */
+      applications: components["schemas"]["Application"][];
+      /**
+       * Format: uint64
+       * @description The number of applications that were left out, because there are too many, or because the answer is too large.
+       */
+      omitted?: number;
+      /** @description The reasons why something may be missing, one sentence each. */
+      partial?: string[];
+    };
+    /** @description A member of an application. */
+    ApplicationMember: {
+      /** @description The API group; empty for the core group. */
+      group?: string;
+      /** @description Its health. */
+      health: components["schemas"]["HealthState"];
+      /** @description The kind. */
+      kind: string;
+      /** @description The name. */
+      name: string;
+      /** @description The namespace; empty for cluster-scoped objects. */
+      namespace?: string;
+      /** @description The UID. */
+      uid: string;
+    };
+    /** @description The way in which an application was found. */
+    ApplicationOrigin: "object" | "labels";
     /** @description An object that does not do its work. */
     Attention: {
       /** @description Its health. */
