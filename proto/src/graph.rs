@@ -18,7 +18,7 @@ pub use self::{
         ApplicationInfo, ApplicationKind, ApplicationLink, ApplicationList, ApplicationMember,
         ApplicationOrigin, is_web_address,
     },
-    components::{Component, ComponentList},
+    components::{Component, ComponentList, FEATURES, FeatureNeed, FeatureRule, FeatureState, InstallHint},
     kind::KindName,
 };
 use crate::InstanceId;

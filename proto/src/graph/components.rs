@@ -1,4 +1,6 @@
-//! Programs that run in a cluster.
+//! Programs that run in a cluster, and the features that need one.
+
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +12,9 @@ use super::HealthState;
 pub struct ComponentList {
     /// The components, in order of their ids.
     pub components: Vec<Component>,
+    /// The features of kas and agentk that need a component in the cluster, in order of their ids.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<FeatureNeed>,
     /// The reasons why something may be missing, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub partial: Vec<String>,
@@ -33,4 +38,101 @@ pub struct Component {
     pub health: HealthState,
     /// The workloads and API groups by which it was found, such as `Deployment cert-manager/cert-manager`.
     pub evidence: Vec<String>,
+}
+
+/// A feature of kas or agentk that needs a component in the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct FeatureNeed {
+    /// The id of the feature, such as `prometheus`.
+    pub feature: String,
+    /// The name for people.
+    pub name: String,
+    /// The ids of the components of which the feature needs one.
+    pub needs: Vec<String>,
+    /// The state of these components in the cluster.
+    pub state: FeatureState,
+    /// The way to install the first of them.
+    pub install: InstallHint,
+}
+
+/// The state of a component that a feature needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum FeatureState {
+    /// A component runs and is healthy.
+    Present,
+    /// The cluster has no component.
+    Missing,
+    /// The cluster has a component, and none of its workloads is healthy.
+    Unhealthy,
+    /// No component was found, and agentk or the caller may not list all workloads.
+    #[default]
+    Unknown,
+}
+
+/// The way to install a component.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct InstallHint {
+    /// A command for a shell.
+    pub command: String,
+    /// The address of the documentation of the component.
+    pub docs: String,
+}
+
+/// A feature of kas or agentk, and the components of which it needs one.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeatureRule {
+    /// The id of the feature.
+    pub feature: String,
+    /// The name for people.
+    pub name: String,
+    /// The file of the documentation that states the need.
+    pub document: String,
+    /// The ids of the components.
+    pub needs: Vec<String>,
+    /// The way to install the first of them.
+    pub install: InstallHint,
+}
+
+/// The features that need a component, in order of their ids. kas and the page show these commands, and never those that an agent sends.
+pub static FEATURES: LazyLock<Vec<FeatureRule>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("features.json")).expect("a test reads the rules"));
+
+impl FeatureRule {
+    /// Returns the feature with the state of its components.
+    pub fn with_state(&self, state: FeatureState) -> FeatureNeed {
+        let Self { feature, name, needs, install, .. } = self;
+        FeatureNeed {
+            feature: feature.clone(),
+            name: name.clone(),
+            needs: needs.clone(),
+            state,
+            install: install.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn each_feature_has_a_document_and_one_command() {
+        assert!(FEATURES.is_sorted_by(|a, b| a.feature < b.feature), "in order of their ids");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for FeatureRule { feature, name, document, needs, install } in &*FEATURES {
+            assert!(!name.is_empty() && !needs.is_empty(), "{feature}");
+            assert!(root.join(document).exists(), "{feature}: {document}");
+            let tool = install.command.split(' ').next();
+            assert!(matches!(tool, Some("helm" | "kubectl" | "flux")), "{feature}: {}", install.command);
+            assert!(!install.command.contains(['\n', ';', '|', '&', '$', '`']), "{feature}: one command");
+            assert!(install.docs.starts_with("https://"), "{feature}: {}", install.docs);
+        }
+    }
 }

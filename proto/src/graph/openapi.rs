@@ -88,7 +88,7 @@ fn document() -> Value {
         TREE_PATH: path::<Tree>(generator_ref, "Objects with the objects that they own", &[], json_type),
         GROUPS_PATH: path::<GroupList>(generator_ref, "Groups with their health", &[], json_type),
         HEALTH_PATH: path::<HealthReport>(generator_ref, "The health of the selected objects", &[], json_type),
-        COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs", &[], json_type),
+        COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs, and the features that need one", &[], json_type),
         APPLICATIONS_PATH: path::<ApplicationList>(generator_ref, "Applications with their descriptions, members and health", &APPLICATIONS, json_type),
         CAPACITY_PATH: without_parameters(path::<Capacity>(generator_ref, "The nodes, and their CPU and memory", &[], json_type)),
         ENVIRONMENTS_PATH: without_parameters(path::<FoundEnvironmentList>(generator_ref, "The environments of GitLab that objects name", &[], json_type)),

@@ -39,6 +39,8 @@ pub(crate) struct FoundComponent {
     namespaces: BTreeSet<String>,
     /// The health of the worst workload.
     health: Option<HealthState>,
+    /// The health of the best workload.
+    pub(crate) best: Option<HealthState>,
     evidence: BTreeSet<String>,
 }
 
@@ -62,6 +64,7 @@ impl Graph {
                 known.namespaces.insert(entry.facts.namespace.to_string());
                 let health = entry.facts.health;
                 known.health = known.health.max(Some(health));
+                known.best = Some(known.best.map_or(health, |best| best.min(health)));
                 known.add_evidence(format!(
                     "{} {}/{}",
                     self.api(entry).kind,
@@ -76,6 +79,7 @@ impl Graph {
                 found.entry(&rule.id).or_default().add_evidence(format!("API group {group}"));
             }
         }
+        let features = self.feature_needs(&found, access);
         let components = RULES.iter().filter_map(|rule| {
             let found = found.remove(&*rule.id)?;
             Some(Component {
@@ -87,7 +91,11 @@ impl Graph {
                 evidence: found.evidence.into_iter().collect(),
             })
         });
-        ComponentList { components: components.collect(), partial: self.partial(&Query::default(), access) }
+        ComponentList {
+            components: components.collect(),
+            features,
+            partial: self.partial(&Query::default(), access),
+        }
     }
 
     fn is_workload(&self, entry: &Entry) -> bool {

@@ -23,6 +23,7 @@ mod groups;
 mod list_key;
 mod loader;
 mod mask;
+mod needs;
 mod object;
 mod ownership;
 mod quantity;

@@ -102,7 +102,7 @@ export interface paths {
       path?: never;
       cookie?: never;
     };
-    /** Well-known programs */
+    /** Well-known programs, and the features that need one */
     get: {
       parameters: {
         query?: {
@@ -829,6 +829,8 @@ export interface components {
     ComponentList: {
       /** @description The components, in order of their ids. */
       components: components["schemas"]["Component"][];
+      /** @description The features of kas and agentk that need a component in the cluster, in order of their ids. */
+      features?: components["schemas"]["FeatureNeed"][];
       /** @description The reasons why something may be missing, one sentence each. */
       partial?: string[];
     };
@@ -847,6 +849,21 @@ export interface components {
       /** @description Its UID, if it is loaded and the caller may see it. */
       uid?: string;
     };
+    /** @description A feature of kas or agentk that needs a component in the cluster. */
+    FeatureNeed: {
+      /** @description The id of the feature, such as `prometheus`. */
+      feature: string;
+      /** @description The way to install the first of them. */
+      install: components["schemas"]["InstallHint"];
+      /** @description The name for people. */
+      name: string;
+      /** @description The ids of the components of which the feature needs one. */
+      needs: string[];
+      /** @description The state of these components in the cluster. */
+      state: components["schemas"]["FeatureState"];
+    };
+    /** @description The state of a component that a feature needs. */
+    FeatureState: "present" | "missing" | "unhealthy" | "unknown";
     /** @description An environment in a namespace, as labels or annotations `app.gitlab.com/…` name it. */
     FoundEnvironment: {
       /** @description The slug of the path of the project (`CI_PROJECT_PATH_SLUG`). */
@@ -1009,6 +1026,13 @@ export interface components {
     };
     /** @description The health of an object. Ordered from the best to the worst. */
     HealthState: "healthy" | "suspended" | "progressing" | "degraded" | "unknown";
+    /** @description The way to install a component. */
+    InstallHint: {
+      /** @description A command for a shell. */
+      command: string;
+      /** @description The address of the documentation of the component. */
+      docs: string;
+    };
     /** @description A version of the kubelet. */
     KubeletVersion: {
       /**
