@@ -11,9 +11,12 @@ use kas_environments::{
     parse_environments,
 };
 use kas_events::{EventQuery, EventQueryError};
-use kas_fleet::{Fleet, parse_fleet};
+use kas_fleet::{Fleet, FleetList, parse_fleet};
 use kas_graph::views::api::ViewsResponse;
-use proto::events::EventKind;
+use proto::{
+    events::EventKind,
+    graph::{ApplicationList, ComponentList},
+};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -52,15 +55,22 @@ fn document_has_the_parameters_of_each_path() {
         let query = format!("{name}=1");
         let error = match path {
             "/api/v1/agents" => query.parse::<Query>().err(),
-            "/api/v1/fleet" => parse_fleet(&query).err(),
+            "/api/v1/fleet" | "/api/v1/applications" | "/api/v1/components" => parse_fleet(&query).err(),
             "/api/v1/environments" => parse_environments(&query).err(),
             "/api/v1/deployments" => parse_deployments(&query).err(),
             _ => return !matches!(query.parse::<EventQuery>(), Err(EventQueryError::Unknown(_))),
         };
         !matches!(error, Some(QueryError::Unknown(..)))
     };
-    let paths =
-        ["/api/v1/agents", "/api/v1/fleet", "/api/v1/environments", "/api/v1/deployments", "/api/v1/events"];
+    let paths = [
+        "/api/v1/agents",
+        "/api/v1/fleet",
+        "/api/v1/applications",
+        "/api/v1/components",
+        "/api/v1/environments",
+        "/api/v1/deployments",
+        "/api/v1/events",
+    ];
     for path in paths {
         let names = parameters(path);
         assert!(names.iter().all(|name| is_known(path, name)), "{path}: {names:?}");
@@ -68,7 +78,9 @@ fn document_has_the_parameters_of_each_path() {
         // The message about an unknown parameter lists all.
         let unknown = match path {
             "/api/v1/agents" => "other=1".parse::<Query>().unwrap_err().to_string(),
-            "/api/v1/fleet" => parse_fleet("other=1").unwrap_err().to_string(),
+            "/api/v1/fleet" | "/api/v1/applications" | "/api/v1/components" => {
+                parse_fleet("other=1").unwrap_err().to_string()
+            }
             "/api/v1/environments" => parse_environments("other=1").unwrap_err().to_string(),
             "/api/v1/deployments" => parse_deployments("other=1").unwrap_err().to_string(),
             _ => "other=1".parse::<EventQuery>().unwrap_err().to_string(),
@@ -141,6 +153,8 @@ fn documented_responses_fit_the_document() {
         "AgentResponse",
         "ViewsResponse",
         "Fleet",
+        "FleetApplications",
+        "FleetComponents",
         "EnvironmentList",
         "EnvironmentHealth",
         "LastDeployments",
@@ -172,6 +186,8 @@ fn responses_of_features_have_the_documented_shapes() {
     let mut examples = text.split("```json\n").skip(3).map(|rest| rest.split("```").next().unwrap());
     reads_back::<ViewsResponse>(examples.next().unwrap());
     reads_back::<Fleet>(examples.next().unwrap());
+    reads_back::<FleetList<ApplicationList>>(examples.next().unwrap());
+    reads_back::<FleetList<ComponentList>>(examples.next().unwrap());
     reads_back::<EnvironmentList>(examples.next().unwrap());
     reads_back::<EnvironmentHealth>(examples.next().unwrap());
     reads_back::<LastDeployments>(examples.next().unwrap());

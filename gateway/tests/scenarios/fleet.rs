@@ -27,15 +27,15 @@ const FLEET: &str = "/agents/fleet";
 const PATHS: [&str; 3] = ["shop/web", "shop/eu/api", "bank/core"];
 
 /// A kas with the agents 7, 8 and 9 of GitLab in three projects, and the agent `edge` of the identity file.
-struct Setup {
-    gitlab: StandIn,
-    world: World,
+pub(crate) struct Setup {
+    pub(crate) gitlab: StandIn,
+    pub(crate) world: World,
     agents: Vec<RunningAgent>,
     edge: SecretString,
 }
 
 impl Setup {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let gitlab = StandIn::start().await;
         for (id, path) in (7..).zip(PATHS) {
             let mut agent = Agent::new(id, "prod", &format!("glagent-{id}"));
@@ -69,7 +69,7 @@ impl Setup {
     }
 
     /// Starts an agent with this token in a cluster with this UID.
-    async fn start(&mut self, token: impl Into<SecretString>, cluster: &str, services: Services) {
+    pub(crate) async fn start(&mut self, token: impl Into<SecretString>, cluster: &str, services: Services) {
         let world = self.world.with_agent_token(token.into());
         let agent = match cluster {
             "" => world.start_agent(services),
@@ -80,7 +80,7 @@ impl Setup {
     }
 
     /// Replaces the identity file by one with `edge` and with a caller that has these keys. Returns the token of the caller.
-    fn caller(&self, keys: &str) -> String {
+    pub(crate) fn caller(&self, keys: &str) -> String {
         let caller = "caller-token";
         let text = format!(
             "agents: [{{id: 1, name: edge, tokens: ['{}']}}]\ncallers: [{{name: me, tokens: ['{}'], {keys}}}]",
@@ -91,7 +91,7 @@ impl Setup {
         caller.to_owned()
     }
 
-    async fn get(&self, path: &str, token: &str) -> (StatusCode, Value) {
+    pub(crate) async fn get(&self, path: &str, token: &str) -> (StatusCode, Value) {
         let request =
             Request::get(path).header("host", "kas").header("authorization", format!("Bearer {token}"));
         let response = self.world.send(request.body(Body::empty()).unwrap()).await;
@@ -99,7 +99,7 @@ impl Setup {
         (status, serde_json::from_str(&text(response).await).unwrap())
     }
 
-    async fn fleet(&self, path: &str, token: &str) -> Value {
+    pub(crate) async fn fleet(&self, path: &str, token: &str) -> Value {
         let (status, body) = self.get(path, token).await;
         assert_eq!(status, 200, "{body}");
         body

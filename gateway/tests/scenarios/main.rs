@@ -18,6 +18,7 @@ mod environment_health;
 mod events;
 mod fidelity;
 mod fleet;
+mod fleet_lists;
 mod gitaly;
 mod gitlab_agentk;
 mod gitlab_agents;

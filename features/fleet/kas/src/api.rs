@@ -1,4 +1,4 @@
-//! `GET /api/v1/fleet` of the internal API: the clusters as agentk sees them, with its own rights.
+//! `GET /api/v1/fleet`, `applications` and `components` of the internal API: the clusters as agentk sees them, with its own rights.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -6,7 +6,7 @@ use access::SourceUnavailable;
 use axum::{
     Router,
     extract::{RawQuery, State},
-    response::{IntoResponse, Response},
+    response::Response,
     routing::get,
 };
 use bytes::Bytes;
@@ -17,16 +17,20 @@ use kas_core::{
     api::{ApiContext, InternalApiError, ok},
     fleet_requests::AgentRequests,
 };
-use proto::AgentId;
+use proto::{
+    AgentId,
+    graph::{ApplicationList, ComponentList},
+};
 
 use crate::{
     facts::AgentFacts,
-    inquiry::{FleetInquiry, FleetMember, ask_all},
+    inquiry::{FleetAnswer, FleetInquiry, FleetMember, ask_all},
+    lists::FleetList,
     query::parse_fleet,
     summary::Fleet,
 };
 
-/// The state of the route.
+/// The state of the routes.
 #[derive(Debug)]
 struct FleetApi {
     context: ApiContext,
@@ -56,22 +60,22 @@ impl AgentRequests for AgentkSender {
     }
 }
 
-impl IntoResponse for Fleet {
-    fn into_response(self) -> Response {
-        ok(&self)
-    }
-}
-
-/// Returns the route of the fleet.
+/// Returns the routes of answers about all clusters.
 pub(crate) fn routes(context: ApiContext, agents: AgentInquiry, inquiry: Arc<FleetInquiry>) -> Router {
     let api = FleetApi { context, agents, inquiry };
-    Router::new().route("/api/v1/fleet", get(get_fleet)).with_state(Arc::new(api))
+    let router = with_route::<Fleet>(Router::new());
+    let router = with_route::<FleetList<ApplicationList>>(router);
+    with_route::<FleetList<ComponentList>>(router).with_state(Arc::new(api))
 }
 
-async fn get_fleet(
+fn with_route<A: FleetAnswer>(router: Router<Arc<FleetApi>>) -> Router<Arc<FleetApi>> {
+    router.route(A::OF_PROGRAMS, get(get_answer::<A>))
+}
+
+async fn get_answer<A: FleetAnswer>(
     State(api): State<Arc<FleetApi>>,
     RawQuery(query): RawQuery,
-) -> Result<Fleet, InternalApiError> {
+) -> Result<Response, InternalApiError> {
     let FleetApi { context, agents, inquiry } = &*api;
     let filter = parse_fleet(query.as_deref().unwrap_or_default())?;
     let _permit = inquiry.acquire(None).map_err(|error| SourceUnavailable {
@@ -89,5 +93,5 @@ async fn get_fleet(
     let members = members.collect();
     let by_id = known.agents.iter().map(|agent| (agent.id, agent.clone())).collect();
     let clusters = ask_all(members, &AgentkSender { agents: agents.clone(), by_id }).await;
-    Ok(Fleet::new(context.replica, clusters, locations.missing.or(known.missing)))
+    Ok(ok(&A::summarize(context.replica, clusters, locations.missing.or(known.missing))))
 }

@@ -9,13 +9,18 @@ use kas_core::{
     fleet_requests::FleetRequests,
     proxy::ProxyServer,
 };
-use proto::ReplicaId;
+use proto::{
+    ReplicaId,
+    graph::{ApplicationList, ComponentList},
+};
 use store::Store;
 
 use crate::{
     agents::AgentListRequests,
     api,
     inquiry::{FleetInquiry, FleetSummaryRequests},
+    lists::FleetList,
+    summary::Fleet,
 };
 
 /// All agents of a caller.
@@ -34,10 +39,12 @@ impl FleetFeature {
 
 impl KasFeature for FleetFeature {
     fn fleet_requests(&self, store: &Arc<dyn Store>) -> Vec<Box<dyn FleetRequests>> {
-        let (replica, inquiry) = (self.replica, Arc::clone(&self.inquiry));
+        let Self { replica, inquiry } = self;
         vec![
-            Box::new(AgentListRequests { replica, store: Arc::clone(store) }),
-            Box::new(FleetSummaryRequests { replica, store: Arc::clone(store), inquiry }),
+            Box::new(AgentListRequests { replica: *replica, store: Arc::clone(store) }),
+            Box::new(FleetSummaryRequests::<Fleet>::new(*replica, store, inquiry)),
+            Box::new(FleetSummaryRequests::<FleetList<ApplicationList>>::new(*replica, store, inquiry)),
+            Box::new(FleetSummaryRequests::<FleetList<ComponentList>>::new(*replica, store, inquiry)),
         ]
     }
 

@@ -1,19 +1,16 @@
-//! `GET /agents/fleet`: asks the clusters of all agents of a caller for their capacity, all at the same time and until one deadline.
+//! Asks the clusters of all agents of a caller, all at the same time and until one deadline.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt::Debug, marker::PhantomData, sync::Arc, time::Duration};
 
 use access::{CallerAgents, CallerNames, RequestError};
-use bytes::Bytes;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use kas_core::{
     agent_locations::AgentLocations,
     fleet_requests::{AgentRequests, FleetRequest, FleetRequests},
 };
 use parking_lot::Mutex;
-use proto::{
-    AgentId, Reason, ReplicaId, ServiceName, Verb,
-    graph::{CAPACITY_PATH, Capacity},
-};
+use proto::{AgentId, Reason, ReplicaId, ServiceName, Verb};
+use serde::Serialize;
 use store::Store;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -21,9 +18,9 @@ use tokio::{
 };
 
 use crate::{
+    cluster_answer::{ClusterAnswer, parse},
     facts::AgentFacts,
     query::fleet_of_caller,
-    summary::{ClusterSummary, Fleet},
 };
 
 /// The most clusters of one answer that are asked. All are asked at the same time, so that one that hangs takes the turn of no other one.
@@ -33,11 +30,6 @@ const MAX_FLEETS: usize = 16;
 const MAX_OF_PROGRAMS: usize = 4;
 /// The time for all clusters. An agent waits up to ten seconds until the objects of its cluster are loaded.
 const DEADLINE: Duration = Duration::from_secs(12);
-/// The largest answer of a cluster, in bytes: that of an honest one has 20 versions and 21 sentences.
-const MAX_ANSWER: usize = 16 << 10;
-/// The most entries and the longest text of an answer that are kept.
-const MAX_ENTRIES: usize = 32;
-const MAX_TEXT: usize = 512;
 
 /// Limits the answers that are made at the same time.
 #[derive(Debug)]
@@ -49,12 +41,36 @@ pub(crate) struct FleetInquiry {
     callers: Mutex<HashSet<(String, Option<String>)>>,
 }
 
-/// Summarizes the fleets of callers.
+/// An answer about all clusters.
+pub(crate) trait FleetAnswer: Serialize + Debug + Send + 'static {
+    /// The answer of each cluster.
+    type Cluster: ClusterAnswer;
+    /// The paths for callers and for programs.
+    const OF_CALLERS: &'static str;
+    const OF_PROGRAMS: &'static str;
+
+    /// Summarizes the answers of clusters. `missing` is the reason for which agents may be missing.
+    fn summarize(
+        replica: ReplicaId,
+        clusters: Vec<AskedCluster<Self::Cluster>>,
+        missing: Option<String>,
+    ) -> Self;
+}
+
+/// Answers requests of callers about all of their clusters.
 #[derive(Debug)]
-pub(crate) struct FleetSummaryRequests {
-    pub(crate) replica: ReplicaId,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) inquiry: Arc<FleetInquiry>,
+pub(crate) struct FleetSummaryRequests<A> {
+    replica: ReplicaId,
+    store: Arc<dyn Store>,
+    inquiry: Arc<FleetInquiry>,
+    answer: PhantomData<fn() -> A>,
+}
+
+/// The cluster of an agent with its answer, or with the reason why there is none.
+#[derive(Debug)]
+pub(crate) struct AskedCluster<T> {
+    pub(crate) facts: AgentFacts,
+    pub(crate) answer: Result<T, String>,
 }
 
 /// An agent of a fleet, and the reason why its cluster is not asked.
@@ -108,9 +124,9 @@ impl Drop for FleetPermit<'_> {
     }
 }
 
-impl FleetRequests for FleetSummaryRequests {
+impl<A: FleetAnswer> FleetRequests for FleetSummaryRequests<A> {
     fn path(&self) -> &'static str {
-        "/agents/fleet"
+        A::OF_CALLERS
     }
 
     fn answer<'a>(&'a self, request: FleetRequest<'a>) -> BoxFuture<'a, Result<String, RequestError>> {
@@ -121,8 +137,14 @@ impl FleetRequests for FleetSummaryRequests {
     }
 }
 
-impl FleetSummaryRequests {
-    async fn summarize(&self, request: FleetRequest<'_>) -> Result<Fleet, RequestError> {
+impl<A: FleetAnswer> FleetSummaryRequests<A> {
+    /// Returns the requests of a replica.
+    pub(crate) fn new(replica: ReplicaId, store: &Arc<dyn Store>, inquiry: &Arc<FleetInquiry>) -> Self {
+        let (store, inquiry) = (Arc::clone(store), Arc::clone(inquiry));
+        Self { replica, store, inquiry, answer: PhantomData }
+    }
+
+    async fn summarize(&self, request: FleetRequest<'_>) -> Result<A, RequestError> {
         let FleetRequest { query, agents: CallerAgents { grant, mut agents, missing }, sender } = request;
         let filter = fleet_of_caller(query)?;
         let _permit = self.inquiry.acquire(Some(grant.caller.names()))?;
@@ -138,13 +160,17 @@ impl FleetSummaryRequests {
         });
         let members: Vec<_> = members.collect();
         let clusters = ask_all(members, sender).await;
-        Ok(Fleet::new(self.replica, clusters, locations.missing.or(missing)))
+        Ok(A::summarize(self.replica, clusters, locations.missing.or(missing)))
     }
 }
 
 /// Asks the clusters of the members that are connected and may be asked. One that has not answered at the deadline is missing.
-pub(crate) async fn ask_all(members: Vec<FleetMember>, sender: &dyn AgentRequests) -> Vec<ClusterSummary> {
+pub(crate) async fn ask_all<T: ClusterAnswer>(
+    members: Vec<FleetMember>,
+    sender: &dyn AgentRequests,
+) -> Vec<AskedCluster<T>> {
     let end = Instant::now() + DEADLINE;
+    let path = T::path();
     let mut asked = 0;
     let members = members.into_iter().map(|FleetMember { facts, refusal }| {
         let refusal = refusal.or_else(|| refusal_of(&facts, &mut asked));
@@ -152,21 +178,14 @@ pub(crate) async fn ask_all(members: Vec<FleetMember>, sender: &dyn AgentRequest
     });
     let members: Vec<_> = members.collect();
     let clusters = stream::iter(members).map(async |(facts, refusal): (AgentFacts, Option<String>)| {
+        let request = sender.get(facts.id, ServiceName::GRAPH, &path, T::MAX_BYTES);
         let answer = match refusal {
             Some(refusal) => Err(refusal),
-            None => timeout_at(end, ask(sender, facts.id)).await.unwrap_or_else(|_| Err(late())),
+            None => timeout_at(end, request).await.unwrap_or_else(|_| Err(late())),
         };
-        let (capacity, missing) = match answer.and_then(|body| parse(&body)) {
-            Ok(capacity) => (Some(capacity), None),
-            Err(reason) => (None, Some(reason)),
-        };
-        ClusterSummary { facts, missing, capacity }
+        AskedCluster { facts, answer: answer.and_then(|body| parse(&body)) }
     });
     clusters.buffer_unordered(MAX_ASKED).collect().await
-}
-
-async fn ask(sender: &dyn AgentRequests, agent: AgentId) -> Result<Bytes, String> {
-    sender.get(agent, ServiceName::GRAPH, CAPACITY_PATH, MAX_ANSWER).await
 }
 
 /// Returns the reason why a cluster is not asked, and counts those that are.
@@ -184,28 +203,13 @@ fn late() -> String {
     format!("the agent did not respond within {} s", DEADLINE.as_secs())
 }
 
-/// Parses the answer of a cluster, which is not trusted.
-fn parse(body: &[u8]) -> Result<Capacity, String> {
-    let mut capacity: Capacity = serde_json::from_slice(body)
-        .map_err(|error| format!("the response of the agent is not a capacity: {error}"))?;
-    let cut = |text: &mut String| {
-        text.truncate(text.floor_char_boundary(MAX_TEXT));
-        text.shrink_to_fit();
-    };
-    capacity.kubelet_versions.truncate(MAX_ENTRIES);
-    capacity.kubelet_versions.shrink_to_fit();
-    capacity.kubelet_versions.iter_mut().for_each(|kubelet| cut(&mut kubelet.version));
-    capacity.partial.truncate(MAX_ENTRIES);
-    capacity.partial.shrink_to_fit();
-    capacity.partial.iter_mut().for_each(cut);
-    Ok(capacity)
-}
-
 #[cfg(test)]
 mod tests {
     use std::future::pending;
 
+    use bytes::Bytes;
     use kas_core::agent_locations::AgentState;
+    use proto::graph::Capacity;
 
     use super::*;
 
@@ -271,25 +275,12 @@ mod tests {
     async fn agents_that_hang_hide_no_other_one() {
         let last = u64::try_from(MAX_ASKED).unwrap();
         let members = (1..=last + 1).map(member).collect();
-        let clusters = ask_all(members, &Hanging(AgentId(last))).await;
+        let clusters = ask_all::<Capacity>(members, &Hanging(AgentId(last))).await;
         let missing = |id: u64| {
-            clusters.iter().find(|cluster| cluster.facts.id == AgentId(id)).unwrap().missing.clone()
+            clusters.iter().find(|cluster| cluster.facts.id == AgentId(id)).unwrap().answer.clone().err()
         };
         assert_eq!(missing(last), None);
         assert!(missing(1).unwrap().contains("did not respond within 12 s"));
         assert!(missing(last + 1).unwrap().contains("kas asks 500 clusters at once"));
-    }
-
-    #[test]
-    fn hostile_answer_is_cut() {
-        let versions = vec![serde_json::json!({"version": "é".repeat(MAX_TEXT), "nodes": 1}); 100];
-        let answer = serde_json::json!({"nodes": null, "allocatable": null, "requested": null, "kubelet_versions": versions,
-            "partial": vec!["x".repeat(2000); 100]});
-        let capacity = parse(answer.to_string().as_bytes()).unwrap();
-        assert_eq!((capacity.kubelet_versions.len(), capacity.partial.len()), (MAX_ENTRIES, MAX_ENTRIES));
-        assert!(capacity.partial.capacity() < 100, "the rest is not kept");
-        assert!(capacity.kubelet_versions.iter().all(|kubelet| kubelet.version.len() <= MAX_TEXT));
-        assert!(capacity.partial.iter().all(|reason| reason.capacity() <= MAX_TEXT));
-        assert!(parse(b"[]").unwrap_err().contains("is not a capacity"));
     }
 }

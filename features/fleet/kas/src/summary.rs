@@ -12,7 +12,10 @@ use proto::{
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
-use crate::facts::AgentFacts;
+use crate::{
+    facts::AgentFacts,
+    inquiry::{AskedCluster, FleetAnswer},
+};
 
 /// The most versions of a count. Those of the fewest agents are left out.
 const MAX_VERSIONS: usize = 50;
@@ -37,7 +40,7 @@ pub struct Fleet {
 
 /// Numbers of agents.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct AgentCounts {
+pub(crate) struct AgentCounts {
     all: u64,
     connected: u64,
     /// The agents whose cluster has answered.
@@ -66,32 +69,43 @@ struct FleetTotal {
 
 /// The cluster of an agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ClusterSummary {
+struct ClusterSummary {
     #[serde(flatten)]
-    pub(crate) facts: AgentFacts,
+    facts: AgentFacts,
     /// The reason why the cluster has not answered.
-    pub(crate) missing: Option<String>,
+    missing: Option<String>,
     /// The answer of the cluster.
-    pub(crate) capacity: Option<Capacity>,
+    capacity: Option<Capacity>,
 }
 
-impl Fleet {
-    /// Summarizes clusters.
-    pub(crate) fn new(
+impl AgentCounts {
+    /// Counts the agents of clusters.
+    pub(crate) fn of<T>(clusters: &[AskedCluster<T>]) -> Self {
+        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        Self {
+            all: number(clusters.len()),
+            connected: number(clusters.iter().filter(|cluster| cluster.facts.is_connected()).count()),
+            answered: number(clusters.iter().filter(|cluster| cluster.answer.is_ok()).count()),
+        }
+    }
+}
+
+impl FleetAnswer for Fleet {
+    type Cluster = Capacity;
+    const OF_CALLERS: &'static str = "/agents/fleet";
+    const OF_PROGRAMS: &'static str = "/api/v1/fleet";
+
+    fn summarize(
         replica: ReplicaId,
-        mut clusters: Vec<ClusterSummary>,
+        mut clusters: Vec<AskedCluster<Capacity>>,
         missing: Option<String>,
     ) -> Self {
         clusters.sort_by_key(|cluster| cluster.facts.id);
+        let agents = AgentCounts::of(&clusters);
+        let clusters: Vec<_> = clusters.into_iter().map(ClusterSummary::from).collect();
         let connected = || clusters.iter().map(|cluster| &cluster.facts).filter(|facts| facts.is_connected());
         let agentk = connected().flat_map(|facts| versions_of(&facts.agentk_versions));
         let kubernetes = connected().map(|facts| facts.kubernetes_version.as_deref());
-        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-        let agents = AgentCounts {
-            all: number(clusters.len()),
-            connected: number(connected().count()),
-            answered: number(clusters.iter().filter(|cluster| cluster.capacity.is_some()).count()),
-        };
         Self {
             replica,
             time: SystemTime::now(),
@@ -102,6 +116,16 @@ impl Fleet {
             total: total(&clusters),
             clusters,
         }
+    }
+}
+
+impl From<AskedCluster<Capacity>> for ClusterSummary {
+    fn from(AskedCluster { facts, answer }: AskedCluster<Capacity>) -> Self {
+        let (capacity, missing) = match answer {
+            Ok(capacity) => (Some(capacity), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        Self { facts, missing, capacity }
     }
 }
 
@@ -158,7 +182,12 @@ mod tests {
 
     use super::*;
 
-    fn cluster(id: u64, uid: Option<&str>, versions: &[&str], capacity: Option<Capacity>) -> ClusterSummary {
+    fn cluster(
+        id: u64,
+        uid: Option<&str>,
+        versions: &[&str],
+        capacity: Option<Capacity>,
+    ) -> AskedCluster<Capacity> {
         let state = if versions.is_empty() { AgentState::Never } else { AgentState::Connected };
         let facts = AgentFacts {
             id: AgentId(id),
@@ -175,7 +204,7 @@ mod tests {
             kubernetes_version: uid.map(|_| "v1.34.1".to_owned()),
             cluster: uid.map(str::to_owned),
         };
-        ClusterSummary { facts, missing: None, capacity }
+        AskedCluster { facts, answer: capacity.ok_or_else(|| "it is away".to_owned()) }
     }
 
     fn capacity(nodes: Option<u64>, requested: Option<u64>) -> Option<Capacity> {
@@ -190,13 +219,14 @@ mod tests {
 
     #[test]
     fn cluster_with_several_agents_counts_once() {
-        let total = total(&[
+        let clusters = [
             cluster(1, Some("a"), &["0.1.0"], capacity(None, Some(1))),
             cluster(2, Some("a"), &["0.1.0"], capacity(Some(3), Some(2))),
             cluster(3, Some("b"), &["0.1.0"], capacity(Some(4), None)),
             cluster(4, None, &["0.1.0"], capacity(Some(10), Some(u64::MAX / 2000))),
             cluster(5, None, &["0.1.0"], None),
-        ]);
+        ];
+        let total = total(&clusters.map(ClusterSummary::from));
         assert_eq!((total.clusters, total.nodes.all, total.allocatable.cpu_millicores), (3, 17, 17_000));
         assert_eq!((total.clusters_with_requests, total.requested.memory_bytes), (2, 1 + u64::MAX / 2000));
     }
@@ -209,7 +239,7 @@ mod tests {
             cluster(1, None, &[""], None),
             cluster(4, None, &[], None),
         ];
-        let fleet = Fleet::new(ReplicaId::random(), clusters, None);
+        let fleet = Fleet::summarize(ReplicaId::random(), clusters, None);
         let counts = |counts: &[VersionCount]| -> Vec<(Option<String>, u64)> {
             counts.iter().map(|count| (count.version.clone(), count.agents)).collect()
         };

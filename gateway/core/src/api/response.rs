@@ -111,7 +111,8 @@ impl InternalApiError {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
             "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name>, \
-             /api/v1/agents/<id or name>/views, /api/v1/fleet, /api/v1/environments, /api/v1/deployments and /api/v1/events"
+             /api/v1/agents/<id or name>/views, /api/v1/fleet, /api/v1/applications, /api/v1/components, /api/v1/environments, \
+             /api/v1/deployments and /api/v1/events"
         ))
     }
 

