@@ -18,8 +18,8 @@ use secrecy::ExposeSecret as _;
 
 use crate::config;
 use cli::{
-    AuditCommand, CliError, CommandResult, EnvironmentsCommand, FleetCommand, GitopsCommand, GroupsCommand,
-    Login, Logout, TreeCommand, manual, print,
+    ApplicationsCommand, AuditCommand, CliError, CommandResult, ComponentsCommand, EnvironmentsCommand,
+    FleetCommand, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand, manual, print,
 };
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
@@ -39,6 +39,8 @@ enum Command {
     CheckConfig(check_config::CheckConfig),
     Agents(agents::Agents),
     Fleet(FleetCommand),
+    Applications(ApplicationsCommand),
+    Components(ComponentsCommand),
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
@@ -181,6 +183,8 @@ impl Cli {
             Command::CheckConfig(check) => check.run(),
             Command::Agents(agents) => return finish(agents.run()),
             Command::Fleet(fleet) => return finish(fleet.run()),
+            Command::Applications(applications) => return finish(applications.run()),
+            Command::Components(components) => return finish(components.run()),
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),

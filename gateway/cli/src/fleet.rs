@@ -1,5 +1,6 @@
-//! The commands `kas agents list` and `kas fleet`: all agents of a caller.
+//! The commands `kas agents list`, `kas fleet`, `kas applications` and `kas components`: all agents of a caller.
 
+mod lists;
 mod text;
 
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use proto::percent;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+pub use self::lists::{ApplicationsCommand, ComponentsCommand};
 use self::text::{AgentPage, FleetReport, describe, list};
 use crate::{CliError, caller::CallerOptions, print, warn};
 
@@ -141,13 +143,16 @@ impl FleetCommand {
 
 impl FleetReport {
     fn exit_code(&self) -> u8 {
-        if self.missing.is_some() || self.clusters.iter().any(|cluster| cluster.missing.is_some()) {
-            INCOMPLETE
-        } else if self.clusters.is_empty() {
-            NOT_FOUND
-        } else {
-            0
-        }
+        let is_incomplete = self.missing.is_some() || self.clusters.iter().any(|it| it.missing.is_some());
+        exit_code(is_incomplete, self.clusters.is_empty())
+    }
+}
+
+fn exit_code(is_incomplete: bool, is_empty: bool) -> u8 {
+    match (is_incomplete, is_empty) {
+        (true, _) => INCOMPLETE,
+        (false, true) => NOT_FOUND,
+        (false, false) => 0,
     }
 }
 

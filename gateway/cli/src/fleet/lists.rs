@@ -1,0 +1,316 @@
+//! The applications and the components in the clusters of a caller. All texts come from people in the clusters and from agents, apart from
+//! the commands that install a component: those are of kas.
+
+use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
+
+use clap::Subcommand;
+use http::Method;
+use proto::graph::{Application, ApplicationList, ApplicationOrigin, ComponentList, FeatureState};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{FleetOptions, Output, block_on, exit_code, parse, warn_of};
+use crate::{
+    CliError, print,
+    table::{Table, printable},
+};
+
+/// Show the applications in the clusters of a caller
+///
+/// Applications are objects of the kind Application of app.k8s.io, and objects with the label app.kubernetes.io/part-of,
+/// instance or name. Each cluster is asked with the rights of the caller, who needs the service graph.
+#[derive(Debug, clap::Args)]
+#[command(after_help = APPLICATIONS_HELP)]
+pub struct ApplicationsCommand {
+    #[command(subcommand)]
+    action: ApplicationsAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum ApplicationsAction {
+    /// List the applications with their versions and their health
+    List(FleetOptions),
+}
+
+/// Show the programs in clusters, and the features that lack one
+///
+/// Each cluster is asked with the rights of the caller, who needs the service graph. A component counts as missing only if
+/// agentk and the caller may list all workloads of the cluster.
+#[derive(Debug, clap::Args)]
+#[command(after_help = COMPONENTS_HELP)]
+pub struct ComponentsCommand {
+    #[command(subcommand)]
+    action: ComponentsAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum ComponentsAction {
+    /// List the programs, and the features that lack one with the command that installs it
+    List(FleetOptions),
+}
+
+const APPLICATIONS_HELP: &str = "\
+Examples:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas applications list
+  kas applications list --group shop --output json
+
+Exit codes:
+  0   all clusters have answered
+  1   there is no such agent
+  2   a cluster has not answered, or agents may be missing: the output has
+      the reason
+  64  the command line is invalid, or kas refuses the request
+  69  kas does not answer";
+
+const COMPONENTS_HELP: &str = "\
+Examples:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas components list
+  kas components list --name production --output json | jq .clusters
+
+Exit codes:
+  0   all clusters have answered
+  1   there is no such agent
+  2   a cluster has not answered, or agents may be missing: the output has
+      the reason
+  64  the command line is invalid, or kas refuses the request
+  69  kas does not answer";
+
+/// The lists of all clusters.
+#[derive(Deserialize)]
+struct ListReport<T> {
+    missing: Option<String>,
+    clusters: Vec<ListedAgent<T>>,
+}
+
+/// The cluster of an agent, with its list.
+#[derive(Deserialize)]
+struct ListedAgent<T> {
+    name: String,
+    missing: Option<String>,
+    #[serde(flatten)]
+    list: Option<T>,
+}
+
+impl ApplicationsCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let ApplicationsAction::List(options) = self.action;
+        run(options, "/agents/applications", applications)
+    }
+}
+
+impl ComponentsCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let ComponentsAction::List(options) = self.action;
+        run(options, "/agents/components", components)
+    }
+}
+
+fn run<T: DeserializeOwned>(
+    options: FleetOptions,
+    path: &str,
+    show: fn(&ListReport<T>) -> String,
+) -> Result<ExitCode, CliError> {
+    let FleetOptions { caller, filter, output } = options;
+    let path = format!("{path}?{}", filter.query());
+    let body = block_on(caller.send(Method::GET, path.trim_end_matches('?')))?;
+    let report: ListReport<T> = parse(&body)?;
+    warn_of(report.missing.as_deref());
+    print(&match output {
+        Output::Table => show(&report),
+        Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
+    })?;
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+impl<T> ListReport<T> {
+    fn exit_code(&self) -> u8 {
+        let is_incomplete = self.missing.is_some() || self.clusters.iter().any(|it| it.missing.is_some());
+        exit_code(is_incomplete, self.clusters.is_empty())
+    }
+
+    /// Returns the lists with the names of their agents.
+    fn lists(&self) -> impl Iterator<Item = (&str, &T)> {
+        self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.list.as_ref()?)))
+    }
+
+    /// Returns the reasons why clusters have not answered.
+    fn reasons(&self) -> String {
+        let missing =
+            self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.missing.as_ref()?)));
+        lines(missing)
+    }
+}
+
+fn lines<'a>(reasons: impl Iterator<Item = (&'a str, &'a String)>) -> String {
+    reasons.fold(String::new(), |mut text, (agent, reason)| {
+        let _ = writeln!(text, "{}: {}", printable(agent), printable(reason));
+        text
+    })
+}
+
+/// Returns the table of applications, and the reasons why some may be missing.
+fn applications(report: &ListReport<ApplicationList>) -> String {
+    let heads =
+        ["AGENT", "NAMESPACE", "APPLICATION", "TYPE", "VERSION", "HEALTH", "OBJECTS", "FOUND-BY", "LINK"];
+    let mut table = Table::new(&heads);
+    for (agent, list) in report.lists() {
+        list.applications.iter().for_each(|application| table.row(row(agent, application)));
+    }
+    let is_empty = report.lists().all(|(_, list)| list.applications.is_empty());
+    let mut text = if is_empty { "No cluster has an application.\n".to_owned() } else { table.to_string() };
+    for (agent, list) in report.lists().filter(|(_, list)| list.omitted > 0) {
+        let _ = writeln!(text, "{}: {} more applications are left out", printable(agent), list.omitted);
+    }
+    let partial = report.lists().flat_map(|(agent, list)| list.partial.iter().map(move |it| (agent, it)));
+    text + &lines(partial) + &report.reasons()
+}
+
+fn row(agent: &str, application: &Application) -> [String; 9] {
+    let Application { namespace, name, origin, descriptor, health, omitted_members, .. } = application;
+    let found_by = match origin {
+        ApplicationOrigin::Object => "object",
+        ApplicationOrigin::Labels => "labels",
+    };
+    [
+        agent.to_owned(),
+        namespace.clone(),
+        name.clone(),
+        descriptor.application_type.clone(),
+        descriptor.version.clone(),
+        health.health.to_string(),
+        omitted_members.to_string(),
+        found_by.to_owned(),
+        descriptor.links.first().map(|link| link.url.clone()).unwrap_or_default(),
+    ]
+}
+
+/// Returns the table of components, that of features that lack one, the commands that install it, and the reasons why some may be missing.
+fn components(report: &ListReport<ComponentList>) -> String {
+    let mut table = Table::new(&["AGENT", "COMPONENT", "VERSION", "HEALTH", "NAMESPACES"]);
+    for (agent, list) in report.lists() {
+        for component in &list.components {
+            table.row([
+                agent.to_owned(),
+                component.id.clone(),
+                component.version.clone().unwrap_or_default(),
+                component.health.to_string(),
+                component.namespaces.join(","),
+            ]);
+        }
+    }
+    let partial = report.lists().flat_map(|(agent, list)| list.partial.iter().map(move |it| (agent, it)));
+    format!("{table}{}{}{}", features(report), lines(partial), report.reasons())
+}
+
+fn features(report: &ListReport<ComponentList>) -> String {
+    let mut table = Table::new(&["AGENT", "FEATURE", "NEEDS", "STATE"]);
+    let mut commands = BTreeMap::new();
+    for (agent, list) in report.lists() {
+        for feature in list.features.iter().filter(|feature| feature.state != FeatureState::Present) {
+            let state = match feature.state {
+                FeatureState::Present => "present",
+                FeatureState::Missing => "missing",
+                FeatureState::Unhealthy => "unhealthy",
+                FeatureState::Unknown => "unknown",
+            };
+            let needs = feature.needs.join("|");
+            table.row([agent.to_owned(), feature.feature.clone(), needs, state.to_owned()]);
+            if feature.state == FeatureState::Missing {
+                commands.insert(&*feature.feature, &*feature.install.command);
+            }
+        }
+    }
+    let mut text = format!("\n{table}");
+    for (feature, command) in commands {
+        let _ = writeln!(text, "\n# {}\n{}", printable(feature), printable(command));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn report<T: DeserializeOwned>(list: Value) -> ListReport<T> {
+        let mut first = json!({"id": 7, "name": "7", "state": "connected", "missing": null});
+        first.as_object_mut().unwrap().extend(list.as_object().unwrap().clone());
+        let second = json!({"id": 8, "name": "8", "state": "away", "missing": "the agent is not connected"});
+        serde_json::from_value(json!({"missing": null, "clusters": [first, second]})).unwrap()
+    }
+
+    #[test]
+    fn table_of_applications_has_what_is_missing() {
+        let descriptor =
+            json!({"type": "wordpress", "version": "4.9.4", "links": [{"url": "https://wordpress.org"}]});
+        let health = json!({"health": "healthy", "counts": {"healthy": 3}});
+        let blog = json!({"namespace": "web", "name": "blog", "origin": "object", "descriptor": descriptor,
+            "omitted_members": 3, "health": health});
+        let db =
+            json!({"namespace": "web", "name": "db", "origin": "labels", "descriptor": {}, "health": health});
+        let report: ListReport<ApplicationList> = report(
+            json!({"applications": [blog, db], "omitted": 2, "partial": ["Pod: you may not\u{1b}[2J list them"]}),
+        );
+        let lines = [
+            "AGENT  NAMESPACE  APPLICATION  TYPE       VERSION  HEALTH   OBJECTS  FOUND-BY  LINK",
+            "7      web        blog         wordpress  4.9.4    healthy  3        object    https://wordpress.org",
+            "7      web        db           -          -        healthy  0        labels    -",
+            "7: 2 more applications are left out",
+            "7: Pod: you may not?[2J list them",
+            "8: the agent is not connected",
+            "",
+        ];
+        assert_eq!(applications(&report), lines.join("\n"));
+        assert_eq!(report.exit_code(), 2);
+    }
+
+    #[test]
+    fn features_that_lack_a_component_have_the_command_that_installs_it() {
+        let component = json!({"id": "flux", "name": "Flux", "version": "v1.4.0", "namespaces": ["flux-system"],
+            "health": "healthy", "evidence": []});
+        let feature = |id: &str, state: &str| {
+            let install = json!({"command": format!("install {id}"), "docs": "https://example.com"});
+            json!({"feature": id, "name": id, "needs": ["a", "b"], "state": state, "install": install})
+        };
+        let features =
+            [feature("flux", "present"), feature("prometheus", "missing"), feature("x", "unknown")];
+        let report: ListReport<ComponentList> =
+            report(json!({"components": [component], "features": features}));
+        let lines = [
+            "AGENT  COMPONENT  VERSION  HEALTH   NAMESPACES",
+            "7      flux       v1.4.0   healthy  flux-system",
+            "",
+            "AGENT  FEATURE     NEEDS  STATE",
+            "7      prometheus  a|b    missing",
+            "7      x           a|b    unknown",
+            "",
+            "# prometheus",
+            "install prometheus",
+            "8: the agent is not connected",
+            "",
+        ];
+        assert_eq!(components(&report), lines.join("\n"));
+    }
+
+    #[test]
+    fn caller_without_an_agent_gets_an_exit_code() {
+        let report: ListReport<ApplicationList> =
+            serde_json::from_value(json!({"missing": null, "clusters": []})).unwrap();
+        assert_eq!(
+            (applications(&report).lines().next(), report.exit_code()),
+            (Some("No cluster has an application."), 1)
+        );
+    }
+}
