@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     diff::{
-        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, MAX_FILES, ManifestFile, ObjectDiff,
-        PreviewRequest,
+        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, MAX_FILES, ManifestApplication,
+        ManifestFile, ObjectDiff, PreviewRequest,
     },
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
     project_path::ProjectPath,

@@ -9,7 +9,7 @@ use serde::{
 use serde_json::Value;
 
 use super::{CommitInfo, ObjectError, ObjectId};
-use crate::agent_configuration::gitops::GitRef;
+use crate::{agent_configuration::gitops::GitRef, graph::ApplicationDescriptor};
 
 /// The most files of one sync or diff.
 pub const MAX_FILES: usize = 20_000;
@@ -155,6 +155,20 @@ pub struct DiffSummary {
     /// Things that the diff could not look at.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// The Applications of `app.k8s.io` among the manifests, at most 50, also if they are not in the cluster.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub applications: Vec<ManifestApplication>,
+}
+
+/// An Application of `app.k8s.io` in a manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestApplication {
+    /// The object.
+    pub object: ObjectId,
+    /// The file with its line.
+    pub file: String,
+    /// The description in short. Its texts are not trusted.
+    pub descriptor: ApplicationDescriptor,
 }
 
 /// A request of agentk to kas for the data of a diff.

@@ -11,8 +11,10 @@ use clap::{ValueEnum, ValueHint};
 use proto::{
     agent_configuration::gitops::GitRef,
     gitops::{
-        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, ManifestFile, ObjectDiff, ObjectError,
+        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, ManifestApplication, ManifestFile,
+        ObjectDiff, ObjectError,
     },
+    graph::{ApplicationDescriptor, ApplicationLink},
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -178,9 +180,14 @@ impl Diff {
         sentence
     }
 
-    /// Returns the blocks of lines of all errors and objects.
+    /// Returns the blocks of lines of all errors, objects and Applications.
     fn blocks(&self) -> impl Iterator<Item = String> {
-        self.errors.iter().map(error_line).chain(self.objects.iter().map(block))
+        let objects = self.objects.iter().map(block);
+        self.errors
+            .iter()
+            .map(error_line)
+            .chain(objects)
+            .chain(self.summary.applications.iter().map(application))
     }
 
     /// Returns a comment for a merge request. Nothing in it leaves the code block.
@@ -250,6 +257,22 @@ fn block(diff: &ObjectDiff) -> String {
     }
     let mut text = format!("{sign} {}\n", printable(&head));
     diff.fields.iter().for_each(|field| write_field(&mut text, field));
+    text
+}
+
+/// Returns the lines of an Application of `app.k8s.io` in the manifests.
+fn application(ManifestApplication { object, file, descriptor }: &ManifestApplication) -> String {
+    let ApplicationDescriptor { application_type, version, description, links, .. } = descriptor;
+    let words = [application_type, version].into_iter().filter(|word| !word.is_empty()).map(String::as_str);
+    let mut head = format!("{object} ({file}): {}", words.collect::<Vec<_>>().join(" "));
+    if !description.is_empty() {
+        let _ = write!(head, ", {description}");
+    }
+    let mut text = format!("  {}\n", printable(&head));
+    for ApplicationLink { description, url } in links {
+        let line = if description.is_empty() { url.clone() } else { format!("{description}: {url}") };
+        let _ = writeln!(text, "    {}", printable(&line));
+    }
     text
 }
 
@@ -428,6 +451,22 @@ mod tests {
 1 to create, 1 to change, 1 to delete, 4 unchanged (branch main, commit cccccccccccc)
 ";
         assert_eq!(diff.to_string(), expected);
+    }
+
+    #[test]
+    fn application_of_the_manifests_is_described() {
+        let application = json!({"object": {"group": "app.k8s.io", "kind": "Application", "namespace": "shop", "name": "web"},
+            "file": "app.yaml:1", "descriptor": {"type": "shop", "version": "4.2", "description": "The\u{1b}[2J shop",
+                "links": [{"description": "Runbook", "url": "https://example.com/runbook"}]}});
+        let line = json!({"end": {"unchanged": 1, "applications": [application]}}).to_string();
+        let diff = Diff::parse(line.as_bytes()).unwrap();
+        let expected = [
+            "  Application.app.k8s.io shop/web (app.yaml:1): shop 4.2, The?[2J shop",
+            "    Runbook: https://example.com/runbook",
+            "1 unchanged",
+            "",
+        ];
+        assert_eq!((diff.to_string(), diff.exit_code()), (expected.join("\n"), 0));
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::{collections::HashSet, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use kube_cluster::{Cluster, Fence};
-use proto::gitops::{DiffAction, DiffLine, DiffSummary, ObjectDiff, ObjectError};
+use proto::{
+    gitops::{DiffAction, DiffLine, DiffSummary, ManifestApplication, ObjectDiff, ObjectError},
+    graph::ApplicationFacts,
+};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -20,6 +23,8 @@ use crate::{Manifest, applyset::ApplySet, deletion_plan::NAMESPACE, diff, hook, 
 
 /// The time that a reader may take for a line.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+/// The most Applications of `app.k8s.io` that a diff names.
+const MAX_APPLICATIONS: usize = 50;
 
 /// The difference of one manifest: its line, unless it is as in Git, and the UID of the object that exists.
 type Difference = (Option<DiffLine>, Option<String>);
@@ -105,6 +110,7 @@ impl<C: Cluster> Engine<C> {
         lines: &mut Lines<'_>,
     ) -> Result<(), SyncError> {
         let mut manifests = self.read_manifests(input, fence).await?;
+        lines.summary.applications = applications(&manifests);
         let stages = order::stages(&manifests)?;
         let set = ApplySet::new(input.agent, &input.project, &self.namespace).id();
         let sync = SyncContext { input, fence, set, autoscaled: ignored::autoscaled(&manifests) };
@@ -199,6 +205,16 @@ impl<C: Cluster> Engine<C> {
             }
         })
     }
+}
+
+/// Returns the Applications among manifests, which nobody has to have applied.
+fn applications(manifests: &[Manifest]) -> Vec<ManifestApplication> {
+    let described = manifests.iter().filter_map(|Manifest { id, object, source, .. }| {
+        let facts = ApplicationFacts::read(&id.group, &id.kind, object)?;
+        let (object, file) = (id.clone(), source.to_string());
+        Some(ManifestApplication { object, file, descriptor: facts.descriptor.into_brief() })
+    });
+    described.take(MAX_APPLICATIONS).collect()
 }
 
 fn of_project(message: String) -> ObjectError {

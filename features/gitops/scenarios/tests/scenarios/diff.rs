@@ -160,3 +160,32 @@ async fn diff_ends_when_its_reader_stops_reading() {
     let summary = engine.diff(&input, false, &Open, &sender).await;
     assert!(summary.create < 3 && started.elapsed() < Duration::from_secs(60), "{summary:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn diff_has_the_applications_of_the_manifests_also_if_none_is_in_the_cluster() {
+    let mut project = Project::new();
+    project.cluster.add_kind("app.k8s.io", "v1beta1", "Application", "applications", true);
+    let text = r#"---
+apiVersion: app.k8s.io/v1beta1
+kind: Application
+metadata: {name: shop}
+spec:
+  descriptor:
+    version: "4.2"
+    notes: long
+    links: [{description: Runbook, url: "https://example.com/runbook"}, {url: "javascript:alert(1)"}]
+"#;
+    let (lines, summary) = project.diff(&(config_maps(&["a"]) + text)).await;
+    assert!(lines.contains(&"Create Application.app.k8s.io default/shop: ".to_owned()), "{lines:?}");
+    let [shop] = &*summary.applications else { panic!("{summary:?}") };
+    assert_eq!(
+        (shop.object.to_string(), &*shop.descriptor.version),
+        ("Application.app.k8s.io default/shop".to_owned(), "4.2")
+    );
+    assert!(shop.file.contains(".yaml:"), "{}", shop.file);
+    assert_eq!((shop.descriptor.links.len(), &*shop.descriptor.notes), (1, ""));
+
+    project.sync(&(config_maps(&["a"]) + text)).await;
+    let (lines, summary) = project.diff(&(config_maps(&["a"]) + text)).await;
+    assert_eq!((lines.len(), summary.applications.len()), (0, 1), "it is unchanged, and still described");
+}
