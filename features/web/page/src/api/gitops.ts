@@ -1,6 +1,7 @@
 /** The service `gitops` of an agent: projects of manifests, and commands about them. */
 
 import { getJson, request } from "./client";
+import type { ApplicationDescriptor } from "./graph";
 import { lines } from "./lines";
 import { agentPath } from "./paths";
 
@@ -140,6 +141,13 @@ export interface ObjectDiff {
   fields?: FieldDiff[];
 }
 
+/** An Application of `app.k8s.io` in a manifest. Its texts are not trusted. */
+export interface ManifestApplication {
+  object: ObjectId;
+  file: string;
+  descriptor: ApplicationDescriptor;
+}
+
 export interface Diff {
   objects: ObjectDiff[];
   errors: ObjectError[];
@@ -149,12 +157,13 @@ export interface Diff {
   unchanged: number;
   /** The reasons why something was not compared. */
   notes: string[];
+  applications: ManifestApplication[];
 }
 
 type DiffLine =
   | { object: ObjectDiff }
   | { error: ObjectError }
-  | { end: { commit?: Commit; unchanged?: number; notes?: string[] } };
+  | { end: Partial<Pick<Diff, "unchanged" | "notes" | "applications">> & { commit?: Commit } };
 
 /** The most objects and characters of a diff that the page keeps, and the longest line. */
 const MAX_OBJECTS = 1000;
@@ -188,14 +197,14 @@ export async function getDiff(agent: string, project: string, signal: AbortSigna
   const path = `${projectsPath(agent)}/${encodeURIComponent(project)}/diff`;
   const headers = { "Content-Type": "application/json" };
   const response = await request(path, { method: "POST", headers, body: "{}", signal });
-  const diff: Diff = { objects: [], errors: [], isCut: false, commit: null, unchanged: 0, notes: [] };
+  const diff = { objects: [] as ObjectDiff[], errors: [] as ObjectError[], isCut: false };
   let size = 0;
   for await (const text of lines(response, MAX_LINE)) {
     size += text.length;
     const line = JSON.parse(text) as DiffLine;
     if ("end" in line) {
-      const { commit = null, unchanged = 0, notes = [] } = line.end;
-      return { ...diff, commit, unchanged, notes };
+      const { commit = null, unchanged = 0, notes = [], applications = [] } = line.end;
+      return { ...diff, commit, unchanged, notes, applications };
     }
     const list: unknown[] = "object" in line ? diff.objects : diff.errors;
     if (list.length >= MAX_OBJECTS || size > MAX_SIZE) diff.isCut = true;

@@ -13,6 +13,11 @@ export type HealthReport = Schemas["HealthReport"];
 export type Attention = Schemas["Attention"];
 export type Warning = Schemas["Warning"];
 export type ComponentList = Schemas["ComponentList"];
+export type FeatureNeed = Schemas["FeatureNeed"];
+export type ApplicationList = Schemas["ApplicationList"];
+export type Application = Schemas["Application"];
+export type ApplicationDescriptor = Schemas["ApplicationDescriptor"];
+export type ApplicationLink = Schemas["ApplicationLink"];
 export type ResourceStatus = Schemas["ResourceStatus"];
 export type GroupList = Schemas["GroupList"];
 
@@ -56,4 +61,12 @@ export function getComponents(
   signal?: AbortSignal,
 ): Promise<ComponentList> {
   return getJson<ComponentList>(graphPath(agent, "components", scope), signal);
+}
+
+export function getApplications(
+  agent: string,
+  scope: Scope | null,
+  signal?: AbortSignal,
+): Promise<ApplicationList> {
+  return getJson<ApplicationList>(graphPath(agent, "applications", scope), signal);
 }

@@ -1,7 +1,7 @@
 import { useComputed } from "@preact/signals";
 import type { ComponentChildren, ComponentType } from "preact";
 import { useRef } from "preact/hooks";
-import { getComponents, type HealthState, type Scope } from "../../api/graph";
+import type { HealthState, Scope } from "../../api/graph";
 import { type Followed, useGraph } from "../../graph/follow";
 import { list, parseSorting } from "../../graph/list";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
@@ -11,19 +11,16 @@ import { capitalized, plain } from "../../text";
 import { Boundary } from "../../ui/boundary";
 import { Health } from "../../ui/health";
 import { Lazy } from "../../ui/lazy";
-import { useLoaded } from "../../ui/loader";
 import { mayUse, titleOf, useAgent, useRights } from "../../ui/agents";
 import { Failure, Notice, Partial, RequestOf } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
 import { About } from "./about";
-import { Words } from "../../ui/words";
 import "./agent.css";
 import { Drawer } from "./drawer";
 import { List } from "./list";
 import { NamespaceSelect } from "./namespaces";
 import { toggled, Tree } from "./tree";
-import { Table } from "../../ui/table";
 
 const VIEWS = [
   "tree",
@@ -104,7 +101,6 @@ export function ClusterViews({
           props={{ agent, scope, graph: followed.graph.value }}
         />
       )}
-      {view === "components" && <ComponentsView agent={agent} scope={scope} />}
       {view === "about" && <About agent={agent} graph={followed.graph.value} />}
       {uid !== null && (
         <Boundary key={uid} what="The object cannot be shown">
@@ -130,6 +126,7 @@ const LAZY = {
   logs: () => import("./logs/logs-view").then((module) => module.LogsView),
   events: () => import("./events-view").then((module) => module.EventsView),
   audit: () => import("./audit/audit-view").then((module) => module.AuditView),
+  components: () => import("./components/components").then((module) => module.Components),
 } satisfies Partial<Record<View, () => Promise<ComponentType<ViewProps>>>>;
 
 function isLazy(view: View): view is keyof typeof LAZY {
@@ -289,43 +286,5 @@ function Toggle({
     <button type="button" aria-pressed={isOn} title={title} onClick={onClick}>
       {children}
     </button>
-  );
-}
-
-function ComponentsView({ agent, scope }: { agent: string; scope: Scope | null }) {
-  const load = (signal: AbortSignal) => getComponents(agent, scope, signal);
-  const { value, error, since } = useLoaded(`components/${agent}`, load, 30_000);
-  return (
-    <>
-      {error !== null && <Failure what="The components are not up to date" error={error} since={since} />}
-      {value === null && error === null && <p class="muted">Loading the components…</p>}
-      {value?.components.length === 0 && (
-        <Notice>agentk knows none of the programs that run in this cluster by name.</Notice>
-      )}
-      {value !== null && value.components.length > 0 && (
-        <Table columns={["Component", "Version", "Health", "Namespaces", "Found by"]}>
-          {value.components.map((component) => (
-            <tr key={component.id}>
-              <td>
-                <Words text={plain(component.name, 128)} />
-              </td>
-              <td>
-                <Words text={plain(component.version ?? "–", 128)} />
-              </td>
-              <td>
-                <Health state={component.health} />
-              </td>
-              <td>
-                <Words text={plain((component.namespaces ?? []).join(", "), 512)} />
-              </td>
-              <td class="small muted">
-                <Words text={plain(component.evidence.join(", "), 512)} />
-              </td>
-            </tr>
-          ))}
-        </Table>
-      )}
-      <Partial reasons={value?.partial ?? []} />
-    </>
   );
 }

@@ -1,8 +1,10 @@
 import { stringify } from "yaml";
-import { type FieldDiff, getDiff, type ObjectDiff } from "../../../api/gitops";
+import { type FieldDiff, getDiff, type ManifestApplication, type ObjectDiff } from "../../../api/gitops";
 import { plain } from "../../../text";
+import { Links } from "../../../ui/links";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice, Partial } from "../../../ui/notice";
+import { Table } from "../../../ui/table";
 import { CommitName, ErrorText, firstDifference, objectName } from "./names";
 
 /** The longest value of a field that is shown, in characters. */
@@ -14,7 +16,7 @@ export function DiffView({ agent, project, lastSync }: { agent: string; project:
   const { value, error } = useLoaded(key, (signal) => getDiff(agent, project, signal));
   if (error !== null) return <Failure what="The cluster cannot be compared with Git" error={error} />;
   if (value === null) return <p class="muted">Comparing the cluster with Git…</p>;
-  const { objects, errors, isCut, unchanged, notes, commit } = value;
+  const { objects, errors, isCut, unchanged, notes, commit, applications } = value;
   return (
     <div class="stack" role="region" aria-label="Comparison with Git">
       {commit !== null && (
@@ -34,8 +36,29 @@ export function DiffView({ agent, project, lastSync }: { agent: string; project:
       {objects.map((object) => (
         <ObjectView key={objectName(object.object)} diff={object} />
       ))}
+      {applications.length > 0 && <Applications applications={applications} />}
       <Partial reasons={notes} />
     </div>
+  );
+}
+
+/** The Applications of `app.k8s.io` in the manifests. */
+function Applications({ applications }: { applications: readonly ManifestApplication[] }) {
+  return (
+    <Table columns={["Application in Git", "Version", "Description", "Links"]}>
+      {applications.slice(0, 50).map(({ object, file, descriptor }) => (
+        <tr key={objectName(object)}>
+          <td>
+            {objectName(object)} <code class="muted">{plain(file, 1024)}</code>
+          </td>
+          <td>{plain(descriptor.version ?? "–", 256)}</td>
+          <td>{plain(descriptor.description ?? "", 300)}</td>
+          <td>
+            <Links links={descriptor.links ?? []} />
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }
 
