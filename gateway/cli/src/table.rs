@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use comfy_table::presets::NOTHING;
+pub(crate) use manifest_diff::{is_unprintable, printable};
 
 /// A table with two spaces between columns and no trailing spaces.
 pub struct Table(comfy_table::Table);
@@ -54,12 +55,7 @@ pub fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}ms") } else { format!("{value:.0}ms") }
 }
 
-/// Replaces characters that a terminal does not show in their place.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if is_unprintable(c) { '?' } else { c }).collect()
-}
-
-/// Replaces the same characters, and whitespace that would look like the space between two columns.
+/// Replaces characters that a terminal does not show in their place, and whitespace that would look like the space between two columns.
 pub(crate) fn phrase(text: &str) -> String {
     let mut before = None;
     let replace = |c: char| {
@@ -68,19 +64,6 @@ pub(crate) fn phrase(text: &str) -> String {
         if is_unprintable(c) || is_space { '?' } else { c }
     };
     text.chars().map(replace).collect()
-}
-
-/// Returns whether a terminal shows nothing for a character, moves its cursor, or changes the order of others.
-pub(crate) fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            // The category Cf of Unicode 16 and the separators of lines: invisible characters, and those that change the direction.
-            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
-            | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-            | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
-            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e007f}'
-            // Letters without a shape, and a pattern without dots.
-            | '\u{115f}'..='\u{1160}' | '\u{2800}' | '\u{3164}' | '\u{ffa0}')
 }
 
 /// Replaces characters that a terminal does not show in their place, and whitespace, which would look like two columns.

@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 39] = [
+const OURS: [&str; 40] = [
     "access",
     "backoff",
     "cli",
@@ -69,6 +69,7 @@ const OURS: [&str; 39] = [
     "kas_oidc",
     "kas_promql",
     "kas_web",
+    "manifest_diff",
     "oci",
     "oidc",
     "outbound",

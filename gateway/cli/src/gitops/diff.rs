@@ -1,27 +1,21 @@
 //! The command `kas gitops diff`: what a sync would change.
 
 use std::{
-    fmt::Write as _,
     io::Read as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::{ValueEnum, ValueHint};
+use manifest_diff::{DiffComment, application_lines, error_line, object_lines, printable, sentence};
 use proto::{
     agent_configuration::gitops::GitRef,
-    gitops::{
-        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, ManifestApplication, ManifestFile,
-        ObjectDiff, ObjectError,
-    },
-    graph::{ApplicationDescriptor, ApplicationLink},
+    gitops::{DiffLine, DiffRequest, DiffSummary, ManifestFile, ObjectDiff, ObjectError},
 };
 use serde::Serialize;
-use serde_json::Value;
-use similar::{ChangeTag, TextDiff};
 
-use super::{ProjectOptions, text::short};
-use crate::{CliError, table::printable};
+use super::ProjectOptions;
+use crate::CliError;
 
 /// The time for a diff of thousands of objects.
 const TIMEOUT: Duration = Duration::from_secs(330);
@@ -29,10 +23,6 @@ const TIMEOUT: Duration = Duration::from_secs(330);
 const MAX_INPUT: u64 = 48 << 20;
 /// The longest preview in Markdown, in bytes. Notes of GitLab have at most 1 MB, and nobody reads so much.
 const MAX_MARKDOWN: usize = 60_000;
-/// The longest value on the line of its field, in characters.
-const MAX_INLINE: usize = 100;
-/// The lines of a long text around each difference.
-const CONTEXT: usize = 2;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -148,170 +138,24 @@ impl Diff {
         }
     }
 
-    /// Returns one sentence about everything. `show` makes the names of the version harmless.
-    fn sentence(&self, show: impl Fn(&str) -> String) -> String {
-        let DiffSummary { reference, commit, create, change, recreate, delete, keep, unchanged, .. } =
-            &self.summary;
-        let counts = [
-            (create, "to create"),
-            (change, "to change"),
-            (recreate, "to delete and create again"),
-            (delete, "to delete"),
-            (keep, "left Git and stay"),
-            (unchanged, "unchanged"),
-        ];
-        let counts = counts.iter().filter(|(count, _)| **count > 0);
-        let mut parts: Vec<_> = counts.map(|(count, what)| format!("{count} {what}")).collect();
-        if parts.is_empty() {
-            parts.push("no objects".to_owned());
-        }
-        let mut sentence = parts.join(", ");
-        if let Some(commit) = commit {
-            let version = format!("{reference}, commit {}", short(&commit.id));
-            let _ = write!(sentence, " ({})", show(&printable(&version)));
-        }
-        match self.errors.len() {
-            0 => {}
-            1 => sentence += "; 1 error, which stops a sync",
-            errors => {
-                let _ = write!(sentence, "; {errors} errors, which stop a sync");
-            }
-        }
-        sentence
-    }
-
-    /// Returns the blocks of lines of all errors, objects and Applications.
-    fn blocks(&self) -> impl Iterator<Item = String> {
-        let objects = self.objects.iter().map(block);
-        self.errors
-            .iter()
-            .map(error_line)
-            .chain(objects)
-            .chain(self.summary.applications.iter().map(application))
-    }
-
-    /// Returns a comment for a merge request. Nothing in it leaves the code block.
+    /// Returns a comment for a merge request. Nothing in it leaves its code.
     fn to_markdown(&self) -> String {
-        let mut text = String::new();
-        let mut left = 0;
-        for block in self.blocks() {
-            if text.len() + block.len() <= MAX_MARKDOWN { text += &block } else { left += 1 }
-        }
-        let fence = "`".repeat(longest_fence(&text).max(2) + 1);
-        let mut markdown = format!("**{}**\n", self.sentence(code_span));
-        if !text.is_empty() {
-            let _ = write!(markdown, "\n{fence}diff\n{text}{fence}\n");
-        }
-        if left > 0 {
-            let _ = write!(markdown, "\n{left} more are not shown, because the comment would be too long.\n");
-        }
-        for note in &self.summary.notes {
-            let _ = write!(markdown, "\n{}\n", code_span(&printable(note)));
-        }
-        markdown
+        let mut comment = DiffComment::new(MAX_MARKDOWN);
+        self.errors.iter().for_each(|error| comment.push(&DiffLine::Error(error.clone())));
+        self.objects.iter().for_each(|object| comment.push(&DiffLine::Object(object.clone())));
+        comment.finish(&self.summary, "kas gitops diff")
     }
-}
-
-/// Returns a text as code in a line of Markdown, where it mentions nobody and has no links.
-fn code_span(text: &str) -> String {
-    let fence = "`".repeat(longest_fence(text) + 1);
-    // A space at both ends is not shown, and separates a backtick from the fence.
-    let space = if fence.len() > 1 { " " } else { "" };
-    format!("{fence}{space}{text}{space}{fence}")
-}
-
-/// Returns the length of the longest run of backticks.
-fn longest_fence(text: &str) -> usize {
-    text.split(|c| c != '`').map(str::len).max().unwrap_or_default()
 }
 
 impl std::fmt::Display for Diff {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.blocks().try_for_each(|block| f.write_str(&block))?;
+        self.errors.iter().try_for_each(|error| writeln!(f, "{}", error_line(error)))?;
+        self.objects.iter().try_for_each(|object| f.write_str(&object_lines(object)))?;
+        for application in &self.summary.applications {
+            writeln!(f, "  {}", application_lines(application).join("\n    "))?;
+        }
         self.summary.notes.iter().try_for_each(|note| writeln!(f, "! {}", printable(note)))?;
-        writeln!(f, "{}", self.sentence(str::to_owned))
-    }
-}
-
-fn error_line(error: &ObjectError) -> String {
-    let file = if error.file.is_empty() { String::new() } else { format!("{}: ", error.file) };
-    let object = error.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
-    format!("! {}\n", printable(&format!("{file}{object}{}", error.message)))
-}
-
-/// Returns the lines of an object: each begins with `+`, `-` or a space, as in a patch.
-fn block(diff: &ObjectDiff) -> String {
-    let (sign, action) = match diff.action {
-        DiffAction::Create => ('+', "create"),
-        DiffAction::Change => ('~', "change"),
-        DiffAction::Recreate => ('±', "delete and create again"),
-        DiffAction::Delete => ('-', "delete"),
-        DiffAction::Keep => ('=', "keep"),
-    };
-    let mut head = format!("{action} {}", diff.object);
-    if !diff.file.is_empty() {
-        let _ = write!(head, " ({})", diff.file);
-    }
-    if !diff.note.is_empty() {
-        let _ = write!(head, ": {}", diff.note);
-    }
-    let mut text = format!("{sign} {}\n", printable(&head));
-    diff.fields.iter().for_each(|field| write_field(&mut text, field));
-    text
-}
-
-/// Returns the lines of an Application of `app.k8s.io` in the manifests.
-fn application(ManifestApplication { object, file, descriptor }: &ManifestApplication) -> String {
-    let ApplicationDescriptor { application_type, version, description, links, .. } = descriptor;
-    let words = [application_type, version].into_iter().filter(|word| !word.is_empty()).map(String::as_str);
-    let mut head = format!("{object} ({file}): {}", words.collect::<Vec<_>>().join(" "));
-    if !description.is_empty() {
-        let _ = write!(head, ", {description}");
-    }
-    let mut text = format!("  {}\n", printable(&head));
-    for ApplicationLink { description, url } in links {
-        let line = if description.is_empty() { url.clone() } else { format!("{description}: {url}") };
-        let _ = writeln!(text, "    {}", printable(&line));
-    }
-    text
-}
-
-fn write_field(text: &mut String, FieldDiff { path, before, after }: &FieldDiff) {
-    let mut line = |sign: char, indent: usize, content: &str| {
-        let content = printable(content);
-        let _ = writeln!(text, "{}", format!("{sign}{:indent$}{content}", "").trim_end());
-    };
-    if let (Some(Value::String(before)), Some(Value::String(after))) = (before, after)
-        && (before.contains('\n') || after.contains('\n'))
-    {
-        line(' ', 3, &format!("{path}:"));
-        let diff = TextDiff::from_lines(before, after);
-        for group in diff.grouped_ops(CONTEXT) {
-            for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
-                let sign = match change.tag() {
-                    ChangeTag::Delete => '-',
-                    ChangeTag::Insert => '+',
-                    ChangeTag::Equal => ' ',
-                };
-                line(sign, 5, change.value().trim_end_matches('\n'));
-            }
-        }
-        return;
-    }
-    for (sign, value) in [('-', before), ('+', after)] {
-        let Some(value) = value else { continue };
-        let inline = value.to_string();
-        if !path.is_empty() && inline.chars().count() <= MAX_INLINE {
-            line(sign, 3, &format!("{path}: {inline}"));
-            continue;
-        }
-        let mut indent = 3;
-        if !path.is_empty() {
-            line(sign, 3, &format!("{path}:"));
-            indent = 5;
-        }
-        let yaml = serde_saphyr::to_string(value).unwrap_or(inline);
-        yaml.lines().for_each(|part| line(sign, indent, part));
+        writeln!(f, "{}", sentence(&self.summary, self.errors.len(), str::to_owned))
     }
 }
 
@@ -374,24 +218,19 @@ fn read(path: &str, reader: impl std::io::Read, left: &mut u64) -> Result<Manife
 
 #[cfg(test)]
 mod tests {
-    use proto::gitops::{CommitInfo, ObjectId};
-    use serde_json::json;
+    use proto::gitops::{CommitInfo, DiffAction, ObjectId};
 
     use super::*;
 
-    fn field(path: &str, before: Option<Value>, after: Option<Value>) -> FieldDiff {
-        FieldDiff { path: path.to_owned(), before, after }
-    }
-
-    fn object(action: DiffAction, name: &str, fields: Vec<FieldDiff>) -> DiffLine {
-        let object = ObjectId {
-            kind: "ConfigMap".to_owned(),
-            namespace: "shop".to_owned(),
-            name: name.to_owned(),
-            ..ObjectId::default()
-        };
-        let file = if action == DiffAction::Delete { String::new() } else { "app.yaml:3".to_owned() };
-        DiffLine::Object(ObjectDiff { action, object, file, note: String::new(), fields })
+    fn object(action: DiffAction, name: &str) -> DiffLine {
+        let object = ObjectId { kind: "ConfigMap".to_owned(), name: name.to_owned(), ..ObjectId::default() };
+        DiffLine::Object(ObjectDiff {
+            action,
+            object,
+            file: String::new(),
+            note: String::new(),
+            fields: Vec::new(),
+        })
     }
 
     fn response(lines: &[DiffLine], ended: bool) -> Vec<u8> {
@@ -404,53 +243,13 @@ mod tests {
         lines.collect::<String>().into_bytes()
     }
 
-    fn example() -> Vec<DiffLine> {
-        let text = |middle: &str| json!(format!("1\n2\n3\n4\n{middle}\n6\n7\n8\n"));
-        let long = json!({"name": "web", "image": "nginx", "args": ["a".repeat(60), "b".repeat(60)]});
-        let fields = vec![
-            field("data.key", Some(json!("one")), Some(json!("two"))),
-            field("data.conf", Some(text("5")), Some(text("five\u{1b}[2J"))),
-            field("spec.containers[name=web]", None, Some(long)),
-            field("spec.replicas", Some(json!(2)), None),
-        ];
-        let whole = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "b"}});
-        vec![
-            object(DiffAction::Change, "a", fields),
-            object(DiffAction::Create, "b", vec![field("", None, Some(whole))]),
-            object(DiffAction::Delete, "c", Vec::new()),
-        ]
-    }
-
     #[test]
-    fn diff_is_shown_like_a_patch() {
-        let diff = Diff::parse(&response(&example(), true)).unwrap();
-        let expected = "\
-~ change ConfigMap shop/a (app.yaml:3)
--   data.key: \"one\"
-+   data.key: \"two\"
-    data.conf:
-      3
-      4
--     5
-+     five?[2J
-      6
-      7
-+   spec.containers[name=web]:
-+     args:
-+     - aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
-+     - bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
-+     image: nginx
-+     name: web
--   spec.replicas: 2
-+ create ConfigMap shop/b (app.yaml:3)
-+   apiVersion: v1
-+   data:
-+     a: b
-+   kind: ConfigMap
-- delete ConfigMap shop/c
-1 to create, 1 to change, 1 to delete, 4 unchanged (branch main, commit cccccccccccc)
-";
-        assert_eq!(diff.to_string(), expected);
+    fn diff_is_printed_for_people_and_for_a_comment() {
+        let diff = Diff::parse(&response(&[object(DiffAction::Delete, "a")], true)).unwrap();
+        let sentence = "1 to delete, 4 unchanged (branch main, commit cccccccccccc)";
+        assert_eq!(diff.to_string(), format!("- delete ConfigMap a\n{sentence}\n"));
+        let sentence = "1 to delete, 4 unchanged (`branch main, commit cccccccccccc`)";
+        assert_eq!(diff.to_markdown(), format!("**{sentence}**\n\n* `- delete ConfigMap a`\n"));
     }
 
     #[test]
@@ -467,6 +266,7 @@ mod tests {
             "",
         ];
         assert_eq!((diff.to_string(), diff.exit_code()), (expected.join("\n"), 0));
+        assert!(diff.to_markdown().contains("The?[2J shop; Runbook: https://example.com/runbook`"));
     }
 
     #[test]
@@ -474,41 +274,20 @@ mod tests {
         let code = |lines: &[DiffLine]| Diff::parse(&response(lines, true)).unwrap().exit_code();
         let error = ObjectError { object: None, file: "a.yaml:1".to_owned(), message: "no".to_owned() };
         assert_eq!(code(&[]), 0);
-        assert_eq!(code(&[object(DiffAction::Keep, "a", Vec::new())]), 0);
-        assert_eq!(code(&[object(DiffAction::Delete, "a", Vec::new())]), 1);
-        assert_eq!(code(&[DiffLine::Error(error), object(DiffAction::Delete, "a", Vec::new())]), 2);
-        let cut = Diff::parse(&response(&example(), false)).unwrap_err();
+        assert_eq!(code(&[object(DiffAction::Keep, "a")]), 0);
+        assert_eq!(code(&[object(DiffAction::Delete, "a")]), 1);
+        assert_eq!(code(&[DiffLine::Error(error), object(DiffAction::Delete, "a")]), 2);
+        let cut = Diff::parse(&response(&[], false)).unwrap_err();
         assert!(matches!(cut, DiffError::Truncated), "{cut}");
     }
 
     #[test]
-    fn comment_cannot_be_broken_out_of() {
-        let fields = vec![field("data.a", Some(json!("x")), Some(json!("```\n@all <b>\n````")))];
-        let diff = Diff::parse(&response(&[object(DiffAction::Change, "a", fields)], true)).unwrap();
-        let markdown = diff.to_markdown();
-        assert!(markdown.contains("\n`````diff\n") && markdown.ends_with("\n`````\n"), "{markdown}");
-
-        let value = "v".repeat(MAX_MARKDOWN / 2);
-        let long = |name: &str| object(DiffAction::Create, name, vec![field("a", None, Some(json!(value)))]);
-        let diff = Diff::parse(&response(&[long("a"), long("b"), long("c")], true)).unwrap();
-        let markdown = diff.to_markdown();
-        assert!(markdown.len() < MAX_MARKDOWN + 1000 && markdown.contains("2 more are not shown"));
-        assert!(markdown.starts_with("**3 to create, 4 unchanged"), "{}", &markdown[..80]);
-    }
-
-    #[test]
-    fn reference_and_notes_mention_nobody_in_a_comment() {
-        let hostile = "branch **a** ``[x](http://h) @all <img src=x> #1\n\u{202e}";
-        let notes = vec![format!("{hostile} is skipped")];
+    fn notes_and_the_reference_have_no_control_characters() {
+        let (reference, notes) = ("branch a\u{202e}\u{1b}[2J".to_owned(), vec!["b\n\u{1b}".to_owned()]);
         let commit = Some(CommitInfo { id: "c".repeat(40), ..CommitInfo::default() });
-        let summary = DiffSummary { reference: hostile.to_owned(), commit, notes, ..DiffSummary::default() };
+        let summary = DiffSummary { reference, commit, notes, ..DiffSummary::default() };
         let diff = Diff { summary, ..Diff::default() };
-        let shown = "branch **a** ``[x](http://h) @all <img src=x> #1??";
-        assert_eq!(
-            diff.to_markdown(),
-            format!("**no objects (``` {shown}, commit cccccccccccc ```)**\n\n``` {shown} is skipped ```\n")
-        );
-        assert!(diff.to_string().contains(&format!("({shown}, commit cccccccccccc)")), "{diff}");
+        assert_eq!(diff.to_string(), "! b??\nno objects (branch a??[2J, commit cccccccccccc)\n");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use manifest_diff::short_commit;
 use proto::gitops::{
     AwaitedObject, CommitInfo, HeldDeletions, HeldObject, ObjectCounts, ObjectError, ProjectStatus,
     RecoveryPlan, SyncRecord,
@@ -48,7 +49,7 @@ pub(super) fn table(projects: &[ProjectStatus], now: SystemTime) -> String {
         table.row([
             project.project.clone(),
             project.state.as_str().to_owned(),
-            project.synced.as_ref().map(|commit| short(&commit.id)).unwrap_or_default(),
+            project.synced.as_ref().map(|commit| short_commit(&commit.id)).unwrap_or_default(),
             total.to_string(),
             (failed + degraded).to_string(),
             waiting.to_string(),
@@ -131,7 +132,7 @@ pub(super) fn describe_recovery(status: &ProjectStatus, plan: &RecoveryPlan, age
 fn add_held(lines: &mut Lines, held: &HeldDeletions, status: &ProjectStatus, agent: &str, now: SystemTime) {
     let HeldDeletions { code, count, objects, reason, commit, since: begin } = held;
     let how_long = since(*begin, now).map(|age| format!("for {age}"));
-    let origin = Some(format!("commit {}", short(commit))).filter(|_| !commit.is_empty());
+    let origin = Some(format!("commit {}", short_commit(commit))).filter(|_| !commit.is_empty());
     let details: Vec<String> = how_long.into_iter().chain(origin).collect();
     let details = details.join(", ");
     match (reason.is_empty() || *reason == status.message, details.is_empty()) {
@@ -187,7 +188,7 @@ fn history(records: &[SyncRecord], now: SystemTime) -> Table {
     let mut table = Table::new(&["COMMIT", "STATE", "APPLIED", "DELETED", "FAILED", "TOOK", "ENDED"]);
     for record in records {
         table.row([
-            short(&record.commit),
+            short_commit(&record.commit),
             record.state.as_str().to_owned(),
             record.objects.applied.to_string(),
             record.objects.pruned.to_string(),
@@ -202,12 +203,7 @@ fn history(records: &[SyncRecord], now: SystemTime) -> Table {
 fn commit(commit: &CommitInfo) -> String {
     let subject = if commit.subject.is_empty() { String::new() } else { format!(" {}", commit.subject) };
     let author = if commit.author.is_empty() { String::new() } else { format!(" ({})", commit.author) };
-    format!("{}{subject}{author}", short(&commit.id))
-}
-
-/// Returns the beginning of the id of a commit.
-pub(super) fn short(commit: &str) -> String {
-    commit.chars().take(12).collect()
+    format!("{}{subject}{author}", short_commit(&commit.id))
 }
 
 fn objects(count: u32) -> String {
