@@ -14,6 +14,7 @@ mod deployments;
 mod endpoint;
 mod handlers;
 mod jwt;
+mod merge_requests;
 mod oauth;
 mod oauth_state;
 mod public;
@@ -41,7 +42,8 @@ pub use self::{
     oauth_state::OauthState,
     state::{
         AccessToken, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment, GitLabDeployment,
-        Gitaly, Job, Membership, Project, ProjectEnvironment, Session, State, User, sha_of_job,
+        Gitaly, Job, Membership, OpenMergeRequest, PostedNote, Project, ProjectEnvironment, Session, State,
+        User, sha_of_job,
     },
 };
 

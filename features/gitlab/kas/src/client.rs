@@ -1,7 +1,7 @@
 //! Sends requests to GitLab.
 
 use std::{
-    fmt,
+    fmt, io,
     path::Path,
     sync::{
         Arc,
@@ -66,6 +66,7 @@ pub struct GitLabClient {
     inner: Arc<ClientState>,
     share: BudgetShare,
     status_token_file: Option<Arc<Path>>,
+    comment_token_file: Option<Arc<Path>>,
     deployment_token_file: Option<Arc<Path>>,
 }
 
@@ -115,6 +116,7 @@ impl GitLabClient {
             inner: Arc::new(inner),
             share: BudgetShare::Agents,
             status_token_file: None,
+            comment_token_file: None,
             deployment_token_file: None,
         }
     }
@@ -129,6 +131,11 @@ impl GitLabClient {
         Self { status_token_file: file.map(Arc::from), ..self }
     }
 
+    /// Returns a client that may write notes in merge requests, with the token of this file.
+    pub fn with_comment_token_file(self, file: Option<&Path>) -> Self {
+        Self { comment_token_file: file.map(Arc::from), ..self }
+    }
+
     /// Returns a client that may read the results of deployments, with the token of this file.
     pub fn with_deployment_token_file(self, file: Option<&Path>) -> Self {
         Self { deployment_token_file: file.map(Arc::from), ..self }
@@ -141,10 +148,7 @@ impl GitLabClient {
 
     /// Returns the token of that file, or `None` without such a file. The error names the file.
     pub(super) async fn deployment_token(&self) -> Option<Result<SecretString, String>> {
-        let file = self.deployment_token_file()?.to_owned();
-        let text = spawn_blocking(move || files::read_text(&file)).await.ok()?;
-        let token = text.map(|text| SecretString::from(text.trim()));
-        Some(token.map_err(|error| format!("gitlab.deployment_token_file cannot be read: {error}")))
+        Some(read_token(self.deployment_token_file()?, "gitlab.deployment_token_file").await)
     }
 
     /// Returns the path of this GitLab in its URLs, without a slash at the end.
@@ -155,6 +159,11 @@ impl GitLabClient {
     /// Returns the file of the token that sets the statuses of commits.
     pub(super) fn status_token_file(&self) -> Option<&Path> {
         self.status_token_file.as_deref()
+    }
+
+    /// Returns the file of the token that writes notes in merge requests.
+    pub(super) fn comment_token_file(&self) -> Option<&Path> {
+        self.comment_token_file.as_deref()
     }
 
     /// Sends a GET request with these query parameters, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -205,6 +214,18 @@ impl GitLabClient {
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
         self.send(Method::POST, endpoint, ids, &[], body.into(), credential).await
+    }
+
+    /// Sends a PUT request to the public endpoint of an object.
+    pub(super) async fn put_at<B: Serialize, T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        ids: ObjectIds<'_>,
+        body: &B,
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        let body = serde_json::to_vec(body).expect("the bodies are serializable");
+        self.send(Method::PUT, endpoint, ids, &[], body.into(), credential).await
     }
 
     /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -284,7 +305,7 @@ impl GitLabClient {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, JSON);
         headers.insert(USER_AGENT, AGENT);
-        if method == Method::POST {
+        if method != Method::GET {
             headers.insert(CONTENT_TYPE, JSON);
         }
         let credential = credential.header(endpoint).map_err(|_| GitLabError::Status {
@@ -293,6 +314,7 @@ impl GitLabClient {
         })?;
         headers.extend(credential);
         let path = endpoint.path().replace(":id", ids.project).replace(":object", ids.object);
+        let path = path.replace(":part", ids.part);
         let url = self.inner.address.url(&path, &encode(query));
         let prepared = Prepared { method, endpoint, url, headers, body };
 
@@ -435,8 +457,18 @@ impl GitLabClient {
 pub(super) struct ObjectIds<'a> {
     /// The id or the path of the project.
     pub(super) project: &'a str,
-    /// The id of the commit, the environment or the job.
+    /// The id of the commit, the environment or the job, or the number of the merge request.
     pub(super) object: &'a str,
+    /// The id of the note.
+    pub(super) part: &'a str,
+}
+
+/// Reads the token in a file. The error names the key of the file.
+pub(super) async fn read_token(file: &Path, key: &str) -> Result<SecretString, String> {
+    let file = file.to_owned();
+    let read = spawn_blocking(move || files::read_text(&file)).await;
+    let text = read.unwrap_or_else(|error| Err(io::Error::other(error)));
+    text.map(|text| SecretString::from(text.trim())).map_err(|error| format!("{key} cannot be read: {error}"))
 }
 
 /// Encodes the parameters of a query.

@@ -3,16 +3,18 @@
 //! The endpoints are public: requests have a token of the operator, which needs the scope `api` and the role Developer in the
 //! project, and not the JWT of kas.
 
-use std::{io, path::PathBuf};
+use std::path::PathBuf;
 
 use futures_util::future::BoxFuture;
 use gitops_wire::{CommitState, CommitStatus, CommitStatusApi, CommitStatusError, StatusPlace};
 use http::StatusCode;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
-use tokio::task::spawn_blocking;
 
-use super::{Credential, Endpoint, GitLabClient, GitLabError, client::ObjectIds};
+use super::{
+    Credential, Endpoint, GitLabClient, GitLabError,
+    client::{ObjectIds, read_token},
+};
 
 /// The statuses of commits in a GitLab, for which the operator has given kas a token.
 #[derive(Debug)]
@@ -41,12 +43,8 @@ impl GitLabCommitStatuses {
     }
 
     async fn token(&self) -> Result<SecretString, GitLabError> {
-        let file = self.token_file.clone();
-        let read = spawn_blocking(move || files::read_text(&file)).await;
-        let text = read.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
-            GitLabError::unavailable(format!("gitlab.commit_status_token_file cannot be read: {error}"))
-        })?;
-        Ok(SecretString::from(text.trim()))
+        let token = read_token(&self.token_file, "gitlab.commit_status_token_file").await;
+        token.map_err(GitLabError::unavailable)
     }
 }
 
@@ -96,7 +94,7 @@ impl GitLabClient {
     ) -> Result<Option<CommitStatus>, GitLabError> {
         let query = [("name", place.name), ("per_page", "1")];
         let project = place.project.to_string();
-        let ids = ObjectIds { project: &project, object: place.commit };
+        let ids = ObjectIds { project: &project, object: place.commit, ..ObjectIds::default() };
         let found: Vec<StatusEntry> = self.get_at(Endpoint::CommitStatuses, ids, &query, credential).await?;
         let status = found.into_iter().next();
         Ok(status.map(|StatusEntry { status: state, description }| CommitStatus {
@@ -119,7 +117,7 @@ impl GitLabClient {
         let CommitStatus { state, description } = status;
         let body = StatusBody { state: *state, name: place.name, description };
         let project = place.project.to_string();
-        let ids = ObjectIds { project: &project, object: place.commit };
+        let ids = ObjectIds { project: &project, object: place.commit, ..ObjectIds::default() };
         let set: Result<serde::de::IgnoredAny, _> =
             self.post_at(Endpoint::SetCommitStatus, ids, &body, credential).await;
         match set {

@@ -32,6 +32,10 @@ pub struct GitLabConfig {
     #[serde(default)]
     #[schemars(with = "Option<PathBuf>")]
     pub commit_status_token_file: Option<Spanned<PathBuf>>,
+    /// A token that writes previews into merge requests: scope `api`, role Reporter.
+    #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
+    pub comment_token_file: Option<Spanned<PathBuf>>,
     /// The login of people to the web page at GitLab.
     #[serde(default)]
     pub login: Option<GitLabLoginConfig>,
@@ -76,6 +80,7 @@ impl GitLabConfig {
         let optional = [
             &mut self.ca_certificate_file,
             &mut self.commit_status_token_file,
+            &mut self.comment_token_file,
             &mut self.deployment_token_file,
         ];
         [&mut self.authentication_secret_file].into_iter().chain(optional.into_iter().flatten()).chain(login)

@@ -48,6 +48,16 @@ pub enum Endpoint {
     CommitStatuses,
     /// POST: a status of a commit.
     SetCommitStatus,
+    /// GET: the merge requests of a project.
+    MergeRequests,
+    /// GET: the notes of a merge request.
+    MergeRequestNotes,
+    /// POST: a new note.
+    CreateMergeRequestNote,
+    /// PUT: another text of a note.
+    UpdateMergeRequestNote,
+    /// GET: the user of a token.
+    CurrentUser,
     /// POST: a question of GraphQL.
     GraphQl,
     /// GET: the page at which a person logs in. A browser goes there.
@@ -74,7 +84,8 @@ pub enum Credential<'a> {
 }
 
 impl Endpoint {
-    /// Returns the path, in which `:id` stands for the id of a project or a group, and `:object` for that of a commit, an environment or a job.
+    /// Returns the path, in which `:id` stands for the id of a project or a group, `:object` for that of a commit, an environment, a job or a
+    /// merge request, and `:part` for that of a note.
     pub fn path(self) -> &'static str {
         match self {
             Self::AgentInfo => "/api/v4/internal/agents/agentk/agent_info",
@@ -96,6 +107,12 @@ impl Endpoint {
             Self::CommitMergeRequests => "/api/v4/projects/:id/repository/commits/:object/merge_requests",
             Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:object/statuses",
             Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:object",
+            Self::MergeRequests => "/api/v4/projects/:id/merge_requests",
+            Self::MergeRequestNotes | Self::CreateMergeRequestNote => {
+                "/api/v4/projects/:id/merge_requests/:object/notes"
+            }
+            Self::UpdateMergeRequestNote => "/api/v4/projects/:id/merge_requests/:object/notes/:part",
+            Self::CurrentUser => "/api/v4/user",
             Self::GraphQl => "/api/graphql",
             Self::OauthAuthorize => "/oauth/authorize",
             Self::OauthToken => "/oauth/token",
@@ -126,6 +143,11 @@ impl Endpoint {
             Self::CommitMergeRequests => "commit_merge_requests",
             Self::CommitStatuses => "commit_statuses",
             Self::SetCommitStatus => "set_commit_status",
+            Self::MergeRequests => "merge_requests",
+            Self::MergeRequestNotes => "merge_request_notes",
+            Self::CreateMergeRequestNote => "create_merge_request_note",
+            Self::UpdateMergeRequestNote => "update_merge_request_note",
+            Self::CurrentUser => "current_user",
             Self::GraphQl => "graphql",
             Self::OauthAuthorize => "oauth_authorize",
             Self::OauthToken => "oauth_token",
@@ -137,7 +159,8 @@ impl Endpoint {
     /// Returns whether a failed request is sent again.
     ///
     /// agentk itself connects again, its modules ask again, and the list of agents to dial is read from time to time. Counters and events
-    /// would be counted twice if GitLab had processed them, and it accepts a code or a refresh token once.
+    /// would be counted twice if GitLab had processed them, and it accepts a code or a refresh token once. Before kas writes a note again, it
+    /// looks whether the note is there.
     pub(super) fn is_retried(self) -> bool {
         !matches!(
             self,
@@ -146,6 +169,7 @@ impl Endpoint {
                 | Self::UsageMetrics
                 | Self::AgentEvents
                 | Self::ReceptiveAgents
+                | Self::CreateMergeRequestNote
                 | Self::OauthToken
                 | Self::OauthRevoke
                 | Self::Module
@@ -170,6 +194,11 @@ impl Endpoint {
                 | Self::CommitMergeRequests
                 | Self::CommitStatuses
                 | Self::SetCommitStatus
+                | Self::MergeRequests
+                | Self::MergeRequestNotes
+                | Self::CreateMergeRequestNote
+                | Self::UpdateMergeRequestNote
+                | Self::CurrentUser
                 | Self::GraphQl
                 | Self::OauthAuthorize
                 | Self::OauthToken

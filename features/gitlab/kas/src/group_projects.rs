@@ -39,7 +39,7 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<Option<GroupProjects>, GitLabError> {
         let id = utf8_percent_encode(group, NON_ALPHANUMERIC).to_string();
-        let ids = ObjectIds { project: &id, object: "" };
+        let ids = ObjectIds { project: &id, ..ObjectIds::default() };
         let per_page = PAGE.to_string();
         let query = [
             ("include_subgroups", "true"),

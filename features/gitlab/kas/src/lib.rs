@@ -17,7 +17,7 @@
 //! | `agent_facts` | the project of an agent, and `user_access` of its configuration, also from other replicas |
 //! | `user_access` | the refusals of users whom `user_access` does not admit |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
-//! | `projects`, `commit_status` | the repositories of projects and the statuses of their commits, for GitOps |
+//! | `projects`, `commit_status`, `merge_requests` | the repositories of projects, the statuses of their commits, and notes in their merge requests, for GitOps |
 //! | `project_deployments` | [`ProjectDeployment`]: the deployments of a project and its jobs, as their caller sees them |
 //! | `job_results` | [`GitLabJobResults`]: the results of the jobs of deployments |
 //! | `group_projects` | [`GroupProjects`]: the projects of a group, as their caller sees them |
@@ -59,6 +59,7 @@ mod internal_api;
 mod job_results;
 mod jwt;
 mod login;
+mod merge_requests;
 mod metrics;
 mod project_deployments;
 mod project_environments;
@@ -98,6 +99,7 @@ pub use self::{
     internal_api::InternalApiAuthorizer,
     job_results::GitLabJobResults,
     login::{LOGIN_ISSUER, LoginSettings},
+    merge_requests::GitLabMergeRequests,
     project_deployments::ProjectDeployment,
     project_environments::ProjectEnvironment,
     project_info::ProjectInfo,

@@ -125,7 +125,7 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<Option<JobFacts>, GitLabError> {
         let [project, job] = [project, job].map(|id| id.to_string());
-        let ids = ObjectIds { project: &project, object: &job };
+        let ids = ObjectIds { project: &project, object: &job, ..ObjectIds::default() };
         let found: Option<JobEntry> =
             none_if_missing(self.get_at(Endpoint::ProjectJob, ids, &[], credential).await)?;
         Ok(found.map(|job| job.into_facts(self.base_path())))
@@ -171,7 +171,7 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<Option<Vec<ProjectDeployment>>, GitLabError> {
         let project = utf8_percent_encode(project, NON_ALPHANUMERIC).to_string();
-        let ids = ObjectIds { project: &project, object: "" };
+        let ids = ObjectIds { project: &project, ..ObjectIds::default() };
         let query = [("order_by", "id"), ("sort", "desc"), ("per_page", PAGE)];
         let found: Option<Vec<DeploymentEntry>> =
             none_if_missing(self.get_at(Endpoint::ProjectDeployments, ids, &query, credential).await)?;
@@ -191,7 +191,7 @@ impl GitLabClient {
     ) -> Result<Option<EnvironmentDeployment>, GitLabError> {
         let project = utf8_percent_encode(project, NON_ALPHANUMERIC).to_string();
         let environment = environment.to_string();
-        let ids = ObjectIds { project: &project, object: &environment };
+        let ids = ObjectIds { project: &project, object: &environment, ..ObjectIds::default() };
         let found: Option<EnvironmentEntry> =
             none_if_missing(self.get_at(Endpoint::ProjectEnvironment, ids, &[], credential).await)?;
         let deployment = found.and_then(|environment| environment.last_deployment);

@@ -68,7 +68,7 @@ impl GitLabClient {
                 Some(name) => vec![("name", name), ("states", "available")],
                 None => vec![("states", "available"), ("per_page", &*per_page), ("page", &*page)],
             };
-            let ids = ObjectIds { project: &id, object: "" };
+            let ids = ObjectIds { project: &id, ..ObjectIds::default() };
             let result = self.get_at(Endpoint::ProjectEnvironments, ids, &query, credential).await;
             let found: Vec<EnvironmentEntry> = match result {
                 Err(error) if error.is_status(StatusCode::NOT_FOUND) => break,

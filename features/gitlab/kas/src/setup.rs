@@ -18,14 +18,15 @@ use crate::{config::GitLabConfig, login::LoginSettings};
 
 /// The key of the additional authority.
 const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";
-/// The keys of the tokens that set the statuses of commits, and read the results of deployments.
+/// The keys of the tokens that set the statuses of commits, write into merge requests, and read the results of deployments.
 const STATUS_TOKEN_KEY: &str = "gitlab.commit_status_token_file";
+const COMMENT_TOKEN_KEY: &str = "gitlab.comment_token_file";
+const DEPLOYMENT_TOKEN_KEY: &str = "gitlab.deployment_token_file";
 /// The URL of GitLab for browsers.
 const EXTERNAL_URL_KEY: &str = "gitlab.external_url";
 /// The id of the application for logins, and its secret.
 const CLIENT_ID_KEY: &str = "gitlab.login.client_id";
 const LOGIN_SECRET_KEY: &str = "gitlab.login.client_secret_file";
-const DEPLOYMENT_TOKEN_KEY: &str = "gitlab.deployment_token_file";
 
 /// The section `gitlab` with its files, which are read again when they change. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -47,6 +48,7 @@ impl GitLabSetup {
         )?;
         let tokens = [
             (STATUS_TOKEN_KEY, &section.commit_status_token_file),
+            (COMMENT_TOKEN_KEY, &section.comment_token_file),
             (DEPLOYMENT_TOKEN_KEY, &section.deployment_token_file),
         ];
         for (key, file) in tokens.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))) {
@@ -83,6 +85,7 @@ impl GitLabSetup {
         let path = |file: &'_ Option<Spanned<PathBuf>>| file.as_ref().map(|file| file.value.clone());
         GitLabClient::new(address, secret, transport, &self.section.api_rate_limit)
             .with_status_token_file(path(&self.section.commit_status_token_file).as_deref())
+            .with_comment_token_file(path(&self.section.comment_token_file).as_deref())
             .with_deployment_token_file(path(&self.section.deployment_token_file).as_deref())
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use testing::gitlab::{Project, User};
+use testing::gitlab::{PostedNote, Project, User};
 
 use super::*;
 use crate::support::{GitLab, Kas};
@@ -61,8 +61,8 @@ fn job_of_the_documentation_comments_on_a_merge_request() {
     world.repository.commit_to_branch("feature", &[("manifests/app.yaml", &changed)]);
     let output = run(&world.repository.commit_id("feature"), TOKEN);
     assert!(output.status.success(), "{output:?}");
-    let [(project, request, text)] = &*notes() else { panic!("{:?}", notes()) };
-    assert_eq!((*project, &**request), (7, "12"));
+    let [PostedNote { project, merge_request, body: text, .. }] = &*notes() else { panic!("{:?}", notes()) };
+    assert_eq!((*project, *merge_request), (7, 12));
     for expected in ["**1 to create, 2 to change", "two & more", "*** (after)"] {
         assert!(text.contains(expected), "{expected} is not in {text}");
     }

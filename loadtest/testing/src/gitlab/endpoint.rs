@@ -45,8 +45,14 @@ pub enum Endpoint {
     CommitStatuses,
     /// `POST /projects/:id/statuses/:sha`
     SetCommitStatus,
-    /// `POST /projects/:id/merge_requests/:iid/notes`, which jobs send and not kas.
+    /// `GET /projects/:id/merge_requests`
+    MergeRequests,
+    /// `GET` and `POST /projects/:id/merge_requests/:iid/notes`. Jobs send the latter, too.
     Notes,
+    /// `PUT /projects/:id/merge_requests/:iid/notes/:note_id`
+    Note,
+    /// `GET /user`
+    CurrentUser,
     /// `POST /api/graphql`
     GraphQl,
     /// `POST /oauth/token`
@@ -116,7 +122,9 @@ impl Endpoint {
                 [_, "repository", "commits", _, "merge_requests"] => Some(Self::CommitMergeRequests),
                 [_, "repository", "commits", _, "statuses"] => Some(Self::CommitStatuses),
                 [_, "statuses", _] => Some(Self::SetCommitStatus),
+                [_, "merge_requests"] => Some(Self::MergeRequests),
                 [_, "merge_requests", _, "notes"] => Some(Self::Notes),
+                [_, "merge_requests", _, "notes", _] => Some(Self::Note),
                 [_] => Some(Self::ProjectDetails),
                 [_, "cluster_agents"] => Some(Self::ClusterAgents),
                 [_, "cluster_agents", _, "tokens"] => Some(Self::AgentTokens),
@@ -135,8 +143,10 @@ impl Endpoint {
         if path == "/metadata" {
             return Some(Self::Metadata);
         }
-        if path == "/job" {
-            return Some(Self::Job);
+        match path {
+            "/job" => return Some(Self::Job),
+            "/user" => return Some(Self::CurrentUser),
+            _ => {}
         }
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
@@ -163,7 +173,10 @@ impl Endpoint {
             | Self::CommitMergeRequests
             | Self::CommitStatuses
             | Self::SetCommitStatus
+            | Self::MergeRequests
             | Self::Notes
+            | Self::Note
+            | Self::CurrentUser
             | Self::GraphQl
             | Self::OauthToken
             | Self::OauthRevoke
@@ -180,12 +193,10 @@ impl Endpoint {
     pub(crate) fn allows(self, method: &Method) -> bool {
         match (self, self.subject()) {
             (Self::Module, _) => true,
-            (
-                Self::SetCommitStatus | Self::Notes | Self::GraphQl | Self::OauthToken | Self::OauthRevoke,
-                _,
-            )
+            (Self::SetCommitStatus | Self::GraphQl | Self::OauthToken | Self::OauthRevoke, _)
             | (_, Subject::Body) => *method == Method::POST,
-            (Self::ClusterAgents | Self::AgentTokens | Self::RepositoryFile, _) => {
+            (Self::Note, _) => *method == Method::PUT,
+            (Self::Notes | Self::ClusterAgents | Self::AgentTokens | Self::RepositoryFile, _) => {
                 *method == Method::GET || *method == Method::POST
             }
             (Self::AgentToken, _) => *method == Method::GET || *method == Method::DELETE,
@@ -213,7 +224,10 @@ impl Endpoint {
             | Self::CommitMergeRequests
             | Self::CommitStatuses
             | Self::SetCommitStatus
+            | Self::MergeRequests
             | Self::Notes
+            | Self::Note
+            | Self::CurrentUser
             | Self::GraphQl
             | Self::OauthToken
             | Self::OauthRevoke => Subject::Caller,

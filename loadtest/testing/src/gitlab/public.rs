@@ -1,4 +1,4 @@
-//! The public API: the environments of a project, the statuses of its commits, and notes of merge requests.
+//! The public API: the environments of a project, and the statuses of its commits.
 
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ pub(crate) fn readable_project<'a>(state: &'a State, request: &KasRequest) -> Re
 }
 
 /// Returns the id of the project of a request whose token may write to it, or the answer to one whose token may not.
-fn writable_project(state: &State, request: &KasRequest) -> Result<u64, Answer> {
+pub(crate) fn writable_project(state: &State, request: &KasRequest) -> Result<u64, Answer> {
     match state.writer(&request.token) {
         None => return Err(unauthorized()),
         Some(false) => return Err((403, json!({"error": "insufficient_scope"}))),
@@ -140,22 +140,6 @@ pub(crate) fn set_commit_status(state: &mut State, request: &KasRequest) -> Resu
     let answer = json!({"id": state.commit_statuses.len(), "status": body["state"], "name": body["name"]});
     state.commit_statuses.push((project, request.part.clone(), body));
     Ok((201, answer))
-}
-
-/// Answers `POST /projects/:id/merge_requests/:iid/notes` with a form, as curl sends it.
-pub(crate) fn add_note(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> {
-    let project = match writable_project(state, request) {
-        Ok(project) => project,
-        Err(answer) => return Ok(answer),
-    };
-    let form = str::from_utf8(&request.body).ok().and_then(|form| form.strip_prefix("body="));
-    let form = form.ok_or_else(|| violation(400, "body is missing"))?.replace('+', " ");
-    let text = percent_decode_str(&form).decode_utf8_lossy().into_owned();
-    if text.is_empty() || text.chars().count() > 1_000_000 {
-        return Err(violation(400, "body is empty or too long"));
-    }
-    state.notes.push((project, request.part.clone(), text));
-    Ok((201, json!({"id": state.notes.len()})))
 }
 
 pub(crate) fn rest_environment(project: &Project, environment: &ProjectEnvironment) -> Value {

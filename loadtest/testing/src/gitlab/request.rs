@@ -39,7 +39,7 @@ pub(crate) struct KasRequest {
     pub(crate) id: String,
     /// The commit, the merge request, the agent or the file in the path of the public API.
     pub(crate) part: String,
-    /// The token of an agent in the path of the public API.
+    /// The token of an agent, or the note, in the path of the public API.
     pub(crate) token_id: String,
     /// The query of the public API.
     pub(crate) query: String,
@@ -107,8 +107,7 @@ pub(crate) fn check(
     }
 
     let check_headers = || -> Result<(), String> {
-        // curl in a job sends it.
-        if endpoint == Endpoint::Notes {
+        if is_of_curl(endpoint, headers) {
             return Ok(());
         }
         let agent = single(headers, USER_AGENT.as_str())?.unwrap_or_default();
@@ -129,7 +128,8 @@ pub(crate) fn check(
         let content_type = single(headers, CONTENT_TYPE.as_str())?;
         let expected = match endpoint {
             Endpoint::OauthToken | Endpoint::OauthRevoke => Some("application/x-www-form-urlencoded"),
-            Endpoint::GraphQl => Some("application/json"),
+            Endpoint::GraphQl | Endpoint::Note => Some("application/json"),
+            Endpoint::Notes if *method == Method::POST => Some("application/json"),
             _ => None,
         };
         if expected.is_some() && content_type.as_deref() != expected {
@@ -165,6 +165,11 @@ pub(crate) fn check(
     Ok(KasRequest { endpoint, method: method.clone(), token, id, part, token_id, query, body })
 }
 
+/// Returns whether curl in a job has sent a request. kas sends no header of this name.
+fn is_of_curl(endpoint: Endpoint, headers: &HeaderMap) -> bool {
+    endpoint == Endpoint::Notes && headers.contains_key("private-token")
+}
+
 /// Returns the token of the agent or the job. Headers of another subject are a violation.
 fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, String> {
     if endpoint.has_form() {
@@ -174,7 +179,7 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
             Ok(String::new())
         };
     }
-    if endpoint == Endpoint::Notes {
+    if is_of_curl(endpoint, headers) {
         return single(headers, "private-token")?.ok_or_else(|| "PRIVATE-TOKEN is missing".to_owned());
     }
     if matches!(endpoint.subject(), Subject::Caller | Subject::User) {
@@ -250,6 +255,7 @@ fn path_ids(path: &str) -> Result<(String, String, String), String> {
     let ids = match *path.split('/').collect::<Vec<_>>() {
         [id, "repository", "commits", part, _] | [id, "repository", "files", part] => [id, part, ""],
         [id, "cluster_agents", agent, "tokens", token] => [id, agent, token],
+        [id, "merge_requests", number, "notes", note] => [id, number, note],
         [id, "statuses" | "merge_requests" | "cluster_agents" | "environments" | "jobs", part, ..] => {
             [id, part, ""]
         }

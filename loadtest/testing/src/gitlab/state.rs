@@ -1,7 +1,7 @@
 //! The programmable state: agents, jobs, users, and what kas posted.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     time::SystemTime,
 };
 
@@ -39,6 +39,12 @@ pub struct State {
     pub merged_commits: Vec<(u64, String, u64)>,
     /// The notes of merge requests: project, number, and the text.
     pub notes: Vec<(u64, String, String)>,
+    /// The open merge requests.
+    pub merge_requests: Vec<OpenMergeRequest>,
+    /// The notes of merge requests.
+    pub notes: Vec<PostedNote>,
+    /// The statuses with which the next requests to write a note are refused.
+    pub note_refusals: VecDeque<u16>,
     /// The id of the agent in answers about users, in place of the one in the request: a defect of GitLab.
     pub wrong_agent: Option<u64>,
     /// The OAuth server, and the access of users to projects and groups.
@@ -49,6 +55,34 @@ pub struct State {
     pub agent_tokens: Vec<AgentTokenRecord>,
     /// The address of kas that users see: `kas.externalUrl` of `metadata`.
     pub kas_url: Option<String>,
+}
+
+/// An open merge request into the default branch.
+#[derive(Clone, Debug)]
+pub struct OpenMergeRequest {
+    /// The id of the project with the target branch.
+    pub project: u64,
+    /// The number in this project.
+    pub number: u64,
+    /// The id of the project with the source branch.
+    pub source_project: u64,
+    /// The target branch.
+    pub target: String,
+    /// The head of the source branch.
+    pub sha: String,
+}
+
+/// A note of a merge request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostedNote {
+    /// The id of the project.
+    pub project: u64,
+    /// The number of the merge request.
+    pub merge_request: u64,
+    /// The id of the user.
+    pub author: u64,
+    /// The text.
+    pub body: String,
 }
 
 /// A token of an agent, as GitLab stores it.

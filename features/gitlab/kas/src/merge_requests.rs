@@ -1,0 +1,193 @@
+//! The merge requests of projects, and the notes of kas in them.
+//!
+//! The endpoints are public: requests have a token of the operator, which needs the scope `api` and the role Reporter in the project, and
+//! not the JWT of kas.
+
+use std::path::PathBuf;
+
+use futures_util::future::BoxFuture;
+use gitops_wire::{MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NotePlace};
+use secrecy::SecretString;
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+
+use super::{
+    Credential, Endpoint, GitLabClient, GitLabError,
+    client::{ObjectIds, read_token},
+};
+
+/// The key of the file with the token.
+const TOKEN_KEY: &str = "gitlab.comment_token_file";
+/// The merge requests of a list, as text.
+const MERGE_REQUESTS: &str = "20";
+/// The notes of a page, as text.
+const NOTES: &str = "50";
+/// The most pages of notes that are read.
+const MAX_PAGES: u32 = 20;
+
+/// The merge requests of a GitLab, for which the operator has given kas a token.
+#[derive(Debug)]
+pub struct GitLabMergeRequests {
+    client: GitLabClient,
+    token_file: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct MergeRequestEntry {
+    iid: u64,
+    /// `None` while GitLab does not know the commits.
+    sha: Option<String>,
+    /// `None` if the fork was deleted.
+    source_project_id: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct NoteEntry {
+    id: u64,
+    body: String,
+    author: Option<UserEntry>,
+    #[serde(default)]
+    system: bool,
+}
+
+#[derive(Deserialize)]
+struct UserEntry {
+    id: u64,
+}
+
+#[derive(Serialize)]
+struct NoteBody<'a> {
+    body: &'a str,
+}
+
+impl GitLabMergeRequests {
+    /// Returns the merge requests of a GitLab, if the operator has given kas a token for notes in them.
+    pub fn new(client: &GitLabClient) -> Option<Self> {
+        Some(Self { client: client.clone(), token_file: client.comment_token_file()?.to_owned() })
+    }
+
+    async fn token(&self) -> Result<SecretString, GitLabError> {
+        read_token(&self.token_file, TOKEN_KEY).await.map_err(GitLabError::unavailable)
+    }
+
+    async fn read<T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        (project, object): (&str, &str),
+        query: &[(&str, &str)],
+        token: &SecretString,
+    ) -> Result<T, GitLabError> {
+        let ids = ObjectIds { project, object, ..ObjectIds::default() };
+        self.client.get_at(endpoint, ids, query, Credential::User(token)).await
+    }
+
+    async fn find_own(
+        &self,
+        place: NotePlace,
+        marker: &str,
+    ) -> Result<Option<MergeRequestNote>, MergeRequestError> {
+        let token = self.token().await?;
+        let user: UserEntry = self.read(Endpoint::CurrentUser, ("", ""), &[], &token).await?;
+        let (project, number) = (place.project.to_string(), place.merge_request.to_string());
+        for page in 1..=MAX_PAGES {
+            let page = page.to_string();
+            let query = [
+                ("activity_filter", "only_comments"),
+                ("order_by", "created_at"),
+                ("sort", "asc"),
+                ("per_page", NOTES),
+                ("page", &page),
+            ];
+            let ids = (&*project, &*number);
+            let notes: Vec<NoteEntry> = self.read(Endpoint::MergeRequestNotes, ids, &query, &token).await?;
+            // GitLab leaves out notes that the user may not see, so that a page with few of them is not the last one.
+            if notes.is_empty() {
+                return Ok(None);
+            }
+            let own = notes.into_iter().find(|note| note.is_own(&user, marker));
+            if let Some(NoteEntry { id, body, .. }) = own {
+                return Ok(Some(MergeRequestNote { id, body }));
+            }
+        }
+        Err(MergeRequestError::Refused(format!(
+            "not written: the first {MAX_PAGES} pages of {NOTES} notes have no note of kas, and it may be on a later one"
+        )))
+    }
+}
+
+impl NoteEntry {
+    /// Returns whether the user of the token has written the note as a preview. Anybody can write a note that looks like one.
+    fn is_own(&self, user: &UserEntry, marker: &str) -> bool {
+        let is_author = self.author.as_ref().is_some_and(|author| author.id == user.id);
+        is_author && !self.system && self.body.starts_with(marker)
+    }
+}
+
+impl MergeRequestApi for GitLabMergeRequests {
+    fn open_merge_requests<'a>(
+        &'a self,
+        project: u64,
+        target: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<MergeRequest>, MergeRequestError>> {
+        Box::pin(async move {
+            let token = self.token().await?;
+            let query = [
+                ("state", "opened"),
+                ("target_branch", target),
+                ("order_by", "updated_at"),
+                ("sort", "desc"),
+                ("per_page", MERGE_REQUESTS),
+            ];
+            let id = project.to_string();
+            let found: Vec<MergeRequestEntry> =
+                self.read(Endpoint::MergeRequests, (&id, ""), &query, &token).await?;
+            let known = found.into_iter().filter_map(|MergeRequestEntry { iid, sha, source_project_id }| {
+                let is_of_fork = source_project_id != Some(project);
+                Some(MergeRequest { number: iid, commit: sha?, is_of_fork })
+            });
+            Ok(known.collect())
+        })
+    }
+
+    fn own_note<'a>(
+        &'a self,
+        place: NotePlace,
+        marker: &'a str,
+    ) -> BoxFuture<'a, Result<Option<MergeRequestNote>, MergeRequestError>> {
+        Box::pin(self.find_own(place, marker))
+    }
+
+    fn write_note<'a>(
+        &'a self,
+        place: NotePlace,
+        id: Option<u64>,
+        body: &'a str,
+    ) -> BoxFuture<'a, Result<(), MergeRequestError>> {
+        Box::pin(async move {
+            let (token, body) = (self.token().await?, NoteBody { body });
+            let credential = Credential::User(&token);
+            let (project, number) = (place.project.to_string(), place.merge_request.to_string());
+            let ids = ObjectIds { project: &project, object: &number, ..ObjectIds::default() };
+            let written: Result<IgnoredAny, _> = match id {
+                None => self.client.post_at(Endpoint::CreateMergeRequestNote, ids, &body, credential).await,
+                Some(id) => {
+                    let ids = ObjectIds { part: &id.to_string(), ..ids };
+                    self.client.put_at(Endpoint::UpdateMergeRequestNote, ids, &body, credential).await
+                }
+            };
+            written.map(drop).map_err(Into::into)
+        })
+    }
+}
+
+impl From<GitLabError> for MergeRequestError {
+    fn from(error: GitLabError) -> Self {
+        let message = error.to_string();
+        match error {
+            GitLabError::Status { .. } => Self::Refused(message),
+            GitLabError::Unavailable { retry_after, .. } => Self::Unavailable { message, retry_after },
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The merge requests of a project, and the notes that kas writes in them.
+
+use std::{fmt, time::Duration};
+
+use futures_util::future::BoxFuture;
+
+/// A server that has merge requests.
+pub trait MergeRequestApi: fmt::Debug + Send + Sync {
+    /// Returns the open merge requests of a project into a branch, of which the one that was changed last is the first. A long list is cut.
+    ///
+    /// # Errors
+    ///
+    /// The server refuses the request, or does not respond.
+    fn open_merge_requests<'a>(
+        &'a self,
+        project: u64,
+        target: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<MergeRequest>, MergeRequestError>>;
+
+    /// Returns the first note that begins with a marker, and that this kas has written. Notes of others are left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open_merge_requests`], and the merge request has more notes than kas reads.
+    fn own_note<'a>(
+        &'a self,
+        place: NotePlace,
+        marker: &'a str,
+    ) -> BoxFuture<'a, Result<Option<MergeRequestNote>, MergeRequestError>>;
+
+    /// Replaces the text of the note with this id, or writes a new note. A new one may be written although there is an error.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open_merge_requests`].
+    fn write_note<'a>(
+        &'a self,
+        place: NotePlace,
+        id: Option<u64>,
+        body: &'a str,
+    ) -> BoxFuture<'a, Result<(), MergeRequestError>>;
+}
+
+/// An open merge request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergeRequest {
+    /// The number in its project.
+    pub number: u64,
+    /// The id of the head of the source branch. It is not trusted.
+    pub commit: String,
+    /// The source branch is in another project.
+    pub is_of_fork: bool,
+}
+
+/// The place of a note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NotePlace {
+    /// The id of the project.
+    pub project: u64,
+    /// The number of the merge request.
+    pub merge_request: u64,
+}
+
+/// A note in a merge request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergeRequestNote {
+    /// The id.
+    pub id: u64,
+    /// The text.
+    pub body: String,
+}
+
+/// The error of a request about merge requests. Each is a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MergeRequestError {
+    /// The server refuses it. Another attempt gives the same until somebody changes something.
+    #[error("{0}")]
+    Refused(String),
+    /// The server gave no answer that can be used.
+    #[error("{message}")]
+    Unavailable {
+        /// The cause.
+        message: String,
+        /// The time after which another attempt is useful.
+        retry_after: Duration,
+    },
+}
