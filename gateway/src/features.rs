@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use access::Identities;
 use environments_wire::EnvironmentSources;
-use gitops_wire::{CommitStatusApi, ProjectSource};
+use gitops_wire::{CommitStatusApi, MergeRequestApi, ProjectSource};
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName};
 use store::{Store, redis::RedisStore};
@@ -21,8 +21,8 @@ use kas_environments::{AgentEnvironments, Deployments, EnvironmentsFeature};
 use kas_events::{Events, EventsFeature};
 use kas_fleet::FleetFeature;
 use kas_gitlab::{
-    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabFeature, GitLabProjects, HeldAgents, Usage,
-    gitaly::GitalyClient,
+    GitLabAgents, GitLabClient, GitLabCommitStatuses, GitLabFeature, GitLabMergeRequests, GitLabProjects,
+    HeldAgents, Usage, gitaly::GitalyClient,
 };
 use kas_gitops::{GitopsContext, GitopsService};
 use kas_graph::GraphFeature;
@@ -94,11 +94,15 @@ fn gitops(context: &mut FeatureContext<'_>) -> GitopsService {
         Arc::new(GitLabProjects::new(client, agents, context.gitaly.clone())) as Arc<dyn ProjectSource>
     });
     let statuses = context.gitlab.and_then(|(client, _)| GitLabCommitStatuses::new(client));
+    let merge_requests = context.gitlab.and_then(|(client, _)| GitLabMergeRequests::new(client));
     let parts = GitopsContext {
         identities: context.identities.clone(),
         projects,
         statuses: statuses.map(|statuses| Arc::new(statuses) as Arc<dyn CommitStatusApi>),
+        merge_requests: merge_requests.map(|api| Arc::new(api) as Arc<dyn MergeRequestApi>),
         default_repository: context.config.configuration.settings.clone(),
+        store: Arc::clone(context.store),
+        replica: context.replica,
         redis: context.redis.cloned(),
     };
     GitopsService::new(parts, &context.config.gitops, context.registry)

@@ -30,7 +30,7 @@ use crate::{
 };
 
 const SHOP: &str = "group/shop";
-const OWN: &str = "group/project";
+pub(crate) const OWN: &str = "group/project";
 const SECRET: &str = "group/secret";
 const GITLAB_ACCESS: &str = "/gitlab.agent.gitlab_access.rpc.GitlabAccess/MakeRequest";
 
@@ -42,7 +42,7 @@ async fn gitlab() -> StandIn {
 }
 
 /// Reports a push to a project, as GitLab does.
-async fn push(world: &World, id: i64, path: &str) {
+pub(crate) async fn push(world: &World, id: i64, path: &str) {
     let _: Empty = rpc(world, PUSH, push_of(id, path)).await.unwrap();
 }
 
@@ -78,7 +78,7 @@ async fn push_at_another_replica_reaches_flux_of_an_agentk_of_gitlab() {
 }
 
 /// Starts a stand-in and a Gitaly with the project of the agent, whose configuration is this text.
-async fn with_repository(configuration: &str) -> (StandIn, TestGitaly) {
+pub(crate) async fn with_repository(configuration: &str) -> (StandIn, TestGitaly) {
     let gitaly = TestGitaly::new();
     let file = TestFile::Content(configuration.as_bytes());
     gitaly.repository.commit("main", &[(".gitlab/agents/production/config.yaml", file)]);
@@ -95,13 +95,13 @@ async fn with_repository(configuration: &str) -> (StandIn, TestGitaly) {
 }
 
 /// Starts the tasks of a replica that send events.
-fn start_features(world: &World) {
+pub(crate) fn start_features(world: &World) {
     let tasks = world.kas.features.background_tasks(&world.kas.agents);
     tasks.into_iter().for_each(|task| drop(tokio::spawn(task)));
 }
 
 /// Waits until the condition is true, in real time.
-async fn until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
     let reached = async {
         while !condition() {
             sleep(Duration::from_millis(10)).await;

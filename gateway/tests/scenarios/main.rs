@@ -38,6 +38,7 @@ mod liveness;
 mod load_balancers;
 mod managed_environments;
 mod manifests;
+mod merge_requests;
 mod observability;
 mod oidc;
 mod open_alerts;

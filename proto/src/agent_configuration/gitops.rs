@@ -130,6 +130,9 @@ pub struct ManifestProject {
     /// Fields that agentk writes when it creates an object, and leaves to others from then on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignore_differences: Vec<IgnoredFields>,
+    /// kas writes the diff of each merge request of the project into a note, where all readers of the merge request see it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub merge_request_previews: bool,
 }
 
 /// The kind of dry run, in which objects are not written.
@@ -190,6 +193,7 @@ impl Default for ManifestProject {
             allow_unstable_rendering: false,
             conflicts: Conflicts::default(),
             ignore_differences: Vec::new(),
+            merge_request_previews: false,
         }
     }
 }
@@ -225,9 +229,11 @@ impl ManifestProject {
         self.name.as_deref().or(self.id.as_deref())
     }
 
-    /// Returns the settings as agentk reads them: for agentk, a project is one of its own, whose id is the name.
+    /// Returns the settings as agentk reads them: for agentk, a project is one of its own, whose id is the name. What only kas does is not in
+    /// them.
     pub fn into_named(mut self) -> Self {
         self.id = self.name.take().or(self.id);
+        self.merge_request_previews = false;
         self
     }
 

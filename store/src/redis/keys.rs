@@ -76,7 +76,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:event-log:states:<source>` | hash | subject whose state kas has noticed, of an agent or of `kas` → its last state | 90 d | when the state changes | 120 bytes per subject |
 | `{kas}:event-log:reported:<agent id>` | hash | subject whose state the agent has reported → its last state, at most 1000 of an agent | 90 d | with each event that has a state | 120 bytes per subject |
 | `{kas}:event-log:origins:<agent id>` | hash | process of the agent → number of its last event, at most 1000 of an agent | 90 d | with each event of the agent | 60 bytes per process |
-| `{kas}:event-cursors` | hash | name of a webhook → replica that delivers to it, the end of its claim in milliseconds since 1970, id of the last event that was delivered | 30 d | every 3 s per webhook, and with each event | 100 bytes per webhook |
+| `{kas}:event-cursors` | hash | name of a webhook, or `merge request notes` → replica that delivers to it or writes them, the end of its claim in milliseconds since 1970, id of the last event that was delivered | 30 d | every 3 s per webhook, with each event, and when a note is written | 100 bytes per webhook |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or logged or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change; with each event of the log | |
 ";
 

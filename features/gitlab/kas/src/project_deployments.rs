@@ -147,7 +147,7 @@ impl GitLabClient {
             return Ok(());
         }
         let id = project.to_string();
-        let ids = ObjectIds { project: &id, object: commit };
+        let ids = ObjectIds { project: &id, object: commit, ..ObjectIds::default() };
         let query = [("per_page", PAGE)];
         let found: Option<Vec<MergeRequestEntry>> =
             none_if_missing(self.get_at(Endpoint::CommitMergeRequests, ids, &query, credential).await)?;

@@ -197,10 +197,13 @@ impl GitopsFeed {
                     tracing::debug!(agent.name = %self.agent().name, %error, "the list of projects was not sent");
                     sleep(PAUSE).await;
                 }
-                join_all(
-                    projects.iter().map(|project| self.follow(tunnel, project, &own, wanted.subscribe())),
-                )
-                .await;
+                let followed =
+                    projects.iter().map(|project| self.follow(tunnel, project, &own, wanted.subscribe()));
+                let previewed = projects
+                    .iter()
+                    .filter(|project| project.merge_request_previews)
+                    .map(|project| self.follow_merge_requests(tunnel, project, &own));
+                tokio::join!(join_all(followed), join_all(previewed));
                 pending::<()>().await;
             };
             let differs =

@@ -16,6 +16,7 @@ mod config;
 mod feature;
 mod feed;
 mod looks;
+mod merge_requests;
 mod metrics;
 mod origins;
 mod preview;
@@ -29,18 +30,21 @@ use std::{sync::Arc, time::Duration};
 use access::{AgentIdentity, Identities};
 use futures_util::future::BoxFuture;
 use git::RepositorySettings;
-use gitops_wire::{AgentProjects, CommitStatusApi, ProjectAccessError, ProjectReader, ProjectSource};
+use gitops_wire::{
+    AgentProjects, CommitStatusApi, MergeRequestApi, ProjectAccessError, ProjectReader, ProjectSource,
+};
 use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use proto::{ServiceName, agent_configuration::gitops::ManifestProject};
-use store::{GitPush, redis::RedisStore};
+use proto::{ReplicaId, ServiceName, agent_configuration::gitops::ManifestProject};
+use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 use self::{
     commit::CommitReader,
     commit_status::CommitStatuses,
     feed::{GitopsFeed, SUBSCRIPTION},
+    merge_requests::NoteWriter,
     metrics::GitopsMetrics,
     readers::AgentReaders,
     refusals::Refusals,
@@ -63,8 +67,14 @@ pub struct GitopsContext {
     pub projects: Option<Arc<dyn ProjectSource>>,
     /// The statuses of commits in GitLab, if the operator wants them.
     pub statuses: Option<Arc<dyn CommitStatusApi>>,
+    /// The merge requests in GitLab, if the operator wants notes in them.
+    pub merge_requests: Option<Arc<dyn MergeRequestApi>>,
     /// The repository of agents of the identity file without one of their own.
     pub default_repository: Option<Arc<RepositorySettings>>,
+    /// The records of all replicas.
+    pub store: Arc<dyn Store>,
+    /// This replica.
+    pub replica: ReplicaId,
     /// The store that replicas share, if there are several.
     pub redis: Option<RedisStore>,
 }
@@ -79,6 +89,8 @@ struct Shared {
     pushes: broadcast::Sender<GitPush>,
     /// The statuses of commits in GitLab, if the operator wants them.
     statuses: Option<CommitStatuses>,
+    /// The notes in merge requests of GitLab, if the operator wants them.
+    notes: Option<NoteWriter>,
 }
 
 /// Receives the paths of projects that were pushed to.
@@ -87,9 +99,10 @@ pub(crate) struct Pushes(broadcast::Receiver<GitPush>);
 impl GitopsService {
     /// Builds the service of a replica.
     pub fn new(context: GitopsContext, gitops: &GitopsConfig, registry: &mut Registry) -> Self {
-        let GitopsContext { identities, projects, statuses, default_repository, redis } = context;
+        let GitopsContext { identities, projects, default_repository, redis, .. } = context;
         let metrics = GitopsMetrics::register(registry);
-        let statuses = statuses.map(|api| CommitStatuses::new(api, metrics.clone()));
+        let statuses = context.statuses.map(|api| CommitStatuses::new(api, metrics.clone()));
+        let (store, replica) = (context.store, context.replica);
         let looks = LookContext {
             redis,
             metrics: metrics.clone(),
@@ -111,6 +124,7 @@ impl GitopsService {
             },
             pushes: broadcast::Sender::new(64),
             statuses,
+            notes: context.merge_requests.map(|api| NoteWriter::new(api, store, replica)),
         }))
     }
 

@@ -18,6 +18,12 @@ telemetry::metrics! {
             "result",
             ["sent", "refused", "failed", "dropped"],
         ),
+        merge_request_previews: CounterByLabel = counters(
+            "kas_gitops_merge_request_previews",
+            "Previews of merge requests for GitLab, by result",
+            "result",
+            ["created", "updated", "unchanged", "fork", "refused", "failed"],
+        ),
         looks: CounterByLabel = counters(
             "kas_gitops_looks",
             "Looks at repositories with manifests, by result",
@@ -35,6 +41,11 @@ impl GitopsMetrics {
     /// Counts a status of a commit.
     pub(super) fn count_commit_status(&self, result: &'static str) {
         self.commit_statuses.get(result).inc();
+    }
+
+    /// Counts a preview of a merge request.
+    pub(super) fn count_merge_request_preview(&self, result: &'static str) {
+        self.merge_request_previews.get(result).inc();
     }
 
     /// Counts a directory that was to be rendered.

@@ -88,6 +88,11 @@ impl AgentSubscription {
         lines.with_timeout(self.config.line_timeout)
     }
 
+    /// Returns the lines of the response to another request, which have at most `max` bytes. They count in the memory of the agent, too.
+    pub fn lines_of(&self, response: Response<Body>, max: usize) -> Lines<Body> {
+        Lines::new(response.into_body(), max).counted(&self.memory)
+    }
+
     /// Follows an open subscription until it ends, or until a rule of the kill switch matches it.
     pub async fn until_disabled(
         &self,

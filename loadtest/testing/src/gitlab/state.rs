@@ -37,8 +37,6 @@ pub struct State {
     pub commit_statuses: Vec<(u64, String, Value)>,
     /// The commits that merge requests brought: project, commit, and the number of the merge request.
     pub merged_commits: Vec<(u64, String, u64)>,
-    /// The notes of merge requests: project, number, and the text.
-    pub notes: Vec<(u64, String, String)>,
     /// The open merge requests.
     pub merge_requests: Vec<OpenMergeRequest>,
     /// The notes of merge requests.

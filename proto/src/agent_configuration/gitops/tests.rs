@@ -53,6 +53,7 @@ fn every_key_is_parsed_and_survives_json() {
          resource_exclusions: [{api_groups: ['*'], kinds: [Secret]}], interval: 1m, namespaces: [shop], \
          cluster_scoped: true, max_prune_percent: 10, max_prune: 1, prune_irreplaceable: true, self_heal: report, suspend: true, \
          run_as: {service_account: deployer}, render: helm, conflicts: report, allow_unstable_rendering: true, \
+         merge_request_previews: true, \
          helm: {release_name: shop, values_files: [a/b.yaml], values: {replicas: 2}}}",
     )
     .unwrap();
@@ -65,6 +66,8 @@ fn every_key_is_parsed_and_survives_json() {
     assert!(project.allows_kind("apps", "Deployment") && !project.allows_kind("", "Secret"));
     let json = serde_json::to_value(&project).unwrap();
     assert_eq!(serde_json::from_value::<ManifestProject>(json).unwrap(), project);
+    let json = serde_json::to_value(project.into_named()).unwrap();
+    assert_eq!(json.get("merge_request_previews"), None, "an older agentk does not know the key");
 }
 
 #[test]
