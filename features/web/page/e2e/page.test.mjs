@@ -553,6 +553,18 @@ it("a commit, a change of somebody else and a mass deletion are seen and answere
   await comparison.getByText("− changed").waitFor();
   await page.screenshot({ path: `${SCREENSHOTS}changes-diff.png` });
   await checkAccess(page);
+  // A link to another version compares it without a click, and says which one it is.
+  const bodies = [];
+  await page.route("**/diff", async (route) => {
+    bodies.push(route.request().postDataJSON());
+    await route.fulfill({ body: failed.map((line) => JSON.stringify(line)).join("\n") });
+  });
+  await page.goto(`${demo.address}/agents/demo?view=changes&project=demo&ref=tags/v1&directory=a`);
+  await page.getByRole("heading", { name: "demo at tags/v1, directory a" }).waitFor();
+  await comparison.getByText("it is no YAML").waitFor();
+  assert.deepEqual(bodies, [{ ref: { tag: "v1" }, directory: "a" }]);
+  await page.unroute("**/diff");
+  await page.goto(`${demo.address}/agents/demo?view=changes`);
   await press("Resume");
   await page.locator(".health.healthy", { hasText: "synced" }).first().waitFor();
 

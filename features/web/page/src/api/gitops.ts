@@ -192,11 +192,33 @@ export async function command(
   await request(path, { method: "POST", signal });
 }
 
+/** Another version of a repository than the one that a project follows, or another directory of it. */
+export interface Version {
+  ref?: { branch: string } | { tag: string } | { commit: string };
+  directory?: string;
+}
+
+/** Returns the version that a text names: a branch, tags/NAME or the id of a commit, as for `kas gitops diff --ref`. */
+export function parseVersion(ref: string, directory: string): Version {
+  const name = ref.replace(/^refs\//, "");
+  const version: Version = {};
+  if (/^([0-9a-f]{40}|[0-9a-f]{64})$/.test(ref)) version.ref = { commit: ref };
+  else if (name.startsWith("tags/")) version.ref = { tag: name.slice("tags/".length) };
+  else if (name !== "") version.ref = { branch: name.replace(/^heads\//, "") };
+  if (directory !== "") version.directory = directory;
+  return version;
+}
+
 /** Returns what a sync would change now. It writes nothing. */
-export async function getDiff(agent: string, project: string, signal: AbortSignal): Promise<Diff> {
+export async function getDiff(
+  agent: string,
+  project: string,
+  signal: AbortSignal,
+  version: Version = {},
+): Promise<Diff> {
   const path = `${projectsPath(agent)}/${encodeURIComponent(project)}/diff`;
   const headers = { "Content-Type": "application/json" };
-  const response = await request(path, { method: "POST", headers, body: "{}", signal });
+  const response = await request(path, { method: "POST", headers, body: JSON.stringify(version), signal });
   const diff = { objects: [] as ObjectDiff[], errors: [] as ObjectError[], isCut: false };
   let size = 0;
   for await (const text of lines(response, MAX_LINE)) {

@@ -12,6 +12,7 @@ import {
   type ProjectState,
   type SyncRecord,
 } from "../../../api/gitops";
+import { query } from "../../../router";
 import { plain } from "../../../text";
 import { may, useRights } from "../../../ui/agents";
 import { ConfirmDialog } from "../../../ui/dialog";
@@ -61,6 +62,7 @@ export function Changes({ agent }: { agent: string }) {
   const projects = value ?? last;
   return (
     <>
+      <LinkedDiff agent={agent} />
       {error !== null && <Failure what="The projects are not up to date" error={error} since={since} />}
       {projects === null && error === null && <p class="muted">Loading the projects…</p>}
       {projects?.length === 0 && (
@@ -80,6 +82,24 @@ export function Changes({ agent }: { agent: string }) {
         />
       ))}
     </>
+  );
+}
+
+/** The comparison that the address names: a project with another version or directory. Pages of GitLab link to it. */
+function LinkedDiff({ agent }: { agent: string }) {
+  const [project = "", gitRef = "", directory = ""] = ["project", "ref", "directory"].map(
+    (name) => query.value.get(name) ?? "",
+  );
+  if (project === "" || (gitRef === "" && directory === "")) return null;
+  return (
+    <section class="stack project" aria-label="Another version">
+      <h2 class="wrap">
+        {plain(project, 256)}
+        {gitRef !== "" && <> at {plain(gitRef, 256)}</>}
+        {directory !== "" && <>, directory {plain(directory, 256)}</>}
+      </h2>
+      <DiffView agent={agent} project={project} lastSync={0} gitRef={gitRef} directory={directory} />
+    </section>
   );
 }
 

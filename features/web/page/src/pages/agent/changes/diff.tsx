@@ -1,5 +1,11 @@
 import { stringify } from "yaml";
-import { type FieldDiff, getDiff, type ManifestApplication, type ObjectDiff } from "../../../api/gitops";
+import {
+  type FieldDiff,
+  getDiff,
+  type ManifestApplication,
+  type ObjectDiff,
+  parseVersion,
+} from "../../../api/gitops";
 import { plain } from "../../../text";
 import { Links } from "../../../ui/links";
 import { useLoaded } from "../../../ui/loader";
@@ -10,10 +16,26 @@ import { CommitName, ErrorText, firstDifference, objectName } from "./names";
 /** The longest value of a field that is shown, in characters. */
 const MAX_VALUE = 4096;
 
-/** The changes that a sync of a project would make now. A sync that has changed something makes another comparison necessary. */
-export function DiffView({ agent, project, lastSync }: { agent: string; project: string; lastSync: number }) {
-  const key = `diff/${agent}/${project}/${lastSync}`;
-  const { value, error } = useLoaded(key, (signal) => getDiff(agent, project, signal));
+/**
+ * The changes that a sync of a project would make now, or of another version of it. A sync that has changed something makes another
+ * comparison necessary.
+ */
+export function DiffView({
+  agent,
+  project,
+  lastSync,
+  gitRef = "",
+  directory = "",
+}: {
+  agent: string;
+  project: string;
+  lastSync: number;
+  gitRef?: string;
+  directory?: string;
+}) {
+  const key = `diff/${JSON.stringify([agent, project, lastSync, gitRef, directory])}`;
+  const version = parseVersion(gitRef, directory);
+  const { value, error } = useLoaded(key, (signal) => getDiff(agent, project, signal, version));
   if (error !== null) return <Failure what="The cluster cannot be compared with Git" error={error} />;
   if (value === null) return <p class="muted">Comparing the cluster with Git…</p>;
   const { objects, errors, isCut, unchanged, notes, commit, applications } = value;
