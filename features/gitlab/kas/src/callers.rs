@@ -243,6 +243,11 @@ impl GitLabAuthorizer {
             }
             CredentialKind::User(AccessType::OauthLogin) => {
                 let logins = self.logins.as_ref().ok_or_else(no_logins)?;
+                if self.agents.names.is_in_file(agent) {
+                    // People who have not logged in learn nothing about the agents of the file.
+                    logins.authenticate(&credential.token, credential.address).await?;
+                    return Err(same_id(agent));
+                }
                 let found = logins.user(&credential.token, credential.address, agent, share).await;
                 let (user, services) = found?;
                 Ok(CallerInfo::User { user: user.into(), access_type: AccessType::OauthLogin, services })
