@@ -8,6 +8,7 @@ mod agents;
 mod api;
 mod audit;
 mod callers;
+mod closed_cells;
 mod cluster_audit;
 mod configuration;
 mod disabled;

@@ -90,12 +90,7 @@ impl Page {
     /// Logs a user in at GitLab with a browser at a replica.
     async fn log_in(&self, replica: usize, username: &str) -> Browser {
         let mut browser = self.browser(replica);
-        let (url, cookie) = begin(&browser).await;
-        let back = format!("/web/v1/callback/gitlab?{}", self.gitlab.authorize(&url, username));
-        let response = come_back(&browser, &back, &cookie).await;
-        assert_eq!(response.status(), 303, "{}", text(response).await);
-        assert_eq!(response.headers()[LOCATION], "/agents");
-        browser.cookie = cookie_of(&response, "__Host-kas").unwrap();
+        log_in(&mut browser, &self.gitlab, username).await;
         browser
     }
 
@@ -115,6 +110,16 @@ async fn echo(request: Request<Body>) -> Response<Body> {
     Response::new(Body::from(lines.collect::<String>()))
 }
 
+/// Logs a user in at GitLab with a browser.
+pub(crate) async fn log_in(browser: &mut Browser, gitlab: &StandIn, username: &str) {
+    let (url, cookie) = begin(browser).await;
+    let back = format!("/web/v1/callback/gitlab?{}", gitlab.authorize(&url, username));
+    let response = come_back(browser, &back, &cookie).await;
+    assert_eq!(response.status(), 303, "{}", text(response).await);
+    assert_eq!(response.headers()[LOCATION], "/agents");
+    browser.cookie = cookie_of(&response, "__Host-kas").unwrap();
+}
+
 /// Begins a login as the page does. Returns the URL of GitLab and the cookie of the login.
 async fn begin(browser: &Browser) -> (String, String) {
     let path = "/web/v1/login?issuer=gitlab&page=%2Fagents";
@@ -130,7 +135,7 @@ async fn come_back(browser: &Browser, path: &str, cookie: &str) -> Response<Inco
     browser.send(Method::GET, path, "", &[("sec-fetch-site", "cross-site")]).await
 }
 
-fn cookie_of(response: &Response<Incoming>, name: &str) -> Option<String> {
+pub(crate) fn cookie_of(response: &Response<Incoming>, name: &str) -> Option<String> {
     let cookies = response.headers().get_all(SET_COOKIE).iter().map(|value| value.to_str().unwrap());
     let found = cookies.filter(|cookie| cookie.starts_with(&format!("{name}=")));
     found.map(|cookie| cookie.split(';').next().unwrap().to_owned()).next()

@@ -175,13 +175,23 @@ impl World {
         agent_token: impl Into<SecretString>,
     ) -> Self {
         let caller = token::new(Holder::Caller);
-        let api_tokens = Some(ApiTokenVerifier::new(secret(1), None));
-        let sources = ReplicaSources {
-            gitlab: Some(gitlab),
-            gitlab_login: Some(crate::page_login::settings()),
-            api_tokens,
-            ..identity(&[], &caller).into()
-        };
+        let sources = of_gitlab(gitlab, &caller);
+        Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
+    }
+
+    /// Creates a kas whose agents come from GitLab, and whose callers may have tokens of an OIDC issuer, too.
+    pub fn with_gitlab_and_issuer(
+        gitlab: GitLabClient,
+        agent_token: impl Into<SecretString>,
+        issuer: &TestIssuer,
+        edit: impl FnOnce(&mut Config),
+    ) -> Self {
+        let (mut config, issuers) = with_issuer(issuer, "");
+        edit(&mut config);
+        let store = Arc::new(MemoryStore::default());
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, config.peer_settings());
+        let caller = token::new(Holder::Caller);
+        let sources = ReplicaSources { issuers, ..of_gitlab(gitlab, &caller) };
         Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
     }
 
@@ -505,6 +515,16 @@ fn with_issuer(issuer: &TestIssuer, keys: &str) -> (Config, Issuers) {
 
 fn new_tokens() -> (SecretString, SecretString) {
     (token::new(Holder::Agent), token::new(Holder::Caller))
+}
+
+/// Returns the sources of a replica whose agents come from GitLab, with one caller in the identity file.
+fn of_gitlab(gitlab: GitLabClient, caller: &SecretString) -> ReplicaSources {
+    ReplicaSources {
+        gitlab: Some(gitlab),
+        gitlab_login: Some(crate::page_login::settings()),
+        api_tokens: Some(ApiTokenVerifier::new(secret(1), None)),
+        ..identity(&[], caller).into()
+    }
 }
 
 fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {
