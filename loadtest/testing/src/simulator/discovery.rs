@@ -39,7 +39,7 @@ pub(crate) fn answer(path: &[&str]) -> Result<ApiResponse, StatusError> {
 }
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
-const GROUPS: [&str; 4] = ["apps", AUTHENTICATION, "cert-manager.io", "coordination.k8s.io"];
+const GROUPS: [&str; 5] = ["app.k8s.io", "apps", AUTHENTICATION, "cert-manager.io", "coordination.k8s.io"];
 
 fn version() -> Value {
     json!({

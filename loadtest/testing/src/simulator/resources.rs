@@ -117,7 +117,11 @@ pub(crate) static CERTIFICATES: Resource = Resource {
     ..core("certificates", "certificate", "Certificate")
 };
 
-pub(crate) static RESOURCES: [&Resource; 11] = [
+/// The Applications of SIG Apps, whose selectors are groups of the graph.
+static APPLICATIONS: Resource =
+    Resource { group: "app.k8s.io", ..core("applications", "application", "Application") };
+
+pub(crate) static RESOURCES: [&Resource; 12] = [
     &CONFIG_MAPS,
     &EVENTS,
     &NAMESPACES,
@@ -129,6 +133,7 @@ pub(crate) static RESOURCES: [&Resource; 11] = [
     &REPLICA_SETS,
     &LEASES,
     &CERTIFICATES,
+    &APPLICATIONS,
 ];
 
 const fn core(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
