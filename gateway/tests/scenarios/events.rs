@@ -46,7 +46,7 @@ use crate::set_configuration::Configuration;
 const GONE: Duration = Duration::from_secs(30);
 
 /// Runs the tasks of a replica that notice and report events.
-fn run_events(world: &World) -> AbortOnDropHandle<()> {
+pub(crate) fn run_events(world: &World) -> AbortOnDropHandle<()> {
     let tasks = world.kas.features.background_tasks(&world.kas.agents);
     AbortOnDropHandle::new(tokio::spawn(async move { drop(join_all(tasks).await) }))
 }

@@ -50,6 +50,7 @@ mod peers_health;
 mod peers_tls;
 mod project_events;
 mod prometheus;
+mod real_agentk;
 mod rebalance;
 mod receptive;
 mod receptive_gitlab;

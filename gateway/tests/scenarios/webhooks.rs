@@ -37,29 +37,29 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 /// The time after which a wait fails the test.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The key of receivers.
-const KEY: [u8; 32] = [7; 32];
+pub(crate) const KEY: [u8; 32] = [7; 32];
 
 /// A request that a receiver got.
-struct Delivery {
+pub(crate) struct Delivery {
     head: HeaderMap,
     body: Bytes,
 }
 
 /// A receiver of webhooks.
-struct Receiver {
+pub(crate) struct Receiver {
     address: SocketAddr,
     deliveries: UnboundedReceiver<Delivery>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Delivery {
-    fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.head[name].to_str().unwrap()
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
 
@@ -68,7 +68,7 @@ impl Delivery {
     }
 
     /// Checks the signature as a receiver does that knows nothing of kas.
-    fn verify(&self, key: &[u8]) {
+    pub(crate) fn verify(&self, key: &[u8]) {
         let signed = [self.header("webhook-id"), ".", self.header("webhook-timestamp"), "."].concat();
         let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
         mac.update(signed.as_bytes());
@@ -84,7 +84,7 @@ impl Delivery {
 
 impl Receiver {
     /// Starts a receiver that gives these answers, and 204 afterwards. It answers alerts as GitLab does.
-    async fn start(answers: Vec<Response<Full<Bytes>>>) -> Self {
+    pub(crate) async fn start(answers: Vec<Response<Full<Bytes>>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, deliveries) = unbounded_channel();
@@ -119,11 +119,11 @@ impl Receiver {
         Self { address, deliveries, _task: AbortOnDropHandle::new(task) }
     }
 
-    async fn next(&mut self) -> Delivery {
+    pub(crate) async fn next(&mut self) -> Delivery {
         timeout(PATIENCE, self.deliveries.recv()).await.expect("a delivery").unwrap()
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}/hook?token=secret", self.address)
     }
 }
@@ -156,13 +156,13 @@ fn webhooks(directory: &Path, text: &str) -> Result<Vec<Webhook>, String> {
 }
 
 /// A webhook with the name `ops` that may connect to this machine.
-fn local(directory: &Path, url: &str, keys: &str) -> Webhook {
+pub(crate) fn local(directory: &Path, url: &str, keys: &str) -> Webhook {
     let entry =
         format!("{{name: ops, url: '{url}', secret_file: $KEY, allowed_networks: [127.0.0.0/8]{keys}}}");
     webhooks(directory, &format!("webhooks: [{entry}]")).unwrap().remove(0)
 }
 
-fn run(world: &World, webhook: &Webhook) -> AbortOnDropHandle<()> {
+pub(crate) fn run(world: &World, webhook: &Webhook) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(webhook.clone().run(world.kas.webhook_context())))
 }
 
@@ -179,7 +179,7 @@ async fn append_as(world: &World, kind: EventKind, severity: Severity, message: 
 }
 
 /// Waits until a webhook is delivered to by one of the replicas. A new one begins after the events that are there.
-async fn active(worlds: &[World]) {
+pub(crate) async fn active(worlds: &[World]) {
     let until = Instant::now() + PATIENCE;
     while !worlds.iter().any(is_active) {
         assert!(Instant::now() < until, "no replica delivers");
