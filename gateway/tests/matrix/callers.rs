@@ -12,10 +12,15 @@ use serde_json::{Value, json};
 
 use super::{
     clients::Client,
-    support::{Kas, curl},
-    values::{Caller, Case, Name},
+    support::{CurlResponse, GitLab, Kas, curl},
+    values::{Caller, Case, Name, Rights},
     world::{Start, World, address_of},
 };
+
+/// The id of the application with which people log in at GitLab.
+pub(crate) const APPLICATION: &str = "matrix-page";
+/// The user of GitLab, who is a developer of the project of the agent.
+pub(crate) const USER: &str = "alice";
 
 /// The credentials of GitLab.
 pub(crate) const JOB: &str = "job-token";
@@ -25,31 +30,64 @@ pub(crate) const CSRF_TOKEN: &str = "csrf";
 
 /// Returns the listener of kas for a caller.
 pub(crate) fn listener(kas: &Kas, caller: Caller) -> SocketAddr {
-    if caller == Caller::PageSession { address_of(kas, "web") } else { kas.public }
+    if caller.is_of_page() { address_of(kas, "web") } else { kas.public }
 }
 
-/// Returns the callers of the identity file.
+/// Returns the callers of the identity file. `*` is no agent of GitLab.
 pub(crate) fn identity(start: &Start<'_>) -> Value {
     let ops = TokenHash::of(&start.tokens.ops).to_string();
-    let mut callers = vec![
-        json!({"name": "ops", "tokens": [ops], "agents": ["*"], "services": ["*"], "cluster_audit": true}),
-    ];
+    let (of_gitlab, services) = (format!("gitlab:{}", GitLab::AGENT), services(start.case.rights));
+    let mut callers = vec![json!({
+        "name": "ops", "tokens": [ops], "agents": ["*", of_gitlab], "services": services, "cluster_audit": true,
+    })];
     if start.login.is_some() {
         callers.push(json!({
-            "name": "people", "oidc": {"issuer": "op", "claims": {"sub": "id1"}}, "agents": ["*"], "services": ["*"],
+            "name": "people", "oidc": {"issuer": "op", "claims": {"sub": "id1"}}, "agents": ["*", "gitlab:**"],
+            "services": services,
         }));
     }
     Value::Array(callers)
 }
 
+/// Returns `services` of an entry of the identity file.
+fn services(rights: Rights) -> Value {
+    match rights {
+        Rights::Default => json!(["*"]),
+        Rights::Listed => json!([
+            "kubernetes", "prometheus", "graph", {"service": "gitops", "verbs": ["read"]}, "events", "alerts",
+        ]),
+    }
+}
+
+/// Returns the entry of `ci_access` for the job. It lists what jobs may do by default.
+pub(crate) fn ci_access(rights: Rights) -> Value {
+    let mut entry = json!({"access_as": {"agent": {}}});
+    if rights == Rights::Listed {
+        entry["services"] =
+            json!(["kubernetes", "prometheus", "graph", {"service": "gitops", "verbs": ["read"]}]);
+    }
+    entry
+}
+
 impl Case {
     /// Returns the beginning of the paths of the cluster. Callers of GitLab name the agent in their credential, too.
     pub(crate) fn kubernetes(self) -> String {
-        match (self.caller, self.name) {
-            (Caller::Job | Caller::Pat | Caller::GitLabSession, Name::Id) => "/k8s-proxy".to_owned(),
-            _ => format!("/agents/{}/kubernetes", self.name_in_path()),
+        if self.caller.names_agent() && self.name == Name::Id {
+            return "/k8s-proxy".to_owned();
         }
+        format!("/agents/{}/kubernetes", self.name_in_path())
     }
+}
+
+/// Returns the configuration of the agent of GitLab with `user_access`.
+pub(crate) fn user_access(rights: Rights) -> String {
+    let mut section = json!({"access_as": {"agent": {}}, "projects": [{"id": "group/project"}]});
+    if rights == Rights::Listed {
+        let services = ["prometheus", "graph", "events", "alerts"].map(|service| json!({"service": service}));
+        section["services"] = json!(services);
+        section["services"].as_array_mut().unwrap().push(json!({"service": "gitops", "verbs": ["read"]}));
+    }
+    json!({"user_access": section}).to_string()
 }
 
 /// Returns the lines of the header of a caller's requests.
@@ -61,9 +99,13 @@ pub(crate) fn headers(start: &Start<'_>, front: SocketAddr) -> Vec<String> {
             format!("Gitlab-Agent-Id: {id}"),
             format!("X-Csrf-Token: {CSRF_TOKEN}"),
         ],
-        Caller::PageSession => {
+        Caller::PageSession | Caller::GitLabLogin => {
+            let cookie = match start.case.caller {
+                Caller::GitLabLogin => log_in_at_gitlab(start, front),
+                _ => log_in(start, front),
+            };
             let mut headers = vec!["kas-web: 1".to_owned(), "Sec-Fetch-Site: same-origin".to_owned()];
-            headers.push(format!("Cookie: {}", log_in(start, front)));
+            headers.push(format!("Cookie: {cookie}"));
             headers
         }
         Caller::WebSocketToken => {
@@ -97,7 +139,9 @@ pub(crate) fn user(start: &Start<'_>) -> Value {
         Caller::Oidc => json!({"token": start.login.unwrap().token}),
         Caller::Job => json!({"token": format!("ci:{id}:{JOB}")}),
         Caller::Pat => json!({"token": format!("pat:{id}:{PAT}")}),
-        Caller::WebSocketToken | Caller::GitLabSession | Caller::PageSession => json!({}),
+        Caller::WebSocketToken | Caller::GitLabSession | Caller::PageSession | Caller::GitLabLogin => {
+            json!({})
+        }
     }
 }
 
@@ -120,6 +164,27 @@ fn log_in(start: &Start<'_>, front: SocketAddr) -> String {
         &url,
     ]);
     assert_eq!(response.status, 204, "{response:?}");
+    cookie(&response)
+}
+
+/// Logs in at GitLab, from which the browser comes back, and returns the cookie.
+fn log_in_at_gitlab(start: &Start<'_>, front: SocketAddr) -> String {
+    let get = |path: &str, cookie: &str, site: &str| {
+        let (cookie, site) = (format!("Cookie: {cookie}"), format!("Sec-Fetch-Site: {site}"));
+        let (authority, url) =
+            (start.certificates.authority.to_str().unwrap(), format!("https://{front}{path}"));
+        let response = curl(&["--cacert", authority, "--header", &cookie, "--header", &site, &url]);
+        assert_eq!(response.status, 303, "{response:?}");
+        response
+    };
+    let begun = get("/web/v1/login?issuer=gitlab&page=%2Fagents", "a=b", "same-origin");
+    let query = start.standin.authorize(begun.header("location").unwrap(), USER);
+    let path = format!("/web/v1/callback/gitlab?{query}");
+    cookie(&get(&path, &cookie(&begun), "cross-site"))
+}
+
+/// Returns the first cookie that a response sets.
+fn cookie(response: &CurlResponse) -> String {
     response.header("set-cookie").unwrap().split(';').next().unwrap().to_owned()
 }
 
@@ -138,12 +203,13 @@ pub(crate) fn revoke(world: &World) {
         }
         Caller::Job => world.gitlab.standin.state().jobs.get_mut(JOB).unwrap().finished = true,
         Caller::Pat | Caller::GitLabSession => world.gitlab.standin.state().users.clear(),
+        Caller::GitLabLogin => world.gitlab.standin.state().oauth.revoke_user(USER),
     }
 }
 
 impl Client {
     /// Returns whether kubectl can have the credential.
     pub(crate) fn of_kubectl(caller: Caller) -> bool {
-        !matches!(caller, Caller::WebSocketToken | Caller::GitLabSession | Caller::PageSession)
+        !matches!(caller, Caller::WebSocketToken | Caller::GitLabSession) && !caller.is_of_page()
     }
 }

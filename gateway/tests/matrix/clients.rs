@@ -76,6 +76,11 @@ impl Client {
         self.curl(&format!("{}{path}", self.services), &[])
     }
 
+    /// Requests a list about several agents.
+    pub(crate) fn list(&self, path: &str) -> CurlResponse {
+        self.curl(path, &[])
+    }
+
     fn curl(&self, path: &str, arguments: &[&str]) -> CurlResponse {
         let mut all = self.arguments(path);
         all.extend(arguments.iter().map(ToString::to_string));

@@ -1,6 +1,6 @@
 //! The table of what may not work together, with the answer that says so.
 
-use super::values::{AgentKind, Caller, Case, Event, Name, Request, Size, Transport, Value};
+use super::values::{AgentKind, Caller, Case, Event, Name, Request, Rights, Size, Transport, Value};
 
 /// The result that a case must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,17 +43,13 @@ const NO_SERVICE: &str = "speaks GitLab's protocol";
 fn rules() -> Vec<Rule> {
     let mut rules = Vec::new();
     for caller in Caller::ALL {
+        // An entry of the identity file may have agents of GitLab. GitLab says for which of its agents its users are.
         if !caller.is_of_gitlab() {
-            // The file says for whom its callers are, and GitLab for whom its users are.
-            rules.push(answer(
-                *caller,
-                AgentKind::GitLab,
-                Refused(404, Some("unknown-agent"), "there is no agent"),
-            ));
             continue;
         }
         let refusal = match caller {
             Caller::Job => Refused(403, Some("forbidden"), "add the project of this job to ci_access"),
+            Caller::GitLabLogin => Refused(404, Some("unknown-agent"), "there is no agent"),
             _ => Refused(401, Some("unauthorized"), "GitLab does not let this user use this agent"),
         };
         for agent in [AgentKind::Identity, AgentKind::Receptive] {
@@ -92,11 +88,23 @@ fn rules() -> Vec<Rule> {
     for transport in [Transport::Grpc, Transport::Grpcs] {
         rules.push(answer(AgentKind::Receptive, transport, NoConfiguration("ws")));
     }
-    for agent in [AgentKind::Identity, AgentKind::Receptive, AgentKind::Independent] {
-        rules.push(answer(Name::Dot, agent, Refused(404, Some("unknown-agent"), "there is no agent")));
+    for agent in AgentKind::ALL {
+        rules.push(answer(Name::Dot, *agent, Refused(404, Some("unknown-agent"), "there is no agent")));
     }
-    let other = Refused(403, Some("forbidden"), "the credential is for another agent than the path names");
-    rules.push(answer(Name::Dot, AgentKind::GitLab, other));
+    // kas reads the list in the repository of the agent, which has none for them.
+    for caller in [Caller::Pat, Caller::GitLabSession] {
+        rules.push(impossible(caller, Rights::Listed));
+    }
+    // The page has a list of its own, and the environments are on the page only. No agent can close the lists.
+    for caller in Caller::ALL {
+        let other = if caller.is_of_page() { Request::Agents } else { Request::Environments };
+        rules.push(impossible(*caller, other));
+    }
+    for list in [Request::Agents, Request::Environments] {
+        for event in [Event::KillSwitch, Event::Policy] {
+            rules.push(impossible(list, event));
+        }
+    }
     // Other requests have no subprotocol.
     for request in Request::ALL {
         if *request != Request::ExecWebSocket {
@@ -104,7 +112,7 @@ fn rules() -> Vec<Rule> {
         }
     }
     // Browsers have no SPDY, and no page forwards ports.
-    for caller in [Caller::GitLabSession, Caller::PageSession] {
+    for caller in [Caller::GitLabSession, Caller::PageSession, Caller::GitLabLogin] {
         for request in [Request::ExecSpdy, Request::ForwardSpdy, Request::ForwardWebSocket] {
             rules.push(impossible(caller, request));
         }
@@ -112,6 +120,10 @@ fn rules() -> Vec<Rule> {
     rules.push(answer(Caller::PageSession, Request::ExecWebSocket, Refused(403, None, "")));
     let no_pages = Refused(403, None, "web pages of the cluster are not shown here");
     rules.push(answer(Caller::PageSession, Request::PodProxy, no_pages));
+    // The page refuses the same whoever has logged in.
+    for request in [Request::ExecWebSocket, Request::PodProxy] {
+        rules.push(impossible(Caller::GitLabLogin, request));
+    }
     for request in Request::ALL {
         for size in Size::ALL {
             if !sizes(*request).contains(size) {

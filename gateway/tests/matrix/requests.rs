@@ -91,6 +91,14 @@ pub(crate) fn send(world: &World) -> Result<(), Failure> {
             let response = client.service("/events/v1/events");
             expect(&response, 200, response.text().contains("events"))
         }
+        Request::Agents => {
+            let response = client.list("/agents");
+            expect(&response, 200, response.text().contains("\"agents\":["))
+        }
+        Request::Environments => {
+            let response = client.list("/web/v1/environments");
+            expect(&response, 200, response.text().contains("\"environments\":["))
+        }
         Request::ExecWebSocket => exec_in_page(world, size),
         Request::Watch
         | Request::Logs

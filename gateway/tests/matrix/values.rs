@@ -44,6 +44,8 @@ dimension!(
         GitLabSession = "gitlab-session",
         /// The page of kas, in its session.
         PageSession = "page-session",
+        /// The same after a login at GitLab.
+        GitLabLogin = "gitlab-login",
     }
 );
 
@@ -119,6 +121,16 @@ dimension!(
 );
 
 dimension!(
+    /// How the rights of the caller are written.
+    Rights {
+        /// `*` in the identity file, and the defaults of GitLab's callers.
+        Default = "default",
+        /// A list of services: in the identity file, in the entry of `ci_access`, or in `user_access`.
+        Listed = "listed",
+    }
+);
+
+dimension!(
     /// The request of the caller.
     Request {
         Get = "get",
@@ -143,6 +155,10 @@ dimension!(
         Alerts = "alerts",
         /// The service `events`.
         Events = "events",
+        /// The list of the agents of the caller.
+        Agents = "agents",
+        /// The environments on the page, which are those of the agents of its session.
+        Environments = "environments",
     }
 );
 
@@ -179,7 +195,17 @@ dimension!(
 impl Caller {
     /// Returns whether GitLab knows the caller.
     pub(crate) fn is_of_gitlab(self) -> bool {
+        self.names_agent() || self == Self::GitLabLogin
+    }
+
+    /// Returns whether the credential names the agent.
+    pub(crate) fn names_agent(self) -> bool {
         matches!(self, Self::Job | Self::Pat | Self::GitLabSession)
+    }
+
+    /// Returns whether the page of kas sends the request.
+    pub(crate) fn is_of_page(self) -> bool {
+        matches!(self, Self::PageSession | Self::GitLabLogin)
     }
 }
 
@@ -192,13 +218,14 @@ pub(crate) enum Value {
     Front(Front),
     Replica(Replica),
     Name(Name),
+    Rights(Rights),
     Request(Request),
     Size(Size),
     Event(Event),
 }
 
 /// The number of dimensions.
-pub(crate) const DIMENSIONS: usize = 9;
+pub(crate) const DIMENSIONS: usize = 10;
 
 /// One value of each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +236,7 @@ pub(crate) struct Case {
     pub(crate) front: Front,
     pub(crate) replica: Replica,
     pub(crate) name: Name,
+    pub(crate) rights: Rights,
     pub(crate) request: Request,
     pub(crate) size: Size,
     pub(crate) event: Event,
@@ -224,6 +252,7 @@ impl Case {
             Front::ALL.len(),
             Replica::ALL.len(),
             Name::ALL.len(),
+            Rights::ALL.len(),
             Request::ALL.len(),
             Size::ALL.len(),
             Event::ALL.len(),
@@ -239,8 +268,9 @@ impl Case {
             3 => Front::ALL[index].into(),
             4 => Replica::ALL[index].into(),
             5 => Name::ALL[index].into(),
-            6 => Request::ALL[index].into(),
-            7 => Size::ALL[index].into(),
+            6 => Rights::ALL[index].into(),
+            7 => Request::ALL[index].into(),
+            8 => Size::ALL[index].into(),
             _ => Event::ALL[index].into(),
         }
     }
@@ -263,6 +293,7 @@ impl Case {
             front: Front::ALL[0],
             replica: Replica::ALL[0],
             name: Name::ALL[0],
+            rights: Rights::ALL[0],
             request: Request::ALL[0],
             size: Size::ALL[0],
             event: Event::ALL[0],
@@ -278,6 +309,7 @@ impl Case {
             Value::Front(front) => Self { front, ..self },
             Value::Replica(replica) => Self { replica, ..self },
             Value::Name(name) => Self { name, ..self },
+            Value::Rights(rights) => Self { rights, ..self },
             Value::Request(request) => Self { request, ..self },
             Value::Size(size) => Self { size, ..self },
             Value::Event(event) => Self { event, ..self },
@@ -293,6 +325,7 @@ impl Case {
             self.front.into(),
             self.replica.into(),
             self.name.into(),
+            self.rights.into(),
             self.request.into(),
             self.size.into(),
             self.event.into(),
@@ -327,6 +360,7 @@ impl Value {
             Self::Front(value) => value.text(),
             Self::Replica(value) => value.text(),
             Self::Name(value) => value.text(),
+            Self::Rights(value) => value.text(),
             Self::Request(value) => value.text(),
             Self::Size(value) => value.text(),
             Self::Event(value) => value.text(),

@@ -3,16 +3,17 @@
 use std::{fs, net::SocketAddr, path::PathBuf, process::Command, sync::Arc};
 
 use access::token::TokenHash;
+use kas_testing::gitaly::TestGitaly;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testing::{
-    gitlab::{Agent as GitLabAgent, AgentAccess, Job, User},
+    gitlab::{Agent as GitLabAgent, AgentAccess, Job, StandIn, User},
     skip::{program_path, skipped},
 };
 
 use super::{
-    callers::{self, COOKIE, CSRF_TOKEN, JOB, PAT},
+    callers::{self, APPLICATION, COOKIE, CSRF_TOKEN, JOB, PAT, USER},
     clients::Client,
     events,
     expectations::Expectation,
@@ -49,6 +50,7 @@ pub(crate) struct World {
     /// The addresses behind the balancer: of replicas, or of pods.
     pub(crate) targets: Vec<SocketAddr>,
     pub(crate) client: Client,
+    _gitaly: Option<TestGitaly>,
     _proxies: Vec<Proxy>,
     _redis: Redis,
 }
@@ -80,11 +82,13 @@ impl World {
         let certificates = Certificates::generate(directory.path());
         let tokens = Tokens::generate();
         let gitlab = GitLab::start();
+        let gitaly = (case.caller == Caller::GitLabLogin).then(|| serve_user_access(&gitlab, case));
         let gitlab_token = add_to_gitlab(&gitlab, case);
         fs::write(directory.path().join("key"), KEY).unwrap();
 
+        let (standin, proxies) = (gitlab.standin.clone(), Vec::new());
         let mut start =
-            Start { case, directory, certificates, tokens, login, gitlab_token, proxies: Vec::new() };
+            Start { case, directory, certificates, tokens, login, standin, gitlab_token, proxies };
         let pods = case.pods();
         let (mut processes, receptive) = if case.agent == AgentKind::Receptive {
             let url = prometheus.map(|prometheus| &*prometheus.url);
@@ -141,6 +145,7 @@ impl World {
             balancer,
             targets,
             client,
+            _gitaly: gitaly,
             _proxies: proxies,
             _redis: redis,
         }))
@@ -191,23 +196,37 @@ impl Case {
         }
     }
 
-    /// Returns what the path of a request has for the agent.
+    /// Returns what the path of a request has for the agent. A caller whose credential does not name the agent of GitLab writes its id, because
+    /// others in other projects have its name.
     pub(crate) fn name_in_path(self) -> String {
         match self.name {
-            Name::Id => self.agent_id().to_string(),
             Name::Dot => "a.b".to_owned(),
+            Name::Id => self.agent_id().to_string(),
+            _ if self.is_of_gitlab() && !self.caller.names_agent() => self.agent_id().to_string(),
             _ => self.agent_name(),
         }
     }
 }
 
+/// Serves the repository of the agent of GitLab, whose configuration admits the user who logs in.
+fn serve_user_access(gitlab: &GitLab, case: Case) -> TestGitaly {
+    let file = format!(".gitlab/agents/{}/config.yaml", case.agent_name());
+    let gitaly = gitlab.serve_project(&[(&file, &callers::user_access(case.rights))]);
+    let oauth = &mut gitlab.standin.state().oauth;
+    oauth.applications.insert(APPLICATION.to_owned(), None);
+    oauth.ids.insert("project.group/project".to_owned(), 7);
+    oauth.set_access(USER, "project.group/project", 30);
+    gitaly
+}
+
 /// Adds the agent, the job and the user to GitLab. Returns the token of the agent.
 fn add_to_gitlab(gitlab: &GitLab, case: Case) -> String {
     let mut state = gitlab.standin.state();
-    let token = state.agents[&GitLab::AGENT].tokens[0].clone();
-    state.add_agent(GitLabAgent::new(GitLab::AGENT, &case.agent_name(), &token));
-    state.add_job(JOB, Job::new(3, 142).with_agent(GitLab::AGENT, json!({"access_as": {"agent": {}}})));
-    let user = User::new(5, "alice").with_token(PAT).with_session(COOKIE, CSRF_TOKEN);
+    let known = &state.agents[&GitLab::AGENT];
+    let (token, project) = (known.tokens[0].clone(), known.project.clone());
+    state.add_agent(GitLabAgent { project, ..GitLabAgent::new(GitLab::AGENT, &case.agent_name(), &token) });
+    state.add_job(JOB, Job::new(3, 142).with_agent(GitLab::AGENT, callers::ci_access(case.rights)));
+    let user = User::new(5, USER).with_token(PAT).with_session(COOKIE, CSRF_TOKEN);
     state.users.push(user.with_access(GitLab::AGENT, AgentAccess::Agent));
     token
 }
@@ -219,6 +238,7 @@ pub(crate) struct Start<'a> {
     pub(crate) certificates: Certificates,
     pub(crate) tokens: Tokens,
     pub(crate) login: Option<&'a Login>,
+    pub(crate) standin: StandIn,
     /// The token of the agent of GitLab.
     gitlab_token: String,
     proxies: Vec<Proxy>,
@@ -237,8 +257,11 @@ impl Start<'_> {
         };
         let mut gitlab = gitlab.section();
         gitlab["external_url"] = json!("https://gitlab.example.com");
+        if case.caller == Caller::GitLabLogin {
+            gitlab["login"] = json!({"client_id": APPLICATION});
+        }
         let mut sections = vec![("gitlab", gitlab), ("disabled", json!({"file": "disabled.yaml"}))];
-        if case.caller == Caller::PageSession {
+        if case.caller.is_of_page() {
             let mut listen = json!({"address": "127.0.0.1:0"});
             if case.front.proxy().is_none() {
                 listen["certificate_file"] = json!(self.certificates.certificate);
