@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::HealthState;
+use super::{HealthState, is_false};
 
 /// Programs that run in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub struct FeatureNeed {
     pub needs: Vec<String>,
     /// The state of these components in the cluster.
     pub state: FeatureState,
+    /// True if clusters do without the feature, or have another one in its place: a missing component is no defect.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub optional: bool,
     /// The way to install the first of them.
     pub install: InstallHint,
 }
@@ -67,8 +70,9 @@ pub enum FeatureState {
     Missing,
     /// The cluster has a component, and none of its workloads is healthy.
     Unhealthy,
-    /// No component was found, and agentk or the caller may not list all workloads.
+    /// No healthy component was found, and agentk or the caller may not list all workloads.
     #[default]
+    #[serde(other)]
     Unknown,
 }
 
@@ -76,7 +80,7 @@ pub enum FeatureState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct InstallHint {
-    /// A command for a shell.
+    /// A command for a shell; empty if the cluster lacks the component that the command changes.
     pub command: String,
     /// The address of the documentation of the component.
     pub docs: String,
@@ -94,6 +98,12 @@ pub struct FeatureRule {
     pub document: String,
     /// The ids of the components.
     pub needs: Vec<String>,
+    /// True if clusters do without the feature, or have another one in its place.
+    #[serde(default)]
+    pub optional: bool,
+    /// The id of the component that the command changes, if it installs no other one.
+    #[serde(default)]
+    pub requires: Option<String>,
     /// The way to install the first of them.
     pub install: InstallHint,
 }
@@ -103,15 +113,21 @@ pub static FEATURES: LazyLock<Vec<FeatureRule>> =
     LazyLock::new(|| serde_json::from_str(include_str!("features.json")).expect("a test reads the rules"));
 
 impl FeatureRule {
-    /// Returns the feature with the state of its components.
-    pub fn with_state(&self, state: FeatureState) -> FeatureNeed {
-        let Self { feature, name, needs, install, .. } = self;
+    /// Returns the feature with the state of its components. `has` returns whether the cluster has the component with an id: without the
+    /// component that the command changes, there is no command.
+    pub fn with_state(&self, state: FeatureState, has: impl FnOnce(&str) -> bool) -> FeatureNeed {
+        let Self { feature, name, needs, optional, requires, install, .. } = self;
+        let mut install = install.clone();
+        if requires.as_deref().is_some_and(|id| !has(id)) {
+            install.command.clear();
+        }
         FeatureNeed {
             feature: feature.clone(),
             name: name.clone(),
             needs: needs.clone(),
             state,
-            install: install.clone(),
+            optional: *optional,
+            install,
         }
     }
 }
@@ -126,13 +142,44 @@ mod tests {
     fn each_feature_has_a_document_and_one_command() {
         assert!(FEATURES.is_sorted_by(|a, b| a.feature < b.feature), "in order of their ids");
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        for FeatureRule { feature, name, document, needs, install } in &*FEATURES {
+        for FeatureRule { feature, name, document, needs, install, .. } in &*FEATURES {
             assert!(!name.is_empty() && !needs.is_empty(), "{feature}");
             assert!(root.join(document).exists(), "{feature}: {document}");
             let tool = install.command.split(' ').next();
-            assert!(matches!(tool, Some("helm" | "kubectl" | "flux")), "{feature}: {}", install.command);
+            assert!(
+                matches!(tool, Some("cilium" | "flux" | "helm" | "kubectl")),
+                "{feature}: {}",
+                install.command
+            );
             assert!(!install.command.contains(['\n', ';', '|', '&', '$', '`']), "{feature}: one command");
             assert!(install.docs.starts_with("https://"), "{feature}: {}", install.docs);
         }
+    }
+
+    #[test]
+    fn no_command_installs_a_network_or_a_branch() {
+        for FeatureRule { feature, install: InstallHint { command, .. }, .. } in &*FEATURES {
+            let is_branch = ["/master/", "/main/"].iter().any(|branch| command.contains(branch));
+            assert!(!is_branch, "{feature}: {command}");
+            let networks = ["cilium", "calico", "flannel", "kube-system"];
+            let is_network = networks.iter().any(|name| command.contains(name));
+            assert!(!(is_network && command.contains("install")), "{feature}: {command}");
+        }
+    }
+
+    #[test]
+    fn state_of_a_later_agentk_is_unknown() {
+        let state: FeatureState = serde_json::from_str("\"outdated\"").unwrap();
+        assert_eq!(state, FeatureState::Unknown);
+    }
+
+    #[test]
+    fn command_that_changes_a_component_needs_it() {
+        let hubble = FEATURES.iter().find(|rule| rule.feature == "alerts-network-policies").unwrap();
+        let command = |has: bool| {
+            let need = hubble.with_state(FeatureState::Missing, |id| has && id == "cilium");
+            need.install.command
+        };
+        assert_eq!((&*command(true), &*command(false)), ("cilium hubble enable", ""));
     }
 }

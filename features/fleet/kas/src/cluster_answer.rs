@@ -82,17 +82,17 @@ impl ClusterAnswer for ComponentList {
             keep_texts(namespaces);
             keep_texts(evidence);
         }
-        self.features = known_features(&self.features);
+        self.features = known_features(&self.features, &self.components);
         keep_texts(&mut self.partial);
         self
     }
 }
 
 /// Returns the features that kas knows, with its own names and commands: people copy them into their shells.
-fn known_features(reported: &[FeatureNeed]) -> Vec<FeatureNeed> {
+fn known_features(reported: &[FeatureNeed], components: &[Component]) -> Vec<FeatureNeed> {
     let state = |rule: &FeatureRule| {
         let reported = reported.iter().find(|reported| reported.feature == rule.feature)?;
-        Some(rule.with_state(reported.state))
+        Some(rule.with_state(reported.state, |id| components.iter().any(|component| component.id == id)))
     };
     FEATURES.iter().filter_map(state).collect()
 }
@@ -164,6 +164,10 @@ mod tests {
         assert_eq!(list.components.len(), MAX_COMPONENTS);
         assert_eq!((list.components[0].id.len(), list.components[0].evidence.len()), (MAX_TEXT, MAX_ENTRIES));
         let rule = FEATURES.iter().find(|rule| rule.feature == "prometheus").unwrap();
-        assert_eq!(list.features, [rule.with_state(FeatureState::Missing)], "the command is that of kas");
+        assert_eq!(
+            list.features,
+            [rule.with_state(FeatureState::Missing, |_| false)],
+            "the command is that of kas"
+        );
     }
 }

@@ -25,7 +25,7 @@ impl Graph {
             let is_known = rules().all(|rule| {
                 if rule.images.is_empty() { !self.resources().is_empty() } else { sees_workloads }
             });
-            feature.with_state(state(best, is_known))
+            feature.with_state(state(best, is_known), |id| found.contains_key(id))
         };
         FEATURES.iter().map(need).collect()
     }
@@ -36,13 +36,13 @@ fn best(rule: &ComponentRule, found: &FoundComponent) -> Option<HealthState> {
     if rule.images.is_empty() { Some(HealthState::Healthy) } else { found.best }
 }
 
-/// Decides from the health of the best workload, and from whether a component that was not found does not exist.
+/// Decides from the health of the best workload, and from whether all workloads are known: without some of them, a better one may exist.
 fn state(best: Option<HealthState>, is_known: bool) -> FeatureState {
     match best {
         Some(HealthState::Healthy) => FeatureState::Present,
-        Some(_) => FeatureState::Unhealthy,
+        Some(_) if is_known => FeatureState::Unhealthy,
         None if is_known => FeatureState::Missing,
-        None => FeatureState::Unknown,
+        Some(_) | None => FeatureState::Unknown,
     }
 }
 
@@ -56,6 +56,7 @@ mod tests {
             (Some(HealthState::Healthy), false, FeatureState::Present),
             (Some(HealthState::Progressing), true, FeatureState::Unhealthy),
             (Some(HealthState::Suspended), true, FeatureState::Unhealthy),
+            (Some(HealthState::Degraded), false, FeatureState::Unknown),
             (None, true, FeatureState::Missing),
             (None, false, FeatureState::Unknown),
         ] {

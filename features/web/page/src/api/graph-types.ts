@@ -722,7 +722,7 @@ export interface components {
       uid: string;
     };
     /** @description The way in which an application was found. */
-    ApplicationOrigin: "object" | "labels";
+    ApplicationOrigin: "object" | "labels" | "unknown";
     /** @description An object that does not do its work. */
     Attention: {
       /** @description Its health. */
@@ -859,6 +859,8 @@ export interface components {
       name: string;
       /** @description The ids of the components of which the feature needs one. */
       needs: string[];
+      /** @description True if clusters do without the feature, or have another one in its place: a missing component is no defect. */
+      optional?: boolean;
       /** @description The state of these components in the cluster. */
       state: components["schemas"]["FeatureState"];
     };
@@ -1028,7 +1030,7 @@ export interface components {
     HealthState: "healthy" | "suspended" | "progressing" | "degraded" | "unknown";
     /** @description The way to install a component. */
     InstallHint: {
-      /** @description A command for a shell. */
+      /** @description A command for a shell; empty if the cluster lacks the component that the command changes. */
       command: string;
       /** @description The address of the documentation of the component. */
       docs: string;

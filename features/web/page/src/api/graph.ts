@@ -13,6 +13,7 @@ export type HealthReport = Schemas["HealthReport"];
 export type Attention = Schemas["Attention"];
 export type Warning = Schemas["Warning"];
 export type ComponentList = Schemas["ComponentList"];
+export type Component = Schemas["Component"];
 export type FeatureNeed = Schemas["FeatureNeed"];
 export type ApplicationList = Schemas["ApplicationList"];
 export type Application = Schemas["Application"];

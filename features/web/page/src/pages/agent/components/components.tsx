@@ -1,4 +1,4 @@
-import { type FeatureNeed, getComponents } from "../../../api/graph";
+import { type ComponentList, getComponents } from "../../../api/graph";
 import { lacks } from "../../../graph/features";
 import { plain } from "../../../text";
 import { Health } from "../../../ui/health";
@@ -12,12 +12,12 @@ import { Applications } from "./applications";
 /** The features that lack a component, the programs that agentk knows by name, and the applications. */
 export function Components({ agent, scope }: ViewProps) {
   const load = (signal: AbortSignal) => getComponents(agent, scope, signal);
-  const { value, error, since } = useLoaded(`components/${agent}`, load, 30_000);
+  const { value, error, since } = useLoaded(`components/${agent}/${scope?.namespace ?? ""}`, load, 30_000);
   return (
     <>
       {error !== null && <Failure what="The components are not up to date" error={error} since={since} />}
       {value === null && error === null && <p class="muted">Loading the components…</p>}
-      {scope === null && value !== null && <Lacks features={value.features ?? []} />}
+      {scope === null && value !== null && <Lacks list={value} />}
       {value?.components.length === 0 && (
         <Notice>agentk knows none of the programs that run in this cluster by name.</Notice>
       )}
@@ -51,8 +51,8 @@ export function Components({ agent, scope }: ViewProps) {
 }
 
 /** The features that lack a component, with the commands of kas. */
-function Lacks({ features }: { features: readonly FeatureNeed[] }) {
-  const lacking = lacks(features);
+function Lacks({ list }: { list: ComponentList }) {
+  const lacking = lacks(list.features ?? [], list.components);
   if (lacking.length === 0) return null;
   return (
     <Table columns={["Feature", "Needs", "State", "To install"]}>
@@ -60,7 +60,7 @@ function Lacks({ features }: { features: readonly FeatureNeed[] }) {
         <tr key={feature}>
           <td>{name}</td>
           <td>{needs.join(" or ")}</td>
-          <td class={state === "unknown" ? "" : "attention"}>{state}</td>
+          <td class={state === "unknown" || state === "optional" ? "" : "attention"}>{state}</td>
           <td>
             {command !== null && <code class="wrap">{command}</code>}{" "}
             <a href={docs} target="_blank" rel="noopener noreferrer nofollow">
