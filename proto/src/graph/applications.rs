@@ -86,6 +86,9 @@ pub enum ApplicationOrigin {
     Object,
     /// Objects have the labels `app.kubernetes.io/part-of`, `instance` or `name`.
     Labels,
+    /// A way that this version does not know.
+    #[serde(other)]
+    Unknown,
 }
 
 /// The description of an application. All of it is written by people in the cluster, and is not trusted.
@@ -321,6 +324,12 @@ mod tests {
         ] {
             assert!(!is_web_address(address), "{address}");
         }
+    }
+
+    #[test]
+    fn origin_of_a_later_agentk_is_unknown() {
+        let origin: ApplicationOrigin = serde_json::from_str("\"annotations\"").unwrap();
+        assert_eq!(origin, ApplicationOrigin::Unknown);
     }
 
     #[test]

@@ -83,6 +83,9 @@ struct ListReport<T> {
     clusters: Vec<ListedAgent<T>>,
 }
 
+/// The reason for a cluster whose answer has neither a list nor a reason.
+const NOT_UNDERSTOOD: &str = "sent an answer that this kas does not understand";
+
 /// The cluster of an agent, with its list.
 #[derive(Deserialize)]
 struct ListedAgent<T> {
@@ -135,7 +138,7 @@ fn run<T: DeserializeOwned>(
 
 impl<T> ListReport<T> {
     fn exit_code(&self) -> u8 {
-        let is_incomplete = self.missing.is_some() || self.clusters.iter().any(|it| it.missing.is_some());
+        let is_incomplete = self.missing.is_some() || self.clusters.iter().any(|it| it.reason().is_some());
         exit_code(is_incomplete, self.clusters.is_empty())
     }
 
@@ -146,13 +149,19 @@ impl<T> ListReport<T> {
 
     /// Returns the reasons why clusters have not answered.
     fn reasons(&self) -> String {
-        let missing =
-            self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.missing.as_ref()?)));
+        let missing = self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.reason()?)));
         lines(missing)
     }
 }
 
-fn lines<'a>(reasons: impl Iterator<Item = (&'a str, &'a String)>) -> String {
+impl<T> ListedAgent<T> {
+    /// Returns the reason why there is no list. A list that is not read is `None`, too, because its fields are among those of the cluster.
+    fn reason(&self) -> Option<&str> {
+        self.missing.as_deref().or_else(|| self.list.is_none().then_some(NOT_UNDERSTOOD))
+    }
+}
+
+fn lines<'a>(reasons: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     reasons.fold(String::new(), |mut text, (agent, reason)| {
         let _ = writeln!(text, "{}: {}", printable(agent), printable(reason));
         text
@@ -172,7 +181,7 @@ fn applications(report: &ListReport<ApplicationList>) -> String {
     for (agent, list) in report.lists().filter(|(_, list)| list.omitted > 0) {
         let _ = writeln!(text, "{}: {} more applications are left out", printable(agent), list.omitted);
     }
-    let partial = report.lists().flat_map(|(agent, list)| list.partial.iter().map(move |it| (agent, it)));
+    let partial = report.lists().flat_map(|(agent, list)| list.partial.iter().map(move |it| (agent, &**it)));
     text + &lines(partial) + &report.reasons()
 }
 
@@ -181,6 +190,7 @@ fn row(agent: &str, application: &Application) -> [String; 9] {
     let found_by = match origin {
         ApplicationOrigin::Object => "object",
         ApplicationOrigin::Labels => "labels",
+        ApplicationOrigin::Unknown => "unknown",
     };
     [
         agent.to_owned(),
@@ -209,7 +219,7 @@ fn components(report: &ListReport<ComponentList>) -> String {
             ]);
         }
     }
-    let partial = report.lists().flat_map(|(agent, list)| list.partial.iter().map(move |it| (agent, it)));
+    let partial = report.lists().flat_map(|(agent, list)| list.partial.iter().map(move |it| (agent, &**it)));
     format!("{table}{}{}{}", features(report), lines(partial), report.reasons())
 }
 
@@ -220,13 +230,14 @@ fn features(report: &ListReport<ComponentList>) -> String {
         for feature in list.features.iter().filter(|feature| feature.state != FeatureState::Present) {
             let state = match feature.state {
                 FeatureState::Present => "present",
+                FeatureState::Missing if feature.optional => "optional",
                 FeatureState::Missing => "missing",
                 FeatureState::Unhealthy => "unhealthy",
                 FeatureState::Unknown => "unknown",
             };
             let needs = feature.needs.join("|");
             table.row([agent.to_owned(), feature.feature.clone(), needs, state.to_owned()]);
-            if feature.state == FeatureState::Missing {
+            if feature.state == FeatureState::Missing && !feature.install.command.is_empty() {
                 commands.insert(&*feature.feature, &*feature.install.command);
             }
         }
@@ -284,8 +295,15 @@ mod tests {
             let install = json!({"command": format!("install {id}"), "docs": "https://example.com"});
             json!({"feature": id, "name": id, "needs": ["a", "b"], "state": state, "install": install})
         };
-        let features =
-            [feature("flux", "present"), feature("prometheus", "missing"), feature("x", "unknown")];
+        let mut hubble = feature("hubble", "missing");
+        hubble["optional"] = json!(true);
+        hubble["install"]["command"] = json!("");
+        let features = [
+            feature("flux", "present"),
+            hubble,
+            feature("prometheus", "missing"),
+            feature("x", "of a later agentk"),
+        ];
         let report: ListReport<ComponentList> =
             report(json!({"components": [component], "features": features}));
         let lines = [
@@ -293,6 +311,7 @@ mod tests {
             "7      flux       v1.4.0   healthy  flux-system",
             "",
             "AGENT  FEATURE     NEEDS  STATE",
+            "7      hubble      a|b    optional",
             "7      prometheus  a|b    missing",
             "7      x           a|b    unknown",
             "",
@@ -302,6 +321,23 @@ mod tests {
             "",
         ];
         assert_eq!(components(&report), lines.join("\n"));
+    }
+
+    #[test]
+    fn answer_that_is_not_understood_is_reported() {
+        let report: ListReport<ApplicationList> = report(json!({"applications": "of a later agentk"}));
+        let lines = [
+            "No cluster has an application.",
+            "7: sent an answer that this kas does not understand",
+            "8: the agent is not connected",
+            "",
+        ];
+        assert_eq!((applications(&report), report.exit_code()), (lines.join("\n"), 2));
+        let alone: ListReport<ApplicationList> = serde_json::from_value(
+            json!({"missing": null, "clusters": [{"name": "7", "missing": null, "applications": 3}]}),
+        )
+        .unwrap();
+        assert_eq!(alone.exit_code(), 2);
     }
 
     #[test]
