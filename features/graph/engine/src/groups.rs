@@ -35,6 +35,11 @@ pub(crate) fn application(namespace: &str, name: &str) -> String {
     format!("application:{namespace}/{name}")
 }
 
+/// Returns whether a group is that of an Application of `app.k8s.io`.
+pub(crate) fn is_application(id: &str) -> bool {
+    id.starts_with("application:")
+}
+
 /// Returns by what a group was found, in words.
 pub(crate) fn found_by(id: &str) -> &'static str {
     let (kind, _) = id.split_once(':').unwrap_or((id, ""));

@@ -24,6 +24,8 @@ use crate::{
 
 /// The most groups of one object, those of its owners included.
 const MAX_GROUPS: usize = 8;
+/// The most Applications of one object, in addition to its other groups: a selector may match all objects, and pushes out no other group.
+const MAX_OF_APPLICATIONS: usize = 4;
 /// The most objects that are listed because they need attention.
 const MAX_ATTENTION: usize = 10;
 /// The time after which a Pod that has failed and was replaced does not count any more, in seconds. The crashes of a container are
@@ -310,8 +312,11 @@ impl<'a> Memberships<'a> {
         }
         all.sort_unstable();
         all.dedup();
+        let (mut all, mut applications): (Vec<Text>, Vec<Text>) =
+            all.into_iter().partition(|id| !groups::is_application(id));
         all.truncate(MAX_GROUPS);
-        let all: Arc<[Text]> = all.into();
+        applications.truncate(MAX_OF_APPLICATIONS);
+        let all: Arc<[Text]> = applications.into_iter().chain(all).collect();
         self.known.insert(slot, Arc::clone(&all));
         all
     }

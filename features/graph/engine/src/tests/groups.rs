@@ -78,6 +78,20 @@ fn group_is_as_healthy_as_its_worst_object_without_an_owner() {
     assert_eq!(report(&world).health.health, HealthState::Degraded);
 }
 
+#[test]
+fn applications_push_out_no_other_group() {
+    let mut world = World::new();
+    world.apply(failing_pod("alone", None));
+    let everything = json!({"matchExpressions": [{"key": "none", "operator": "DoesNotExist"}]});
+    for n in 0..8 {
+        let spec = json!({"spec": {"selector": everything}});
+        world.apply(object("app.k8s.io/v1beta1", "Application", &format!("app-{n}"), &spec));
+    }
+    let groups = groups(&world);
+    assert!(groups.contains(&"namespace:a degraded 9".to_owned()), "{groups:?}");
+    assert_eq!(groups.len(), 5, "four Applications and the namespace: {groups:?}");
+}
+
 /// A world with an owner and one object that it owns. Returns the health of both.
 fn health_of(owner: Value, part: Value) -> HealthState {
     let mut world = World::new();
