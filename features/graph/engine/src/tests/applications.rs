@@ -203,7 +203,11 @@ fn many_applications_and_members_are_bounded() {
     for n in 0..300 {
         let text = "é".repeat(600);
         let link = json!({"url": format!("https://example.com/{}", "x".repeat(900)), "description": text});
-        let descriptor = json!({"description": text, "notes": text, "links": vec![link; 40], "version": "1"});
+        let mut descriptor =
+            json!({"description": text, "notes": text, "links": vec![link; 40], "version": "1"});
+        if n == 1 {
+            descriptor = json!({"links": [{"url": "https://example.com"}]});
+        }
         let everything = json!({"matchExpressions": [{"key": "none", "operator": "DoesNotExist"}]});
         let spec = json!({"descriptor": descriptor, "selector": everything});
         world.apply(application(&format!("app-{n:04}"), &spec));
@@ -217,6 +221,7 @@ fn many_applications_and_members_are_bounded() {
     let first = &brief.applications[0];
     assert_eq!((&*first.descriptor.version, first.omitted_members), ("1", 300));
     assert!(first.members.is_empty() && first.descriptor.links.is_empty(), "{first:?}");
+    assert_eq!(brief.applications[1].descriptor.links.len(), 1, "a short description keeps its link");
 }
 
 #[test]
