@@ -81,6 +81,19 @@ impl LabelSelector {
         })
     }
 
+    /// Returns an estimate of the memory on the heap in bytes. 16 bytes of each allocation are those of the allocator.
+    pub fn size(&self) -> usize {
+        let text = |text: &String| size_of::<String>() + 16 + text.len();
+        let size = |requirement: &Requirement| match requirement {
+            Requirement::In(key, values) | Requirement::NotIn(key, values) => {
+                text(key) + values.iter().map(text).sum::<usize>()
+            }
+            Requirement::Exists(key) | Requirement::DoesNotExist(key) => text(key),
+            Requirement::Never => 0,
+        };
+        self.0.iter().map(|requirement| size_of::<Requirement>() + size(requirement)).sum()
+    }
+
     /// Adds the requirements of another selector.
     pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);

@@ -16,8 +16,9 @@ const MAX_NAME: usize = 256;
 const MAX_MESSAGE: usize = 512;
 const MAX_DESCRIPTION: usize = 1024;
 const MAX_NOTES: usize = 4096;
-/// The longest selector, in bytes of JSON. A longer one selects nothing.
+/// The longest selector, in bytes of JSON, and the most values of one. A larger one selects nothing.
 const MAX_SELECTOR: usize = 4096;
+const MAX_VALUES: usize = 64;
 /// The most elements of lists.
 const MAX_CONTACTS: usize = 16;
 const MAX_WORDS: usize = 32;
@@ -66,7 +67,8 @@ impl ApplicationFacts {
     /// Returns an estimate of the memory in bytes.
     pub fn size(&self) -> usize {
         let lists = serde_json::to_string(&(&self.descriptor, &self.kinds, &self.info, &self.conditions));
-        size_of::<Self>() + MAX_SELECTOR + 2 * lists.map_or(0, |text| text.len())
+        let selector = self.selector.as_ref().map_or(0, LabelSelector::size);
+        size_of::<Self>() + selector + 2 * lists.map_or(0, |text| text.len())
     }
 }
 
@@ -148,10 +150,14 @@ fn condition(condition: &Value) -> Option<ApplicationCondition> {
 }
 
 fn selector(selector: &Value) -> Option<LabelSelector> {
-    let has_labels = selector["matchLabels"].as_object().is_some_and(|labels| !labels.is_empty());
-    let has_expressions = selector["matchExpressions"].as_array().is_some_and(|list| !list.is_empty());
-    let is_short = || selector.to_string().len() <= MAX_SELECTOR;
-    ((has_labels || has_expressions) && is_short()).then(|| LabelSelector::of_json(selector))
+    let labels = selector["matchLabels"].as_object().map_or(0, serde_json::Map::len);
+    let expressions = selector["matchExpressions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let values = |expression: &Value| expression["values"].as_array().map_or(0, Vec::len);
+    let is_small = || {
+        labels + expressions.iter().map(values).sum::<usize>() <= MAX_VALUES
+            && selector.to_string().len() <= MAX_SELECTOR
+    };
+    (labels + expressions.len() > 0 && is_small()).then(|| LabelSelector::of_json(selector))
 }
 
 fn web_address(value: &Value) -> Option<String> {
@@ -272,6 +278,19 @@ mod tests {
         {
             assert_eq!(read(wrong.clone(), wrong), ApplicationFacts::default());
         }
+    }
+
+    #[test]
+    fn selector_with_many_values_selects_nothing() {
+        let of_values = |count: usize| {
+            let expression = json!({"key": "a", "operator": "NotIn", "values": vec!["b"; count]});
+            read(json!({"selector": {"matchExpressions": [expression]}}), Value::Null)
+        };
+        assert_eq!(of_values(1000).selector, None);
+        let most = of_values(MAX_VALUES);
+        assert!(most.selector.is_some());
+        let counted = most.size() - of_values(1000).size();
+        assert!(counted >= MAX_VALUES * (size_of::<String>() + 16), "{counted}");
     }
 
     #[test]
