@@ -25,6 +25,8 @@ use crate::{
 
 /// The most clusters of one answer that are asked. All are asked at the same time, so that one that hangs takes the turn of no other one.
 const MAX_ASKED: usize = 500;
+/// The largest answers of all clusters together, in bytes. The more clusters are asked, the smaller is the largest answer of each.
+const MAX_TOTAL: usize = 16 << 20;
 /// The answers for callers that a replica makes at the same time, and those for programs. A caller may ask for one.
 const MAX_FLEETS: usize = 16;
 const MAX_OF_PROGRAMS: usize = 4;
@@ -177,8 +179,9 @@ pub(crate) async fn ask_all<T: ClusterAnswer>(
         (facts, refusal)
     });
     let members: Vec<_> = members.collect();
+    let most = largest_answer::<T>(asked);
     let clusters = stream::iter(members).map(async |(facts, refusal): (AgentFacts, Option<String>)| {
-        let request = sender.get(facts.id, ServiceName::GRAPH, &path, T::MAX_BYTES);
+        let request = sender.get(facts.id, ServiceName::GRAPH, &path, most);
         let answer = match refusal {
             Some(refusal) => Err(refusal),
             None => timeout_at(end, request).await.unwrap_or_else(|_| Err(late())),
@@ -186,6 +189,11 @@ pub(crate) async fn ask_all<T: ClusterAnswer>(
         AskedCluster { facts, answer: answer.and_then(|body| parse(&body)) }
     });
     clusters.buffer_unordered(MAX_ASKED).collect().await
+}
+
+/// Returns the largest answer of a cluster in bytes, if so many are asked.
+fn largest_answer<T: ClusterAnswer>(asked: usize) -> usize {
+    T::MAX_BYTES.min(MAX_TOTAL / asked.clamp(1, MAX_ASKED))
 }
 
 /// Returns the reason why a cluster is not asked, and counts those that are.
@@ -209,7 +217,7 @@ mod tests {
 
     use bytes::Bytes;
     use kas_core::agent_locations::AgentState;
-    use proto::graph::Capacity;
+    use proto::graph::{ApplicationList, Capacity};
 
     use super::*;
 
@@ -269,6 +277,14 @@ mod tests {
         assert!(inquiry.acquire(None).err().unwrap().message.contains("4 requests"));
         drop((all, programs));
         assert!(inquiry.acquire(names("carol")).is_ok(), "a refused caller holds nothing");
+    }
+
+    #[test]
+    fn answers_of_many_clusters_have_a_limit_together() {
+        assert_eq!(largest_answer::<ApplicationList>(0), ApplicationList::MAX_BYTES);
+        assert_eq!(largest_answer::<ApplicationList>(100), ApplicationList::MAX_BYTES);
+        assert!(largest_answer::<ApplicationList>(MAX_ASKED) * MAX_ASKED <= MAX_TOTAL);
+        assert_eq!(largest_answer::<Capacity>(MAX_ASKED + 1), Capacity::MAX_BYTES, "a capacity always fits");
     }
 
     #[tokio::test(start_paused = true)]

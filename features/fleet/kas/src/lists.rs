@@ -15,7 +15,7 @@ use crate::{
     summary::AgentCounts,
 };
 
-/// The lists of all clusters that somebody may read.
+/// The lists of all clusters that a caller or a program may read.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct FleetList<T> {
     replica: ReplicaId,

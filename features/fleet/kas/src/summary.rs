@@ -20,7 +20,7 @@ use crate::{
 /// The most versions of a count. Those of the fewest agents are left out.
 const MAX_VERSIONS: usize = 50;
 
-/// The clusters of all agents that somebody may read.
+/// The clusters of all agents that a caller or a program may read.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Fleet {
     replica: ReplicaId,

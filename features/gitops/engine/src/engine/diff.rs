@@ -207,7 +207,7 @@ impl<C: Cluster> Engine<C> {
     }
 }
 
-/// Returns the Applications among manifests, which nobody has to have applied.
+/// Returns the Applications among manifests, also those that are not in the cluster.
 fn applications(manifests: &[Manifest]) -> Vec<ManifestApplication> {
     let described = manifests.iter().filter_map(|Manifest { id, object, source, .. }| {
         let facts = ApplicationFacts::read(&id.group, &id.kind, object)?;
