@@ -2,8 +2,8 @@
 //!
 //! * [`AuditCommand`] shows who has done what in a cluster, as a caller of kas.
 //! * [`EnvironmentsCommand`] lists environments with their deployments, and shows and deletes their objects, as a caller of kas.
-//! * [`AgentListCommand`] and [`FleetCommand`] show all agents of a caller of kas, and their clusters; [`ApplicationsCommand`] and
-//!   [`ComponentsCommand`] what is in these.
+//! * [`AgentListCommand`] and [`FleetCommand`] show all agents of a caller of kas, and their clusters. [`ApplicationsCommand`] and
+//!   [`ComponentsCommand`] list the applications and the programs in these clusters.
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
 //! * [`EventsCommand`] shows what has happened to agents and in their clusters.
 //! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.

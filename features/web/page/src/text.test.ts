@@ -1,5 +1,14 @@
 import { describe, expect, it } from "vitest";
-import { age, decodeSecret, kubectlCommand, plain, safeLink, shellArgument, pieces } from "./text";
+import {
+  age,
+  decodeSecret,
+  hiddenHost,
+  kubectlCommand,
+  plain,
+  safeLink,
+  shellArgument,
+  pieces,
+} from "./text";
 
 describe("plain", () => {
   it("shows what would hide or reorder text", () => {
@@ -13,6 +22,17 @@ describe("plain", () => {
   it("cuts", () => {
     expect(plain("x".repeat(10), 4)).toBe("xxxx…");
   });
+});
+
+it.each([
+  ["Runbook", "example.com"],
+  ["example.com", null],
+  ["https://example.com/another", null],
+  ["https://bank.example.org", "example.com"],
+  ["https://bank.example.org https://example.com", "example.com"],
+  ["https://example.com.evil.org", "example.com"],
+])("the host beside a link with the text %j", (text, expected) => {
+  expect(hiddenHost(text, "https://example.com/a")).toBe(expected);
 });
 
 describe("safeLink", () => {

@@ -67,6 +67,16 @@ export function safeLink(text: string): string | null {
   }
 }
 
+/**
+ * Returns the host of a link, or `null` if the text of the link is this host, or an address with it. A text may name another host than
+ * that of its link.
+ */
+export function hiddenHost(text: string, link: string): string | null {
+  const { host } = new URL(link);
+  const shown = safeLink(text);
+  return text === host || (shown !== null && new URL(shown).host === host) ? null : host;
+}
+
 /** Returns a text with a capital at its beginning. */
 export function capitalized(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
