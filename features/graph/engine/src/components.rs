@@ -24,6 +24,9 @@ pub(crate) struct ComponentRule {
     /// Without images, the API groups are the program.
     #[serde(default)]
     pub(crate) images: Vec<String>,
+    /// The images without which the program does nothing for kas and agentk; empty if each of its images is enough.
+    #[serde(default)]
+    essential: Vec<String>,
     #[serde(default)]
     pub(crate) groups: Vec<String>,
 }
@@ -39,7 +42,7 @@ pub(crate) struct FoundComponent {
     namespaces: BTreeSet<String>,
     /// The health of the worst workload.
     health: Option<HealthState>,
-    /// The health of the best workload.
+    /// The health of the best workload with an essential image.
     pub(crate) best: Option<HealthState>,
     evidence: BTreeSet<String>,
 }
@@ -64,7 +67,9 @@ impl Graph {
                 known.namespaces.insert(entry.facts.namespace.to_string());
                 let health = entry.facts.health;
                 known.health = known.health.max(Some(health));
-                known.best = Some(known.best.map_or(health, |best| best.min(health)));
+                if rule.is_essential(image) {
+                    known.best = Some(known.best.map_or(health, |best| best.min(health)));
+                }
                 known.add_evidence(format!(
                     "{} {}/{}",
                     self.api(entry).kind,
@@ -101,6 +106,12 @@ impl Graph {
     fn is_workload(&self, entry: &Entry) -> bool {
         let api = self.api(entry);
         api.group == "apps" && WORKLOADS.contains(&&*api.kind)
+    }
+}
+
+impl ComponentRule {
+    fn is_essential(&self, image: &str) -> bool {
+        self.essential.is_empty() || self.essential.iter().any(|name| is_named(image, name))
     }
 }
 
@@ -151,6 +162,7 @@ mod tests {
             "in order of their ids"
         );
         assert!(RULES.iter().all(|rule| !(rule.images.is_empty() && rule.groups.is_empty())));
+        assert!(RULES.iter().all(|rule| rule.essential.iter().all(|name| rule.images.contains(name))));
     }
 
     #[test]

@@ -106,6 +106,20 @@ fn feature_lacks_a_component_until_one_is_healthy() {
 }
 
 #[test]
+fn feature_needs_the_essential_workload_of_a_program() {
+    let mut world = loaded();
+    for (name, expected) in
+        [("kustomize-controller", FeatureState::Missing), ("source-controller", FeatureState::Present)]
+    {
+        let mut ready = workload("Deployment", name, &format!("ghcr.io/fluxcd/{name}:v1.4.0"), &json!({}));
+        ready["status"] =
+            json!({"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
+        world.apply(ready);
+        assert_eq!(state(&world, &Access::of_agent(), "project-events-flux"), expected, "{name}");
+    }
+}
+
+#[test]
 fn definitions_of_a_program_that_does_not_run_are_no_component() {
     let mut world = loaded();
     world.resource("kyverno.io/v1", "ClusterPolicy");
