@@ -1,1 +1,0 @@
-import{E as t,p as i,a,$ as s}from"./index-LzgDVikg.js";function c({links:l}){const o=l.flatMap(({description:r,url:n})=>{const e=t(n);return e===null?[]:[{link:e,text:i(r??n,100)}]});return a(s,{children:o.slice(0,8).map(({link:r,text:n},e)=>a("div",{children:a("a",{href:r,target:"_blank",rel:"noopener noreferrer nofollow",children:n})},e))})}export{c as L};
