@@ -130,4 +130,7 @@ pub struct SourceProblem {
     pub project: String,
     /// The reason in one sentence.
     pub message: String,
+    /// Another attempt at the same version gives the same: its manifests or the settings of the project are wrong.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_final: bool,
 }

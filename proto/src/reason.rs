@@ -87,6 +87,8 @@ reasons! {
     NotEnforceable = "not-enforceable", FORBIDDEN, Caller;
     /// The manifests of a project cannot be read now.
     SourceUnavailable = "source-unavailable", SERVICE_UNAVAILABLE, Server;
+    /// The manifests of a version of a project are wrong, or the project cannot have this version.
+    ManifestsRefused = "manifests-refused", UNPROCESSABLE_ENTITY, Caller;
     /// The objects of the environment of the job cannot be made: the template, the policy of the cluster or RBAC does not allow it.
     EnvironmentRefused = "environment-refused", FAILED_DEPENDENCY, Caller;
     /// agentk does not make the objects of environments: the policy of the cluster lists no kinds, or the configuration is not about them.

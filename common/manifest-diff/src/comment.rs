@@ -93,6 +93,8 @@ fn item(text: &str) -> String {
 
 /// Returns a text of one line as code, where it mentions nobody and has no links.
 pub fn code_span(text: &str) -> String {
+    // Two backticks without a text between them would begin a span that ends somewhere else.
+    let text = if text.is_empty() { " " } else { text };
     let fence = "`".repeat(longest_fence(text) + 1);
     // A space at both ends is not shown, and separates a backtick from the fence.
     let space = if fence.len() > 1 { " " } else { "" };
@@ -257,6 +259,11 @@ mod tests {
             lines.iter().for_each(|line| cut.push(line));
             assert_harmless(&cut.finish(&summary, hostile), hostile);
         }
+    }
+
+    #[test]
+    fn empty_code_ends_where_it_begins() {
+        assert_eq!([code_span(""), code_span("a"), code_span("`")], ["` `", "`a`", "`` ` ``"]);
     }
 
     #[test]

@@ -209,7 +209,7 @@ impl ManifestsHandler {
         let number = number.ok_or_else(|| bad_request("the query must be number=<number of the request>"))?;
         let preview = match *request.method() {
             Method::POST => Ok(read_files(request.into_body()).await?),
-            _ => Err(read_json::<SourceProblem>(request, MAX_PROJECT_LIST).await?.message),
+            _ => Err(read_json::<SourceProblem>(request, MAX_PROJECT_LIST).await?),
         };
         if self.0.previews.answer(number, preview) {
             Ok(no_content())

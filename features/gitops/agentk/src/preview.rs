@@ -7,7 +7,7 @@ use gitops_engine::SourceFile;
 use parking_lot::Mutex;
 use proto::{
     Reason,
-    gitops::{PreviewRequest, SourceNotice, SyncHead},
+    gitops::{PreviewRequest, SourceNotice, SourceProblem, SyncHead},
 };
 use tokio::{sync::oneshot, time::timeout};
 
@@ -17,7 +17,7 @@ use super::Gitops;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The files of a project, or the reason why kas has none.
-pub(super) type Preview = Result<(SyncHead, Vec<SourceFile>), String>;
+pub(super) type Preview = Result<(SyncHead, Vec<SourceFile>), SourceProblem>;
 
 /// The diffs that wait for their files.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ pub(super) async fn ask(
     }
     match timeout(TIMEOUT, receiver).await {
         Ok(Ok(Ok(preview))) => Ok(preview),
-        Ok(Ok(Err(problem))) => Err(ServiceError::new(Reason::BadRequest, problem)),
+        Ok(Ok(Err(problem))) => Err(refusal(problem)),
         // The tunnel was lost, or kas is too slow.
         Ok(Err(_)) | Err(_) => {
             Err(unavailable("kas has not sent the files of the project in time; try again"))
@@ -80,21 +80,39 @@ pub(super) async fn ask(
     }
 }
 
+/// Returns the error of a diff whose files kas does not have. Only a final one is about the manifests.
+fn refusal(problem: SourceProblem) -> ServiceError {
+    let reason = if problem.is_final { Reason::ManifestsRefused } else { Reason::SourceUnavailable };
+    ServiceError::new(reason, problem.message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn problem(message: &str, is_final: bool) -> SourceProblem {
+        SourceProblem { project: "shop".to_owned(), message: message.to_owned(), is_final }
+    }
+
+    #[test]
+    fn only_final_problem_is_an_error_of_the_manifests() {
+        for (is_final, reason) in [(true, Reason::ManifestsRefused), (false, Reason::SourceUnavailable)] {
+            let error = refusal(problem("no such file", is_final));
+            assert_eq!((error.reason, &*error.message), (reason, "no such file"));
+        }
+    }
 
     #[tokio::test]
     async fn files_reach_the_diff_that_waits_for_them() {
         let previews = Previews::default();
         let (first, of_first) = previews.register();
         let (second, of_second) = previews.register();
-        assert!(previews.answer(second.number, Err("no such branch".to_owned())));
-        assert_eq!(of_second.await.unwrap().unwrap_err(), "no such branch");
-        assert!(!previews.answer(second.number, Err(String::new())), "it was answered");
+        assert!(previews.answer(second.number, Err(problem("no such branch", true))));
+        assert_eq!(of_second.await.unwrap().unwrap_err().message, "no such branch");
+        assert!(!previews.answer(second.number, Err(problem("", false))), "it was answered");
         let number = first.number;
         drop((first, of_first));
-        assert!(!previews.answer(number, Err(String::new())), "its caller has gone");
+        assert!(!previews.answer(number, Err(problem("", false))), "its caller has gone");
         assert!(previews.0.lock().by_number.is_empty());
     }
 }

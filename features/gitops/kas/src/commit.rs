@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use git::{CommitId, FileLimits, FileSelection, RepositoryFile, SelectedFiles};
-use proto::agent_configuration::gitops::{IgnoredFields, ManifestProject};
+use git::{CommitId, FileLimits, FileSelection, Reference, RepositoryError, RepositoryFile, SelectedFiles};
+use proto::agent_configuration::gitops::{IgnoredFields, InvalidManifestProject, ManifestProject};
 use render::{
-    FileTree, RenderErrorKind, Renderer, Share, TargetCluster,
+    FileTree, RenderError, RenderErrorKind, Renderer, Share, TargetCluster,
     kustomization::{self, Checked},
     plan::{self, Job, Tool},
 };
@@ -48,21 +48,69 @@ pub(super) struct CommitFiles {
     pub(super) unstable: Vec<IgnoredFields>,
 }
 
+/// The reason why kas has no manifests of a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ManifestError {
+    /// A sentence.
+    pub(super) message: String,
+    /// Another attempt at the same commit gives the same: its manifests or the settings of the project are wrong.
+    pub(super) is_final: bool,
+}
+
+impl ManifestError {
+    pub(super) fn refused(message: String) -> Self {
+        Self { message, is_final: true }
+    }
+
+    pub(super) fn unavailable(message: String) -> Self {
+        Self { message, is_final: false }
+    }
+}
+
+impl From<RepositoryError> for ManifestError {
+    fn from(error: RepositoryError) -> Self {
+        let is_final = match &error {
+            // A server of Git may not have a new commit yet.
+            RepositoryError::Unavailable(_) | RepositoryError::ReferenceNotFound(Reference::Commit(_)) => {
+                false
+            }
+            RepositoryError::Refused(_)
+            | RepositoryError::ReferenceNotFound(_)
+            | RepositoryError::TooManyFiles(_)
+            | RepositoryError::NotAFile { .. }
+            | RepositoryError::TooLarge { .. } => true,
+        };
+        Self { message: error.to_string(), is_final }
+    }
+}
+
+impl From<RenderError> for ManifestError {
+    fn from(error: RenderError) -> Self {
+        Self { message: error.to_string(), is_final: error.kind == RenderErrorKind::Refused }
+    }
+}
+
+impl From<InvalidManifestProject> for ManifestError {
+    fn from(error: InvalidManifestProject) -> Self {
+        Self::refused(error.to_string())
+    }
+}
+
 impl CommitReader {
     /// Reads the manifests of a project, which are rendered for a cluster.
     ///
     /// # Errors
     ///
-    /// A limit is exceeded, the repository cannot be reached, or a program fails. The error is a sentence.
+    /// A limit is exceeded, the repository cannot be reached, or a program fails.
     pub(super) async fn read(
         &self,
         commit: CommitSource<'_>,
         project: &ManifestProject,
         share: &Share,
         cluster: &ClusterReader<'_>,
-    ) -> Result<CommitFiles, String> {
+    ) -> Result<CommitFiles, ManifestError> {
         let markers = plan::markers(project);
-        let matchers = project.matchers().map_err(|invalid| invalid.to_string())?;
+        let matchers = project.matchers()?;
         let patterns: Vec<_> =
             project.paths.iter().map(|path| path.glob.clone()).chain(markers.clone()).collect();
         let wanted: HashSet<String> = markers.into_iter().collect();
@@ -72,16 +120,16 @@ impl CommitReader {
             })
             .await?;
         let names: HashSet<&str> = files.files.iter().map(|file| &*file.path).collect();
-        let plan = plan::plan(project, |path| names.contains(path)).map_err(|error| error.to_string())?;
+        let plan = plan::plan(project, |path| names.contains(path))?;
         let plain = ManifestProject { paths: plan.plain, ..ManifestProject::default() }.matchers();
-        let plain = plain.map_err(|invalid| invalid.to_string())?;
+        let plain = plain?;
         files.files.retain(|file| plain.iter().any(|matcher| matcher.is_match(&file.path)));
         let (mut target, unknown, mut unstable) = (None, TargetCluster::unknown(), Vec::new());
         for job in plan.jobs {
             let tree = self.tree(commit, project, &job).await?;
             // Only charts depend on the cluster.
             if job.tool == Tool::Helm && target.is_none() {
-                target = Some(cluster.read().await?);
+                target = Some(cluster.read().await.map_err(ManifestError::unavailable)?);
             }
             let target = target.as_ref().unwrap_or(unknown);
             let rendered =
@@ -94,7 +142,7 @@ impl CommitReader {
                     RenderErrorKind::NetworkStays => "network-not-isolated",
                 },
             });
-            let rendering = rendered.map_err(|error| error.to_string())?;
+            let rendering = rendered?;
             files.files.push(RepositoryFile { path: job.file(), content: rendering.manifests.into() });
             unstable.extend(rendering.unstable);
         }
@@ -107,7 +155,7 @@ impl CommitReader {
         commit: CommitSource<'_>,
         project: &ManifestProject,
         job: &Job,
-    ) -> Result<FileTree, String> {
+    ) -> Result<FileTree, ManifestError> {
         let mut known = BTreeSet::from([job.directory.clone()]);
         if let (Tool::Helm, Some(helm)) = (job.tool, &project.helm) {
             known.extend(helm.values_files.iter().cloned());
@@ -117,12 +165,13 @@ impl CommitReader {
             if job.tool == Tool::Helm {
                 return check_values(project, tree);
             }
-            match kustomization::check(job, &tree, &known).map_err(|error| error.to_string())? {
+            match kustomization::check(job, &tree, &known)? {
                 Checked::Complete(tree) => return Ok(tree),
                 Checked::Missing(paths) => known.extend(paths),
             }
         }
-        Err(format!("{}: its bases are nested more than {MAX_ROUNDS} times", job.place()))
+        let place = job.place();
+        Err(ManifestError::refused(format!("{place}: its bases are nested more than {MAX_ROUNDS} times")))
     }
 
     /// Reads files, and all files below directories.
@@ -130,7 +179,7 @@ impl CommitReader {
         &self,
         commit: CommitSource<'_>,
         known: &BTreeSet<String>,
-    ) -> Result<FileTree, String> {
+    ) -> Result<FileTree, ManifestError> {
         let prefixes: Vec<String> = known.iter().cloned().collect();
         // The directories that have one of them are read, and so are those below it.
         let below = |path: &String| {
@@ -149,24 +198,45 @@ impl CommitReader {
         CommitSource { followed, id }: CommitSource<'_>,
         patterns: Vec<String>,
         selects: impl Fn(&str) -> bool + Send + Sync + 'static,
-    ) -> Result<SelectedFiles, String> {
+    ) -> Result<SelectedFiles, ManifestError> {
         let key = ReadKey::new(&followed.source, id, &patterns);
         if let Some(error) = self.refusals.get(&key, Instant::now()) {
-            return Err(error.to_string());
+            return Err(error.into());
         }
         let selection = Arc::new(FileSelection::new(patterns, selects, self.limits));
         followed.repository.read_files(id, &selection).await.map_err(|error| {
             self.refusals.record(key, &error, Instant::now());
-            error.to_string()
+            error.into()
         })
     }
 }
 
 /// Checks that all files with values exist.
-fn check_values(project: &ManifestProject, tree: FileTree) -> Result<FileTree, String> {
+fn check_values(project: &ManifestProject, tree: FileTree) -> Result<FileTree, ManifestError> {
     let files = project.helm.iter().flat_map(|helm| &helm.values_files);
     match files.into_iter().find(|path| !tree.contains_key(*path)) {
-        Some(path) => Err(format!("helm.values_files: the commit has no file {path}")),
+        Some(path) => {
+            Err(ManifestError::refused(format!("helm.values_files: the commit has no file {path}")))
+        }
         None => Ok(tree),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_of_the_manifests_are_final() {
+        let commit = || "a".repeat(40).parse().unwrap();
+        for (error, is_final) in [
+            (RepositoryError::Unavailable("connection refused".to_owned()), false),
+            (RepositoryError::ReferenceNotFound(Reference::Commit(commit())), false),
+            (RepositoryError::ReferenceNotFound(Reference::Branch("gone".to_owned())), true),
+            (RepositoryError::TooManyFiles(1000), true),
+        ] {
+            let message = error.to_string();
+            assert_eq!(ManifestError::from(error), ManifestError { message, is_final });
+        }
     }
 }

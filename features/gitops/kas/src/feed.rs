@@ -35,7 +35,7 @@ use tunnel::{Body, Tunnel};
 
 use super::{
     GitopsService, REQUEST_TIMEOUT,
-    commit::{CommitFiles, CommitSource},
+    commit::{CommitFiles, CommitSource, ManifestError},
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
     readers::ReaderGuard,
@@ -298,9 +298,9 @@ impl GitopsFeed {
         let read = self.read_commit(tunnel, &followed, project, own, &id, &branch).await;
         let (head, files) = read.map_err(|error| {
             if let Some((statuses, target)) = self.statuses().zip(target.as_ref()) {
-                statuses.fail(target, &error);
+                statuses.fail(target, &error.message);
             }
-            FeedError::Source(error)
+            FeedError::Source(error.message)
         })?;
         let request = request(Method::POST, ServiceName::MANIFESTS, SYNC_PATH, sync_body(head, files));
         let response = send(tunnel, request, SYNC_TIMEOUT).await;
@@ -360,7 +360,7 @@ impl GitopsFeed {
         own: &str,
         id: &CommitId,
         branch: &str,
-    ) -> Result<(SyncHead, Vec<RepositoryFile>), String> {
+    ) -> Result<(SyncHead, Vec<RepositoryFile>), ManifestError> {
         let name = project.name().unwrap_or(own);
         let share = Share { agent: self.agent().id, project: name.to_owned() };
         let cluster = ClusterReader { tunnel, kubernetes: self.kubernetes.as_deref() };
@@ -405,7 +405,7 @@ impl GitopsFeed {
             return;
         }
         tracing::warn!(agent.name = %self.agent().name, project = id, error = message, "manifests of a project not read");
-        let problem = SourceProblem { project: id.to_owned(), message: message.clone() };
+        let problem = SourceProblem { project: id.to_owned(), message: message.clone(), is_final: false };
         match put(tunnel, PROBLEM_PATH, &problem).await {
             Ok(()) => sent.problem = Some(message),
             Err(error) => tracing::debug!(project = id, %error, "the problem was not sent to agentk"),

@@ -11,7 +11,10 @@ use proto::{
 };
 use tunnel::{Body, Tunnel};
 
-use super::feed::{FeedError, GitopsFeed, SYNC_TIMEOUT, projects, put, sync_body};
+use super::{
+    commit::ManifestError,
+    feed::{GitopsFeed, SYNC_TIMEOUT, projects, put, sync_body},
+};
 
 /// The age of a look at the repository that a diff accepts.
 const AGE: Duration = Duration::from_secs(1);
@@ -25,25 +28,27 @@ impl GitopsFeed {
                 let request = agent_requests::request(Method::POST, ServiceName::MANIFESTS, &path, body);
                 send(tunnel, request, SYNC_TIMEOUT).await.map(drop)
             }
-            Err(message) => put(tunnel, &path, &SourceProblem { project: request.project, message }).await,
+            Err(ManifestError { message, is_final }) => {
+                put(tunnel, &path, &SourceProblem { project: request.project, message, is_final }).await
+            }
         };
         if let Err(error) = sent {
             tracing::debug!(agent.name = %self.agent().name, %error, "the files for a diff were not sent to agentk");
         }
     }
 
-    async fn read_preview(&self, tunnel: &Tunnel, request: &PreviewRequest) -> Result<Body, String> {
+    async fn read_preview(&self, tunnel: &Tunnel, request: &PreviewRequest) -> Result<Body, ManifestError> {
         let (own, projects) = projects(&self.reader.configuration.borrow());
         let project = projects.into_iter().flatten().find(|project| project.name() == Some(&request.project));
+        // Another replica may have read a newer configuration.
         let project = project.ok_or_else(|| {
-            format!(
+            ManifestError::unavailable(format!(
                 "the configuration of the agent has no project {:?}: kas gitops list shows its projects",
                 request.project
-            )
+            ))
         })?;
-        let project = project.at(request.reference.clone(), request.directory.as_deref());
-        let project = project.map_err(|invalid| invalid.to_string())?;
-        self.check_enabled().map_err(FeedError::into_message)?;
+        let project = project.at(request.reference.clone(), request.directory.as_deref())?;
+        self.check_enabled().map_err(|error| ManifestError::unavailable(error.into_message()))?;
         if request.settings_only {
             let (project, settings) = (request.project.clone(), project.into_named());
             let (reference, commit) = (String::new(), CommitInfo::default());
@@ -56,9 +61,10 @@ impl GitopsFeed {
             Some(_) => self.service.0.sources.look_once(agent, &project, &own).await,
             None => self.service.0.sources.follow(agent, &project, &own).await,
         };
-        let followed = followed.map_err(|error| error.to_string())?;
-        let commit = followed.newest(AGE).await.map_err(|error| error.to_string())?;
-        let Commit { id, branch } = commit.ok_or("the repository has no commit yet")?;
+        let followed = followed.map_err(|error| ManifestError::unavailable(error.to_string()))?;
+        let commit = followed.newest(AGE).await?;
+        let Commit { id, branch } = commit
+            .ok_or_else(|| ManifestError::unavailable("the repository has no commit yet".to_owned()))?;
         let (head, files) = self.read_commit(tunnel, &followed, &project, &own, &id, &branch).await?;
         Ok(sync_body(head, files))
     }

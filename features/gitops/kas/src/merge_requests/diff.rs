@@ -26,7 +26,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 const TIMEOUT: Duration = Duration::from_secs(420);
 /// The longest line: an object of the API server has at most 1.5 MiB, and a diff has two versions of it.
 const MAX_LINE: usize = 4 << 20;
-/// The most bytes of the objects in a section. Nobody reads so much.
+/// The most bytes of the objects in a section. A reader opens the whole diff for more.
 const MAX_COMMENT: usize = 60_000;
 /// The time after which another attempt is useful.
 const RETRY: Duration = Duration::from_secs(10);
@@ -44,7 +44,10 @@ pub(super) async fn diff_section(
     let made = async {
         match send(tunnel, diff_request(subject), HEAD_TIMEOUT).await {
             Ok(response) => read_diff(subscription.lines_of(response, MAX_LINE), subject).await,
-            Err(AgentRequestError::Refused(status, message)) if is_final(status) => {
+            // agentk has this status for wrong manifests only. All else may end, and its text is not for a public note.
+            Err(AgentRequestError::Refused(status, message))
+                if status == StatusCode::UNPROCESSABLE_ENTITY =>
+            {
                 Ok(subject.error(&message))
             }
             Err(error) => Err(unavailable(&error.to_string())),
@@ -58,11 +61,6 @@ fn diff_request(subject: &SectionSubject<'_>) -> Request<Body> {
     let reference = Some(GitRef::Commit(subject.commit.to_owned()));
     let body = json(&DiffRequest { reference, ..DiffRequest::default() });
     request(Method::POST, ServiceName::GITOPS, &format!("{PROJECTS_PATH}/{name}/diff"), body)
-}
-
-/// Returns whether another attempt at the same commit gives the same response: its files cannot be read or rendered.
-fn is_final(status: StatusCode) -> bool {
-    status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS
 }
 
 /// Reads the lines of a diff. It keeps only the part that the section has.
