@@ -6,12 +6,15 @@
 use std::path::PathBuf;
 
 use futures_util::future::BoxFuture;
-use gitops_wire::{MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NotePlace};
-use secrecy::SecretString;
+use gitops_wire::{MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NoteKey, NotePlace};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use http::StatusCode;
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, IgnoredAny},
 };
+use sha2::Sha256;
 
 use super::{
     Credential, Endpoint, GitLabClient, GitLabError,
@@ -118,7 +121,7 @@ impl GitLabMergeRequests {
 }
 
 impl NoteEntry {
-    /// Returns whether the user of the token has written the note as a preview. Anybody can write a note that looks like one.
+    /// Returns whether the user of the token has written the note as a preview. Other users can write notes that look like one.
     fn is_own(&self, user: &UserEntry, marker: &str) -> bool {
         let is_author = self.author.as_ref().is_some_and(|author| author.id == user.id);
         is_author && !self.system && self.body.starts_with(marker)
@@ -159,25 +162,39 @@ impl MergeRequestApi for GitLabMergeRequests {
         Box::pin(self.find_own(place, marker))
     }
 
+    fn note_key(&self) -> BoxFuture<'_, Result<NoteKey, MergeRequestError>> {
+        Box::pin(async move {
+            let token = self.token().await?;
+            let token = token.expose_secret().as_bytes();
+            let mac = Hmac::<Sha256>::new_from_slice(token).expect("any length is a key");
+            let key = mac.chain_update(b"kas note key v1").finalize().into_bytes();
+            Ok(NoteKey::new(key.into()))
+        })
+    }
+
     fn write_note<'a>(
         &'a self,
         place: NotePlace,
         id: Option<u64>,
         body: &'a str,
-    ) -> BoxFuture<'a, Result<(), MergeRequestError>> {
+    ) -> BoxFuture<'a, Result<bool, MergeRequestError>> {
         Box::pin(async move {
             let (token, body) = (self.token().await?, NoteBody { body });
             let credential = Credential::User(&token);
             let (project, number) = (place.project.to_string(), place.merge_request.to_string());
             let ids = ObjectIds { project: &project, object: &number, ..ObjectIds::default() };
-            let written: Result<IgnoredAny, _> = match id {
+            let written: Result<IgnoredAny, GitLabError> = match id {
                 None => self.client.post_at(Endpoint::CreateMergeRequestNote, ids, &body, credential).await,
                 Some(id) => {
                     let ids = ObjectIds { part: &id.to_string(), ..ids };
                     self.client.put_at(Endpoint::UpdateMergeRequestNote, ids, &body, credential).await
                 }
             };
-            written.map(drop).map_err(Into::into)
+            match written {
+                Ok(_) => Ok(true),
+                Err(GitLabError::Status { status: StatusCode::NOT_FOUND, .. }) if id.is_some() => Ok(false),
+                Err(error) => Err(error.into()),
+            }
         })
     }
 }

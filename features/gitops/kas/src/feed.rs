@@ -28,7 +28,7 @@ use proto::{
 use render::Share;
 use serde::Serialize;
 use tokio::{
-    sync::broadcast,
+    sync::{Semaphore, broadcast},
     time::{Instant, sleep, sleep_until},
 };
 use tunnel::{Body, Tunnel};
@@ -69,6 +69,8 @@ pub(super) struct GitopsFeed {
     pub(super) subscription: AgentSubscription,
     /// The version of Kubernetes that agentk named when it opened the tunnel.
     pub(super) kubernetes: Option<String>,
+    /// The permit for the diff of a merge request.
+    pub(super) preview_turn: Semaphore,
 }
 
 /// The state of a project that was sent to agentk last.

@@ -38,7 +38,10 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::{ReplicaId, ServiceName, agent_configuration::gitops::ManifestProject};
 use store::{GitPush, Store, redis::RedisStore};
-use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::{
+    Semaphore,
+    broadcast::{self, error::RecvError},
+};
 
 use self::{
     commit::CommitReader,
@@ -198,6 +201,7 @@ impl TunnelFeature for GitopsService {
             reader: self.0.readers.add(opening),
             subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
             kubernetes: opening.hello.kubernetes_version.clone(),
+            preview_turn: Semaphore::new(1),
         }))
     }
 }

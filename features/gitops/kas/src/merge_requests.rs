@@ -5,11 +5,12 @@
 //! ```
 //!
 //! The replica that agentk uses as its source of manifests does it for this agent. A note has sections of several agents, so that replicas
-//! claim the notes before they write. Only the project with the configuration of the agent has previews, as it has statuses: whoever writes
+//! claim the notes before they write. Only the project with the configuration of the agent has previews, as it has statuses: the authors of
 //! that configuration can name any public project, and must not be able to write there with the token of the operator. Merge requests of
-//! forks have none: everybody can open one, and a diff has values of the cluster.
+//! forks have none: each user of GitLab can open one, and a diff has values of the cluster.
 
 mod diff;
+mod mac;
 mod note;
 mod schedule;
 mod writer;
@@ -27,7 +28,7 @@ use self::{
     diff::diff_section,
     note::SectionSubject,
     schedule::{LookTimes, PreviewProgress},
-    writer::PreviewResult,
+    writer::{NoteTarget, PreviewResult},
 };
 use super::{Pushes, feed::GitopsFeed};
 
@@ -83,7 +84,7 @@ impl GitopsFeed {
         None
     }
 
-    /// Previews the merge requests that need it. Returns the time at which another one does.
+    /// Previews the first merge request that needs it. Returns the time of the next look: others may have changed since the list was read.
     async fn look_at_merge_requests(
         &self,
         tunnel: &Tunnel,
@@ -93,22 +94,27 @@ impl GitopsFeed {
         let (project, branch) = self.target(previewed).await?;
         let open = previewed.writer.open_merge_requests(project, &branch).await?;
         progress.retain(&open);
-        for request in &*open {
-            if progress.is_due(request, Instant::now()) {
-                let place = NotePlace { project, merge_request: request.number };
-                let result = self.preview_merge_request(tunnel, previewed, place, request).await;
-                self.count_preview(previewed, Some(place), &result);
-                progress.finish(request, result.as_ref().map(|_| ()), Instant::now());
-            }
-        }
-        Ok(progress.due(&open))
+        let now = Instant::now();
+        let Some(request) = open.iter().find(|request| progress.is_due(request, now)) else {
+            return Ok(progress.due(&open));
+        };
+        let place = NotePlace { project, merge_request: request.number };
+        let target = NoteTarget { place, branch: &branch, commit: &request.commit };
+        let result = self.preview_merge_request(tunnel, previewed, target, request, progress).await;
+        self.count_preview(previewed, Some(place), &result);
+        progress.finish(request, result.as_ref().map(|_| ()), Instant::now());
+        Ok(Some(Instant::now()))
+    }
+
+    /// Checks that the operator of kas has not disabled GitOps for the agent.
+    fn check_previews(&self) -> Result<(), MergeRequestError> {
+        self.check_enabled().map_err(|error| unavailable(error.into_message()))
     }
 
     /// Returns the id of the project in GitLab, and the branch that the agent follows.
     async fn target(&self, previewed: &PreviewedProject<'_>) -> Result<(u64, String), MergeRequestError> {
         let PreviewedProject { project, own, .. } = previewed;
-        let unavailable = |message: String| MergeRequestError::Unavailable { message, retry_after: AGE };
-        self.check_enabled().map_err(|error| unavailable(error.into_message()))?;
+        self.check_previews()?;
         let agent = (self.agent(), &self.reader.token);
         let followed = self.service.0.sources.follow(agent, project, own).await;
         let followed = followed.map_err(|error| unavailable(error.to_string()))?;
@@ -128,8 +134,9 @@ impl GitopsFeed {
         &self,
         tunnel: &Tunnel,
         previewed: &PreviewedProject<'_>,
-        place: NotePlace,
+        target: NoteTarget<'_>,
         request: &MergeRequest,
+        progress: &mut PreviewProgress,
     ) -> Result<PreviewResult, MergeRequestError> {
         if request.is_of_fork {
             return Ok(PreviewResult::Fork);
@@ -142,8 +149,17 @@ impl GitopsFeed {
             project: previewed.name,
             commit: commit.as_str(),
         };
-        let section = diff_section(tunnel, &self.subscription, &subject).await?;
-        previewed.writer.write(place, &section).await
+        let section = if let Some(section) = progress.section(request) {
+            section
+        } else {
+            // agentk makes few diffs at the same time, and people wait for theirs.
+            let _turn = self.preview_turn.acquire().await.expect("the semaphore is never closed");
+            self.check_previews()?;
+            let section = diff_section(tunnel, &self.subscription, &subject).await?;
+            progress.keep_section(request, &section);
+            section
+        };
+        previewed.writer.write(target, &section, || self.check_previews()).await
     }
 
     fn count_preview(
@@ -175,6 +191,10 @@ impl GitopsFeed {
             ),
         }
     }
+}
+
+fn unavailable(message: String) -> MergeRequestError {
+    MergeRequestError::Unavailable { message, retry_after: AGE }
 }
 
 /// Waits for a push to a project, or for one that may have been missed.

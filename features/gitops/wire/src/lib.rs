@@ -16,6 +16,8 @@ pub use self::{
         CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
     },
     manifest_origins::ManifestOrigins,
-    merge_requests::{MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NotePlace},
+    merge_requests::{
+        MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NoteKey, NotePlace,
+    },
     project::{ProjectAsker, ProjectRepository, ProjectSource, ProjectVersion},
 };

@@ -28,7 +28,15 @@ pub trait MergeRequestApi: fmt::Debug + Send + Sync {
         marker: &'a str,
     ) -> BoxFuture<'a, Result<Option<MergeRequestNote>, MergeRequestError>>;
 
-    /// Replaces the text of the note with this id, or writes a new note. A new one may be written although there is an error.
+    /// Returns a key for MACs of texts in notes. Only programs with the same credential have it.
+    ///
+    /// # Errors
+    ///
+    /// The credential cannot be read.
+    fn note_key(&self) -> BoxFuture<'_, Result<NoteKey, MergeRequestError>>;
+
+    /// Replaces the text of the note with this id, or writes a new note. A new one may be written although there is an error. Returns
+    /// false if there is no note with this id any more.
     ///
     /// # Errors
     ///
@@ -38,7 +46,7 @@ pub trait MergeRequestApi: fmt::Debug + Send + Sync {
         place: NotePlace,
         id: Option<u64>,
         body: &'a str,
-    ) -> BoxFuture<'a, Result<(), MergeRequestError>>;
+    ) -> BoxFuture<'a, Result<bool, MergeRequestError>>;
 }
 
 /// An open merge request.
@@ -68,6 +76,28 @@ pub struct MergeRequestNote {
     pub id: u64,
     /// The text.
     pub body: String,
+}
+
+/// A secret key for MACs of texts in notes.
+#[derive(Clone)]
+pub struct NoteKey([u8; 32]);
+
+impl NoteKey {
+    /// Returns a key with these bytes.
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the bytes.
+    pub fn expose(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for NoteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NoteKey")
+    }
 }
 
 /// The error of a request about merge requests. Each is a sentence.

@@ -8,6 +8,8 @@ use std::{
 use gitops_wire::{MergeRequest, MergeRequestError};
 use tokio::time::Instant;
 
+use super::note::NoteSection;
+
 /// The time between two looks without a push. A merge request that is opened after its push gets its preview after it.
 const PERIOD: Duration = Duration::from_secs(120);
 /// The times after a push at which kas looks. GitLab changes the merge requests some time after it has reported the push.
@@ -30,7 +32,11 @@ pub(super) struct LookTimes {
 
 /// The merge requests that were previewed, by their numbers.
 #[derive(Debug, Default)]
-pub(super) struct PreviewProgress(HashMap<u64, Attempt>);
+pub(super) struct PreviewProgress {
+    attempts: HashMap<u64, Attempt>,
+    /// The sections that are not written yet, with their commits: a diff is expensive for the cluster.
+    sections: HashMap<u64, (String, NoteSection)>,
+}
 
 /// The last preview of a merge request.
 #[derive(Debug)]
@@ -38,7 +44,8 @@ struct Attempt {
     commit: String,
     is_done: bool,
     failures: u32,
-    /// The earliest time of the next one.
+    ended: Instant,
+    /// The earliest time of the next one for the same commit.
     next: Instant,
 }
 
@@ -78,13 +85,25 @@ impl LookTimes {
 impl PreviewProgress {
     /// Returns whether a merge request needs a preview now.
     pub(super) fn is_due(&self, request: &MergeRequest, now: Instant) -> bool {
-        self.0.get(&request.number).is_none_or(|last| last.is_due_for(&request.commit) && last.next <= now)
+        let last = self.attempts.get(&request.number);
+        last.is_none_or(|last| last.due_for(&request.commit).is_some_and(|due| due <= now))
     }
 
     /// Returns the time at which the first of the merge requests needs a preview.
     pub(super) fn due(&self, open: &[MergeRequest]) -> Option<Instant> {
-        let last = open.iter().filter_map(|request| Some((request, self.0.get(&request.number)?)));
-        last.filter(|(request, last)| last.is_due_for(&request.commit)).map(|(_, last)| last.next).min()
+        let due = |request: &MergeRequest| self.attempts.get(&request.number)?.due_for(&request.commit);
+        open.iter().filter_map(due).min()
+    }
+
+    /// Returns the section of the head of a merge request, if a preview before this one could not write it.
+    pub(super) fn section(&self, request: &MergeRequest) -> Option<NoteSection> {
+        let (commit, section) = self.sections.get(&request.number)?;
+        (*commit == request.commit).then(|| section.clone())
+    }
+
+    /// Keeps a section until it is written.
+    pub(super) fn keep_section(&mut self, request: &MergeRequest, section: &NoteSection) {
+        self.sections.insert(request.number, (request.commit.clone(), section.clone()));
     }
 
     /// Notes the result of a preview.
@@ -94,23 +113,37 @@ impl PreviewProgress {
         result: Result<(), &MergeRequestError>,
         now: Instant,
     ) {
-        let before = self.0.get(&request.number).filter(|last| last.commit == request.commit);
+        if result.is_ok() {
+            self.sections.remove(&request.number);
+        }
+        let before = self.attempts.get(&request.number).filter(|last| last.commit == request.commit);
         let failures = before.map_or(0, |last| last.failures) + u32::from(result.is_err());
         let wait = result.map_or_else(|error| pause(error, failures), |()| INTERVAL);
-        let attempt =
-            Attempt { commit: request.commit.clone(), is_done: result.is_ok(), failures, next: now + wait };
-        self.0.insert(request.number, attempt);
+        let attempt = Attempt {
+            commit: request.commit.clone(),
+            is_done: result.is_ok(),
+            failures,
+            ended: now,
+            next: now + wait,
+        };
+        self.attempts.insert(request.number, attempt);
     }
 
     /// Forgets merge requests that are not in the list any more.
     pub(super) fn retain(&mut self, open: &[MergeRequest]) {
-        self.0.retain(|number, _| open.iter().any(|request| request.number == *number));
+        let is_open = |number: &u64| open.iter().any(|request| request.number == *number);
+        self.attempts.retain(|number, _| is_open(number));
+        self.sections.retain(|number, _| is_open(number));
     }
 }
 
 impl Attempt {
-    fn is_due_for(&self, commit: &str) -> bool {
-        !self.is_done || self.commit != commit
+    /// Returns the time at which a commit needs a preview. A refusal of another commit does not defer it.
+    fn due_for(&self, commit: &str) -> Option<Instant> {
+        if self.commit != commit {
+            return Some(self.ended + INTERVAL);
+        }
+        (!self.is_done).then_some(self.next)
     }
 }
 
@@ -127,7 +160,9 @@ fn pause(error: &MergeRequestError, failures: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proto::AgentId;
+
+    use super::{super::note::SectionSubject, *};
 
     fn request(number: u64, commit: &str) -> MergeRequest {
         MergeRequest { number, commit: commit.to_owned(), is_of_fork: false }
@@ -196,7 +231,25 @@ mod tests {
         assert_eq!(progress.due(std::slice::from_ref(&third)), Some(at(130)));
         progress.finish(&third, Ok(()), at(130));
         assert_eq!(progress.due(std::slice::from_ref(&third)), None);
+        let refused = MergeRequestError::Refused(String::new());
+        progress.finish(&first, Err(&refused), at(200));
+        assert_eq!(progress.due(std::slice::from_ref(&first)), Some(at(800)));
+        assert_eq!(progress.due(std::slice::from_ref(&second)), Some(at(230)), "it may be accepted");
         progress.retain(&[request(2, "a")]);
-        assert!(progress.0.is_empty());
+        assert!(progress.attempts.is_empty());
+    }
+
+    #[test]
+    fn section_is_kept_until_it_is_written() {
+        let (now, mut progress) = (Instant::now(), PreviewProgress::default());
+        let (request, newer) = (request(1, "a"), request(1, "b"));
+        let name = "prod".parse().unwrap();
+        let subject = SectionSubject { agent: (AgentId(7), &name), project: "shop", commit: "a" };
+        let section = subject.diff("**1 to change**", false);
+        progress.keep_section(&request, &section);
+        progress.finish(&request, Err(&unavailable(1)), now);
+        assert_eq!((progress.section(&request), progress.section(&newer)), (Some(section), None));
+        progress.finish(&request, Ok(()), now);
+        assert_eq!(progress.section(&request), None);
     }
 }

@@ -11,13 +11,20 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::note::{MARKER, NoteSection, replace_section};
+use super::{
+    mac::SectionAuthenticator,
+    note::{MARKER, NoteSection, replace_section},
+};
 
 /// The name of the claim. No webhook has a space in its name.
 const CLAIM: &str = "merge request notes";
 /// The time between two renewals of the claim, and the longest one of a renewal.
 const RENEWAL: Duration = Duration::from_secs(CURSOR_TTL.as_secs() / 4);
-/// The time after which another attempt to get the claim is useful.
+/// The longest wait for the claim.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(120);
+/// The time for the requests of one note.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(90);
+/// The time after which another attempt to write is useful.
 const BUSY: Duration = Duration::from_secs(2);
 /// The time for which a list is used: a push wakes all agents and projects of a repository at the same time.
 const LIST_AGE: Duration = Duration::from_secs(1);
@@ -40,12 +47,22 @@ struct RecentList {
     list: Arc<[MergeRequest]>,
 }
 
+/// The note of a section, and the state of the merge request that the section is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoteTarget<'a> {
+    pub(super) place: NotePlace,
+    /// The target branch.
+    pub(super) branch: &'a str,
+    /// The head of the source branch.
+    pub(super) commit: &'a str,
+}
+
 /// The result of a preview that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PreviewResult {
     Created,
     Updated,
-    /// The note has the text, or there is nothing to say.
+    /// The note has the text, the section is not needed, or the merge request is closed or has another head now.
     Unchanged,
     /// The source branch is in another project.
     Fork,
@@ -62,9 +79,21 @@ impl NoteWriter {
         project: u64,
         target: &str,
     ) -> Result<Arc<[MergeRequest]>, MergeRequestError> {
-        let (_turn, key) = (self.acquire().await, (project, target.to_owned()));
-        let asked = Instant::now();
-        self.lists.lock().retain(|_, recent| recent.asked + LIST_AGE > asked);
+        // A list for which others have waited is as good as one of one's own.
+        let wanted = Instant::now();
+        let _turn = self.acquire().await;
+        self.list(project, target, wanted).await
+    }
+
+    /// Returns a list that was read at most [`LIST_AGE`] before a time. The caller has the turn.
+    async fn list(
+        &self,
+        project: u64,
+        target: &str,
+        wanted: Instant,
+    ) -> Result<Arc<[MergeRequest]>, MergeRequestError> {
+        let (key, asked) = ((project, target.to_owned()), Instant::now());
+        self.lists.lock().retain(|_, recent| recent.asked + LIST_AGE > wanted);
         if let Some(recent) = self.lists.lock().get(&key) {
             return Ok(Arc::clone(&recent.list));
         }
@@ -73,18 +102,19 @@ impl NoteWriter {
         Ok(list)
     }
 
-    /// Writes a section of a note, unless the note has it.
+    /// Writes a section of a note, unless the note has it, or the merge request has another head now. `check` completes with an error if
+    /// nothing may be written any more.
     pub(super) async fn write(
         &self,
-        place: NotePlace,
+        target: NoteTarget<'_>,
         section: &NoteSection,
+        check: impl Fn() -> Result<(), MergeRequestError>,
     ) -> Result<PreviewResult, MergeRequestError> {
-        let _turn = self.acquire().await;
-        if !self.claim().await {
-            return Err(unavailable("another replica writes notes now, or Redis does not answer"));
-        }
+        let _turn = self.acquire_claim().await?;
         let written = tokio::select! {
-            written = self.write_claimed(place, section) => written,
+            written = timeout(WRITE_TIMEOUT, self.write_claimed(target, section, check)) => {
+                written.unwrap_or_else(|_| Err(unavailable("GitLab takes too long")))
+            }
             () = self.keep_claim() => Err(unavailable("the claim to write notes is lost")),
         };
         // Without an answer, the claim ends by itself.
@@ -95,15 +125,45 @@ impl NoteWriter {
 
     async fn write_claimed(
         &self,
-        place: NotePlace,
+        NoteTarget { place, branch, commit }: NoteTarget<'_>,
         section: &NoteSection,
+        check: impl Fn() -> Result<(), MergeRequestError>,
     ) -> Result<PreviewResult, MergeRequestError> {
-        let note = self.api.own_note(place, MARKER).await?;
-        let Some(text) = replace_section(note.as_ref().map(|note| &*note.body), section) else {
+        check()?;
+        let open = self.list(place.project, branch, Instant::now()).await?;
+        if !open.iter().any(|request| request.number == place.merge_request && request.commit == commit) {
             return Ok(PreviewResult::Unchanged);
-        };
-        self.api.write_note(place, note.as_ref().map(|note| note.id), &text).await?;
-        Ok(if note.is_some() { PreviewResult::Updated } else { PreviewResult::Created })
+        }
+        let authenticator = SectionAuthenticator::new(self.api.note_key().await?, place);
+        // The note may be deleted between the requests.
+        for _ in 0..2 {
+            let note = self.api.own_note(place, MARKER).await?;
+            let body = note.as_ref().map(|note| &*note.body);
+            let Some(text) = replace_section(body, section, &authenticator) else {
+                return Ok(PreviewResult::Unchanged);
+            };
+            check()?;
+            if self.api.write_note(place, note.as_ref().map(|note| note.id), &text).await? {
+                return Ok(if note.is_some() { PreviewResult::Updated } else { PreviewResult::Created });
+            }
+        }
+        Err(unavailable("the note was deleted while kas wrote it"))
+    }
+
+    /// Waits for its turn at this replica, and until no other replica has the claim.
+    async fn acquire_claim(&self) -> Result<SemaphorePermit<'_>, MergeRequestError> {
+        let begun = Instant::now();
+        loop {
+            let turn = self.acquire().await;
+            if self.claim().await {
+                return Ok(turn);
+            }
+            drop(turn);
+            if begun.elapsed() > CLAIM_TIMEOUT {
+                return Err(unavailable("another replica writes notes now, or Redis does not answer"));
+            }
+            sleep(Duration::from_millis(rand::random_range(300..1500))).await;
+        }
     }
 
     async fn acquire(&self) -> SemaphorePermit<'_> {
@@ -135,7 +195,7 @@ fn unavailable(message: &str) -> MergeRequestError {
 #[cfg(test)]
 mod tests {
     use futures_util::future::BoxFuture;
-    use gitops_wire::MergeRequestNote;
+    use gitops_wire::{MergeRequestNote, NoteKey};
     use proto::AgentId;
     use store::MemoryStore;
     use tokio_util::task::AbortOnDropHandle;
@@ -144,10 +204,16 @@ mod tests {
 
     const PLACE: NotePlace = NotePlace { project: 7, merge_request: 12 };
 
-    /// A server that takes some time for each request.
+    const TARGET: NoteTarget<'static> = NoteTarget { place: PLACE, branch: "main", commit: "head" };
+
+    /// A server that takes some time for each request about a note.
     #[derive(Debug)]
     struct SlowServer {
         lists: Mutex<u32>,
+        list_delay: Mutex<Duration>,
+        head: Mutex<&'static str>,
+        /// The next note that kas has read is deleted before kas writes it.
+        deletes: Mutex<bool>,
         delay: Mutex<Duration>,
         notes: Mutex<Vec<String>>,
     }
@@ -155,7 +221,14 @@ mod tests {
     impl SlowServer {
         fn new(seconds: u64) -> Arc<Self> {
             let delay = Mutex::new(Duration::from_secs(seconds));
-            Arc::new(Self { lists: Mutex::default(), delay, notes: Mutex::default() })
+            Arc::new(Self {
+                lists: Mutex::default(),
+                list_delay: Mutex::default(),
+                head: Mutex::new("head"),
+                deletes: Mutex::default(),
+                delay,
+                notes: Mutex::default(),
+            })
         }
 
         async fn answer(&self) {
@@ -171,7 +244,16 @@ mod tests {
             _: &'a str,
         ) -> BoxFuture<'a, Result<Vec<MergeRequest>, MergeRequestError>> {
             *self.lists.lock() += 1;
-            Box::pin(async { Ok(Vec::new()) })
+            let (number, delay) = (PLACE.merge_request, *self.list_delay.lock());
+            let commit = (*self.head.lock()).to_owned();
+            Box::pin(async move {
+                sleep(delay).await;
+                Ok(vec![MergeRequest { number, commit, is_of_fork: false }])
+            })
+        }
+
+        fn note_key(&self) -> BoxFuture<'_, Result<NoteKey, MergeRequestError>> {
+            Box::pin(async { Ok(NoteKey::new([1; 32])) })
         }
 
         fn own_note<'a>(
@@ -192,15 +274,19 @@ mod tests {
             _: NotePlace,
             id: Option<u64>,
             body: &'a str,
-        ) -> BoxFuture<'a, Result<(), MergeRequestError>> {
+        ) -> BoxFuture<'a, Result<bool, MergeRequestError>> {
             Box::pin(async move {
                 self.answer().await;
                 let mut notes = self.notes.lock();
+                if std::mem::take(&mut *self.deletes.lock()) {
+                    notes.clear();
+                    return Ok(false);
+                }
                 match id {
                     None => notes.push(body.to_owned()),
                     Some(id) => body.clone_into(&mut notes[id as usize]),
                 }
-                Ok(())
+                Ok(true)
             })
         }
     }
@@ -209,6 +295,10 @@ mod tests {
         let name = "prod".parse().unwrap();
         let subject = SectionSubject { agent: (AgentId(agent), &name), project: "shop", commit };
         subject.diff("**1 to change**\n", false)
+    }
+
+    async fn write(writer: &NoteWriter, section: &NoteSection) -> Result<PreviewResult, MergeRequestError> {
+        writer.write(TARGET, section, || Ok(())).await
     }
 
     fn replicas(server: &Arc<SlowServer>) -> [NoteWriter; 2] {
@@ -224,12 +314,12 @@ mod tests {
         let server = SlowServer::new(1);
         let [here, there] = replicas(&server);
         let (first, same, other) = (section(1, "a"), section(1, "a"), section(2, "a"));
-        let (created, busy, second) =
-            tokio::join!(here.write(PLACE, &first), there.write(PLACE, &same), here.write(PLACE, &other));
+        let (created, waited, second) =
+            tokio::join!(write(&here, &first), write(&there, &same), write(&here, &other));
         assert_eq!((created, second), (Ok(PreviewResult::Created), Ok(PreviewResult::Updated)));
-        assert!(matches!(busy, Err(MergeRequestError::Unavailable { .. })), "{busy:?}");
-        assert_eq!(there.write(PLACE, &same).await, Ok(PreviewResult::Unchanged));
-        assert_eq!(there.write(PLACE, &section(1, "b")).await, Ok(PreviewResult::Updated));
+        assert_eq!(waited, Ok(PreviewResult::Unchanged), "it has waited for the claim");
+        assert_eq!(write(&there, &same).await, Ok(PreviewResult::Unchanged));
+        assert_eq!(write(&there, &section(1, "b")).await, Ok(PreviewResult::Updated));
         let [note] = &**server.notes.lock() else { panic!("{server:?}") };
         assert!(note.contains("`shop` at `b`") && note.contains("`shop` at `a`"), "{note}");
     }
@@ -251,15 +341,49 @@ mod tests {
     async fn slow_replica_keeps_its_claim_and_a_dead_one_does_not() {
         let server = SlowServer::new(60);
         let [here, there] = replicas(&server);
-        let slow =
-            AbortOnDropHandle::new(tokio::spawn(async move { here.write(PLACE, &section(1, "a")).await }));
+        let slow = AbortOnDropHandle::new(tokio::spawn(async move { write(&here, &section(1, "a")).await }));
         for _ in 0..3 {
             sleep(CURSOR_TTL).await;
-            assert!(there.write(PLACE, &section(1, "b")).await.is_err());
+            assert!(!there.claim().await);
         }
         drop(slow);
         sleep(CURSOR_TTL).await;
         *server.delay.lock() = Duration::ZERO;
-        assert_eq!(there.write(PLACE, &section(1, "b")).await, Ok(PreviewResult::Created));
+        assert_eq!(write(&there, &section(1, "b")).await, Ok(PreviewResult::Created));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_of_a_slow_server_serves_all_that_wait_for_it() {
+        let server = SlowServer::new(0);
+        *server.list_delay.lock() = Duration::from_secs(10);
+        let [writer, _] = replicas(&server);
+        let list = || writer.open_merge_requests(7, "main");
+        let (first, second) = tokio::join!(list(), list());
+        assert!(first.is_ok() && second.is_ok());
+        assert_eq!(*server.lists.lock(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn note_that_is_deleted_meanwhile_is_created_again() {
+        let server = SlowServer::new(0);
+        let [writer, _] = replicas(&server);
+        assert_eq!(write(&writer, &section(1, "a")).await, Ok(PreviewResult::Created));
+        *server.deletes.lock() = true;
+        assert_eq!(write(&writer, &section(1, "b")).await, Ok(PreviewResult::Created));
+        assert_eq!(server.notes.lock().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn newer_head_and_disabled_agent_have_no_note() {
+        let server = SlowServer::new(0);
+        let [writer, _] = replicas(&server);
+        let disabled = || Err(unavailable("disabled"));
+        assert_eq!(
+            writer.write(TARGET, &section(1, "a"), disabled).await,
+            disabled().map(|()| PreviewResult::Created)
+        );
+        *server.head.lock() = "newer";
+        assert_eq!(write(&writer, &section(1, "a")).await, Ok(PreviewResult::Unchanged));
+        assert!(server.notes.lock().is_empty());
     }
 }
