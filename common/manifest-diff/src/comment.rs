@@ -10,6 +10,9 @@ use super::{
     sentence::sentence,
 };
 
+/// The longest text of a field whose differences are in a comment, in bytes.
+const MAX_TEXT: usize = 64 << 10;
+
 /// Collects the lines of a diff for a comment, as many as it may have.
 ///
 /// Texts of others are in code only: GitLab finds no mention, reference or link there. They begin no line, because GitLab takes a line
@@ -21,18 +24,21 @@ pub struct DiffComment {
     left_out: usize,
     errors: usize,
     max_bytes: usize,
+    /// An object had no place: the text of further ones is not made.
+    is_full: bool,
 }
 
 impl DiffComment {
     /// Begins a comment whose blocks have at most so many bytes.
     pub fn new(max_bytes: usize) -> Self {
-        Self { blocks: String::new(), left_out: 0, errors: 0, max_bytes }
+        Self { blocks: String::new(), left_out: 0, errors: 0, max_bytes, is_full: false }
     }
 
     /// Adds a line of a diff. Objects and errors without a place are counted.
     pub fn push(&mut self, line: &DiffLine) {
         match line {
-            DiffLine::Object(object) => self.push_block(&object_block(object)),
+            DiffLine::Object(_) if self.is_full => self.left_out += 1,
+            DiffLine::Object(object) => self.is_full = !self.push_block(&object_block(object)),
             DiffLine::Error(error) => {
                 self.errors += 1;
                 self.push_block(&item(&error_line(error)));
@@ -41,12 +47,15 @@ impl DiffComment {
         }
     }
 
-    fn push_block(&mut self, block: &str) {
-        if self.blocks.len() + block.len() <= self.max_bytes {
+    /// Adds a block. Returns false if it has no place.
+    fn push_block(&mut self, block: &str) -> bool {
+        let has_place = self.blocks.len() + block.len() <= self.max_bytes;
+        if has_place {
             self.blocks += block;
         } else {
             self.left_out += 1;
         }
+        has_place
     }
 
     /// Returns whether no object would change, and there is no error.
@@ -59,7 +68,9 @@ impl DiffComment {
         for application in &summary.applications {
             self.push_block(&item(&application_lines(application).join("; ")));
         }
-        summary.notes.iter().for_each(|note| self.push_block(&item(&printable(note))));
+        for note in &summary.notes {
+            self.push_block(&item(&printable(note)));
+        }
         let mut comment = format!("**{}**\n{}", sentence(summary, self.errors, code_span), self.blocks);
         if self.left_out > 0 {
             let (left_out, command) = (self.left_out, code_span(&printable(command)));
@@ -75,7 +86,7 @@ impl DiffComment {
 
 /// Returns the block of an object: its fields unfold.
 fn object_block(diff: &ObjectDiff) -> String {
-    let (head, fields) = (head_line(diff), field_lines(diff));
+    let (head, fields) = (head_line(diff), field_lines(diff, MAX_TEXT));
     if fields.is_empty() {
         return item(&head);
     }
@@ -280,6 +291,27 @@ mod tests {
         let end =
             format!("3 more are not shown, because the comment would be too long: `{COMMAND}` prints all.\n");
         assert!(text.ends_with(&end), "{}", &text[text.len() - 200..]);
+    }
+
+    #[test]
+    fn full_comment_counts_objects_and_shows_short_errors() {
+        let long = vec![field("a", None, Some(json!("v".repeat(2000))))];
+        let error = ObjectError { object: None, file: String::new(), message: "no YAML".to_owned() };
+        let mut comment = DiffComment::new(1000);
+        comment.push(&DiffLine::Object(object(DiffAction::Create, "a", long)));
+        comment.push(&DiffLine::Object(object(DiffAction::Delete, "b", Vec::new())));
+        comment.push(&DiffLine::Error(error));
+        let text = comment.finish(&summary("branch main"), COMMAND);
+        assert!(text.contains("2 more are not shown") && text.contains("no YAML"), "{text}");
+        assert!(!text.contains("shop/b"), "{text}");
+    }
+
+    #[test]
+    fn huge_text_is_counted() {
+        let huge = |line: &str| Some(json!(line.repeat(20_000)));
+        let fields = vec![field("data.conf", huge("one\n"), huge("two\n"))];
+        let text = comment(&[DiffLine::Object(object(DiffAction::Change, "a", fields))]);
+        assert!(text.contains("\n    data.conf: text of 20000 lines changed\n"), "{text}");
     }
 
     #[test]

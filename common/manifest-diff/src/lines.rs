@@ -1,6 +1,6 @@
 //! The lines of objects and errors. Each begins with a sign, as in a patch.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
 use proto::{
     gitops::{DiffAction, FieldDiff, ManifestApplication, ObjectDiff, ObjectError},
@@ -15,6 +15,8 @@ use super::printable::printable;
 const MAX_INLINE: usize = 100;
 /// The lines of a long text around each difference.
 const CONTEXT: usize = 2;
+/// The time for the differences of two long texts. After it, they are longer than needed.
+const TEXT_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Returns the line of an error, without its end.
 pub fn error_line(error: &ObjectError) -> String {
@@ -25,7 +27,7 @@ pub fn error_line(error: &ObjectError) -> String {
 
 /// Returns the lines of an object: one about the object, and those of its fields.
 pub fn object_lines(diff: &ObjectDiff) -> String {
-    format!("{}\n{}", head_line(diff), field_lines(diff))
+    format!("{}\n{}", head_line(diff), field_lines(diff, usize::MAX))
 }
 
 /// Returns the lines of an Application of `app.k8s.io` in the manifests, without their ends: one about it, and one for each link.
@@ -63,17 +65,21 @@ pub(super) fn head_line(diff: &ObjectDiff) -> String {
     format!("{sign} {}", printable(&head))
 }
 
-/// Returns the lines of the fields of an object. Each begins with `+`, `-` or a space.
-pub(super) fn field_lines(diff: &ObjectDiff) -> String {
+/// Returns the lines of the fields of an object. Each begins with `+`, `-` or a space. Texts of more bytes are counted only.
+pub(super) fn field_lines(diff: &ObjectDiff, max_text: usize) -> String {
     let mut text = String::new();
-    diff.fields.iter().for_each(|field| write_field(&mut text, field));
+    diff.fields.iter().for_each(|field| write_field(&mut text, field, max_text));
     text
 }
 
-fn write_field(text: &mut String, FieldDiff { path, before, after }: &FieldDiff) {
+fn write_field(text: &mut String, FieldDiff { path, before, after }: &FieldDiff, max_text: usize) {
     if let (Some(Value::String(before)), Some(Value::String(after))) = (before, after)
         && (before.contains('\n') || after.contains('\n'))
     {
+        if before.len().max(after.len()) > max_text {
+            let lines = after.lines().count();
+            return write_line(text, ' ', 3, &format!("{path}: text of {lines} lines changed"));
+        }
         write_line(text, ' ', 3, &format!("{path}:"));
         return write_text(text, before, after);
     }
@@ -86,7 +92,9 @@ fn write_field(text: &mut String, FieldDiff { path, before, after }: &FieldDiff)
 
 /// Writes the lines in which two long texts differ.
 fn write_text(text: &mut String, before: &str, after: &str) {
-    let diff = TextDiff::from_lines(before, after);
+    let mut differ = TextDiff::configure();
+    differ.timeout(TEXT_TIMEOUT);
+    let diff = differ.diff_lines(before, after);
     for group in diff.grouped_ops(CONTEXT) {
         for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
             let sign = match change.tag() {

@@ -136,14 +136,16 @@ impl MergeRequestApi for GitLabMergeRequests {
     ) -> BoxFuture<'a, Result<Vec<MergeRequest>, MergeRequestError>> {
         Box::pin(async move {
             let token = self.token().await?;
+            let id = project.to_string();
+            // Any number of forks leaves the list to the project.
             let query = [
                 ("state", "opened"),
+                ("source_project_id", &*id),
                 ("target_branch", target),
                 ("order_by", "updated_at"),
                 ("sort", "desc"),
                 ("per_page", MERGE_REQUESTS),
             ];
-            let id = project.to_string();
             let found: Vec<MergeRequestEntry> =
                 self.read(Endpoint::MergeRequests, (&id, ""), &query, &token).await?;
             let known = found.into_iter().filter_map(|MergeRequestEntry { iid, sha, source_project_id }| {

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 
 /// A server that has merge requests.
 pub trait MergeRequestApi: fmt::Debug + Send + Sync {
-    /// Returns the open merge requests of a project into a branch, of which the one that was changed last is the first. A long list is cut.
+    /// Returns the open merge requests of a project into one of its branches, but not those of forks, of which the one that was changed last is the first. A long list is cut.
     ///
     /// # Errors
     ///

@@ -220,6 +220,8 @@ fn read(path: &str, reader: impl std::io::Read, left: &mut u64) -> Result<Manife
 mod tests {
     use proto::gitops::{CommitInfo, DiffAction, ObjectId};
 
+    use serde_json::json;
+
     use super::*;
 
     fn object(action: DiffAction, name: &str) -> DiffLine {

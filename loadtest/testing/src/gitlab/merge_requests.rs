@@ -26,15 +26,20 @@ struct NoteText {
 pub(crate) fn list(state: &State, request: &KasRequest) -> Result<Answer, Violation> {
     let query = percent_decode_str(&request.query).decode_utf8_lossy();
     let target = query
-        .strip_prefix("state=opened&target_branch=")
-        .and_then(|rest| rest.strip_suffix("&order_by=updated_at&sort=desc&per_page=20"));
-    let target = target.ok_or_else(|| violation(400, format!("the query is {query}")))?;
+        .strip_prefix("state=opened&source_project_id=")
+        .and_then(|rest| rest.strip_suffix("&order_by=updated_at&sort=desc&per_page=20"))
+        .and_then(|rest| rest.split_once("&target_branch="));
+    let (source, target) = target.ok_or_else(|| violation(400, format!("the query is {query}")))?;
     let project = match readable_project(state, request) {
         Ok(project) => project.id,
         Err(answer) => return Ok(answer),
     };
+    let source = number(source)?;
     let open = state.merge_requests.iter().rev();
-    let found = open.filter(|one| one.project == project && one.target == target).take(20);
+    let wanted = |one: &&OpenMergeRequest| {
+        (one.project, one.source_project, &*one.target) == (project, source, target)
+    };
+    let found = open.filter(wanted).take(20);
     Ok((200, found.map(entry).collect()))
 }
 

@@ -71,7 +71,7 @@ impl LookTimes {
     pub(super) fn looked(&mut self, due: Option<Instant>, now: Instant) {
         self.failures = 0;
         self.further.retain(|at| *at > now);
-        let regular = self.further.pop_front().unwrap_or(now + PERIOD);
+        let regular = self.further.front().copied().unwrap_or(now + PERIOD);
         self.next = due.map_or(regular, |due| due.max(now).min(regular));
     }
 
@@ -190,6 +190,10 @@ mod tests {
             looks.looked(None, looks.next());
         }
         assert_eq!(seen, [51, 60, 110, 230]);
+        looks.push(at(250));
+        looks.looked(Some(at(251)), at(251));
+        looks.looked(None, at(251));
+        assert_eq!(seconds(&looks), 260, "a look at once does not replace those after a push");
         for push in 300..330 {
             looks.push(at(push));
         }
