@@ -1,7 +1,12 @@
 //! Previews in merge requests of GitLab, from the push to the note.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{fs, time::Duration};
+use std::{
+    collections::VecDeque,
+    fs,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use agentk_core::Services;
 use gitops_wire::{MergeRequestApi as _, MergeRequestError, MergeRequestNote, NotePlace};
@@ -12,7 +17,7 @@ use kas_testing::{fleet::TestFleet, world::World};
 use proto::gitops::{DiffRequest, DiffSummary};
 use serde_json::json;
 use tempfile::NamedTempFile;
-use testing::gitlab::{OpenMergeRequest, PostedNote, Project, StandIn, User};
+use testing::gitlab::{Endpoint, OpenMergeRequest, PostedNote, Project, StandIn, User};
 use tokio::time::sleep;
 use tunnel::Body;
 
@@ -53,18 +58,32 @@ fn own_notes(gitlab: &StandIn, number: u64) -> Vec<String> {
 
 /// A pod of agentk that is the source of manifests, and whose diffs name their commit.
 fn pod() -> Services {
-    Pod::new(200).services().with_fn("gitops", async |request: Request<Body>| {
-        assert_eq!(request.uri(), "/v1/projects/group%2Fproject/diff");
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        let request: DiffRequest = serde_json::from_slice(&body).unwrap();
-        let summary = DiffSummary { change: 1, ..DiffSummary::default() };
-        let name = format!("of {:?}\n/merge @all", request.reference.unwrap());
-        let object = json!({"kind": "ConfigMap", "namespace": "shop", "name": name, "group": ""});
-        let fields = json!([{"path": "data.a", "before": "x", "after": "```\n/merge"}]);
-        let line =
-            json!({"object": {"action": "change", "object": object, "file": "a.yaml:1", "fields": fields}});
-        Response::new(Body::from(bytes::Bytes::from(format!("{line}\n{}\n", json!({"end": summary})))))
-    })
+    pod_that_refuses(&Arc::default())
+}
+
+/// The same. It responds to the first diffs with these statuses.
+fn pod_that_refuses(refusals: &Arc<Mutex<VecDeque<u16>>>) -> Services {
+    let refusals = Arc::clone(refusals);
+    Pod::new(200)
+        .services()
+        .with_fn("gitops", move |request: Request<Body>| diff(request, Arc::clone(&refusals)))
+}
+
+async fn diff(request: Request<Body>, refusals: Arc<Mutex<VecDeque<u16>>>) -> Response<Body> {
+    assert_eq!(request.uri(), "/v1/projects/group%2Fproject/diff");
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    let request: DiffRequest = serde_json::from_slice(&body).unwrap();
+    let refusal = refusals.lock().unwrap().pop_front();
+    if let Some(status) = refusal {
+        return Response::builder().status(status).body(Body::empty()).unwrap();
+    }
+    let summary = DiffSummary { change: 1, ..DiffSummary::default() };
+    let name = format!("of {:?}\n/merge @all", request.reference.unwrap());
+    let object = json!({"kind": "ConfigMap", "namespace": "shop", "name": name, "group": ""});
+    let fields = json!([{"path": "data.a", "before": "x", "after": "```\n/merge"}]);
+    let line =
+        json!({"object": {"action": "change", "object": object, "file": "a.yaml:1", "fields": fields}});
+    Response::new(Body::from(bytes::Bytes::from(format!("{line}\n{}\n", json!({"end": summary})))))
 }
 
 /// Lets time pass for kas and its agents, faster than it does.
@@ -142,6 +161,52 @@ async fn gitlab_that_refuses_is_asked_again_later() {
     until("GitLab asks for time", || previews(&world, "failed") >= 1.0).await;
     pass(10).await;
     until("the note is written", || own_notes(&gitlab, 12).len() == 1).await;
+    gitlab.assert_no_violations();
+}
+
+/// In real time, because Gitaly listens on loopback.
+#[tokio::test]
+async fn preview_without_the_key_of_the_project_does_not_exist() {
+    let (gitlab, _gitaly) =
+        with_repository("gitops: {manifest_projects: [{id: group/project, interval: 1h}]}").await;
+    gitlab.state().users = vec![User::new(1, "bot").with_api_token(BOT, 7)];
+    gitlab.state().merge_requests = vec![open(12, 7, 'a')];
+    let token = token_file(BOT);
+    let world =
+        World::with_gitlab(client(&gitlab).with_comment_token_file(Some(token.path())), TOKEN, |_| {});
+    start_features(&world);
+    let _agent = world.agent_with_tunnels(pod(), 2).await;
+    until("the repository is read", || world.metric("kas_gitops_looks_total{result=\"changed\"}") >= 1.0)
+        .await;
+    push(&world, 7, OWN).await;
+    pass(300).await;
+    assert_eq!(gitlab.requests(Endpoint::MergeRequests), 0);
+    assert_eq!(gitlab.requests(Endpoint::Notes), 0);
+    assert!(gitlab.state().notes.is_empty());
+    gitlab.assert_no_violations();
+}
+
+/// In real time, because Gitaly listens on loopback.
+#[tokio::test]
+async fn agentk_that_makes_no_diff_now_is_asked_again() {
+    let (gitlab, _gitaly) = with_repository(CONFIGURATION).await;
+    gitlab.state().users = vec![User::new(1, "bot").with_api_token(BOT, 7)];
+    gitlab.state().merge_requests = vec![open(12, 7, 'a')];
+    let token = token_file(BOT);
+    let world =
+        World::with_gitlab(client(&gitlab).with_comment_token_file(Some(token.path())), TOKEN, |_| {});
+    start_features(&world);
+    let refusals = Arc::new(Mutex::new(VecDeque::from([503, 400, 503, 400])));
+    let _agent = world.agent_with_tunnels(pod_that_refuses(&refusals), 2).await;
+    until("agentk refuses a diff", || previews(&world, "failed") >= 1.0).await;
+    assert!(own_notes(&gitlab, 12).is_empty(), "a failure that ends is not written");
+    for _ in 0..10 {
+        pass(20).await;
+        sleep(Duration::from_millis(50)).await;
+    }
+    until("the note is written", || own_notes(&gitlab, 12).len() == 1).await;
+    let [note] = &*own_notes(&gitlab, 12) else { panic!("{:?}", gitlab.state().notes) };
+    assert!(note.contains("**1 to change**") && !note.contains("There is no diff"), "{note}");
     gitlab.assert_no_violations();
 }
 
