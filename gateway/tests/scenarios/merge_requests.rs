@@ -61,7 +61,7 @@ fn pod() -> Services {
     pod_that_refuses(&Arc::default())
 }
 
-/// The same. It responds to the first diffs with these statuses.
+/// Returns such a pod, which responds to its first diffs with these statuses.
 fn pod_that_refuses(refusals: &Arc<Mutex<VecDeque<u16>>>) -> Services {
     let refusals = Arc::clone(refusals);
     Pod::new(200)
