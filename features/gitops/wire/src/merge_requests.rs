@@ -6,7 +6,8 @@ use futures_util::future::BoxFuture;
 
 /// A server that has merge requests.
 pub trait MergeRequestApi: fmt::Debug + Send + Sync {
-    /// Returns the open merge requests of a project into one of its branches, but not those of forks, of which the one that was changed last is the first. A long list is cut.
+    /// Returns the open merge requests of a project into one of its branches, but not those of forks. The one that was changed last is the
+    /// first, and a long list is cut.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! The text of a note: one section for each agent and each of its projects.
 //!
-//! kas writes a section of another agent again only with a valid MAC: GitLab lets maintainers edit notes of others. The sections are found by lines that begin with [`BEGIN`] and [`END`]. The texts of others begin no line of a section, so that none of
-//! them can look like such a line.
+//! kas writes a section of another agent again only with a valid MAC: GitLab lets maintainers edit notes of others. The sections are found by
+//! lines that begin with [`BEGIN`] and [`END`]. The texts of others begin no line of a section, so that none of them can look like such a line.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 

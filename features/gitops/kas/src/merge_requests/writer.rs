@@ -79,7 +79,7 @@ impl NoteWriter {
         project: u64,
         target: &str,
     ) -> Result<Arc<[MergeRequest]>, MergeRequestError> {
-        // A list for which others have waited is as good as one of one's own.
+        // Another project may read the list while this one waits for its turn.
         let wanted = Instant::now();
         let _turn = self.acquire().await;
         self.list(project, target, wanted).await
