@@ -310,6 +310,8 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let token = SecretString::from(token.expose_secret().trim());",
             "let token = UnverifiedToken::parse(self.token.expose_secret()).ok().flatten();",
             "let token = credential.token.expose_secret();",
+            // The key of the sections of notes in merge requests.
+            "let token = token.expose_secret().as_bytes();",
             "let token = token.expose_secret();",
             "let token = token.expose_secret();",
             "let url = WebhookUrl::parse(text.expose_secret().trim(), self.allows_plain_text)",

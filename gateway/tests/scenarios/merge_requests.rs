@@ -1,12 +1,7 @@
 //! Previews in merge requests of GitLab, from the push to the note.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{
-    collections::VecDeque,
-    fs,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::VecDeque, fs, sync::Arc, time::Duration};
 
 use agentk_core::Services;
 use gitops_wire::{MergeRequestApi as _, MergeRequestError, MergeRequestNote, NotePlace};
@@ -14,6 +9,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use kas_gitlab::GitLabMergeRequests;
 use kas_testing::{fleet::TestFleet, world::World};
+use parking_lot::Mutex;
 use proto::gitops::{DiffRequest, DiffSummary};
 use serde_json::json;
 use tempfile::NamedTempFile;
@@ -73,7 +69,7 @@ async fn diff(request: Request<Body>, refusals: Arc<Mutex<VecDeque<u16>>>) -> Re
     assert_eq!(request.uri(), "/v1/projects/group%2Fproject/diff");
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let request: DiffRequest = serde_json::from_slice(&body).unwrap();
-    let refusal = refusals.lock().unwrap().pop_front();
+    let refusal = refusals.lock().pop_front();
     if let Some(status) = refusal {
         return Response::builder().status(status).body(Body::empty()).unwrap();
     }

@@ -194,6 +194,7 @@ mod tests {
         looks.looked(Some(at(251)), at(251));
         looks.looked(None, at(251));
         assert_eq!(seconds(&looks), 260, "a look at once does not replace those after a push");
+        looks.looked(None, at(260));
         for push in 300..330 {
             looks.push(at(push));
         }
