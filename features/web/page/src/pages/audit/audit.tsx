@@ -3,6 +3,7 @@ import { type AuditLine, type AuditPage as Page, getAudit, requestAddress } from
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
 import { useAgents } from "../../ui/agents";
+import { Choice, Text } from "../../ui/filters";
 import { useLoaded } from "../../ui/loader";
 import { Missing } from "../../ui/missing";
 import { Failure, Notice } from "../../ui/notice";
@@ -109,39 +110,6 @@ function FilterBar({ auditor }: { auditor: boolean }) {
         Access reviews
       </button>
     </form>
-  );
-}
-
-function Choice(props: { name: string; label: string; value: string; options: Record<string, string> }) {
-  return (
-    <select
-      aria-label={props.label}
-      value={props.value}
-      onChange={(event) => {
-        setQuery({ [props.name]: event.currentTarget.value });
-      }}
-    >
-      {Object.entries(props.options).map(([value, text]) => (
-        <option key={value} value={value}>
-          {plain(text, 100)}
-        </option>
-      ))}
-    </select>
-  );
-}
-
-function Text({ name, label, value }: { name: string; label: string; value: string }) {
-  return (
-    <input
-      type="search"
-      aria-label={label}
-      placeholder={label}
-      maxLength={128}
-      value={value}
-      onChange={(event) => {
-        setQuery({ [name]: event.currentTarget.value.trim() });
-      }}
-    />
   );
 }
 

@@ -1,8 +1,9 @@
 import { useState } from "preact/hooks";
 import { type ClusterEvent, type EventPage, getClusterEvents } from "../../../api/cluster-audit";
 import { requestAddress } from "../../../api/recent";
-import { query, setQuery } from "../../../router";
+import { query } from "../../../router";
 import { plain } from "../../../text";
+import { Choice, Text } from "../../../ui/filters";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice } from "../../../ui/notice";
 import { Table } from "../../../ui/table";
@@ -15,7 +16,7 @@ import { type Fact, origin, result, target, who } from "./words";
 /** The most events that are shown. */
 const SHOWN = 500;
 /** The periods by their minutes. */
-const PERIODS = { "10": "last 10 minutes", "60": "last hour", "1440": "last day", "": "any time" };
+const PERIODS = { "10": "last 10 minutes", "60": "last hour", "1440": "last day", all: "any time" };
 const DEFAULT_PERIOD = "60";
 /** The parameters that select events, with their names for people. */
 const TEXTS = {
@@ -39,32 +40,10 @@ export function AuditView({ agent, scope, graph }: ViewProps) {
     <>
       <div class="row filter" role="search">
         {Object.entries(TEXTS).map(([name, label]) => (
-          <input
-            key={name}
-            type="search"
-            aria-label={label}
-            placeholder={label}
-            maxLength={256}
-            value={query.value.get(name) ?? ""}
-            onChange={(event) => {
-              setQuery({ [name]: event.currentTarget.value.trim() });
-            }}
-          />
+          <Text key={name} name={name} label={label} value={query.value.get(name) ?? ""} />
         ))}
         {scope === null && <NamespaceSelect nodes={graph.nodes} />}
-        <select
-          aria-label="Time"
-          value={minutes}
-          onChange={(event) => {
-            setQuery({ minutes: event.currentTarget.value });
-          }}
-        >
-          {Object.entries(PERIODS).map(([value, text]) => (
-            <option key={value} value={value}>
-              {text}
-            </option>
-          ))}
-        </select>
+        <Choice name="minutes" label="Time" value={minutes} options={PERIODS} />
         <button
           type="button"
           onClick={() => {
