@@ -23,6 +23,7 @@ use proto::{
 };
 
 use crate::{
+    cluster_answer::ClusterAnswer as _,
     facts::AgentFacts,
     inquiry::{FleetAnswer, FleetInquiry, FleetMember, ask_all},
     lists::FleetList,
@@ -69,7 +70,7 @@ pub(crate) fn routes(context: ApiContext, agents: AgentInquiry, inquiry: Arc<Fle
 }
 
 fn with_route<A: FleetAnswer>(router: Router<Arc<FleetApi>>) -> Router<Arc<FleetApi>> {
-    router.route(A::OF_PROGRAMS, get(get_answer::<A>))
+    router.route(A::Cluster::OF_PROGRAMS, get(get_answer::<A>))
 }
 
 async fn get_answer<A: FleetAnswer>(

@@ -1,5 +1,7 @@
 //! The answers of clusters that a fleet is made of. None of them is trusted.
 
+use std::fmt::Debug;
+
 use proto::graph::{
     APPLICATIONS_PATH, Application, ApplicationList, CAPACITY_PATH, COMPONENTS_PATH, Capacity, Component,
     ComponentList, FEATURES, FeatureNeed, FeatureRule,
@@ -14,11 +16,14 @@ const MAX_APPLICATIONS: usize = 200;
 const MAX_COMPONENTS: usize = 100;
 
 /// An answer of agentk about its cluster.
-pub(crate) trait ClusterAnswer: Serialize + DeserializeOwned + Send {
+pub(crate) trait ClusterAnswer: Debug + Serialize + DeserializeOwned + Send + 'static {
     /// The answer in words.
     const NAME: &'static str;
     /// The largest answer, in bytes.
     const MAX_BYTES: usize;
+    /// The paths of the answer about all clusters, for callers and for programs.
+    const OF_CALLERS: &'static str;
+    const OF_PROGRAMS: &'static str;
 
     /// Returns the path of the service `graph`, with its query.
     fn path() -> String;
@@ -31,6 +36,8 @@ impl ClusterAnswer for Capacity {
     const NAME: &'static str = "a capacity";
     /// An honest answer has 20 versions and 21 sentences.
     const MAX_BYTES: usize = 16 << 10;
+    const OF_CALLERS: &'static str = "/agents/fleet";
+    const OF_PROGRAMS: &'static str = "/api/v1/fleet";
 
     fn path() -> String {
         CAPACITY_PATH.to_owned()
@@ -48,6 +55,8 @@ impl ClusterAnswer for ApplicationList {
     const NAME: &'static str = "a list of applications";
     /// An honest answer has 64 KiB of applications, and 21 sentences.
     const MAX_BYTES: usize = 80 << 10;
+    const OF_CALLERS: &'static str = "/agents/applications";
+    const OF_PROGRAMS: &'static str = "/api/v1/applications";
 
     fn path() -> String {
         format!("{APPLICATIONS_PATH}?brief=true")
@@ -70,6 +79,8 @@ impl ClusterAnswer for ComponentList {
     const NAME: &'static str = "a list of components";
     /// An honest answer has 60 components with 10 pieces of evidence, and 10 features.
     const MAX_BYTES: usize = 80 << 10;
+    const OF_CALLERS: &'static str = "/agents/components";
+    const OF_PROGRAMS: &'static str = "/api/v1/components";
 
     fn path() -> String {
         COMPONENTS_PATH.to_owned()

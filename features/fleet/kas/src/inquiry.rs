@@ -47,9 +47,6 @@ pub(crate) struct FleetInquiry {
 pub(crate) trait FleetAnswer: Serialize + Debug + Send + 'static {
     /// The answer of each cluster.
     type Cluster: ClusterAnswer;
-    /// The paths for callers and for programs.
-    const OF_CALLERS: &'static str;
-    const OF_PROGRAMS: &'static str;
 
     /// Summarizes the answers of clusters. `missing` is the reason for which agents may be missing.
     fn summarize(
@@ -128,7 +125,7 @@ impl Drop for FleetPermit<'_> {
 
 impl<A: FleetAnswer> FleetRequests for FleetSummaryRequests<A> {
     fn path(&self) -> &'static str {
-        A::OF_CALLERS
+        A::Cluster::OF_CALLERS
     }
 
     fn answer<'a>(&'a self, request: FleetRequest<'a>) -> BoxFuture<'a, Result<String, RequestError>> {

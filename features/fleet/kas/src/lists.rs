@@ -2,14 +2,12 @@
 
 use std::time::SystemTime;
 
-use proto::{
-    ReplicaId,
-    graph::{ApplicationList, ComponentList},
-};
+use proto::ReplicaId;
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use crate::{
+    cluster_answer::ClusterAnswer,
     facts::AgentFacts,
     inquiry::{AskedCluster, FleetAnswer},
     summary::AgentCounts,
@@ -40,8 +38,10 @@ struct ListedCluster<T> {
     list: Option<T>,
 }
 
-impl<T> FleetList<T> {
-    fn new(replica: ReplicaId, mut clusters: Vec<AskedCluster<T>>, missing: Option<String>) -> Self {
+impl<T: ClusterAnswer> FleetAnswer for FleetList<T> {
+    type Cluster = T;
+
+    fn summarize(replica: ReplicaId, mut clusters: Vec<AskedCluster<T>>, missing: Option<String>) -> Self {
         clusters.sort_by_key(|cluster| cluster.facts.id);
         let agents = AgentCounts::of(&clusters);
         let listed = clusters.into_iter().map(|AskedCluster { facts, answer }| {
@@ -52,33 +52,5 @@ impl<T> FleetList<T> {
             ListedCluster { facts, missing, list }
         });
         Self { replica, time: SystemTime::now(), missing, agents, clusters: listed.collect() }
-    }
-}
-
-impl FleetAnswer for FleetList<ApplicationList> {
-    type Cluster = ApplicationList;
-    const OF_CALLERS: &'static str = "/agents/applications";
-    const OF_PROGRAMS: &'static str = "/api/v1/applications";
-
-    fn summarize(
-        replica: ReplicaId,
-        clusters: Vec<AskedCluster<ApplicationList>>,
-        missing: Option<String>,
-    ) -> Self {
-        Self::new(replica, clusters, missing)
-    }
-}
-
-impl FleetAnswer for FleetList<ComponentList> {
-    type Cluster = ComponentList;
-    const OF_CALLERS: &'static str = "/agents/components";
-    const OF_PROGRAMS: &'static str = "/api/v1/components";
-
-    fn summarize(
-        replica: ReplicaId,
-        clusters: Vec<AskedCluster<ComponentList>>,
-        missing: Option<String>,
-    ) -> Self {
-        Self::new(replica, clusters, missing)
     }
 }

@@ -92,8 +92,6 @@ impl AgentCounts {
 
 impl FleetAnswer for Fleet {
     type Cluster = Capacity;
-    const OF_CALLERS: &'static str = "/agents/fleet";
-    const OF_PROGRAMS: &'static str = "/api/v1/fleet";
 
     fn summarize(
         replica: ReplicaId,
