@@ -128,32 +128,56 @@ impl FleetCommand {
     ///
     /// kas refuses the request or does not answer.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let FleetOptions { caller, filter, output } = self.options;
-        let path = format!("/agents/fleet?{}", filter.query());
-        let body = block_on(caller.send(Method::GET, path.trim_end_matches('?')))?;
-        let report: FleetReport = parse(&body)?;
-        warn_of(report.missing.as_deref());
-        print(&match output {
-            Output::Table => describe(&report),
-            Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
-        })?;
-        Ok(ExitCode::from(report.exit_code()))
+        show_clusters(self.options, "/agents/fleet", describe)
     }
 }
 
-impl FleetReport {
+/// An answer about all clusters of a caller.
+trait ClusterReport: DeserializeOwned {
+    /// Returns the reason for which agents may be missing.
+    fn missing(&self) -> Option<&str>;
+
+    /// Returns for each cluster whether it has answered.
+    fn answered(&self) -> Vec<bool>;
+
     fn exit_code(&self) -> u8 {
-        let is_incomplete = self.missing.is_some() || self.clusters.iter().any(|it| it.missing.is_some());
-        exit_code(is_incomplete, self.clusters.is_empty())
+        let answered = self.answered();
+        if self.missing().is_some() || answered.contains(&false) {
+            INCOMPLETE
+        } else if answered.is_empty() {
+            NOT_FOUND
+        } else {
+            0
+        }
     }
 }
 
-fn exit_code(is_incomplete: bool, is_empty: bool) -> u8 {
-    match (is_incomplete, is_empty) {
-        (true, _) => INCOMPLETE,
-        (false, true) => NOT_FOUND,
-        (false, false) => 0,
+impl ClusterReport for FleetReport {
+    fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
     }
+
+    fn answered(&self) -> Vec<bool> {
+        self.clusters.iter().map(|cluster| cluster.missing.is_none()).collect()
+    }
+}
+
+/// Asks for an answer about all clusters, and shows it.
+fn show_clusters<R: ClusterReport>(
+    options: FleetOptions,
+    path: &str,
+    table: fn(&R) -> String,
+) -> Result<ExitCode, CliError> {
+    let FleetOptions { caller, filter, output } = options;
+    let path = format!("{path}?{}", filter.query());
+    let body = block_on(caller.send(Method::GET, path.trim_end_matches('?')))?;
+    let report: R = parse(&body)?;
+    warn_of(report.missing());
+    print(&match output {
+        Output::Table => table(&report),
+        Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
+    })?;
+    Ok(ExitCode::from(report.exit_code()))
 }
 
 impl AgentOptions {

@@ -4,13 +4,12 @@
 use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
 use clap::Subcommand;
-use http::Method;
 use proto::graph::{Application, ApplicationList, ApplicationOrigin, ComponentList, FeatureState};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{FleetOptions, Output, block_on, exit_code, parse, warn_of};
+use super::{ClusterReport, FleetOptions, show_clusters};
 use crate::{
-    CliError, print,
+    CliError,
     table::{Table, printable},
 };
 
@@ -103,7 +102,7 @@ impl ApplicationsCommand {
     /// kas refuses the request or does not answer.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let ApplicationsAction::List(options) = self.action;
-        run(options, "/agents/applications", applications)
+        show_clusters(options, "/agents/applications", applications)
     }
 }
 
@@ -115,33 +114,21 @@ impl ComponentsCommand {
     /// kas refuses the request or does not answer.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let ComponentsAction::List(options) = self.action;
-        run(options, "/agents/components", components)
+        show_clusters(options, "/agents/components", components)
     }
 }
 
-fn run<T: DeserializeOwned>(
-    options: FleetOptions,
-    path: &str,
-    show: fn(&ListReport<T>) -> String,
-) -> Result<ExitCode, CliError> {
-    let FleetOptions { caller, filter, output } = options;
-    let path = format!("{path}?{}", filter.query());
-    let body = block_on(caller.send(Method::GET, path.trim_end_matches('?')))?;
-    let report: ListReport<T> = parse(&body)?;
-    warn_of(report.missing.as_deref());
-    print(&match output {
-        Output::Table => show(&report),
-        Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
-    })?;
-    Ok(ExitCode::from(report.exit_code()))
+impl<T: DeserializeOwned> ClusterReport for ListReport<T> {
+    fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+
+    fn answered(&self) -> Vec<bool> {
+        self.clusters.iter().map(|cluster| cluster.reason().is_none()).collect()
+    }
 }
 
 impl<T> ListReport<T> {
-    fn exit_code(&self) -> u8 {
-        let is_incomplete = self.missing.is_some() || self.clusters.iter().any(|it| it.reason().is_some());
-        exit_code(is_incomplete, self.clusters.is_empty())
-    }
-
     /// Returns the lists with the names of their agents.
     fn lists(&self) -> impl Iterator<Item = (&str, &T)> {
         self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.list.as_ref()?)))

@@ -185,7 +185,7 @@ fn memory(amounts: AmountsLine) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::{super::ClusterReport as _, *};
 
     fn agent(name: &str, state: &str) -> Value {
         json!({"id": 7, "name": name, "title": "shop/web:prod", "project": "shop/web", "state": state, "tunnels": 2,
