@@ -204,28 +204,16 @@ impl GitLabClient {
         self.send(Method::GET, endpoint, ids, query, Bytes::new(), credential).await
     }
 
-    /// Sends a POST request to the public endpoint of an object.
-    pub(super) async fn post_at<B: Serialize, T: DeserializeOwned>(
+    /// Sends a request with a body to the public endpoint of an object.
+    pub(super) async fn write_at<B: Serialize, T: DeserializeOwned>(
         &self,
-        endpoint: Endpoint,
+        (method, endpoint): (Method, Endpoint),
         ids: ObjectIds<'_>,
         body: &B,
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        self.send(Method::POST, endpoint, ids, &[], body.into(), credential).await
-    }
-
-    /// Sends a PUT request to the public endpoint of an object.
-    pub(super) async fn put_at<B: Serialize, T: DeserializeOwned>(
-        &self,
-        endpoint: Endpoint,
-        ids: ObjectIds<'_>,
-        body: &B,
-        credential: Credential<'_>,
-    ) -> Result<T, GitLabError> {
-        let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        self.send(Method::PUT, endpoint, ids, &[], body.into(), credential).await
+        self.send(method, endpoint, ids, &[], body.into(), credential).await
     }
 
     /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use futures_util::future::BoxFuture;
 use gitops_wire::{CommitState, CommitStatus, CommitStatusApi, CommitStatusError, StatusPlace};
-use http::StatusCode;
+use http::{Method, StatusCode};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
@@ -119,7 +119,7 @@ impl GitLabClient {
         let project = place.project.to_string();
         let ids = ObjectIds { project: &project, object: place.commit, ..ObjectIds::default() };
         let set: Result<serde::de::IgnoredAny, _> =
-            self.post_at(Endpoint::SetCommitStatus, ids, &body, credential).await;
+            self.write_at((Method::POST, Endpoint::SetCommitStatus), ids, &body, credential).await;
         match set {
             // It has this state already.
             Err(GitLabError::Status { status: StatusCode::BAD_REQUEST, message })

@@ -58,9 +58,7 @@ impl GitLabJobResults {
                 self.client.add_merge_request(project, &mut found, Credential::User(&token)).await
         {
             tracing::debug!(project, job, %error, "GitLab does not say which merge request was deployed");
-            let is_refused =
-                [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].map(|status| error.is_status(status));
-            if !is_refused.contains(&true) {
+            if !error.is_status(StatusCode::UNAUTHORIZED) && !error.is_status(StatusCode::FORBIDDEN) {
                 return None;
             }
         }

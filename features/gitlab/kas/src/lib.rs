@@ -18,6 +18,7 @@
 //! | `user_access` | the refusals of users whom `user_access` does not admit |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `projects`, `commit_status`, `merge_requests` | the repositories of projects, the statuses of their commits, and notes in their merge requests, for GitOps |
+//! | `commit_merge_requests` | the merge request that brought the commit of a deployment |
 //! | `project_deployments` | [`ProjectDeployment`]: the deployments of a project and its jobs, as their caller sees them |
 //! | `job_results` | [`GitLabJobResults`]: the results of the jobs of deployments |
 //! | `group_projects` | [`GroupProjects`]: the projects of a group, as their caller sees them |
@@ -45,6 +46,7 @@ mod agents;
 mod budget;
 mod callers;
 mod client;
+mod commit_merge_requests;
 mod commit_status;
 mod config;
 mod configurations;

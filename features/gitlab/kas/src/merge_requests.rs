@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use futures_util::future::BoxFuture;
 use gitops_wire::{MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NoteKey, NotePlace};
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use http::StatusCode;
+use http::{Method, StatusCode};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{
     Deserialize, Serialize,
@@ -184,14 +184,15 @@ impl MergeRequestApi for GitLabMergeRequests {
             let (token, body) = (self.token().await?, NoteBody { body });
             let credential = Credential::User(&token);
             let (project, number) = (place.project.to_string(), place.merge_request.to_string());
-            let ids = ObjectIds { project: &project, object: &number, ..ObjectIds::default() };
-            let written: Result<IgnoredAny, GitLabError> = match id {
-                None => self.client.post_at(Endpoint::CreateMergeRequestNote, ids, &body, credential).await,
-                Some(id) => {
-                    let ids = ObjectIds { part: &id.to_string(), ..ids };
-                    self.client.put_at(Endpoint::UpdateMergeRequestNote, ids, &body, credential).await
-                }
+            let note = id.map(|id| id.to_string());
+            let request = match note {
+                None => (Method::POST, Endpoint::CreateMergeRequestNote),
+                Some(_) => (Method::PUT, Endpoint::UpdateMergeRequestNote),
             };
+            let part = note.as_deref().unwrap_or_default();
+            let ids = ObjectIds { project: &project, object: &number, part };
+            let written: Result<IgnoredAny, GitLabError> =
+                self.client.write_at(request, ids, &body, credential).await;
             match written {
                 Ok(_) => Ok(true),
                 Err(GitLabError::Status { status: StatusCode::NOT_FOUND, .. }) if id.is_some() => Ok(false),

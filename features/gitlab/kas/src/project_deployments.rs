@@ -78,17 +78,6 @@ struct PipelineEntry {
     sha: Option<String>,
 }
 
-/// A merge request that brought a commit.
-#[derive(Debug, Deserialize)]
-struct MergeRequestEntry {
-    iid: u64,
-    project_id: u64,
-    state: Option<String>,
-    target_branch: Option<String>,
-    merged_at: Option<String>,
-    web_url: Option<String>,
-}
-
 /// The environment of a deployment.
 #[derive(Debug, Deserialize)]
 struct SlugEntry {
@@ -129,34 +118,6 @@ impl GitLabClient {
         let found: Option<JobEntry> =
             none_if_missing(self.get_at(Endpoint::ProjectJob, ids, &[], credential).await)?;
         Ok(found.map(|job| job.into_facts(self.base_path())))
-    }
-
-    /// Adds the merge request that brought the commit of a job to its facts, unless its pipeline is that of one.
-    ///
-    /// # Errors
-    ///
-    /// GitLab refuses the credential, or gives no usable answer.
-    pub async fn add_merge_request(
-        &self,
-        project: u64,
-        job: &mut JobFacts,
-        credential: Credential<'_>,
-    ) -> Result<(), GitLabError> {
-        let Some(commit) = job.commit.as_deref().filter(|commit| is_commit(commit)) else { return Ok(()) };
-        if job.facts.merge_request.is_some() {
-            return Ok(());
-        }
-        let id = project.to_string();
-        let ids = ObjectIds { project: &id, object: commit, ..ObjectIds::default() };
-        let query = [("per_page", PAGE)];
-        let found: Option<Vec<MergeRequestEntry>> =
-            none_if_missing(self.get_at(Endpoint::CommitMergeRequests, ids, &query, credential).await)?;
-        let branch = job.facts.reference.as_deref();
-        if let Some(merged) = merged(found.unwrap_or_default(), project, branch) {
-            job.facts.merge_request = Some(merged.iid);
-            job.facts.merge_request_url = merged.web_url.and_then(url);
-        }
-        Ok(())
     }
 
     /// Returns the newest 100 deployments of a project, the newest first, or `None` if the holder of the credential cannot see it. Those
@@ -267,7 +228,7 @@ impl JobEntry {
 }
 
 /// Returns the value of a response, or `None` if GitLab does not show the object.
-fn none_if_missing<T>(result: Result<T, GitLabError>) -> Result<Option<T>, GitLabError> {
+pub(super) fn none_if_missing<T>(result: Result<T, GitLabError>) -> Result<Option<T>, GitLabError> {
     match result {
         Err(error) if error.is_status(StatusCode::NOT_FOUND) => Ok(None),
         result => result.map(Some),
@@ -278,21 +239,6 @@ fn none_if_missing<T>(result: Result<T, GitLabError>) -> Result<Option<T>, GitLa
 fn merge_request_of(reference: &str) -> Option<u64> {
     let (number, kind) = reference.strip_prefix("refs/merge-requests/")?.split_once('/')?;
     number.parse().ok().filter(|_| matches!(kind, "head" | "merge" | "train"))
-}
-
-/// Returns the merge request of a project that was merged last, if possible into this branch: a commit may have come into one branch by a
-/// merge request, and into another branch by the next one.
-fn merged(found: Vec<MergeRequestEntry>, project: u64, branch: Option<&str>) -> Option<MergeRequestEntry> {
-    let is_merged =
-        |entry: &MergeRequestEntry| entry.project_id == project && entry.state.as_deref() == Some("merged");
-    found.into_iter().filter(is_merged).max_by_key(|entry| {
-        (branch.is_some() && entry.target_branch.as_deref() == branch, time(entry.merged_at.clone()))
-    })
-}
-
-/// Returns whether a text is the full id of a commit, which may be a part of a path.
-fn is_commit(text: &str) -> bool {
-    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Returns the URL of a project, if this is the URL of one of its jobs.
@@ -309,7 +255,7 @@ fn project_path<'a>(job: Option<&'a str>, base_path: &str) -> Option<&'a str> {
 }
 
 /// Returns a URL that a page may link to: GitLab is not trusted to send none of another scheme.
-fn url(text: String) -> Option<String> {
+pub(super) fn url(text: String) -> Option<String> {
     let is_web = text.starts_with("https://") || text.starts_with("http://");
     let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
     (is_web && is_plain && text.len() <= MAX_URL).then_some(text)
@@ -320,7 +266,7 @@ fn text(text: String) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect()
 }
 
-fn time(text: Option<String>) -> Option<SystemTime> {
+pub(super) fn time(text: Option<String>) -> Option<SystemTime> {
     rfc3339::parse(&text?)
 }
 
@@ -399,37 +345,6 @@ mod tests {
                 format!("https://gitlab.example.com/git/shop/web/-/merge_requests/{}", expected.unwrap_or(0));
             let url = expected.map(|_| url);
             assert_eq!((facts.merge_request, facts.merge_request_url), (expected, url), "{reference}");
-        }
-    }
-
-    #[test]
-    fn merge_request_of_a_commit_is_the_last_one_that_was_merged_into_its_branch() {
-        let entry = |iid: u64, project_id: u64, state: &str, branch: &str, day: u64| MergeRequestEntry {
-            iid,
-            project_id,
-            state: Some(state.to_owned()),
-            target_branch: Some(branch.to_owned()),
-            merged_at: Some(format!("2026-01-0{day}T00:00:00.000Z")),
-            web_url: None,
-        };
-        let found = || {
-            vec![
-                entry(11, 30, "merged", "main", 3),
-                entry(10, 30, "merged", "main", 4),
-                entry(12, 30, "merged", "develop", 5),
-                entry(13, 30, "opened", "main", 6),
-                entry(14, 31, "merged", "main", 7),
-            ]
-        };
-        for (branch, expected) in [(Some("main"), 10), (Some("develop"), 12), (Some("v1.0"), 12), (None, 12)]
-        {
-            assert_eq!(merged(found(), 30, branch).map(|entry| entry.iid), Some(expected), "{branch:?}");
-        }
-        assert!(merged(vec![entry(13, 30, "closed", "main", 1)], 30, None).is_none());
-        for (text, expected) in
-            [(SHA, true), ("99d03678", false), ("../../../99d03678b90d914dbb1b109132516d71", false)]
-        {
-            assert_eq!(is_commit(text), expected, "{text}");
         }
     }
 
