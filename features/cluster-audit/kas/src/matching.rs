@@ -1,4 +1,4 @@
-//! Whether an event of a cluster is that of a request of kas.
+//! The relation of an event of a cluster to the request of kas whose audit id it has.
 
 use http::{Method, Uri};
 use proto::audit::{ClusterEvent, EventObject};

@@ -36,7 +36,7 @@ pub enum ApplicationDetail {
     /// All of them.
     #[default]
     Full,
-    /// Those that a list of many clusters shows.
+    /// The facts that a list of many clusters shows.
     Brief,
 }
 
