@@ -2,8 +2,8 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 
-# The database of advisories: the one beside the checkout where there is one, else the public one.
-ADVISORIES := $(wildcard ../shared/advisory-db)
+# The database of advisories: the one beside the checkout where there is one, else a copy of the public one.
+ADVISORIES ?= $(or $(wildcard ../shared/advisory-db),target/advisory-db)
 
 .PHONY: help
 help: ## List the targets
@@ -211,10 +211,10 @@ fuzz: ## Fuzz each of FUZZ_TARGETS for FUZZ_SECONDS; what is found is in fuzz/ar
 	done; [ -z "$$failed" ] || { echo "found something:$$failed" >&2; exit 1; }
 
 .PHONY: audit
-# bincode is unmaintained: promql-parser reads its own built-in tables with it, and nothing foreign.
-audit: ## No open advisory against the lock file
-	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked --debug --no-default-features
-	cargo audit --deny warnings --ignore RUSTSEC-2025-0141 $(if $(ADVISORIES),--db $(ADVISORIES) --no-fetch --stale)
+audit: ## No open advisory of RustSec against the lock files
+	$(PROGRAMS_FOR_TESTS)
+	[ -d $(ADVISORIES) ] || git clone --quiet --depth 1 https://github.com/rustsec/advisory-db $(ADVISORIES)
+	$(PROGRAMS)/examples/advisories $(ADVISORIES)
 
 .PHONY: man
 man: ## Write man pages to target/man and shell completion to target/completion

@@ -84,7 +84,8 @@ async fn send_requests(
 async fn assert_age_is_detected(timers: Timers, expected: f64) {
     let world = World::new();
     let balancer = LoadBalancer::new(&world, timers);
-    let (failures, age) = send_requests(&world, &balancer, (TIME_OF_MANY_CUTS, timers.reuse), Method::POST).await;
+    let (failures, age) =
+        send_requests(&world, &balancer, (TIME_OF_MANY_CUTS, timers.reuse), Method::POST).await;
     assert!((expected * 0.97..=expected).contains(&age), "{age} s");
     assert_eq!(failures.after, 0, "{failures:?}");
     // Each time the load balancer cuts both tunnels.
