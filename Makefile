@@ -23,6 +23,15 @@ image: ## Write OCI archives of kas and agentk with their lists of components in
 	@command -v cargo-auditable >/dev/null || cargo install cargo-auditable --locked --debug
 	deploy/image
 
+# The compiler and the flags of `cargo clippy -- -D warnings`. With LINT_WHILE_BUILDING everything is built with them, so that no crate is
+# read once more for the lints.
+CLIPPY_DRIVER = $(shell rustc --print sysroot)/bin/clippy-driver
+CLIPPY_FLAGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+ifdef LINT_WHILE_BUILDING
+export RUSTC_WORKSPACE_WRAPPER := $(CLIPPY_DRIVER)
+export CLIPPY_ARGS := $(CLIPPY_FLAGS)
+endif
+
 # Where cargo build writes the programs.
 PROGRAMS = $(or $(CARGO_TARGET_DIR),target)/debug
 
@@ -48,19 +57,20 @@ tools: ## Install what the tests need, where that is possible
 	./.ci/install-tools
 
 .PHONY: lint
+lint: export RUSTC_WORKSPACE_WRAPPER = $(CLIPPY_DRIVER)
+lint: export CLIPPY_ARGS = $(CLIPPY_FLAGS)
 lint: ## Formatting and lints
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	$(if $(LINT_WHILE_BUILDING),,cargo clippy --workspace --all-targets -- -D warnings)
 	cargo check --workspace --bins # what is shipped has fewer features
 
-# With the compiler and the flags of `cargo clippy -- -D warnings`, rustdoc reads the crates that the lints have compiled. Otherwise cargo
-# compiles each crate once more.
+# rustdoc reads the crates that `make lint` has checked last.
 .PHONY: doc
-doc: export RUSTC_WORKSPACE_WRAPPER = $(shell rustc --print sysroot)/bin/clippy-driver
-doc: export CLIPPY_ARGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+doc: export RUSTC_WORKSPACE_WRAPPER = $(CLIPPY_DRIVER)
+doc: export CLIPPY_ARGS = $(CLIPPY_FLAGS)
 doc: export RUSTDOCFLAGS = -D warnings
 doc: ## The documentation builds without warnings, private items included
-	cargo doc --workspace --lib --bins --examples --no-deps --document-private-items --quiet
+	cargo doc --workspace --lib --bins --no-deps --document-private-items --quiet
 
 .PHONY: compile
 compile: tools lint doc ## Lints, documentation, and everything that the tests run, without a test
