@@ -26,6 +26,7 @@
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod agent_answers;
 pub mod agent_inquiry;
 pub mod agent_list;
 pub mod agent_locations;

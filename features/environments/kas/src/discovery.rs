@@ -1,16 +1,13 @@
 //! Environments without a file: those that objects in the clusters name by the labels and annotations of GitLab
 //! (`app.gitlab.com/project_id` with `environment_slug`, or `app` with `env`). kas asks the agents for them, with the rights of agentk.
 
-use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 
 use environments_wire::{
     Deployment, Environment, EnvironmentAgent, EnvironmentSelection, MissingEnvironments, Tier, is_label,
 };
-use futures_util::future::join_all;
 use kas_core::{
+    agent_answers::AnswerDeadline,
     agent_inquiry::AgentInquiry,
     agent_locations::{AgentLookup, KnownAgent, KnownAgents},
 };
@@ -18,14 +15,11 @@ use proto::{
     ServiceName,
     graph::{ENVIRONMENTS_PATH, FoundEnvironment, FoundEnvironmentList},
 };
-use tokio::time::{Instant, timeout_at};
 
 use super::named;
 
 /// The most agents that are asked for one list. All are asked at the same time, so that one that hangs takes the turn of no other one.
 const MAX_AGENTS: usize = 500;
-/// The time for all agents. An agent waits up to ten seconds until the objects of its cluster are loaded.
-const DEADLINE: Duration = Duration::from_secs(12);
 /// The largest answer of an agent, in bytes, and the most environments of it.
 const MAX_ANSWER: usize = 128 << 10;
 const MAX_FOUND: usize = 200;
@@ -98,7 +92,7 @@ pub(crate) async fn discover(
     lookup: &AgentLookup,
     mut projects: KnownProjects,
 ) -> EnvironmentSelection {
-    let end = Instant::now() + DEADLINE;
+    let deadline = AnswerDeadline::start();
     let KnownAgents { agents: mut all, missing } = lookup.list(None).await;
     all.sort_by_key(|agent| agent.id);
     let surplus = all.len().saturating_sub(MAX_AGENTS);
@@ -108,17 +102,12 @@ pub(crate) async fn discover(
             projects.add(*project, path);
         }
     }
-    let asked = all.into_iter().map(async |agent| {
-        let name = if lookup.is_in_file(agent.id) { agent.name.to_string() } else { agent.id.to_string() };
-        let answer = timeout_at(end, ask(agents, &agent)).await;
-        (
-            name,
-            answer.unwrap_or_else(|_| {
-                Err(format!("the agent did not respond within {} s", DEADLINE.as_secs()))
-            }),
-        )
-    });
-    let asked: Vec<Asked> = join_all(asked.collect::<Vec<_>>()).await;
+    let questions = all.iter().map(|agent| ask(agents, agent)).collect();
+    let answers = deadline.answers(questions, MAX_AGENTS).await;
+    let names = all
+        .iter()
+        .map(|agent| if lookup.is_in_file(agent.id) { agent.name.to_string() } else { agent.id.to_string() });
+    let asked: Vec<Asked> = names.zip(answers).collect();
     let mut selection = merge(asked, &projects);
     let reason =
         (surplus > 0).then(|| format!("kas asks {MAX_AGENTS} agents at once, and there are {surplus} more"));

@@ -4,8 +4,8 @@ use std::{collections::HashMap, time::Duration};
 
 use access::SourceUnavailable;
 use environments_wire::{Environment, EnvironmentAgent, EnvironmentSelection, LastDeployments};
-use futures_util::{StreamExt as _, stream};
 use kas_core::{
+    agent_answers::AnswerDeadline,
     agent_inquiry::AgentInquiry,
     agent_locations::{AgentLookup, KnownAgent},
     api::InternalApiError,
@@ -19,7 +19,7 @@ use proto::{
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
-    time::{Instant, timeout_at},
+    time::timeout_at,
 };
 
 use crate::discovery::{KnownProjects, discover};
@@ -30,8 +30,6 @@ const MAX_PLACES: usize = 500;
 const AT_ONCE: usize = 64;
 /// The requests that are answered at the same time.
 const MAX_REQUESTS: usize = 2;
-/// The time for all places. An agent waits up to ten seconds until the objects of its cluster are loaded.
-const DEADLINE: Duration = Duration::from_secs(12);
 /// The largest report of an agent, in bytes: that of an honest one has ten objects and ten events of 512 bytes each.
 const MAX_REPORT: usize = 64 << 10;
 /// The most objects, events and sentences of a report, and the longest text in bytes.
@@ -117,24 +115,27 @@ impl HealthInquiry {
             )));
         }
         let _permit = self.permit()?;
-        let end = Instant::now() + DEADLINE;
+        let deadline = AnswerDeadline::start();
         let names = places.iter().map(|place| &*place.agent);
-        let known = timeout_at(end, agents.find_all(names)).await;
+        let known = timeout_at(deadline.instant(), agents.find_all(names)).await;
         let (known, missing) =
             known.unwrap_or_else(|_| (HashMap::new(), Some("Redis does not respond".to_owned())));
         let unknown = match missing {
             Some(error) => format!("the agents of other replicas are not known: {error}"),
             None => "kas knows no such agent, or it is not connected".to_owned(),
         };
-        let reports = stream::iter(places).map(async |place| {
-            let asked = match known.get(&place.agent) {
-                Some(agent) => timeout_at(end, self.ask(&place, agent)).await,
-                None => Ok(Err(unknown.clone())),
-            };
-            PlaceHealth::new(place, asked.unwrap_or_else(|_| Err(late())))
+        let questions = places.iter().map(|place| {
+            let (agent, unknown) = (known.get(&place.agent), &unknown);
+            async move {
+                match agent {
+                    Some(agent) => self.ask(place, agent).await,
+                    None => Err(unknown.clone()),
+                }
+            }
         });
-        let reports = reports.buffered(AT_ONCE);
-        let mut reports = reports.collect::<Vec<_>>().await.into_iter();
+        let answers = deadline.answers(questions.collect(), AT_ONCE).await;
+        let mut reports =
+            places.into_iter().zip(answers).map(|(place, asked)| PlaceHealth::new(place, asked));
         let statuses = environments.into_iter().map(|environment| {
             let places: Vec<_> = reports.by_ref().take(environment.agents.len()).collect();
             let worst = places.iter().map(|place| place.report.health.health).max();
@@ -211,10 +212,6 @@ fn bounded(mut report: HealthReport) -> HealthReport {
     partial.shrink_to_fit();
     partial.iter_mut().for_each(cut);
     report
-}
-
-fn late() -> String {
-    format!("the agent did not respond within {} s", DEADLINE.as_secs())
 }
 
 #[cfg(test)]

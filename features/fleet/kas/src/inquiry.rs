@@ -3,8 +3,9 @@
 use std::{collections::HashSet, fmt::Debug, marker::PhantomData, sync::Arc, time::Duration};
 
 use access::{CallerAgents, CallerNames, RequestError};
-use futures_util::{StreamExt as _, future::BoxFuture, stream};
+use futures_util::future::BoxFuture;
 use kas_core::{
+    agent_answers::AnswerDeadline,
     agent_locations::AgentLocations,
     fleet_requests::{AgentRequests, FleetRequest, FleetRequests},
 };
@@ -12,10 +13,7 @@ use parking_lot::Mutex;
 use proto::{AgentId, Reason, ReplicaId, ServiceName, Verb};
 use serde::Serialize;
 use store::Store;
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::{Instant, timeout_at},
-};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{
     cluster_answer::{ClusterAnswer, parse},
@@ -30,8 +28,6 @@ const MAX_TOTAL: usize = 16 << 20;
 /// The answers for callers that a replica makes at the same time, and those for programs. A caller may ask for one.
 const MAX_FLEETS: usize = 16;
 const MAX_OF_PROGRAMS: usize = 4;
-/// The time for all clusters. An agent waits up to ten seconds until the objects of its cluster are loaded.
-const DEADLINE: Duration = Duration::from_secs(12);
 
 /// Limits the answers that are made at the same time.
 #[derive(Debug)]
@@ -168,7 +164,7 @@ pub(crate) async fn ask_all<T: ClusterAnswer>(
     members: Vec<FleetMember>,
     sender: &dyn AgentRequests,
 ) -> Vec<AskedCluster<T>> {
-    let end = Instant::now() + DEADLINE;
+    let deadline = AnswerDeadline::start();
     let path = T::path();
     let mut asked = 0;
     let members = members.into_iter().map(|FleetMember { facts, refusal }| {
@@ -177,15 +173,18 @@ pub(crate) async fn ask_all<T: ClusterAnswer>(
     });
     let members: Vec<_> = members.collect();
     let most = largest_answer::<T>(asked);
-    let clusters = stream::iter(members).map(async |(facts, refusal): (AgentFacts, Option<String>)| {
+    let questions = members.iter().map(|(facts, refusal)| {
         let request = sender.get(facts.id, ServiceName::GRAPH, &path, most);
-        let answer = match refusal {
-            Some(refusal) => Err(refusal),
-            None => timeout_at(end, request).await.unwrap_or_else(|_| Err(late())),
-        };
-        AskedCluster { facts, answer: answer.and_then(|body| parse(&body)) }
+        async move {
+            match refusal {
+                Some(refusal) => Err(refusal.clone()),
+                None => parse(&request.await?),
+            }
+        }
     });
-    clusters.buffer_unordered(MAX_ASKED).collect().await
+    let answers = deadline.answers(questions.collect(), MAX_ASKED).await;
+    let clusters = members.into_iter().zip(answers);
+    clusters.map(|((facts, _), answer)| AskedCluster { facts, answer }).collect()
 }
 
 /// Returns the largest answer of a cluster in bytes, if so many are asked.
@@ -202,10 +201,6 @@ fn refusal_of(facts: &AgentFacts, asked: &mut usize) -> Option<String> {
     (*asked > MAX_ASKED).then(|| {
         format!("kas asks {MAX_ASKED} clusters at once: select fewer agents with group, project, name or id")
     })
-}
-
-fn late() -> String {
-    format!("the agent did not respond within {} s", DEADLINE.as_secs())
 }
 
 #[cfg(test)]
