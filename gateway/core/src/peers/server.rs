@@ -308,7 +308,15 @@ impl PeerServer {
             TunnelChoice::NotServed(services) => {
                 let served = services.iter().filter(|service| !service.is_internal());
                 let served = served.map(ServiceName::as_str).collect::<Vec<_>>().join(", ");
-                declined(Reason::UnknownService, &format!("the agent serves there: {served}"))
+                let tunnels = self.tunnels.views_of(header.agent);
+                let version = tunnels
+                    .iter()
+                    .find_map(|tunnel| tunnel.handle().hello().gitlab_version().map(str::to_owned));
+                let protocol = version.map(|version| {
+                    format!("; it speaks GitLab's protocol (agentk {version}), and the agentk of kas serves the others")
+                });
+                let what = format!("the agent serves there: {served}{}", protocol.unwrap_or_default());
+                declined(Reason::UnknownService, &what)
             }
         }
     }
