@@ -43,7 +43,7 @@ pub(crate) fn identity(start: &Start<'_>) -> Value {
     if start.login.is_some() {
         callers.push(json!({
             "name": "people", "oidc": {"issuer": "op", "claims": {"sub": "id1"}}, "agents": ["*", "gitlab:**"],
-            "services": services,
+            "services": services, "cluster_audit": true,
         }));
     }
     Value::Array(callers)

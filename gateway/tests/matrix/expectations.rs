@@ -37,7 +37,12 @@ fn impossible(a: impl Into<Value>, b: impl Into<Value>) -> Rule {
     Rule { values: [a.into(), b.into()], outcome: Outcome::Impossible }
 }
 
-const NO_SERVICE: &str = "speaks GitLab's protocol";
+/// A part of the refusal of a service that the agent cannot have.
+pub(crate) const NO_SERVICE: &str = "speaks GitLab's protocol";
+
+/// The services that GitLab's protocol does not have.
+const SERVICES: [Request; 5] =
+    [Request::PromQl, Request::Graph, Request::GitOps, Request::Alerts, Request::Audit];
 
 /// Returns the table.
 fn rules() -> Vec<Rule> {
@@ -67,7 +72,7 @@ fn rules() -> Vec<Rule> {
         }
     }
     // GitLab's agentk has the service kubernetes only.
-    for service in [Request::PromQl, Request::Graph, Request::GitOps, Request::Alerts] {
+    for service in SERVICES {
         rules.push(answer(
             AgentKind::Independent,
             service,
@@ -76,7 +81,7 @@ fn rules() -> Vec<Rule> {
     }
     // gRPC without a WebSocket is GitLab's protocol.
     for transport in [Transport::Grpc, Transport::Grpcs] {
-        for service in [Request::PromQl, Request::Graph, Request::GitOps, Request::Alerts] {
+        for service in SERVICES {
             rules.push(answer(transport, service, Refused(404, Some("unknown-service"), NO_SERVICE)));
         }
     }
@@ -104,6 +109,12 @@ fn rules() -> Vec<Rule> {
         for event in [Event::KillSwitch, Event::Policy] {
             rules.push(impossible(list, event));
         }
+    }
+    // The identity file alone has `cluster_audit`.
+    let no_audit = Refused(403, Some("forbidden"), "service audit");
+    rules.push(answer(Caller::Job, Request::Audit, no_audit));
+    for caller in [Caller::Pat, Caller::GitLabSession, Caller::GitLabLogin] {
+        rules.push(impossible(caller, Request::Audit));
     }
     // Other requests have no subprotocol.
     for request in Request::ALL {

@@ -7,12 +7,18 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+use proto::audit::EVENTS_PATH;
+
 use super::{
+    expectations::NO_SERVICE,
     fixtures::{LARGE, OBJECTS},
     support::{CurlResponse, Kubectl, Process, curl, eventually, pod_manifest},
-    values::{Request, Size},
+    values::{Event, Request, Size},
     world::World,
 };
+
+/// The filters of the audit log of a cluster that agentk does not know.
+const AUDIT_FILTERS: &str = "project=group/project&environment=production&commit=714a629c";
 
 /// An answer that a caller got in place of the expected one.
 #[derive(Debug)]
@@ -91,9 +97,14 @@ pub(crate) fn send(world: &World) -> Result<(), Failure> {
             let response = client.service("/events/v1/events");
             expect(&response, 200, response.text().contains("events"))
         }
+        Request::Audit => {
+            let response = client.service(&format!("/audit{EVENTS_PATH}?{AUDIT_FILTERS}"));
+            expect(&response, 200, response.text().contains("\"type\":\"end\""))
+        }
         Request::Agents => {
             let response = client.list("/agents");
-            expect(&response, 200, response.text().contains("\"agents\":["))
+            expect(&response, 200, response.text().contains("\"agents\":["))?;
+            ["fleet", "applications", "components"].iter().try_for_each(|list| all_clusters(world, list))
         }
         Request::Environments => {
             let response = client.list("/web/v1/environments");
@@ -106,6 +117,16 @@ pub(crate) fn send(world: &World) -> Result<(), Failure> {
         | Request::ForwardWebSocket
         | Request::ForwardSpdy => unreachable!("it is held open"),
     }
+}
+
+/// Requests a list of all clusters, in which that of the agent has answered, or says why it cannot. The list waits for no agent that goes
+/// over to another replica at this moment.
+fn all_clusters(world: &World, list: &str) -> Result<(), Failure> {
+    let response = world.client.list(&format!("/agents/{list}"));
+    let text = response.text();
+    let is_away = world.case.event == Event::KasStops && text.contains("\"connected\":0");
+    let part = if world.case.has_services() { "\"answered\":1}" } else { NO_SERVICE };
+    expect(&response, 200, is_away || text.contains(part))
 }
 
 fn expect(response: &CurlResponse, status: u16, is_right: bool) -> Result<(), Failure> {

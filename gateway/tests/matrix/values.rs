@@ -155,7 +155,9 @@ dimension!(
         Alerts = "alerts",
         /// The service `events`.
         Events = "events",
-        /// The list of the agents of the caller.
+        /// The service `audit`, with the filters that kas applies itself.
+        Audit = "audit",
+        /// The list of the agents of the caller, and the capacity, the applications and the components of their clusters.
         Agents = "agents",
         /// The environments on the page, which are those of the agents of its session.
         Environments = "environments",

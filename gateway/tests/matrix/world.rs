@@ -1,6 +1,12 @@
 //! The programs of a case: two replicas, an agent with one or two pods, and what is between them and the caller.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command, sync::Arc};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
 
 use access::token::TokenHash;
 use kas_testing::gitaly::TestGitaly;
@@ -92,7 +98,8 @@ impl World {
         let pods = case.pods();
         let (mut processes, receptive) = if case.agent == AgentKind::Receptive {
             let url = prometheus.map(|prometheus| &*prometheus.url);
-            let listening: Vec<_> = (0..pods).map(|_| start.receptive_pod(&place, url)).collect();
+            let listening: Vec<_> =
+                (0..pods).map(|number| start.receptive_pod(number, &place, url)).collect();
             let addresses: Vec<_> = listening.iter().map(|(address, _)| *address).collect();
             let targets = start.behind_proxy(case.transport.proxy(), "agent-proxy", addresses)?;
             (listening.into_iter().map(|(_, process)| process).collect(), targets)
@@ -171,6 +178,11 @@ impl Case {
     /// Returns the number of pods of the agent.
     fn pods(self) -> usize {
         if self.event == Event::AgentStops { 2 } else { 1 }
+    }
+
+    /// Returns whether the tunnel has more services than that of the cluster's API: GitLab's protocol has none.
+    pub(crate) fn has_services(self) -> bool {
+        self.agent != AgentKind::Independent && !matches!(self.transport, Transport::Grpc | Transport::Grpcs)
     }
 
     /// Returns whether GitLab knows the agent.
@@ -376,7 +388,7 @@ impl Start<'_> {
             }
             return Some(Process::start("matrix-agentk", &mut command));
         }
-        let options = AgentOptions {
+        let mut options = AgentOptions {
             kas,
             kas_authority: has_tls.then(|| self.certificates.authority.clone()),
             token,
@@ -392,13 +404,14 @@ impl Start<'_> {
             grace: 25,
             network: None,
             gitlab_protocol: false,
-            environment: vec![("AGENTK_POLICY_ENGINE_ALERTS", "true".to_owned())],
+            environment: self.audit_log(&directory),
         };
+        options.environment.push(("AGENTK_POLICY_ENGINE_ALERTS", "true".to_owned()));
         Some(Agent::start(&directory, &options).process)
     }
 
     /// Starts a pod of an agent that kas dials.
-    fn receptive_pod(&self, place: &Place, prometheus: Option<&str>) -> (SocketAddr, Process) {
+    fn receptive_pod(&self, number: usize, place: &Place, prometheus: Option<&str>) -> (SocketAddr, Process) {
         let mut command = Command::new(Kas::program().with_file_name("agentk"));
         let token = self.directory.path().join("agent-token");
         fs::write(&token, self.tokens.agent.expose_secret()).unwrap();
@@ -414,10 +427,27 @@ impl Start<'_> {
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&place.cluster.kubeconfig);
         command.arg("--policy-file").arg(self.policy()).env("POD_NAMESPACE", &place.namespace.name);
         command.args(["--policy-engine-alerts", "--observability-listen-address", "127.0.0.1:0"]);
+        command.envs(self.audit_log(&self.subdirectory(&format!("agent-{number}"))));
         let process = Process::start("agentk", command.env_remove("KUBECONFIG"));
         let line = process.line("its address", |line| line.contains("listening for kas"));
         let (_, rest) = line.split_once("address=").unwrap();
         (rest.split(' ').next().unwrap().parse().unwrap(), process)
+    }
+
+    /// Returns the settings of the audit log of a pod in its directory, if the request reads it. No API server sends events.
+    fn audit_log(&self, directory: &Path) -> Vec<(&'static str, String)> {
+        if self.case.request != Request::Audit {
+            return Vec::new();
+        }
+        let Certificates { authority, certificate, key } = &self.certificates;
+        let files = [
+            ("AGENTK_AUDIT_CERTIFICATE_FILE", certificate.clone()),
+            ("AGENTK_AUDIT_CERTIFICATE_KEY_FILE", key.clone()),
+            ("AGENTK_AUDIT_CLIENT_CA_FILE", authority.clone()),
+            ("AGENTK_AUDIT_DIRECTORY", directory.join("audit")),
+        ];
+        let files = files.map(|(name, file)| (name, file.display().to_string()));
+        files.into_iter().chain([("AGENTK_AUDIT_LISTEN", "127.0.0.1:0".to_owned())]).collect()
     }
 
     /// Returns the policy file of agentk, which allows everything.
