@@ -47,8 +47,6 @@ use crate::{config::ApiRateLimit, gitaly::GitalyServers};
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time of a request with all waits and attempts.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The largest body of a response, in bytes. The agents of a job are the largest: some hundred bytes each.
-const MAX_BODY: usize = 4 << 20;
 /// The idle connections that are kept, and the time for which they are.
 const MAX_IDLE: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -204,6 +202,22 @@ impl GitLabClient {
         self.send(Method::GET, endpoint, ids, query, Bytes::new(), credential).await
     }
 
+    /// Sends a GET request for a page to the public endpoint of an object. Returns `None` if the page is too large.
+    pub(super) async fn get_page<T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        ids: ObjectIds<'_>,
+        query: &[(&str, &str)],
+        credential: Credential<'_>,
+    ) -> Result<Option<T>, GitLabError> {
+        let prepared = self.prepare(Method::GET, endpoint, ids, query, Bytes::new(), credential)?;
+        match self.send_with_retries(&prepared, Instant::now() + TOTAL_TIMEOUT).await {
+            Ok(page) => Ok(Some(page)),
+            Err(failure) if failure.is_too_large => Ok(None),
+            Err(failure) => Err(failure.error),
+        }
+    }
+
     /// Sends a request with a body to the public endpoint of an object.
     pub(super) async fn write_at<B: Serialize, T: DeserializeOwned>(
         &self,
@@ -290,6 +304,20 @@ impl GitLabClient {
         body: Bytes,
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
+        let prepared = self.prepare(method, endpoint, ids, query, body, credential)?;
+        let sent = self.send_with_retries(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
+        sent.map_err(|failure| failure.error)
+    }
+
+    fn prepare(
+        &self,
+        method: Method,
+        endpoint: Endpoint,
+        ids: ObjectIds<'_>,
+        query: &[(&str, &str)],
+        body: Bytes,
+        credential: Credential<'_>,
+    ) -> Result<Prepared, GitLabError> {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, JSON);
         headers.insert(USER_AGENT, AGENT);
@@ -304,17 +332,14 @@ impl GitLabClient {
         let path = endpoint.path().replace(":id", ids.project).replace(":object", ids.object);
         let path = path.replace(":part", ids.part);
         let url = self.inner.address.url(&path, &encode(query));
-        let prepared = Prepared { method, endpoint, url, headers, body };
-
-        let deadline = Instant::now() + TOTAL_TIMEOUT;
-        self.send_with_retries(&prepared, deadline).await
+        Ok(Prepared { method, endpoint, url, headers, body })
     }
 
     async fn send_with_retries<T: DeserializeOwned>(
         &self,
         prepared: &Prepared,
         deadline: Instant,
-    ) -> Result<T, GitLabError> {
+    ) -> Result<T, Failure> {
         let mut attempt = 0;
         loop {
             let failure = match self.attempt(prepared, deadline).await {
@@ -322,12 +347,12 @@ impl GitLabClient {
                 Err(failure) => failure,
             };
             if !failure.retryable || !prepared.endpoint.is_retried() {
-                return Err(failure.error);
+                return Err(failure);
             }
             let delay = retry_delay(attempt, failure.requested, rand::random());
             match delay.filter(|delay| Instant::now() + *delay < deadline) {
                 Some(delay) => sleep(delay).await,
-                None => return Err(failure.error),
+                None => return Err(failure),
             }
             attempt += 1;
         }
@@ -427,14 +452,15 @@ impl GitLabClient {
             (AttemptResult::Failed, Failure::unavailable(ErrorChain(&error).to_string(), true))
         })?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
-            let large = error.is::<LengthLimitError>();
-            let what = if large {
-                format!("its response is larger than {MAX_BODY} bytes")
+        let most = prepared.endpoint.max_body();
+        let body = Limited::new(body, most).collect().await.map_err(|error| {
+            let is_too_large = error.is::<LengthLimitError>();
+            let what = if is_too_large {
+                format!("its response is larger than {most} bytes")
             } else {
                 ErrorChain(&*error).to_string()
             };
-            (AttemptResult::Failed, Failure::unavailable(what, !large))
+            (AttemptResult::Failed, Failure { is_too_large, ..Failure::unavailable(what, !is_too_large) })
         })?;
         Ok(Response::from_parts(head, body.to_bytes()))
     }

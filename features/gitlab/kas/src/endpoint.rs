@@ -121,6 +121,12 @@ impl Endpoint {
         }
     }
 
+    /// Returns the largest body of a response, in bytes. The agents of a job are the largest ones: some hundred bytes each. A note has up to
+    /// 1,000,000 characters, each with up to six bytes.
+    pub(super) fn max_body(self) -> usize {
+        if self == Self::MergeRequestNotes { 8 << 20 } else { 4 << 20 }
+    }
+
     /// Returns the value of the label `endpoint`.
     pub(super) fn label(self) -> &'static str {
         match self {

@@ -25,9 +25,9 @@ use super::{
 const TOKEN_KEY: &str = "gitlab.comment_token_file";
 /// The merge requests of a list, as text.
 const MERGE_REQUESTS: &str = "20";
-/// The notes of a page, as text.
-const NOTES: &str = "50";
-/// The most pages of notes that are read.
+/// The notes of a page. Strangers can write notes so long that a page of them is too large; each number divides the one before it.
+const PAGE_SIZES: [u32; 3] = [50, 5, 1];
+/// The most pages of the first size that are read.
 const MAX_PAGES: u32 = 20;
 
 /// The merge requests of a GitLab, for which the operator has given kas a token.
@@ -58,6 +58,23 @@ struct NoteEntry {
 #[derive(Deserialize)]
 struct UserEntry {
     id: u64,
+}
+
+/// The notes in which kas looks for its own.
+struct NoteSearch<'a> {
+    ids: ObjectIds<'a>,
+    token: &'a SecretString,
+    user: UserEntry,
+    marker: &'a str,
+}
+
+/// The result of a page.
+enum PageSearch {
+    Found(MergeRequestNote),
+    /// The note may be on a later page.
+    Further,
+    /// There are no notes from this page on.
+    End,
 }
 
 #[derive(Serialize)]
@@ -94,29 +111,75 @@ impl GitLabMergeRequests {
         let token = self.token().await?;
         let user: UserEntry = self.read(Endpoint::CurrentUser, ("", ""), &[], &token).await?;
         let (project, number) = (place.project.to_string(), place.merge_request.to_string());
+        let ids = ObjectIds { project: &project, object: &number, ..ObjectIds::default() };
+        let search = NoteSearch { ids, token: &token, user, marker };
         for page in 1..=MAX_PAGES {
-            let page = page.to_string();
-            let query = [
-                ("activity_filter", "only_comments"),
-                ("order_by", "created_at"),
-                ("sort", "asc"),
-                ("per_page", NOTES),
-                ("page", &page),
-            ];
-            let ids = (&*project, &*number);
-            let notes: Vec<NoteEntry> = self.read(Endpoint::MergeRequestNotes, ids, &query, &token).await?;
-            // GitLab leaves out notes that the user may not see, so that a page with few of them is not the last one.
-            if notes.is_empty() {
-                return Ok(None);
-            }
-            let own = notes.into_iter().find(|note| note.is_own(&user, marker));
-            if let Some(NoteEntry { id, body, .. }) = own {
-                return Ok(Some(MergeRequestNote { id, body }));
+            match self.search_page(&search, page, &PAGE_SIZES).await? {
+                PageSearch::Found(note) => return Ok(Some(note)),
+                PageSearch::End => return Ok(None),
+                PageSearch::Further => {}
             }
         }
+        let [size, ..] = PAGE_SIZES;
         Err(MergeRequestError::Refused(format!(
-            "not written: the first {MAX_PAGES} pages of {NOTES} notes have no note of kas, and it may be on a later one"
+            "not written: the first {MAX_PAGES} pages of {size} notes have no note of kas, and it may be on a later one"
         )))
+    }
+
+    /// Looks for the note of kas on a page. A page that is too large is read as several of the next size.
+    fn search_page<'a>(
+        &'a self,
+        search: &'a NoteSearch<'_>,
+        page: u32,
+        sizes: &'a [u32],
+    ) -> BoxFuture<'a, Result<PageSearch, GitLabError>> {
+        Box::pin(async move {
+            // GitLab accepts no note that is larger than a page of one may be.
+            let [size, smaller @ ..] = sizes else { return Ok(PageSearch::Further) };
+            if let Some(notes) = self.read_notes(search, page, *size).await? {
+                return Ok(search.find(notes));
+            }
+            let parts = size / smaller.first().unwrap_or(size);
+            for part in (page - 1) * parts + 1..=page * parts {
+                // Only an empty page of the first size is the end.
+                if let found @ PageSearch::Found(_) = self.search_page(search, part, smaller).await? {
+                    return Ok(found);
+                }
+            }
+            Ok(PageSearch::Further)
+        })
+    }
+
+    /// Returns the notes of a page, the oldest ones first, or `None` if it is too large.
+    async fn read_notes(
+        &self,
+        search: &NoteSearch<'_>,
+        page: u32,
+        size: u32,
+    ) -> Result<Option<Vec<NoteEntry>>, GitLabError> {
+        let (page, size) = (page.to_string(), size.to_string());
+        let query = [
+            ("activity_filter", "only_comments"),
+            ("order_by", "created_at"),
+            ("sort", "asc"),
+            ("per_page", &*size),
+            ("page", &*page),
+        ];
+        let credential = Credential::User(search.token);
+        self.client.get_page(Endpoint::MergeRequestNotes, search.ids, &query, credential).await
+    }
+}
+
+impl NoteSearch<'_> {
+    /// Looks for the note of kas on a page. GitLab leaves out notes that the user may not see, so that one with few is not the last one.
+    fn find(&self, notes: Vec<NoteEntry>) -> PageSearch {
+        if notes.is_empty() {
+            return PageSearch::End;
+        }
+        let own = notes.into_iter().find(|note| note.is_own(&self.user, self.marker));
+        own.map_or(PageSearch::Further, |NoteEntry { id, body, .. }| {
+            PageSearch::Found(MergeRequestNote { id, body })
+        })
     }
 }
 

@@ -49,12 +49,22 @@ pub(super) struct Failure {
     pub(super) retryable: bool,
     /// The `Retry-After` of GitLab.
     pub(super) requested: Option<Duration>,
+    /// The body of the response is too large.
+    pub(super) is_too_large: bool,
 }
 
 #[derive(Deserialize)]
 struct ErrorBody {
     message: Option<serde_json::Value>,
     error: Option<serde_json::Value>,
+    /// The errors of GraphQL, of which the first one is enough.
+    #[serde(default)]
+    errors: Vec<GraphQlError>,
+}
+
+#[derive(Deserialize)]
+struct GraphQlError {
+    message: Option<serde_json::Value>,
 }
 
 impl GitLabError {
@@ -81,7 +91,8 @@ impl From<GitLabError> for SourceUnavailable {
 
 impl Failure {
     pub(super) fn unavailable(message: impl Into<String>, retryable: bool) -> Self {
-        Self { error: GitLabError::unavailable(message), retryable, requested: None }
+        let error = GitLabError::unavailable(message);
+        Self { error, retryable, requested: None, is_too_large: false }
     }
 }
 
@@ -115,19 +126,20 @@ pub(super) fn parse<T: DeserializeOwned>(response: &Response<Bytes>) -> Result<T
         && ![StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status)
     {
         let error = GitLabError::Status { status, message };
-        return Err(Failure { error, retryable: false, requested: None });
+        return Err(Failure { error, retryable: false, requested: None, is_too_large: false });
     }
     let requested = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let requested = requested.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
     let retry_after = requested.unwrap_or(DEFAULT_RETRY_AFTER);
     let error = GitLabError::Unavailable { message: format!("it responded with {status}"), retry_after };
-    Err(Failure { error, retryable: true, requested })
+    Err(Failure { error, retryable: true, requested, is_too_large: false })
 }
 
 /// Returns the reason in the body of an error.
 fn message(body: &[u8]) -> String {
     let parsed = serde_json::from_slice::<ErrorBody>(body).ok();
-    let value = parsed.and_then(|body| body.message.or(body.error));
+    let of_graphql = |errors: Vec<GraphQlError>| errors.into_iter().next()?.message;
+    let value = parsed.and_then(|body| body.message.or(body.error).or_else(|| of_graphql(body.errors)));
     match value {
         Some(serde_json::Value::String(text)) => printable(&text),
         Some(other) => printable(&other.to_string()),
@@ -168,6 +180,8 @@ mod tests {
         for (body, expected) in [
             (r#"{"message":"403 Forbidden"}"#, "403 Forbidden"),
             (r#"{"error":"404 Not Found"}"#, "404 Not Found"),
+            (r#"{"errors":[{"message":"API not accessible for user"}, {}]}"#, "API not accessible for user"),
+            (r#"{"errors":[]}"#, "no message"),
             (r#"{"message":{"agent_id":["is missing"]}}"#, r#"{"agent_id":["is missing"]}"#),
             ("{\"message\":\"a\\nb\"}", "ab"),
             ("<html>", "no message"),

@@ -11,8 +11,6 @@ use crate::gitlab::{
     state::{OpenMergeRequest, PostedNote, State, User},
 };
 
-/// The notes of one page.
-const PAGE: usize = 50;
 /// The most characters of a note.
 const MAX_NOTE: usize = 1_000_000;
 
@@ -69,9 +67,11 @@ fn user<'a>(state: &'a State, request: &KasRequest) -> Option<&'a User> {
 /// Answers `GET /projects/:id/merge_requests/:iid/notes` with a page of them, of which the oldest is the first.
 pub(crate) fn notes(state: &State, request: &KasRequest) -> Result<Answer, Violation> {
     let query = percent_decode_str(&request.query).decode_utf8_lossy();
-    let begin = "activity_filter=only_comments&order_by=created_at&sort=asc&per_page=50&page=";
-    let page = query.strip_prefix(begin).and_then(|page| page.parse::<usize>().ok()).filter(|page| *page > 0);
-    let page = page.ok_or_else(|| violation(400, format!("the query is {query}")))?;
+    let begin = "activity_filter=only_comments&order_by=created_at&sort=asc&per_page=";
+    let numbers = query.strip_prefix(begin).and_then(|rest| rest.split_once("&page="));
+    let numbers = numbers.and_then(|(size, page)| Some((size.parse().ok()?, page.parse().ok()?)));
+    let numbers = numbers.filter(|(size, page): &(usize, usize)| (1..=100).contains(size) && *page > 0);
+    let (size, page) = numbers.ok_or_else(|| violation(400, format!("the query is {query}")))?;
     let project = match readable_project(state, request) {
         Ok(project) => project.id,
         Err(answer) => return Ok(answer),
@@ -82,7 +82,7 @@ pub(crate) fn notes(state: &State, request: &KasRequest) -> Result<Answer, Viola
         .iter()
         .enumerate()
         .filter(|(_, note)| (note.project, note.merge_request) == (project, number));
-    let page = of_request.skip((page - 1) * PAGE).take(PAGE);
+    let page = of_request.skip((page - 1) * size).take(size);
     let shown = page.map(|(index, note)| {
         json!({"id": index + 1, "body": note.body, "author": {"id": note.author}, "system": false})
     });
