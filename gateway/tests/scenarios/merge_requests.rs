@@ -206,6 +206,34 @@ async fn agentk_that_makes_no_diff_now_is_asked_again() {
     gitlab.assert_no_violations();
 }
 
+/// In real time, because Gitaly listens on loopback.
+#[tokio::test]
+async fn preview_is_not_made_again_after_a_reconnect() {
+    let (gitlab, _gitaly) = with_repository(CONFIGURATION).await;
+    gitlab.state().users = vec![User::new(1, "bot").with_api_token(BOT, 7)];
+    gitlab.state().merge_requests = vec![open(12, 7, 'a')];
+    let token = token_file(BOT);
+    let world =
+        World::with_gitlab(client(&gitlab).with_comment_token_file(Some(token.path())), TOKEN, |_| {});
+    start_features(&world);
+    let agent = world.agent_with_tunnels(pod(), 2).await;
+    // Each tunnel is that of a pod here.
+    let both = || [previews(&world, "created"), previews(&world, "unchanged")];
+    until("both have the preview", || both() == [1.0, 1.0]).await;
+    agent.stop().await;
+    world.tunnels(0).await;
+
+    let _agent = world.agent_with_tunnels(pod(), 2).await;
+    gitlab.state().merge_requests.push(open(13, 7, 'b'));
+    for _ in 0..10 {
+        pass(20).await;
+    }
+    until("the next merge request has its previews", || both().iter().sum::<f64>() >= 4.0).await;
+    pass(60).await;
+    assert_eq!(both(), [2.0, 2.0], "nothing is made again for the first one");
+    gitlab.assert_no_violations();
+}
+
 /// Returns the merge requests of a stand-in whose project has one, with the token of this file.
 fn merge_requests(gitlab: &StandIn, token: &NamedTempFile) -> GitLabMergeRequests {
     let mut state = gitlab.state();
@@ -249,6 +277,24 @@ async fn note_of_kas_is_that_of_its_user_with_its_marker() {
     gitlab.state().notes = vec![forged(12); 1000];
     let error = api.own_note(PLACE, MARKER).await.unwrap_err();
     assert!(matches!(error, MergeRequestError::Refused(_)), "a second note would be possible: {error}");
+    gitlab.assert_no_violations();
+}
+
+/// GitLab accepts a million characters in each note, and strangers can write any number of them.
+#[tokio::test(start_paused = true)]
+async fn note_of_kas_is_found_among_huge_ones() {
+    let (gitlab, token) = (standin().await, token_file(BOT));
+    let api = merge_requests(&gitlab, &token);
+    let text = format!("{MARKER}\none");
+    for huge in ["x".repeat(1_000_000), "\u{1}".repeat(1_000_000)] {
+        let strange = PostedNote { body: huge, ..forged(12) };
+        let own = PostedNote { author: 1, body: text.clone(), ..forged(12) };
+        gitlab.state().notes = vec![strange; 12];
+        assert_eq!(api.own_note(PLACE, MARKER).await.unwrap(), None);
+        gitlab.state().notes.push(own);
+        let found = Some(MergeRequestNote { id: 13, body: text.clone() });
+        assert_eq!(api.own_note(PLACE, MARKER).await.unwrap(), found);
+    }
     gitlab.assert_no_violations();
 }
 
