@@ -74,7 +74,9 @@ impl SectionSubject<'_> {
     /// Returns the command that prints the whole diff.
     pub(super) fn command(&self) -> String {
         let Self { agent: (id, _), project, commit } = *self;
-        format!("kas gitops diff --agent {id} {} --ref {commit}", shell_word(project))
+        // kas would read the name as a flag.
+        let end_of_flags = if project.starts_with('-') { "-- " } else { "" };
+        format!("kas gitops diff --agent {id} --ref {commit} {end_of_flags}{}", shell_word(project))
     }
 }
 
@@ -278,10 +280,14 @@ Changes that a sync of the source branch would make in the cluster:
     #[test]
     fn command_is_one_word_for_each_argument() {
         let prod = agent(7, "prod");
-        for (project, word) in
-            [("group/shop", "group/shop"), ("a; b", "'a; b'"), ("it's", r"'it'\''s'"), ("", "''")]
-        {
-            let expected = format!("kas gitops diff --agent 7 {word} --ref 1bde63031724aaaa");
+        for (project, words) in [
+            ("group/shop", "group/shop"),
+            ("a; b", "'a; b'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+            ("--agent=8", "-- '--agent=8'"),
+        ] {
+            let expected = format!("kas gitops diff --agent 7 --ref 1bde63031724aaaa {words}");
             assert_eq!(subject(&prod, project).command(), expected);
         }
     }
