@@ -12,7 +12,7 @@ use kas_testing::{
     page_login::APPLICATION,
 };
 use serde_json::{Value, json};
-use testing::gitlab::{Job, OpenMergeRequest, User};
+use testing::gitlab::{Account, AgentAccess, Job, Membership, OpenMergeRequest, User};
 
 use crate::support::{
     Agent, AgentOptions, Cluster, CurlResponse, GitLab, Installation, Kas, Namespace, Process, curl,
@@ -27,6 +27,8 @@ const PROJECT_ID: u64 = 7;
 const CAUSE: &str = "the last time with exit code 3";
 /// The token of kas for notes in merge requests.
 const BOT: &str = "glpat-bot";
+/// The token of a job that carol has started.
+const JOB_OF_CAROL: &str = "job-of-carol";
 /// The agent in paths and commands.
 const AGENT: &str = "42";
 /// The settings of the application. The deletion of nearly all of them needs an approval.
@@ -114,6 +116,13 @@ impl Company {
         namespace.kubectl.ok(&list).lines().count()
     }
 
+    /// Opens a watch of the settings in a namespace with a credential of GitLab, without the page.
+    fn watch(&self, namespace: &Namespace, headers: &[&str]) -> Process {
+        let url = self.installation.kas.url(&format!("/k8s-proxy{}", watch_path(namespace)));
+        let headers = headers.iter().flat_map(|header| ["--header", header]);
+        follow(&headers.chain([&*url]).collect::<Vec<_>>())
+    }
+
     fn page(&self, path: &str) -> String {
         format!("http://localhost:{}{path}", self.installation.kas.web().port())
     }
@@ -150,15 +159,22 @@ impl Person<'_> {
 
     /// Opens a watch of the settings in a namespace.
     fn watch(&self, namespace: &Namespace) -> Process {
-        let path =
-            format!("/agents/{AGENT}/kubernetes/api/v1/namespaces/{}/configmaps?watch=true", namespace.name);
-        let url = self.company.page(&path);
-        let mut command = Command::new("curl");
-        command.args(["--silent", "--show-error", "--no-buffer"]).args(self.arguments(&url));
-        let watch = Process::start("curl", &mut command);
-        watch.line("the watch has begun", |line| line.contains("\"ADDED\""));
-        watch
+        let path = format!("/agents/{AGENT}/kubernetes{}", watch_path(namespace));
+        follow(&self.arguments(&self.company.page(&path)))
     }
+}
+
+fn watch_path(namespace: &Namespace) -> String {
+    format!("/api/v1/namespaces/{}/configmaps?watch=true", namespace.name)
+}
+
+/// Starts curl with a watch, and waits until it has begun.
+fn follow(arguments: &[&str]) -> Process {
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--show-error", "--no-buffer"]).args(arguments);
+    let watch = Process::start("curl", &mut command);
+    watch.line("the watch has begun", |line| line.contains("\"ADDED\""));
+    watch
 }
 
 /// Returns the configuration of the agent.
@@ -177,19 +193,25 @@ fn configuration(staging: &Namespace, production: &Namespace) -> String {
     .to_string()
 }
 
-/// Adds the people of the company to GitLab: the developer alice, the maintainer bob, and a job of their project.
+/// Adds the people of the company to GitLab: the developers alice, carol and dave, the maintainer bob, and the jobs of their project.
 fn employ(gitlab: &GitLab) {
     let mut state = gitlab.standin.state();
-    state.users.extend([User::new(10, "alice"), User::new(11, "bob")]);
+    let roles = ["reporter", "developer"].map(str::to_owned).to_vec();
+    let projects = vec![Membership { id: PROJECT_ID, roles }];
+    let access = AgentAccess::User { projects, groups: Vec::new() };
+    let dave = User::new(14, "dave").with_token("glpat-dave").with_session("dave-cookie", "dave-csrf");
+    state.users.extend([User::new(10, "alice"), User::new(11, "bob"), User::new(13, "carol")]);
+    state.users.push(dave.with_access(GitLab::AGENT, access));
     state.users.push(User::new(12, "bot").with_api_token(BOT, PROJECT_ID));
     let oauth = &mut state.oauth;
     oauth.applications.insert(APPLICATION.to_owned(), None);
     oauth.ids.insert("project.group/project".to_owned(), PROJECT_ID);
-    for (user, level) in [("alice", 30), ("bob", 40)] {
+    for (user, level) in [("alice", 30), ("bob", 40), ("carol", 30), ("dave", 30)] {
         oauth.set_access(user, "project.group/project", level);
     }
-    let job = Job::new(3, PROJECT_ID).with_agent(GitLab::AGENT, json!({"access_as": {"agent": {}}}));
-    state.add_job("job", job.with_environment("production", "production"));
+    let job = |id| Job::new(id, PROJECT_ID).with_agent(GitLab::AGENT, json!({"access_as": {"agent": {}}}));
+    state.add_job("job", job(3).with_environment("production", "production"));
+    state.add_job(JOB_OF_CAROL, job(4));
 }
 
 /// Returns the manifests of the application in a namespace: its Deployment, whose pod runs a script, and settings.
@@ -295,6 +317,33 @@ fn company_deploys_finds_a_fault_and_lets_a_person_go() {
         });
         logs.map(|log| log.text()).any(|text| text.contains("no database"))
     });
+
+    // An administrator blocks carol, which drops her jobs, and deletes dave: all streams of both end, and the page forgets them.
+    let (carol, dave) = (company.log_in("carol"), company.log_in("dave"));
+    let job = format!("Authorization: Bearer ci:{AGENT}:{JOB_OF_CAROL}");
+    let token = format!("Authorization: Bearer pat:{AGENT}:glpat-dave");
+    let id = format!("Gitlab-Agent-Id: {AGENT}");
+    let cookie = ["Cookie: _gitlab_kas=dave-cookie", &*id, "X-Csrf-Token: dave-csrf"];
+    let mut watches = [
+        ("page of carol", carol.watch(production)),
+        ("job of carol", company.watch(production, &[&job])),
+        ("page of dave", dave.watch(production)),
+        ("token of dave", company.watch(production, &[&token])),
+        ("cookie of dave", company.watch(production, &cookie)),
+    ];
+    {
+        let mut state = company.gitlab.standin.state();
+        state.set_account("carol", Account::Blocked);
+        state.jobs.get_mut(JOB_OF_CAROL).unwrap().finished = true;
+        state.delete_user("dave");
+    }
+    for (of, watch) in &mut watches {
+        eventually(&format!("the watch ends: {of}"), || !watch.runs());
+    }
+    for person in [&carol, &dave] {
+        assert_eq!(person.get(&project).status, 401);
+        assert_eq!(person.get("/web/v1/session").status, 204, "there is no session");
+    }
 
     // Alice leaves the company: her watch ends, and nothing of the agent is left to her. Bob goes on.
     let (mut of_alice, mut of_bob) = (alice.watch(production), bob.watch(production));

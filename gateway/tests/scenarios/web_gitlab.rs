@@ -21,7 +21,7 @@ use kas_testing::{
 use proto::AgentId;
 use serde_json::{Value, json};
 use store::RouteStore as _;
-use testing::gitlab::{Agent, Endpoint, Fault, StandIn, User};
+use testing::gitlab::{Account, Agent, Endpoint, Fault, StandIn, User};
 use tokio::time::{sleep, timeout};
 use tunnel::Body;
 
@@ -328,14 +328,21 @@ async fn person_who_leaves_the_project_loses_its_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn login_ends_when_gitlab_blocks_the_user() {
-    let page = Page::new().await;
-    let browser = page.log_in(1, "alice").await;
-    let stream = watch(&browser).await;
-    page.gitlab.state().oauth.revoke_user("alice");
-    ends(stream).await;
-    assert_eq!(browser.get("/agents/7/kubernetes/version").await.status(), 401);
-    assert_eq!(browser.get(SESSION).await.status(), 204, "there is no session");
+async fn login_ends_when_gitlab_blocks_deactivates_or_deletes_the_user() {
+    for account in [Some(Account::Blocked), Some(Account::Deactivated), None] {
+        let page = Page::new().await;
+        let browser = page.log_in(1, "alice").await;
+        let (stream, other) = (watch(&browser).await, watch(&page.elsewhere(&browser, 0)).await);
+        match account {
+            Some(account) => page.gitlab.state().set_account("alice", account),
+            None => page.gitlab.state().delete_user("alice"),
+        }
+        ends(stream).await;
+        ends(other).await;
+        assert_eq!(browser.get("/agents/7/kubernetes/version").await.status(), 401, "{account:?}");
+        assert_eq!(browser.get(SESSION).await.status(), 204, "there is no session");
+        page.gitlab.assert_no_violations();
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -41,9 +41,9 @@ pub use self::{
     jwt::{sign_for_gitlab, sign_for_kas},
     oauth_state::OauthState,
     state::{
-        AccessToken, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment, GitLabDeployment,
-        Gitaly, Job, Membership, OpenMergeRequest, PostedNote, Project, ProjectEnvironment, Session, State,
-        User, sha_of_job,
+        AccessToken, Account, Agent, AgentAccess, AgentTokenRecord, AllowedAgent, Environment,
+        GitLabDeployment, Gitaly, Job, Membership, OpenMergeRequest, PostedNote, Project, ProjectEnvironment,
+        Session, State, User, sha_of_job,
     },
 };
 

@@ -122,6 +122,10 @@ fn receptive_agents(state: &State) -> Answer {
 
 /// Returns the answer to a request that keeps the rules.
 fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> {
+    let is_public = matches!(request.endpoint.subject(), Subject::Caller | Subject::User);
+    if is_public && state.is_shut_out(&request.token) {
+        return Ok((403, message("403 Forbidden - Your account has been blocked.")));
+    }
     match request.endpoint {
         Endpoint::AgentInfo | Endpoint::AgentInfoDeprecated => Ok(agent_info(state, &request.token)),
         Endpoint::ProjectInfo => Ok(project(state, request, 200)),
@@ -230,6 +234,7 @@ fn authorize_proxy_user(state: &State, body: &AuthorizeBody) -> Result<Answer, V
         }
         (AccessType::SessionCookie, _) => return Err(violation(400, "csrf_token is missing")),
     };
+    // GitLab does not look at the account of the user here.
     let Some(user) = user else { return Ok(unauthorized()) };
     let Some(agent) = state.agents.get(&body.agent_id) else {
         return Ok((404, message("404 Agent Not Found")));

@@ -12,7 +12,7 @@ use crate::gitlab::{
     answer::Answer,
     oauth_state::PendingCode,
     request::{KasRequest, Violation, parse, violation},
-    state::State,
+    state::{Account, State},
 };
 
 impl StandIn {
@@ -109,6 +109,14 @@ pub(crate) fn memberships(state: &State, request: &KasRequest) -> Result<Answer,
     };
     let user = state.users.iter().find(|user| user.username == *username);
     let user = user.ok_or_else(|| violation(400, "the user is unknown to the stand-in"))?;
+    match user.account {
+        Account::Active => {}
+        // `sessionless_sign_in` admits nobody who may not log in, and `authorize_access_api!` then finds a token without a user.
+        Account::Blocked => return Ok((401, json!({"errors": [{"message": "Invalid token"}]}))),
+        Account::Deactivated => {
+            return Ok((403, json!({"errors": [{"message": "API not accessible for user"}]})));
+        }
+    }
     if query.matches("fullPath").count() * 4 + 3 > 200 {
         return Ok((
             200,

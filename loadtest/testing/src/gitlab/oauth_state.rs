@@ -48,7 +48,7 @@ impl OauthState {
         self.access_tokens.clear();
     }
 
-    /// Revokes all tokens of a user, as when it is blocked.
+    /// Revokes all tokens of a user, as when it is deleted.
     pub fn revoke_user(&mut self, username: &str) {
         self.access_tokens.retain(|_, user| user != username);
         self.refresh_tokens.retain(|_, (user, _)| user != username);

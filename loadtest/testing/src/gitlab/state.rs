@@ -245,6 +245,20 @@ pub struct User {
     pub developer: bool,
     /// The rights by the id of the agent. 403 for other agents.
     pub access: HashMap<u64, AgentAccess>,
+    /// The state of the account.
+    pub account: Account,
+}
+
+/// The state of the account of a user. Tokens of OAuth are valid, and can be renewed, in each of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Account {
+    /// The user works.
+    #[default]
+    Active,
+    /// An administrator has blocked the user, who cannot log in.
+    Blocked,
+    /// The user may log in again, and has to do that before it uses the API. The same holds for new terms of service.
+    Deactivated,
 }
 
 /// A personal access token.
@@ -297,6 +311,25 @@ impl State {
     /// Adds a job with its token.
     pub fn add_job(&mut self, token: &str, job: Job) {
         self.jobs.insert(token.to_owned(), job);
+    }
+
+    /// Changes the account of a user.
+    pub fn set_account(&mut self, username: &str, account: Account) {
+        for user in self.users.iter_mut().filter(|user| user.username == username) {
+            user.account = account;
+        }
+    }
+
+    /// Deletes a user, with its tokens and sessions.
+    pub fn delete_user(&mut self, username: &str) {
+        self.users.retain(|user| user.username != username);
+        self.oauth.revoke_user(username);
+    }
+
+    /// Returns whether a token of the public API is that of a user who may not use it.
+    pub(crate) fn is_shut_out(&self, token: &str) -> bool {
+        let holds = |user: &User| user.tokens.iter().any(|known| known.token == token);
+        self.users.iter().any(|user| user.account != Account::Active && holds(user))
     }
 
     /// Returns the project with this id or full path, whose case does not matter. A former path leads to a project, too.
@@ -483,6 +516,7 @@ impl User {
             projects: Vec::new(),
             developer: false,
             access: HashMap::new(),
+            account: Account::Active,
         }
     }
 

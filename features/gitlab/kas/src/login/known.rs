@@ -15,6 +15,7 @@ use std::{
 
 use access::{Caller, Grant, RequestError, token::TokenHash, unauthorized};
 use futures_util::future::try_join_all;
+use http::StatusCode;
 use oidc::{LoginError, Tokens};
 use proto::Reason;
 use secrecy::SecretString;
@@ -46,6 +47,9 @@ const PAUSE: Duration = Duration::from_millis(250);
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The error with which an OAuth server refuses a refresh token (RFC 6749 section 5.2). Others are about kas.
 const INVALID_GRANT: &str = "invalid_grant";
+/// The message of a 403 of GraphQL about a user who is deactivated, or has to accept new terms or to change a password: in each case a
+/// new login is needed.
+const NO_API: &str = "API not accessible for user";
 
 /// A login of a user.
 #[derive(Debug)]
@@ -368,14 +372,18 @@ async fn query(
     let question = members::question(places);
     let response = client.post(Endpoint::GraphQl, &question, Credential::User(token)).await;
     let body = response.map_err(|error| match error {
-        // A 403 is not about the token, but about kas: its address, or the scope of the application.
-        GitLabError::Status { status, .. } if status.as_u16() == 401 => Unanswered::Refused,
+        GitLabError::Status { status, message } if is_about_user(status, &message) => Unanswered::Refused,
         error => Unanswered::Failed(unavailable(&error.to_string())),
     })?;
     members::answer(body, places.len()).map_err(|error| match error {
         NoAnswer::Anonymous => Unanswered::Refused,
         NoAnswer::Invalid(what) => Unanswered::Failed(unavailable(&what)),
     })
+}
+
+/// Returns whether a refusal is about the token or its user. Any other 403 is about kas: its address, or the scope of the application.
+fn is_about_user(status: StatusCode, message: &str) -> bool {
+    status == StatusCode::UNAUTHORIZED || (status == StatusCode::FORBIDDEN && message == NO_API)
 }
 
 /// Returns the error of a login that has ended.
