@@ -19,6 +19,8 @@ use crate::{CliError, caller::CallerOptions, print, warn};
 /// The exit codes if there is no agent, and if a cluster has not answered or agents may be missing.
 const NOT_FOUND: u8 = 1;
 const INCOMPLETE: u8 = 2;
+/// The text in place of a table without an agent.
+const NO_AGENT: &str = "There is no such agent.\n";
 /// The agents of one page.
 const PAGE: usize = 500;
 
@@ -36,7 +38,7 @@ pub struct AgentListCommand {
 ///
 /// Each cluster is asked with the rights of the caller, who needs the service graph, and for the nodes the right to list them.
 #[derive(Debug, clap::Args)]
-#[command(after_help = FLEET_HELP)]
+#[command(after_help = help(FLEET_EXAMPLES))]
 pub struct FleetCommand {
     #[command(flatten)]
     options: FleetOptions,
@@ -90,12 +92,11 @@ Exit codes:
   64  the command line is invalid, or kas refuses the request
   69  kas does not answer";
 
-const FLEET_HELP: &str = "\
-Examples:
-  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
-  kas fleet
-  kas fleet --group shop --output json | jq .total
+const FLEET_EXAMPLES: &str = "  kas fleet
+  kas fleet --group shop --output json | jq .total";
 
+/// The exit codes of each command that asks all clusters.
+const EXIT_CODES: &str = "\
 Exit codes:
   0   all clusters have answered
   1   there is no such agent
@@ -130,6 +131,12 @@ impl FleetCommand {
     pub fn run(self) -> Result<ExitCode, CliError> {
         show_clusters(self.options, "/agents/fleet", describe)
     }
+}
+
+/// Returns the end of the help of a command that asks all clusters.
+fn help(examples: &str) -> String {
+    let server = "export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token";
+    format!("Examples:\n  {server}\n{examples}\n\n{EXIT_CODES}")
 }
 
 /// An answer about all clusters of a caller.
@@ -174,10 +181,15 @@ fn show_clusters<R: ClusterReport>(
     let report: R = parse(&body)?;
     warn_of(report.missing());
     print(&match output {
-        Output::Table => table(&report),
+        Output::Table => text_of(&report, table),
         Output::Json => format!("{}\n", String::from_utf8_lossy(&body).trim_end()),
     })?;
     Ok(ExitCode::from(report.exit_code()))
+}
+
+/// Returns the table of an answer, or that there is no agent.
+fn text_of<R: ClusterReport>(report: &R, table: fn(&R) -> String) -> String {
+    if report.answered().is_empty() { NO_AGENT.to_owned() } else { table(report) }
 }
 
 impl AgentOptions {

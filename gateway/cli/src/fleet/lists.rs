@@ -7,7 +7,7 @@ use clap::Subcommand;
 use proto::graph::{Application, ApplicationList, ApplicationOrigin, ComponentList, FeatureState};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{ClusterReport, FleetOptions, show_clusters};
+use super::{ClusterReport, FleetOptions, help, show_clusters};
 use crate::{
     CliError,
     table::{Table, printable},
@@ -18,7 +18,7 @@ use crate::{
 /// Applications are objects of the kind Application of app.k8s.io, and objects with the label app.kubernetes.io/part-of,
 /// instance or name. Each cluster is asked with the rights of the caller, who needs the service graph.
 #[derive(Debug, clap::Args)]
-#[command(after_help = APPLICATIONS_HELP)]
+#[command(after_help = help(APPLICATIONS_EXAMPLES))]
 pub struct ApplicationsCommand {
     #[command(subcommand)]
     action: ApplicationsAction,
@@ -35,7 +35,7 @@ enum ApplicationsAction {
 /// Each cluster is asked with the rights of the caller, who needs the service graph. A component counts as missing only if
 /// agentk and the caller may list all workloads of the cluster.
 #[derive(Debug, clap::Args)]
-#[command(after_help = COMPONENTS_HELP)]
+#[command(after_help = help(COMPONENTS_EXAMPLES))]
 pub struct ComponentsCommand {
     #[command(subcommand)]
     action: ComponentsAction,
@@ -47,33 +47,11 @@ enum ComponentsAction {
     List(FleetOptions),
 }
 
-const APPLICATIONS_HELP: &str = "\
-Examples:
-  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
-  kas applications list
-  kas applications list --group shop --output json
+const APPLICATIONS_EXAMPLES: &str = "  kas applications list
+  kas applications list --group shop --output json";
 
-Exit codes:
-  0   all clusters have answered
-  1   there is no such agent
-  2   a cluster has not answered, or agents may be missing: the output has
-      the reason
-  64  the command line is invalid, or kas refuses the request
-  69  kas does not answer";
-
-const COMPONENTS_HELP: &str = "\
-Examples:
-  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
-  kas components list
-  kas components list --name production --output json | jq .clusters
-
-Exit codes:
-  0   all clusters have answered
-  1   there is no such agent
-  2   a cluster has not answered, or agents may be missing: the output has
-      the reason
-  64  the command line is invalid, or kas refuses the request
-  69  kas does not answer";
+const COMPONENTS_EXAMPLES: &str = "  kas components list
+  kas components list --name production --output json | jq .clusters";
 
 /// The lists of all clusters.
 #[derive(Deserialize)]
@@ -134,6 +112,11 @@ impl<T> ListReport<T> {
         self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.list.as_ref()?)))
     }
 
+    /// Returns whether a cluster has answered. Otherwise there is nothing to say about what runs in the clusters.
+    fn has_list(&self) -> bool {
+        self.lists().next().is_some()
+    }
+
     /// Returns the reasons why clusters have not answered.
     fn reasons(&self) -> String {
         let missing = self.clusters.iter().filter_map(|cluster| Some((&*cluster.name, cluster.reason()?)));
@@ -157,6 +140,9 @@ fn lines<'a>(reasons: impl Iterator<Item = (&'a str, &'a str)>) -> String {
 
 /// Returns the table of applications, and the reasons why some may be missing.
 fn applications(report: &ListReport<ApplicationList>) -> String {
+    if !report.has_list() {
+        return report.reasons();
+    }
     let heads =
         ["AGENT", "NAMESPACE", "APPLICATION", "TYPE", "VERSION", "HEALTH", "OBJECTS", "FOUND-BY", "LINK"];
     let mut table = Table::new(&heads);
@@ -194,6 +180,9 @@ fn row(agent: &str, application: &Application) -> [String; 9] {
 
 /// Returns the table of components, that of features that lack one, the commands that install it, and the reasons why some may be missing.
 fn components(report: &ListReport<ComponentList>) -> String {
+    if !report.has_list() {
+        return report.reasons();
+    }
     let mut table = Table::new(&["AGENT", "COMPONENT", "VERSION", "HEALTH", "NAMESPACES"]);
     for (agent, list) in report.lists() {
         for component in &list.components {
@@ -240,7 +229,7 @@ fn features(report: &ListReport<ComponentList>) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::{super::text_of, *};
 
     fn report<T: DeserializeOwned>(list: Value) -> ListReport<T> {
         let mut first = json!({"id": 7, "name": "7", "state": "connected", "missing": null});
@@ -313,12 +302,8 @@ mod tests {
     #[test]
     fn answer_that_is_not_understood_is_reported() {
         let report: ListReport<ApplicationList> = report(json!({"applications": "of a later agentk"}));
-        let lines = [
-            "No cluster has an application.",
-            "7: sent an answer that this kas does not understand",
-            "8: the agent is not connected",
-            "",
-        ];
+        let lines =
+            ["7: sent an answer that this kas does not understand", "8: the agent is not connected", ""];
         assert_eq!((applications(&report), report.exit_code()), (lines.join("\n"), 2));
         let alone: ListReport<ApplicationList> = serde_json::from_value(
             json!({"missing": null, "clusters": [{"name": "7", "missing": null, "applications": 3}]}),
@@ -331,9 +316,9 @@ mod tests {
     fn caller_without_an_agent_gets_an_exit_code() {
         let report: ListReport<ApplicationList> =
             serde_json::from_value(json!({"missing": null, "clusters": []})).unwrap();
-        assert_eq!(
-            (applications(&report).lines().next(), report.exit_code()),
-            (Some("No cluster has an application."), 1)
-        );
+        let text = text_of(&report, applications);
+        assert_eq!((&*text, report.exit_code()), ("There is no such agent.\n", 1));
+        let empty: ListReport<ApplicationList> = self::report(json!({"applications": [], "partial": []}));
+        assert!(applications(&empty).starts_with("No cluster has an application.\n8: "));
     }
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::Deserialize;
 
+use super::NO_AGENT;
 use crate::table::{Table, printable};
 
 /// A page of agents.
@@ -91,7 +92,7 @@ struct AmountsLine {
 /// Returns the table of agents.
 pub(super) fn list(agents: &[AgentLine]) -> String {
     if agents.is_empty() {
-        return "There is no such agent.\n".to_owned();
+        return NO_AGENT.to_owned();
     }
     let mut table = Table::new(&["AGENT", "TITLE", "STATE", "TUNNELS", "AGENTK", "KUBERNETES", "SERVICES"]);
     for AgentLine { facts, rights } in agents {
@@ -111,17 +112,15 @@ pub(super) fn list(agents: &[AgentLine]) -> String {
 
 /// Returns the sums, the table of clusters, and the reasons why something is missing.
 pub(super) fn describe(report: &FleetReport) -> String {
-    if report.clusters.is_empty() {
-        return "There is no such agent.\n".to_owned();
-    }
     let TotalLine { clusters, nodes, allocatable, clusters_with_requests, requested } = &report.total;
     let requests = |show: fn(AmountsLine) -> String| match clusters_with_requests {
         0 => "?".to_owned(),
         _ => show(*requested),
     };
     let mut text = format!(
-        "{clusters} clusters, {} nodes ({} ready), {} of {} CPUs and {} of {} memory requested",
-        nodes.all,
+        "{}, {} ({} ready), {} of {} CPUs and {} of {} memory requested",
+        counted(*clusters, "cluster"),
+        counted(nodes.all, "node"),
         nodes.ready,
         requests(cpus),
         cpus(*allocatable),
@@ -129,7 +128,7 @@ pub(super) fn describe(report: &FleetReport) -> String {
         memory(*allocatable),
     );
     if *clusters_with_requests > 0 && clusters_with_requests != clusters {
-        let _ = write!(text, " (requests of {clusters_with_requests} clusters)");
+        let _ = write!(text, " (requests of {})", counted(*clusters_with_requests, "cluster"));
     }
     text.push('\n');
     let _ = writeln!(text, "agentk: {}", versions(&report.agentk_versions));
@@ -173,12 +172,26 @@ fn versions(versions: &[VersionLine]) -> String {
     versions.iter().map(version).collect::<Vec<_>>().join(", ")
 }
 
+fn counted(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Returns the processors. Few millicores are written as Kubernetes does.
 fn cpus(amounts: AmountsLine) -> String {
-    format!("{:.1}", amounts.cpu_millicores as f64 / 1000.0)
+    match amounts.cpu_millicores {
+        0 => "0".to_owned(),
+        millicores @ 1..100 => format!("{millicores}m"),
+        millicores => format!("{:.1}", millicores as f64 / 1000.0),
+    }
 }
 
 fn memory(amounts: AmountsLine) -> String {
-    format!("{:.1}Gi", amounts.memory_bytes as f64 / f64::from(1 << 30))
+    const MIB: u64 = 1 << 20;
+    match amounts.memory_bytes {
+        0 => "0".to_owned(),
+        bytes if bytes < MIB << 10 => format!("{}Mi", bytes.div_ceil(MIB)),
+        bytes => format!("{:.1}Gi", bytes as f64 / (MIB << 10) as f64),
+    }
 }
 
 #[cfg(test)]
@@ -219,7 +232,7 @@ mod tests {
                 "clusters_with_requests": 0, "requested": amounts(0)}});
         let report: FleetReport = serde_json::from_value(report).unwrap();
         let lines = [
-            "1 clusters, 3 nodes (2 ready), ? of 6.0 CPUs and ? of 5.9Gi memory requested",
+            "1 cluster, 3 nodes (2 ready), ? of 6.0 CPUs and ? of 5.9Gi memory requested",
             "agentk: 0.1.0 (1)",
             "Kubernetes: unknown (1)",
             "",
@@ -235,6 +248,21 @@ mod tests {
     }
 
     #[test]
+    fn small_amounts_are_not_rounded_to_nothing() {
+        let amounts = |cpu_millicores, memory_bytes| AmountsLine { cpu_millicores, memory_bytes };
+        for (line, expected) in [
+            (amounts(0, 0), ["0", "0"]),
+            (amounts(5, 1), ["5m", "1Mi"]),
+            (amounts(99, 70 << 20), ["99m", "70Mi"]),
+            (amounts(100, 1 << 30), ["0.1", "1.0Gi"]),
+            (amounts(7900, 33 << 30), ["7.9", "33.0Gi"]),
+        ] {
+            assert_eq!([cpus(line), memory(line)], expected);
+        }
+        assert_eq!([0, 1, 2].map(|number| counted(number, "node")), ["0 nodes", "1 node", "2 nodes"]);
+    }
+
+    #[test]
     fn requests_of_some_clusters_say_so_and_unknown_agents_are_an_exit_code() {
         let amounts = |cpu: u64| json!({"cpu_millicores": cpu, "memory_bytes": cpu << 20});
         let report = |with_requests: u64, missing: Value| -> FleetReport {
@@ -246,7 +274,7 @@ mod tests {
         };
         let text = describe(&report(1, Value::Null));
         let first = "2 clusters, 6 nodes (6 ready), 3.0 of 12.0 CPUs and 2.9Gi of 11.7Gi memory requested";
-        assert_eq!(text.lines().next(), Some(&*format!("{first} (requests of 1 clusters)")));
+        assert_eq!(text.lines().next(), Some(&*format!("{first} (requests of 1 cluster)")));
         assert_eq!(describe(&report(2, Value::Null)).lines().next(), Some(first));
         assert_eq!(report(2, Value::Null).exit_code(), 0);
         assert_eq!(report(2, "Redis does not answer".into()).exit_code(), 2, "agents may be missing");
