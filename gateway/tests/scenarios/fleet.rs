@@ -268,6 +268,13 @@ async fn list_of_agents_is_in_the_audit_log_with_its_caller() {
     assert_eq!(listed[0]["events"], json!(["agent-list"]));
     assert_eq!(facts(&listed[0]), ["me", "/agents", "allow", "200"]);
 
+    assert_eq!(setup.get("/agents?limit=501", &caller).await.0, 400);
+    assert_eq!(setup.get("/agents/fleet?groups=shop", &caller).await.0, 400);
+    let wrong = lines(&setup.world, &sink).await;
+    let expected = [["me", "/agents", "allow", "400"], ["me", "/agents/fleet", "allow", "400"]];
+    assert_eq!(wrong.iter().map(facts).collect::<Vec<_>>(), expected);
+    assert!(wrong.iter().all(|line| line["events"] == json!(["agent-list"])), "{wrong:?}");
+
     let rules = "rules: [{caller: me, reason: incident 9}]";
     setup.world.kas.callers.kill_switch.set_file(file::parse(Path::new("disabled.yaml"), rules).unwrap());
     assert_eq!(setup.get("/agents", &caller).await.0, 503);

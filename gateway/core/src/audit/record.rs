@@ -54,8 +54,8 @@ pub struct AuditRecord {
     job_user: Option<Box<str>>,
     /// The caller of a request without access to one agent: one that was refused in spite of a valid credential, or that reads all agents.
     names: Option<Box<CallerNames>>,
-    /// The caller has got the list of its agents.
-    listed: bool,
+    /// The caller asks for all of its agents.
+    lists: bool,
     cluster_audit_id: Option<HeaderValue>,
     bytes: Arc<ByteCounts>,
     written: bool,
@@ -200,7 +200,7 @@ impl AuditRecord {
             error: None,
             job_user: None,
             names: None,
-            listed: false,
+            lists: false,
             cluster_audit_id: None,
             bytes: Arc::default(),
             written: false,
@@ -243,13 +243,11 @@ impl AuditRecord {
         self.status = Some(status);
     }
 
-    /// Adds the caller that gets the list of its agents, which has this number of bytes.
-    pub(crate) fn set_agent_list(&mut self, names: CallerNames, bytes: usize, trace: Option<TraceId>) {
+    /// Adds the caller that asks for all of its agents. The line is written whatever the response is.
+    pub(crate) fn set_agent_list(&mut self, names: CallerNames, trace: Option<TraceId>) {
         self.names = Some(Box::new(names));
-        self.listed = true;
-        self.status = Some(StatusCode::OK);
+        self.lists = true;
         self.trace = trace;
-        self.bytes.add_response(bytes);
     }
 
     /// Adds the error that the caller receives, and writes the line.
@@ -270,7 +268,7 @@ impl AuditRecord {
         let reason = self.error.as_ref().map(|(reason, _)| *reason);
         let refusal = status.is_some_and(|status| event::is_refusal(status, reason));
         let mut events = self.access.as_ref().map(AuditEvent::of).unwrap_or_default();
-        if self.listed {
+        if self.lists {
             events.push(AuditEvent::AgentList);
         }
         if refusal {

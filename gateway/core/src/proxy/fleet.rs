@@ -93,9 +93,10 @@ pub(super) async fn answer(
         credential,
     };
     let query = head.uri().query().unwrap_or_default();
+    context.log.lists_agents(grant.caller.names());
     let answer = kind.answer(FleetRequest { query, agents, sender: &sender }).await;
     let text = answer.map_err(with_caller)?;
-    context.log.listed(grant.caller.names(), text.len());
+    context.log.listed(text.len());
     let mut response = Response::new(GuardedBody::untracked(Body::from(text)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

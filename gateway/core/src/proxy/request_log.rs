@@ -210,10 +210,18 @@ impl RequestLog {
         metrics
     }
 
-    /// Adds the caller that gets the list of its agents, which has this number of bytes.
-    pub(super) fn listed(&self, names: CallerNames, bytes: usize) {
+    /// Adds the caller that asks for all of its agents.
+    pub(super) fn lists_agents(&self, names: CallerNames) {
         let trace = self.trace_id();
-        self.audit(|record| record.set_agent_list(names, bytes, trace));
+        self.audit(|record| record.set_agent_list(names, trace));
+    }
+
+    /// Adds the answer about all agents, which has this number of bytes.
+    pub(super) fn listed(&self, bytes: usize) {
+        self.audit(|record| {
+            record.set_response(StatusCode::OK);
+            record.bytes().add_response(bytes);
+        });
     }
 
     /// Adds the head of the response to the span, which ends after its body.
