@@ -64,7 +64,7 @@ pub struct AuditCommand {
     /// Only requests of jobs and manifests of this project, such as group/app
     #[arg(long, value_name = "PROJECT", value_parser = not_empty())]
     project: Option<String>,
-    /// Only requests of jobs that deploy to this environment: its slug, or its name for jobs with an OIDC token
+    /// Only requests of jobs that deploy to this environment, by its name or its slug in GitLab
     #[arg(long, value_name = "ENVIRONMENT", value_parser = not_empty())]
     environment: Option<String>,
     /// Only requests of jobs and manifests of this commit: seven of its digits or more

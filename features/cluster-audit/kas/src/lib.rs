@@ -16,6 +16,7 @@
 mod accesses;
 mod body;
 mod deployments;
+mod environment_slug;
 mod feature;
 mod matching;
 mod metrics;

@@ -7,6 +7,8 @@ use http::Uri;
 use proto::audit::{CiJob, JoinedEvent};
 use url::form_urlencoded;
 
+use super::environment_slug::slug_of;
+
 /// The parameters that only kas knows. An agentk refuses them, as it refuses all that it does not know.
 const OWN: [&str; 3] = ["project", "environment", "commit"];
 /// The digits of a commit.
@@ -19,7 +21,7 @@ pub(super) struct EventSelection {
     user: Option<String>,
     /// The full path of the project of a job, or of manifests.
     project: Option<String>,
-    /// The environment of a job: its slug, or its name in OIDC tokens.
+    /// The name or the slug of the environment of a job.
     environment: Option<String>,
     /// The first digits of the commit of a job, or of manifests.
     commit: Option<String>,
@@ -91,12 +93,16 @@ fn is_of_project(event: &JoinedEvent, project: &str) -> bool {
     projects.into_iter().flatten().any(|known| known.eq_ignore_ascii_case(project))
 }
 
+/// Returns whether an event is of a job that deploys to an environment. GitLab names the environment of a job token by its slug, and that of
+/// an OIDC token by its name.
 fn is_to_environment(event: &JoinedEvent, environment: &str) -> bool {
     let environments = [
         job(event).and_then(|job| job.environment.as_deref()),
         event.deployment.as_ref().map(|deployment| &*deployment.environment),
     ];
-    environments.contains(&Some(environment))
+    let is_it =
+        |known: &str| known == environment || known == slug_of(environment) || slug_of(known) == environment;
+    environments.into_iter().flatten().any(is_it)
 }
 
 fn is_of_commit(event: &JoinedEvent, commit: &str) -> bool {
@@ -216,6 +222,24 @@ mod tests {
             assert_eq!(selected, expected, "{query}");
         }
         assert!(!is_selected(&joined(None), "project=shop/web"));
+    }
+
+    #[test]
+    fn environment_is_its_name_or_its_slug() {
+        let slug = slug_of("review/feature");
+        for known in ["review/feature", &slug] {
+            let job = CiJob { environment: Some(known.to_owned()), ..CiJob::default() };
+            let event = joined(Some(request("ci", job)));
+            for (wanted, expected) in
+                [("review%2Ffeature", true), (&*slug, true), ("review-feature", false), ("feature", false)]
+            {
+                assert_eq!(
+                    is_selected(&event, &format!("environment={wanted}")),
+                    expected,
+                    "{known} {wanted}"
+                );
+            }
+        }
     }
 
     #[test]
