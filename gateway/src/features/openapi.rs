@@ -1,6 +1,6 @@
 //! `docs/api.openapi.json` is what the code does: its paths, the parameters of each, and the responses that `docs/api.md` shows.
 
-use environments_wire::LastDeployments;
+use environments_wire::{Environment, LastDeployments, Tier};
 use kas_core::api::{
     InternalApiError,
     query::{Query, QueryError},
@@ -163,15 +163,33 @@ fn documented_responses_fit_the_document() {
     let examples: Vec<&str> = examples.collect();
     assert_eq!(examples.len(), names.len());
     for (name, example) in names.into_iter().zip(examples) {
-        let schema = json!({
-            "$ref": format!("#/components/schemas/{name}"),
-            "components": document()["components"],
-        });
-        let example: Value = serde_json::from_str(example).unwrap();
-        let validator = jsonschema::validator_for(&schema).unwrap();
-        let errors: Vec<String> = validator.iter_errors(&example).map(|error| error.to_string()).collect();
-        assert!(errors.is_empty(), "{name}: {errors:?}");
+        assert_fits(name, &serde_json::from_str(example).unwrap());
     }
+}
+
+/// Asserts that a value satisfies a schema of the document.
+fn assert_fits(name: &str, value: &Value) {
+    let schema = json!({
+        "$ref": format!("#/components/schemas/{name}"),
+        "components": document()["components"],
+    });
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let errors: Vec<String> = validator.iter_errors(value).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{name}: {errors:?}");
+}
+
+#[test]
+fn environment_without_a_group_fits_the_document() {
+    let environment = Environment {
+        id: 1,
+        project: "shop/web".to_owned(),
+        slug: "live".to_owned(),
+        name: "live".to_owned(),
+        tier: Tier::Production,
+        group: None,
+        agents: Vec::new(),
+    };
+    assert_fits("Environment", &serde_json::to_value(environment).unwrap());
 }
 
 fn reads_back<T: Serialize + DeserializeOwned>(example: &str) {
