@@ -64,7 +64,7 @@ impl Graph {
         now: i64,
         detail: ApplicationDetail,
     ) -> ApplicationList {
-        let found = self.found_applications(query, access);
+        let (found, cut) = self.found_applications(query, access);
         let mut budget = detail.largest_list();
         let mut fits = |application: &Application| {
             let left = budget.checked_sub(application.json_size());
@@ -77,11 +77,12 @@ impl Graph {
         ApplicationList {
             omitted: (found.len() - applications.len()) as u64,
             applications,
-            partial: self.partial(query, access),
+            partial: [self.partial(query, access), cut].concat(),
         }
     }
 
-    fn found_applications(&self, query: &Query, access: &Access) -> Vec<FoundApplication<'_>> {
+    /// Returns the applications, and the reasons why they may lack members.
+    fn found_applications(&self, query: &Query, access: &Access) -> (Vec<FoundApplication<'_>>, Vec<String>) {
         let mut of_objects = self.described_applications(query, access);
         let mut of_labels = BTreeMap::new();
         let mut memberships = Memberships::new(self, access);
@@ -102,7 +103,7 @@ impl Graph {
         let mut all: Vec<_> = of_objects.into_values().chain(of_labels).collect();
         // An object comes before labels with its name.
         all.sort_by_key(|found| (found.namespace, found.name, matches!(found.source, Source::Label(_))));
-        all
+        (all, memberships.partial())
     }
 
     /// Returns the visible Applications by the ids of their groups, without their members.

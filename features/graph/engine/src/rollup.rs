@@ -45,7 +45,11 @@ pub(crate) struct Memberships<'a> {
     projects: HashMap<Text, Text>,
     /// The selectors of Applications of `app.k8s.io`, by namespace.
     selectors: HashMap<Text, Vec<MemberSelector<'a>>>,
+    /// The namespaces with more Applications than are looked at.
+    crowded: BTreeSet<Text>,
     known: HashMap<u32, Arc<[Text]>>,
+    /// The objects with more Applications than an object has.
+    cut: usize,
 }
 
 /// The selector of an Application.
@@ -68,7 +72,8 @@ impl Graph {
             }
         }
         let groups = members.into_iter().map(|(id, slots)| self.group(&id, &slots, query, access, now));
-        GroupList { groups: groups.collect(), partial: self.partial(query, access) }
+        let groups = groups.collect();
+        GroupList { groups, partial: [self.partial(query, access), memberships.partial()].concat() }
     }
 
     /// Returns the next time at which an object has been unhealthy for so long that its groups are, or do not count it any more, in
@@ -283,11 +288,28 @@ impl<'a> Memberships<'a> {
                 selectors.entry(Arc::clone(&facts.namespace)).or_default().push(found);
             }
         }
-        for of_namespace in selectors.values_mut() {
+        let mut crowded = BTreeSet::new();
+        for (namespace, of_namespace) in &mut selectors {
+            if of_namespace.len() > MAX_APPLICATIONS {
+                crowded.insert(Arc::clone(namespace));
+            }
             of_namespace.sort_unstable_by_key(|selector| selector.application);
             of_namespace.truncate(MAX_APPLICATIONS);
         }
-        Self { graph, access, projects, selectors, known: HashMap::new() }
+        Self { graph, access, projects, selectors, crowded, known: HashMap::new(), cut: 0 }
+    }
+
+    /// Returns the reasons why members of Applications may be missing, for the objects whose groups were asked for.
+    pub(crate) fn partial(&self) -> Vec<String> {
+        let crowded = self.crowded.iter().map(|namespace| {
+            format!("Application: only the first {MAX_APPLICATIONS} of the namespace {namespace}, by name, have members")
+        });
+        let cut = (self.cut > 0).then(|| {
+            let (count, most) = (self.cut, MAX_OF_APPLICATIONS);
+            let (verb, them) = if count == 1 { ("object is a member", "it") } else { ("objects are members", "them") };
+            format!("Application: {count} {verb} of more than {most}, and only the first {most} by name count {them}")
+        });
+        crowded.take(MAX_NAMESPACES).chain(cut).collect()
     }
 
     /// Returns the groups of an object: its own and those of its owners.
@@ -315,6 +337,7 @@ impl<'a> Memberships<'a> {
         let (mut all, mut applications): (Vec<Text>, Vec<Text>) =
             all.into_iter().partition(|id| !groups::is_application(id));
         all.truncate(MAX_GROUPS);
+        self.cut += usize::from(applications.len() > MAX_OF_APPLICATIONS);
         applications.truncate(MAX_OF_APPLICATIONS);
         let all: Arc<[Text]> = applications.into_iter().chain(all).collect();
         self.known.insert(slot, Arc::clone(&all));

@@ -4,7 +4,7 @@ use proto::graph::{HealthState, ResourceState};
 use serde_json::{Value, json};
 
 use super::{NOW, World, object, owned, query_of};
-use crate::access::Access;
+use crate::{access::Access, applications::ApplicationDetail};
 
 fn failing_pod(name: &str, owner: Option<(&str, &str, &str)>) -> Value {
     let mut pod = match owner {
@@ -90,6 +90,20 @@ fn applications_push_out_no_other_group() {
     let groups = groups(&world);
     assert!(groups.contains(&"namespace:a degraded 9".to_owned()), "{groups:?}");
     assert_eq!(groups.len(), 5, "four Applications and the namespace: {groups:?}");
+    let cut = "Application: 9 objects are members of more than 4, and only the first 4 by name count them";
+    let query = query_of("");
+    let list = world.graph.groups(&query, &Access::of_agent(), NOW);
+    assert!(list.partial.contains(&cut.to_owned()), "{:?}", list.partial);
+    let list = world.graph.applications(&query, &Access::of_agent(), NOW, ApplicationDetail::Full);
+    assert!(list.partial.contains(&cut.to_owned()), "{:?}", list.partial);
+    assert!(
+        world
+            .graph
+            .groups(&query_of("namespace=b"), &Access::of_agent(), NOW)
+            .partial
+            .iter()
+            .all(|it| it != cut)
+    );
 }
 
 /// A world with an owner and one object that it owns. Returns the health of both.
