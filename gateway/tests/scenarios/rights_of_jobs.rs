@@ -227,7 +227,7 @@ async fn element_for_gitops_replaces_the_sync_of_the_own_project() {
 
 /// A command goes to two replicas, and each of them waits for 5 s.
 #[tokio::test(start_paused = true)]
-async fn sync_without_an_answer_is_refused_within_five_seconds() {
+async fn sync_without_an_answer_or_without_gitops_is_refused_within_five_seconds() {
     let mut fixture = Fixture::new().await;
     assert_eq!(fixture.sync("web", "shop%2Fapi").await, 403);
     // GitLab confirms the job. Then it hangs before the question about the project.
@@ -252,8 +252,19 @@ async fn sync_without_an_answer_is_refused_within_five_seconds() {
     let start = Instant::now();
     let (status, body) = fixture.command("web", "shop%2Fweb", "sync").await;
     assert_eq!(status, 503, "{body}");
-    assert!(body.contains("the agent is not connected, or does not serve GitOps"), "{body}");
+    assert!(body.contains("the agent is not connected"), "{body}");
     assert!(start.elapsed() < Duration::from_secs(11), "{:?}", start.elapsed());
+
+    // An agentk without GitOps has no projects, and says so at both replicas.
+    let without =
+        Services::new().with_fn("kubernetes", |_: Request<Body>| async { Response::new(Body::empty()) });
+    fixture.agent = Some(fixture.fleet.replicas[0].agent(without).await);
+    while fixture.fleet.store.lookup(AgentId(AGENT)).await.unwrap().routes.is_empty() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let (status, body) = fixture.command("web", "shop%2Fweb", "sync").await;
+    assert_eq!(status, 404, "{body}");
+    assert!(body.contains("runs without GitOps"), "{body}");
 }
 
 #[tokio::test(start_paused = true)]

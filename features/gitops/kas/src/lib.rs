@@ -25,7 +25,7 @@ mod refusals;
 mod sources;
 mod versions;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, Identities};
 use futures_util::future::BoxFuture;
@@ -36,12 +36,13 @@ use gitops_wire::{
 use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use proto::{ReplicaId, ServiceName, agent_configuration::gitops::ManifestProject};
+use proto::{ReplicaId, agent_configuration::gitops::ManifestProject};
 use store::{GitPush, Store, redis::RedisStore};
 use tokio::sync::{
     Semaphore,
     broadcast::{self, error::RecvError},
 };
+use tunnel::Tunnel;
 
 use self::{
     commit::CommitReader,
@@ -49,7 +50,7 @@ use self::{
     feed::{GitopsFeed, SUBSCRIPTION},
     merge_requests::NoteWriter,
     metrics::GitopsMetrics,
-    readers::AgentReaders,
+    readers::{AgentReaders, ReaderGuard},
     refusals::Refusals,
     sources::{LookContext, Sources},
 };
@@ -96,6 +97,12 @@ struct Shared {
     notes: Option<NoteWriter>,
 }
 
+/// The tunnel of a process of agentk without GitOps, so that this replica can say so.
+#[derive(Debug)]
+struct WithoutGitops {
+    _reader: ReaderGuard,
+}
+
 /// Receives the paths of projects that were pushed to.
 pub(crate) struct Pushes(broadcast::Receiver<GitPush>);
 
@@ -139,7 +146,7 @@ impl GitopsService {
                 Ok(push) => drop(self.0.pushes.send(push)),
                 // Each project looks again after its period.
                 Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => std::future::pending().await,
+                Err(RecvError::Closed) => pending().await,
             }
         }
     }
@@ -148,7 +155,7 @@ impl GitopsService {
     async fn report_statuses(&self) {
         match &self.0.statuses {
             Some(statuses) => statuses.run().await,
-            None => std::future::pending().await,
+            None => pending().await,
         }
     }
 
@@ -193,16 +200,23 @@ impl AgentProjects for GitopsService {
 
 impl TunnelFeature for GitopsService {
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
-        if !opening.hello.serves(ServiceName::MANIFESTS) {
-            return None;
+        let reader = self.0.readers.add(opening);
+        if !reader.serves_gitops {
+            return Some(Box::new(WithoutGitops { _reader: reader }));
         }
         Some(Box::new(GitopsFeed {
             service: self.clone(),
-            reader: self.0.readers.add(opening),
+            reader,
             subscription: AgentSubscription::new(&SUBSCRIPTION, opening),
             kubernetes: opening.hello.kubernetes_version.clone(),
             preview_turn: Semaphore::new(1),
         }))
+    }
+}
+
+impl Attachment for WithoutGitops {
+    fn run<'a>(&'a mut self, _: &'a Tunnel) -> BoxFuture<'a, ()> {
+        Box::pin(pending())
     }
 }
 
@@ -212,7 +226,7 @@ impl Pushes {
         match self.0.recv().await {
             Ok(push) => Some(push.path().to_owned()),
             Err(RecvError::Lagged(_)) => None,
-            Err(RecvError::Closed) => std::future::pending().await,
+            Err(RecvError::Closed) => pending().await,
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use gitops_wire::{ManifestOrigins, ProjectAccessError};
+use gitops_wire::{ManifestOriginError, ManifestOrigins, ProjectAccessError};
 use kas_core::peers::{PeerClient, PeerHooks};
 use parking_lot::Mutex;
 use proto::AgentId;
@@ -62,6 +62,8 @@ pub(super) enum ManifestOrigin {
     Elsewhere,
     /// The reason why the replica does not know it. It is a sentence.
     Unknown(String),
+    /// The agent has tunnels to the replica, and serves no GitOps there.
+    WithoutGitops,
     /// The agent has no tunnel to the replica.
     NotHeld,
 }
@@ -77,13 +79,16 @@ impl ManifestOriginLookup {
             return ManifestOrigin::Elsewhere;
         }
         match self.gitops.origin(agent, name).await {
-            ManifestOrigin::NotHeld => self.query_peers(agent, name).await,
+            // Another process of agentk may serve GitOps.
+            here @ (ManifestOrigin::NotHeld | ManifestOrigin::WithoutGitops) => {
+                self.query_peers(agent, name, here).await
+            }
             found => found,
         }
     }
 
-    /// Asks the replicas that hold the agent. The first one that knows the place decides.
-    async fn query_peers(&self, agent: AgentId, name: &str) -> ManifestOrigin {
+    /// Asks the replicas that hold the agent. The first one that knows the place decides, and `here` is the answer of this replica.
+    async fn query_peers(&self, agent: AgentId, name: &str, here: ManifestOrigin) -> ManifestOrigin {
         let Some(_permit) = self.questions.try_acquire(agent) else {
             let busy = format!("{MAX_QUESTIONS} other requests wait for this answer about the agent");
             return ManifestOrigin::Unknown(busy);
@@ -97,12 +102,15 @@ impl ManifestOriginLookup {
         let answers =
             owners.iter().map(|owner| self.peers.ask_one_within::<ManifestOrigin>(owner, &question, TIMEOUT));
         let mut answers = answers.collect::<FuturesUnordered<_>>();
-        let mut best = ManifestOrigin::NotHeld;
+        let mut best = here;
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(known @ (ManifestOrigin::Project(_) | ManifestOrigin::Elsewhere)) => return known,
                 Ok(unknown @ ManifestOrigin::Unknown(_)) => best = unknown,
-                Ok(ManifestOrigin::NotHeld) => {}
+                Ok(without @ ManifestOrigin::WithoutGitops) if best == ManifestOrigin::NotHeld => {
+                    best = without
+                }
+                Ok(ManifestOrigin::WithoutGitops | ManifestOrigin::NotHeld) => {}
                 Err(error) => best = ManifestOrigin::Unknown(format!("a replica does not answer: {error}")),
             }
         }
@@ -140,17 +148,17 @@ impl ManifestOrigins for ManifestOriginLookup {
         &'a self,
         agent: AgentId,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<u64>, String>> {
+    ) -> BoxFuture<'a, Result<Option<u64>, ManifestOriginError>> {
         Box::pin(async move {
-            match timeout(TIMEOUT, self.find(agent, name)).await {
-                Ok(ManifestOrigin::Project(id)) => Ok(Some(id)),
-                Ok(ManifestOrigin::Elsewhere) => Ok(None),
-                Ok(ManifestOrigin::Unknown(what)) => Err(what),
-                Ok(ManifestOrigin::NotHeld) => {
-                    Err("the agent is not connected, or does not serve GitOps".to_owned())
-                }
-                Err(_) => Err(format!("there was no answer within {} s", TIMEOUT.as_secs())),
-            }
+            let unknown = match timeout(TIMEOUT, self.find(agent, name)).await {
+                Ok(ManifestOrigin::Project(id)) => return Ok(Some(id)),
+                Ok(ManifestOrigin::Elsewhere) => return Ok(None),
+                Ok(ManifestOrigin::WithoutGitops) => return Err(ManifestOriginError::WithoutGitops),
+                Ok(ManifestOrigin::Unknown(what)) => what,
+                Ok(ManifestOrigin::NotHeld) => "the agent is not connected".to_owned(),
+                Err(_) => format!("there was no answer within {} s", TIMEOUT.as_secs()),
+            };
+            Err(ManifestOriginError::Unknown(unknown))
         })
     }
 }
@@ -159,6 +167,7 @@ impl GitopsService {
     /// Returns the place of the manifests that an agent with a tunnel to this replica syncs under a name.
     async fn origin(&self, agent: AgentId, name: &str) -> ManifestOrigin {
         match self.0.readers.last(agent) {
+            Some(reader) if !reader.serves_gitops => ManifestOrigin::WithoutGitops,
             Some(reader) => self.origin_for(&reader, name).await,
             None => ManifestOrigin::NotHeld,
         }

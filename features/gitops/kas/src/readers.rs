@@ -9,7 +9,7 @@ use std::{
 use access::AgentIdentity;
 use kas_core::{attachments::OpeningTunnel, configuration::ConfigurationState};
 use parking_lot::Mutex;
-use proto::AgentId;
+use proto::{AgentId, ServiceName};
 use secrecy::SecretString;
 use tokio::sync::watch;
 
@@ -20,6 +20,8 @@ pub(super) struct AgentReader {
     /// The token of the agent, with which GitLab is asked what the agent may read.
     pub(super) token: SecretString,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
+    /// False if the process of agentk at the other end of the tunnel runs without GitOps, and has no manifests.
+    pub(super) serves_gitops: bool,
 }
 
 /// The readers of this replica, by agent. Clones are cheap, and share the list.
@@ -40,14 +42,21 @@ impl AgentReaders {
             agent: opening.agent.clone(),
             token: opening.token.clone(),
             configuration: opening.configuration.clone(),
+            serves_gitops: opening.hello.serves(ServiceName::MANIFESTS),
         });
         self.0.lock().entry(reader.agent.id).or_default().push(Arc::downgrade(&reader));
         ReaderGuard { reader, readers: self.clone() }
     }
 
-    /// Returns the reader of the last tunnel that an agent has opened, if it has one.
+    /// Returns the reader of the last tunnel that an agent has opened, if it has one. One that serves GitOps is before all others.
     pub(super) fn last(&self, agent: AgentId) -> Option<Arc<AgentReader>> {
-        self.0.lock().get(&agent)?.iter().rev().find_map(Weak::upgrade)
+        let all = self.0.lock();
+        let mut readers = all.get(&agent)?.iter().rev().filter_map(Weak::upgrade);
+        let last = readers.next()?;
+        if last.serves_gitops {
+            return Some(last);
+        }
+        Some(readers.find(|reader| reader.serves_gitops).unwrap_or(last))
     }
 }
 

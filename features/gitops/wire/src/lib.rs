@@ -15,7 +15,7 @@ pub use self::{
     commit_status::{
         CommitState, CommitStatus, CommitStatusApi, CommitStatusError, MAX_DESCRIPTION, StatusPlace,
     },
-    manifest_origins::ManifestOrigins,
+    manifest_origins::{ManifestOriginError, ManifestOrigins},
     merge_requests::{
         MergeRequest, MergeRequestApi, MergeRequestError, MergeRequestNote, NoteKey, NotePlace,
     },

@@ -15,10 +15,19 @@ pub trait ManifestOrigins: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// kas does not know it now. The error is a sentence.
+    /// See [`ManifestOriginError`].
     fn project_with_manifests<'a>(
         &'a self,
         agent: AgentId,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<u64>, String>>;
+    ) -> BoxFuture<'a, Result<Option<u64>, ManifestOriginError>>;
+}
+
+/// The reason why kas has no answer about the manifests of an agent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ManifestOriginError {
+    /// kas does not know it now. The text is a sentence.
+    Unknown(String),
+    /// The agent is connected, and no process of it serves GitOps.
+    WithoutGitops,
 }

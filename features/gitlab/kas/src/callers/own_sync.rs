@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use access::{RequestError, Target};
+use gitops_wire::ManifestOriginError;
 use proto::{AgentId, Reason, ServiceName, Verb, gitops::ProjectPath};
 
 use super::{GitLabAuthorizer, caller::GitLabCaller};
@@ -18,7 +19,8 @@ impl GitLabAuthorizer {
     ///
     /// # Errors
     ///
-    /// The reason is `identity-unavailable`: kas does not know now where the manifests are.
+    /// * `identity-unavailable`: kas does not know now where the manifests are.
+    /// * `unknown-service`: agentk runs without GitOps, so that there are none.
     pub(super) async fn syncs_own(
         &self,
         caller: &GitLabCaller,
@@ -29,7 +31,11 @@ impl GitLabAuthorizer {
             return Ok(false);
         };
         let found = self.agents.manifests.project_with_manifests(agent, &name).await;
-        found.map(|project| project == Some(own)).map_err(|what| unknown(&what))
+        match found {
+            Ok(project) => Ok(project == Some(own)),
+            Err(ManifestOriginError::Unknown(what)) => Err(unknown(&what)),
+            Err(ManifestOriginError::WithoutGitops) => Err(without_gitops(agent)),
+        }
     }
 }
 
@@ -38,6 +44,13 @@ fn synced_project(target: &Target<'_>) -> Option<String> {
     let is_sync = target.service.as_str() == ServiceName::GITOPS && target.verb() == Verb::Sync;
     let path = ProjectPath::parse(target.path).filter(|_| is_sync)?;
     Some(path.project.into_owned())
+}
+
+fn without_gitops(agent: AgentId) -> RequestError {
+    let what = format!(
+        "there is nothing to sync: agentk of agent {agent} runs without GitOps (--no-gitops, or an agentk of GitLab)"
+    );
+    RequestError::new(Reason::UnknownService, what)
 }
 
 fn unknown(what: &str) -> RequestError {
