@@ -21,6 +21,7 @@
 
 pub mod admin;
 pub mod check_report;
+pub mod check_rights;
 mod client_protocol;
 pub mod cluster;
 pub mod connect;

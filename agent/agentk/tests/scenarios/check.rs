@@ -144,6 +144,8 @@ async fn successful_check_has_a_line_for_each_step() {
             "cluster: impersonation ok",
             "prometheus: query ok",
             "gitops: rights ok",
+            "notify: rights ok",
+            "graph: rights ok",
             "policy: file ok",
             "scope: --require-scope ok",
         ],
@@ -179,8 +181,9 @@ async fn audit_webhook_and_sources_of_alerts_have_lines() {
     let (ok, report) = check_with(&flags, directory.path(), &kas, cluster, cluster).await;
     assert!(!ok, "an API server is no relay: {report}");
     let last = steps(&report);
-    let expected = ["audit: --audit-listen ok", "alerts: Events ok", "alerts: Hubble Relay FAILED"];
-    assert_eq!(last[last.len() - 3..], expected, "{report}");
+    let expected =
+        ["audit: --audit-listen ok", "alerts: rights ok", "alerts: Events ok", "alerts: Hubble Relay FAILED"];
+    assert_eq!(last[last.len() - 4..], expected, "{report}");
     assert!(report.contains("events to 127.0.0.1:8444, path /audit") && report.contains(&key), "{report}");
     assert!(report.contains("agentk may list and watch events in all namespaces\n"), "{report}");
     let hubble = format!("http://127.0.0.1:{}", unused_port().await);

@@ -131,9 +131,22 @@ impl KubernetesService {
 
     /// Returns true if agentk itself may do this to `resource` (`pods`, `pods/log`) in all namespaces.
     pub async fn may(&self, verb: &str, group: &str, resource: &str) -> Result<bool, ServiceError> {
+        self.may_in(None, verb, group, resource).await
+    }
+
+    /// The same in one namespace, or in all.
+    pub(crate) async fn may_in(
+        &self,
+        namespace: Option<&str>,
+        verb: &str,
+        group: &str,
+        resource: &str,
+    ) -> Result<bool, ServiceError> {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-        let attributes =
-            json!({"verb": verb, "group": group, "resource": resource, "subresource": subresource});
+        let namespace = namespace.unwrap_or_default();
+        let attributes = json!({
+            "namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource,
+        });
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",

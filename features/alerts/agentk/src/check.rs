@@ -2,6 +2,7 @@
 
 use agentk_core::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
+    check_rights::{FeatureRights, NeededRights, RightsCheck},
     feature::{CheckContext, FeatureCheck, FeatureOptions},
     services::KubernetesService,
 };
@@ -13,8 +14,22 @@ use super::{AlertSources, options::AlertsOptions};
 /// The permissions for the alerts of policy engines.
 const EVENTS: [&str; 2] = ["list", "watch"];
 
+/// The rights of the pod that reports, and those for the policies whose names the drops of Hubble have.
+const OWN: &[NeededRights] = &[NeededRights {
+    group: "coordination.k8s.io",
+    resources: &["leases"],
+    verbs: &["get", "create", "update"],
+}];
+const POLICIES: &[NeededRights] = &[NeededRights {
+    group: "cilium.io",
+    resources: &["ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies"],
+    verbs: &["list", "watch"],
+}];
+const EFFECT: &str = "without the Lease each pod reports, and without the policies drops have no cause; see alerts of the chart";
+
 /// The subjects of the steps.
 struct AlertsCheck {
+    rights: RightsCheck,
     sources: AlertSources,
     kubernetes: KubernetesService,
     /// True if flags restrict agentk to namespaces.
@@ -28,7 +43,10 @@ pub(super) fn check(
 ) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
     let Some(sources) = AlertsOptions::sources(options.flags())? else { return Ok(None) };
     let CheckContext { kubernetes, is_scoped, .. } = context;
-    Ok(Some(Box::new(AlertsCheck { sources, kubernetes: kubernetes.clone(), is_scoped: *is_scoped })))
+    let everywhere = if sources.hubble.is_some() { POLICIES } else { &[] };
+    let rights = FeatureRights { subject: ServiceName::ALERTS, own: OWN, everywhere, effect: EFFECT };
+    let rights = RightsCheck::new(context, rights);
+    Ok(Some(Box::new(AlertsCheck { rights, sources, kubernetes: kubernetes.clone(), is_scoped: *is_scoped })))
 }
 
 impl FeatureCheck for AlertsCheck {
@@ -36,6 +54,8 @@ impl FeatureCheck for AlertsCheck {
         async move {
             report.set_subject(ServiceName::ALERTS);
             if cluster_answers {
+                let result = self.rights.check(report).await;
+                report.end(result);
                 let result = self.check_events(report).await;
                 report.end(result);
             }

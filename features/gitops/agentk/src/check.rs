@@ -58,6 +58,13 @@ impl GitopsCheck {
             return Ok(());
         }
         report.ok("rights", format!("agentk may write its inventories and its Lease in {namespace}"));
+        let events = rights::event_rights(cluster, namespace).await.map_err(failed("rights", REVIEW_HINT))?;
+        if !events.is_empty() {
+            report.warning(
+                "Events",
+                format!("agentk may not {}, so that projects have none", events.describe()),
+            );
+        }
         let hint = "the inventories of projects are ConfigMaps in the namespace of agentk";
         let projects = rights::stored_projects(cluster, namespace).await.map_err(failed("projects", hint))?;
         for project in projects {

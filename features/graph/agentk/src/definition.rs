@@ -6,7 +6,7 @@ use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOp
 use clap::Args;
 use proto::ServiceName;
 
-use super::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments};
+use super::{GraphHandler, GraphMetrics, GraphService, WatchedEnvironments, check};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {
@@ -16,7 +16,7 @@ pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     flags: GraphOptions::augment_args,
     is_enabled: |options| !options.flags::<GraphOptions>().no_graph,
     build,
-    check: None,
+    check: Some(check::check),
 };
 
 /// The flags of the graph.

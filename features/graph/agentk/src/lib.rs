@@ -5,6 +5,7 @@
 //! the identity of the caller list and watch.
 #![warn(missing_docs)]
 
+mod check;
 mod definition;
 mod environments;
 mod gzip;

@@ -6,7 +6,7 @@ use agentk_core::feature::{Feature, FeatureContext, FeatureDefinition, FeatureOp
 use clap::Args;
 use proto::ServiceName;
 
-use super::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics};
+use super::{EventSections, LEASE, Notify, NotifyHandler, NotifyMetrics, check};
 
 /// The feature, as agentk builds it.
 pub const DEFINITION: FeatureDefinition = FeatureDefinition {
@@ -16,7 +16,7 @@ pub const DEFINITION: FeatureDefinition = FeatureDefinition {
     flags: NotifyOptions::augment_args,
     is_enabled: |options| !options.flags::<NotifyOptions>().no_notify,
     build,
-    check: None,
+    check: Some(check::check),
 };
 
 /// The flags of project events.

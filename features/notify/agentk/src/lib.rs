@@ -14,6 +14,7 @@
 #![warn(missing_docs)]
 
 mod argocd;
+mod check;
 mod definition;
 mod flux;
 mod handler;

@@ -18,6 +18,9 @@ const OWN: [(&str, &str, &[&str]); 2] = [
     ("coordination.k8s.io", "leases", &["get", "create", "update"]),
 ];
 
+/// The rights for the Events about projects, in the namespace of agentk.
+const EVENTS: (&str, &str, &[&str]) = ("", "events", &["get", "create", "patch"]);
+
 /// The rights that one user of the cluster lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Missing(BTreeMap<Place, BTreeSet<&'static str>>);
@@ -41,12 +44,25 @@ pub(super) struct StoredProject {
     namespaces: Vec<String>,
 }
 
-/// Returns what agentk lacks in its own namespace.
+/// Returns the rights that agentk lacks for its inventories and its Lease.
 pub(super) async fn own_rights(own: &KubeCluster, namespace: &str) -> Result<Missing, ApiError> {
+    missing_in(own, namespace, &OWN).await
+}
+
+/// Returns the rights that agentk lacks for the Events about projects.
+pub(super) async fn event_rights(own: &KubeCluster, namespace: &str) -> Result<Missing, ApiError> {
+    missing_in(own, namespace, &[EVENTS]).await
+}
+
+async fn missing_in(
+    own: &KubeCluster,
+    namespace: &str,
+    rights: &[(&str, &str, &[&'static str])],
+) -> Result<Missing, ApiError> {
     let mut missing = Missing::default();
-    for (group, resource, verbs) in OWN {
-        let place =
-            Place { namespace: namespace.to_owned(), group: group.to_owned(), resource: resource.to_owned() };
+    for (group, resource, verbs) in rights {
+        let (group, resource) = ((*group).to_owned(), (*resource).to_owned());
+        let place = Place { namespace: namespace.to_owned(), group, resource };
         missing.review(own, &place, verbs).await?;
     }
     Ok(missing)
