@@ -206,34 +206,6 @@ async fn agentk_that_makes_no_diff_now_is_asked_again() {
     gitlab.assert_no_violations();
 }
 
-/// In real time, because Gitaly listens on loopback.
-#[tokio::test]
-async fn preview_is_not_made_again_after_a_reconnect() {
-    let (gitlab, _gitaly) = with_repository(CONFIGURATION).await;
-    gitlab.state().users = vec![User::new(1, "bot").with_api_token(BOT, 7)];
-    gitlab.state().merge_requests = vec![open(12, 7, 'a')];
-    let token = token_file(BOT);
-    let world =
-        World::with_gitlab(client(&gitlab).with_comment_token_file(Some(token.path())), TOKEN, |_| {});
-    start_features(&world);
-    let agent = world.agent_with_tunnels(pod(), 2).await;
-    // Each tunnel is that of a pod here.
-    let both = || [previews(&world, "created"), previews(&world, "unchanged")];
-    until("both have the preview", || both() == [1.0, 1.0]).await;
-    agent.stop().await;
-    world.tunnels(0).await;
-
-    let _agent = world.agent_with_tunnels(pod(), 2).await;
-    gitlab.state().merge_requests.push(open(13, 7, 'b'));
-    for _ in 0..10 {
-        pass(20).await;
-    }
-    until("the next merge request has its previews", || both().iter().sum::<f64>() >= 4.0).await;
-    pass(60).await;
-    assert_eq!(both(), [2.0, 2.0], "nothing is made again for the first one");
-    gitlab.assert_no_violations();
-}
-
 /// Returns the merge requests of a stand-in whose project has one, with the token of this file.
 fn merge_requests(gitlab: &StandIn, token: &NamedTempFile) -> GitLabMergeRequests {
     let mut state = gitlab.state();

@@ -10,7 +10,6 @@
 //! forks have none: each user of GitLab can open one, and a diff has values of the cluster.
 
 mod diff;
-mod kept;
 mod mac;
 mod note;
 mod schedule;
@@ -50,8 +49,7 @@ impl GitopsFeed {
     /// Writes the changes of each merge request of a project into a note. The future never completes.
     pub(super) async fn follow_merge_requests(&self, tunnel: &Tunnel, project: &ManifestProject, own: &str) {
         let Some(previewed) = self.previewed(project, own) else { return pending().await };
-        let mut pushes = self.service.pushes();
-        let mut progress = previewed.writer.progress.resume(self.agent().id, previewed.name, project);
+        let (mut pushes, mut progress) = (self.service.pushes(), PreviewProgress::default());
         let mut looks = LookTimes::new(Instant::now());
         loop {
             tokio::select! {

@@ -31,7 +31,7 @@ pub(super) struct LookTimes {
 }
 
 /// The merge requests that were previewed, by their numbers.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct PreviewProgress {
     attempts: HashMap<u64, Attempt>,
     /// The sections that are not written yet, with their commits: a diff is expensive for the cluster.
@@ -39,7 +39,7 @@ pub(super) struct PreviewProgress {
 }
 
 /// The last preview of a merge request.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Attempt {
     commit: String,
     is_done: bool,
@@ -104,11 +104,6 @@ impl PreviewProgress {
     /// Keeps a section until it is written.
     pub(super) fn keep_section(&mut self, request: &MergeRequest, section: &NoteSection) {
         self.sections.insert(request.number, (request.commit.clone(), section.clone()));
-    }
-
-    /// Returns the progress without the sections that are not written: they are large, and are made again.
-    pub(super) fn without_sections(self) -> Self {
-        Self { sections: HashMap::new(), ..self }
     }
 
     /// Notes the result of a preview.

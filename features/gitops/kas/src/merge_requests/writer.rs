@@ -12,7 +12,6 @@ use tokio::{
 };
 
 use super::{
-    kept::KeptProgress,
     mac::SectionAuthenticator,
     note::{MARKER, NoteSection, replace_section},
 };
@@ -37,8 +36,6 @@ pub(crate) struct NoteWriter {
     store: Arc<dyn Store>,
     replica: ReplicaId,
     turn: Semaphore,
-    /// The progress of the projects whose agents have no tunnel here now.
-    pub(super) progress: KeptProgress,
     /// The last lists of merge requests by project and target branch.
     lists: Mutex<HashMap<(u64, String), RecentList>>,
 }
@@ -73,8 +70,7 @@ pub(super) enum PreviewResult {
 
 impl NoteWriter {
     pub(crate) fn new(api: Arc<dyn MergeRequestApi>, store: Arc<dyn Store>, replica: ReplicaId) -> Self {
-        let (progress, lists) = (KeptProgress::default(), Mutex::default());
-        Self { api, store, replica, turn: Semaphore::new(1), progress, lists }
+        Self { api, store, replica, turn: Semaphore::new(1), lists: Mutex::default() }
     }
 
     /// Returns the open merge requests of a project into a branch.
