@@ -258,15 +258,47 @@ async fn note_of_kas_is_found_among_huge_ones() {
     let (gitlab, token) = (standin().await, token_file(BOT));
     let api = merge_requests(&gitlab, &token);
     let text = format!("{MARKER}\none");
-    for huge in ["x".repeat(1_000_000), "\u{1}".repeat(1_000_000)] {
+    for (huge, strangers) in [("x".repeat(1_000_000), 12), ("\u{1}".repeat(1_000_000), 2)] {
         let strange = PostedNote { body: huge, ..forged(12) };
         let own = PostedNote { author: 1, body: text.clone(), ..forged(12) };
-        gitlab.state().notes = vec![strange; 12];
+        gitlab.state().notes = vec![strange; strangers];
         assert_eq!(api.own_note(PLACE, MARKER).await.unwrap(), None);
         gitlab.state().notes.push(own);
-        let found = Some(MergeRequestNote { id: 13, body: text.clone() });
+        let found = Some(MergeRequestNote { id: strangers as u64 + 1, body: text.clone() });
         assert_eq!(api.own_note(PLACE, MARKER).await.unwrap(), found);
     }
+    gitlab.assert_no_violations();
+}
+
+/// In real time, because Gitaly listens on loopback.
+#[tokio::test]
+async fn huge_notes_of_a_stranger_hold_up_one_merge_request_only() {
+    let (gitlab, _gitaly) = with_repository(CONFIGURATION).await;
+    gitlab.state().users = vec![User::new(1, "bot").with_api_token(BOT, 7)];
+    // The last one is the first of the list.
+    gitlab.state().merge_requests = vec![open(12, 7, 'a'), open(13, 7, 'b')];
+    gitlab.state().notes = vec![PostedNote { body: "\u{1}".repeat(1_000_000), ..forged(13) }; 4];
+    let token = token_file(BOT);
+    let world =
+        World::with_gitlab(client(&gitlab).with_comment_token_file(Some(token.path())), TOKEN, |_| {});
+    start_features(&world);
+    let _agent = world.agent(pod()).await;
+    // Each tunnel is that of a pod here.
+    until("both searches have ended", || previews(&world, "refused") >= 2.0).await;
+    until("the other one has its note", || own_notes(&gitlab, 12).len() == 1).await;
+    assert_eq!(previews(&world, "refused"), 2.0, "the next search is in 10 min");
+    assert!(own_notes(&gitlab, 13).is_empty(), "it may have a note of kas behind the huge ones");
+    assert!(gitlab.requests(Endpoint::Notes) < 20, "few requests for the huge notes");
+    let requests = |result: &str| {
+        let labels = format!("endpoint=\"merge_request_notes\",result=\"{result}\"");
+        format!("kas_gitlab_requests_total{{{labels}}}")
+    };
+    assert_eq!(
+        world.metric(&requests("too-large")),
+        4.0,
+        "a page of 50 notes, and one of 5, for each tunnel"
+    );
+    assert!(!world.has_metric(&requests("failed")), "no fault of GitLab");
     gitlab.assert_no_violations();
 }
 

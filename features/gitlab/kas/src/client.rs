@@ -202,18 +202,19 @@ impl GitLabClient {
         self.send(Method::GET, endpoint, ids, query, Bytes::new(), credential).await
     }
 
-    /// Sends a GET request for a page to the public endpoint of an object. Returns `None` if the page is too large.
+    /// Sends a GET request for a page to the public endpoint of an object. Returns the page, or `None` if it is too large, and the bytes that
+    /// kas has read of it.
     pub(super) async fn get_page<T: DeserializeOwned>(
         &self,
         endpoint: Endpoint,
         ids: ObjectIds<'_>,
         query: &[(&str, &str)],
         credential: Credential<'_>,
-    ) -> Result<Option<T>, GitLabError> {
+    ) -> Result<(Option<T>, usize), GitLabError> {
         let prepared = self.prepare(Method::GET, endpoint, ids, query, Bytes::new(), credential)?;
-        match self.send_with_retries(&prepared, Instant::now() + TOTAL_TIMEOUT).await {
-            Ok(page) => Ok(Some(page)),
-            Err(failure) if failure.is_too_large => Ok(None),
+        match self.exchange_with_retries(&prepared, Instant::now() + TOTAL_TIMEOUT, parse_page).await {
+            Ok((page, bytes)) => Ok((Some(page), bytes)),
+            Err(failure) if failure.is_too_large => Ok((None, endpoint.max_body())),
             Err(failure) => Err(failure.error),
         }
     }
@@ -305,7 +306,8 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let prepared = self.prepare(method, endpoint, ids, query, body, credential)?;
-        let sent = self.send_with_retries(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
+        let deadline = Instant::now() + TOTAL_TIMEOUT;
+        let sent = self.exchange_with_retries(&prepared, deadline, response::parse).await;
         sent.map_err(|failure| failure.error)
     }
 
@@ -335,17 +337,19 @@ impl GitLabClient {
         Ok(Prepared { method, endpoint, url, headers, body })
     }
 
-    async fn send_with_retries<T: DeserializeOwned>(
+    async fn exchange_with_retries<T>(
         &self,
         prepared: &Prepared,
         deadline: Instant,
+        parse: fn(&Response<Bytes>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let mut attempt = 0;
         loop {
-            let failure = match self.attempt(prepared, deadline).await {
-                Ok(value) => return Ok(value),
-                Err(failure) => failure,
-            };
+            let failure =
+                match self.exchange_in_time(prepared, deadline).await.and_then(|response| parse(&response)) {
+                    Ok(value) => return Ok(value),
+                    Err(failure) => failure,
+                };
             if !failure.retryable || !prepared.endpoint.is_retried() {
                 return Err(failure);
             }
@@ -403,15 +407,6 @@ impl GitLabClient {
         exchanged.map_err(|failure| failure.error)
     }
 
-    /// Waits until the request may be sent, sends it and parses the response.
-    async fn attempt<T: DeserializeOwned>(
-        &self,
-        prepared: &Prepared,
-        deadline: Instant,
-    ) -> Result<T, Failure> {
-        response::parse(&self.exchange_in_time(prepared, deadline).await?)
-    }
-
     /// Waits until the request may be sent, sends it and reads the response.
     async fn exchange_in_time(
         &self,
@@ -454,13 +449,12 @@ impl GitLabClient {
         let (head, body) = response.into_parts();
         let most = prepared.endpoint.max_body();
         let body = Limited::new(body, most).collect().await.map_err(|error| {
-            let is_too_large = error.is::<LengthLimitError>();
-            let what = if is_too_large {
-                format!("its response is larger than {most} bytes")
-            } else {
-                ErrorChain(&*error).to_string()
-            };
-            (AttemptResult::Failed, Failure { is_too_large, ..Failure::unavailable(what, !is_too_large) })
+            if error.is::<LengthLimitError>() {
+                let what = format!("its response is larger than {most} bytes");
+                let failure = Failure { is_too_large: true, ..Failure::unavailable(what, false) };
+                return (AttemptResult::TooLarge, failure);
+            }
+            (AttemptResult::Failed, Failure::unavailable(ErrorChain(&*error).to_string(), true))
         })?;
         Ok(Response::from_parts(head, body.to_bytes()))
     }
@@ -483,6 +477,11 @@ pub(super) async fn read_token(file: &Path, key: &str) -> Result<SecretString, S
     let read = spawn_blocking(move || files::read_text(&file)).await;
     let text = read.unwrap_or_else(|error| Err(io::Error::other(error)));
     text.map(|text| SecretString::from(text.trim())).map_err(|error| format!("{key} cannot be read: {error}"))
+}
+
+/// Returns the value of a page, and the bytes of its body.
+fn parse_page<T: DeserializeOwned>(response: &Response<Bytes>) -> Result<(T, usize), Failure> {
+    Ok((response::parse(response)?, response.body().len()))
 }
 
 /// Encodes the parameters of a query.

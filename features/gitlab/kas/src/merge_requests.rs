@@ -3,6 +3,8 @@
 //! The endpoints are public: requests have a token of the operator, which needs the scope `api` and the role Reporter in the project, and
 //! not the JWT of kas.
 
+mod note_budget;
+
 use std::path::PathBuf;
 
 use futures_util::future::BoxFuture;
@@ -15,7 +17,9 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 use sha2::Sha256;
+use tokio::time::Instant;
 
+use self::note_budget::NoteBudget;
 use super::{
     Credential, Endpoint, GitLabClient, GitLabError,
     client::{ObjectIds, read_token},
@@ -66,6 +70,7 @@ struct NoteSearch<'a> {
     token: &'a SecretString,
     user: UserEntry,
     marker: &'a str,
+    budget: NoteBudget,
 }
 
 /// The result of a page.
@@ -112,9 +117,10 @@ impl GitLabMergeRequests {
         let user: UserEntry = self.read(Endpoint::CurrentUser, ("", ""), &[], &token).await?;
         let (project, number) = (place.project.to_string(), place.merge_request.to_string());
         let ids = ObjectIds { project: &project, object: &number, ..ObjectIds::default() };
-        let search = NoteSearch { ids, token: &token, user, marker };
+        let budget = NoteBudget::new(Instant::now());
+        let mut search = NoteSearch { ids, token: &token, user, marker, budget };
         for page in 1..=MAX_PAGES {
-            match self.search_page(&search, page, &PAGE_SIZES).await? {
+            match self.search_page(&mut search, page, &PAGE_SIZES).await? {
                 PageSearch::Found(note) => return Ok(Some(note)),
                 PageSearch::End => return Ok(None),
                 PageSearch::Further => {}
@@ -129,12 +135,12 @@ impl GitLabMergeRequests {
     /// Looks for the note of kas on a page. A page that is too large is read as several of the next size.
     fn search_page<'a>(
         &'a self,
-        search: &'a NoteSearch<'_>,
+        search: &'a mut NoteSearch<'_>,
         page: u32,
         sizes: &'a [u32],
-    ) -> BoxFuture<'a, Result<PageSearch, GitLabError>> {
+    ) -> BoxFuture<'a, Result<PageSearch, MergeRequestError>> {
         Box::pin(async move {
-            // GitLab accepts no note that is larger than a page of one may be.
+            // By default a note has at most 1 MiB; a larger one is skipped.
             let [size, smaller @ ..] = sizes else { return Ok(PageSearch::Further) };
             if let Some(notes) = self.read_notes(search, page, *size).await? {
                 return Ok(search.find(notes));
@@ -153,10 +159,15 @@ impl GitLabMergeRequests {
     /// Returns the notes of a page, the oldest ones first, or `None` if it is too large.
     async fn read_notes(
         &self,
-        search: &NoteSearch<'_>,
+        search: &mut NoteSearch<'_>,
         page: u32,
         size: u32,
-    ) -> Result<Option<Vec<NoteEntry>>, GitLabError> {
+    ) -> Result<Option<Vec<NoteEntry>>, MergeRequestError> {
+        if !search.budget.take_request(Instant::now()) {
+            let what = "not written: kas has not found its note within the requests, the bytes and the time of a search. \
+                        Delete huge notes of the merge request";
+            return Err(MergeRequestError::Refused(what.to_owned()));
+        }
         let (page, size) = (page.to_string(), size.to_string());
         let query = [
             ("activity_filter", "only_comments"),
@@ -166,7 +177,10 @@ impl GitLabMergeRequests {
             ("page", &*page),
         ];
         let credential = Credential::User(search.token);
-        self.client.get_page(Endpoint::MergeRequestNotes, search.ids, &query, credential).await
+        let (notes, bytes) =
+            self.client.get_page(Endpoint::MergeRequestNotes, search.ids, &query, credential).await?;
+        search.budget.take_bytes(bytes);
+        Ok(notes)
     }
 }
 

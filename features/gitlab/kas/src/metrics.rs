@@ -27,6 +27,8 @@ struct RequestLabels {
 pub(super) enum AttemptResult {
     Status(StatusCode),
     Timeout,
+    /// The body is larger than kas reads. Strangers can make it so, which is no fault of GitLab.
+    TooLarge,
     /// No connection, or no HTTP.
     Failed,
 }
@@ -66,6 +68,7 @@ impl GitLabMetrics {
                 _ => "5xx",
             },
             AttemptResult::Timeout => "timeout",
+            AttemptResult::TooLarge => "too-large",
             AttemptResult::Failed => "failed",
         };
         self.requests.get_or_create(&RequestLabels { endpoint, result }).inc();
