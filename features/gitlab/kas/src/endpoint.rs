@@ -121,8 +121,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the largest body of a response, in bytes. The agents of a job are the largest ones: some hundred bytes each. A note has up to
-    /// 1,000,000 characters, each with up to six bytes.
+    /// Returns the largest body of a response, in bytes. The agents of a job are the largest ones: some hundred bytes each. By default a note
+    /// has at most 1 MiB, each byte of which is up to six bytes of JSON; a larger one is skipped.
     pub(super) fn max_body(self) -> usize {
         if self == Self::MergeRequestNotes { 8 << 20 } else { 4 << 20 }
     }
