@@ -96,7 +96,7 @@ async fn correct_requests_are_answered() {
     }
     for (agent, access_type, key, csrf, status) in [
         (7, "personal_access_token", "glpat-a", None, 200),
-        (7, "personal_access_token", "glpat-b", None, 401),
+        (7, "personal_access_token", "glpat-b", None, 400),
         (8, "personal_access_token", "glpat-a", None, 404),
         (7, "session_cookie", "cookie", Some("csrf"), 200),
         (7, "session_cookie", "cookie", Some("other"), 401),

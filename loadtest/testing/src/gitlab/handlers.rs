@@ -21,7 +21,7 @@ use crate::gitlab::{
         AccessType, AuthorizeBody, ConfigurationBody, EventsBody, KasRequest, UsageBody, Violation, check,
         parse, violation,
     },
-    state::{AgentAccess, Job, State},
+    state::{AccessToken, AgentAccess, Job, State},
 };
 
 /// The counters that GitLab accepts.
@@ -222,10 +222,15 @@ fn authorize_proxy_user(state: &State, body: &AuthorizeBody) -> Result<Answer, V
         return Err(violation(400, "access_key is empty"));
     }
     let user = match (body.access_type, &body.csrf_token) {
-        (AccessType::PersonalAccessToken, _) => state.users.iter().find(|user| {
+        (AccessType::PersonalAccessToken, _) => {
+            let has = |token: &AccessToken| token.token == body.access_key;
+            if !state.users.iter().any(|user| user.tokens.iter().any(has)) {
+                return Ok((400, message("400 Bad request - Unable to get user from request data")));
+            }
             let scoped = |scopes: &[String]| scopes.iter().any(|scope| scope == "k8s_proxy");
-            user.tokens.iter().any(|token| token.token == body.access_key && scoped(&token.scopes))
-        }),
+            let admits = |token: &AccessToken| has(token) && scoped(&token.scopes);
+            state.users.iter().find(|user| user.tokens.iter().any(admits))
+        }
         (AccessType::SessionCookie, Some(csrf)) if !csrf.trim().is_empty() => {
             state.users.iter().find(|user| {
                 let mut sessions = user.sessions.iter();
