@@ -9,7 +9,9 @@ use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use testing::gitlab::{Agent, AgentAccess, Endpoint, Fault, Job, Project, StandIn, User, sign_for_gitlab};
+use testing::gitlab::{
+    Account, Agent, AgentAccess, Endpoint, Fault, Job, Project, StandIn, User, sign_for_gitlab,
+};
 
 const AGENT_INFO: &str = "/internal/agents/agentk/agent_info";
 const CONFIGURATION: &str = "/internal/kubernetes/agent_configuration";
@@ -200,6 +202,18 @@ async fn incorrect_request_is_refused_and_recorded() {
         assert_eq!((answered, violations.len()), (status, before + 1), "{rule}: {violations:?}");
         assert!(violations.last().unwrap().contains(rule), "{violations:?}");
     }
+}
+
+#[tokio::test]
+async fn blocked_and_deactivated_users_may_not_use_the_public_api() {
+    let gitlab = gitlab().await;
+    for (account, status) in [(Account::Active, 200), (Account::Blocked, 403), (Account::Deactivated, 403)] {
+        gitlab.state().set_account("alice", account);
+        let request = without(request(&gitlab, "GET", "/user", None), "gitlab-kas-api-request");
+        let request = with(request, "authorization", "Bearer glpat-a");
+        assert_eq!(send(&gitlab, request).await.0, status, "{account:?}");
+    }
+    gitlab.assert_no_violations();
 }
 
 #[tokio::test]
