@@ -64,6 +64,9 @@ impl Company {
             let token = certificates.authority.with_file_name("comment-token");
             fs::write(&token, format!("{BOT}\n")).unwrap();
             section["comment_token_file"] = json!(token);
+            let rules = certificates.authority.with_file_name("disabled.yaml");
+            fs::write(&rules, "rules: []\n").unwrap();
+            options.sections.push(("disabled", json!({"file": rules})));
             options.sections.push(("gitlab", section));
             options.sections.push(("web", json!({"listen": {"address": "127.0.0.1:0"}})));
             options.configuration = Some(json!({"poll_period": "1s"}));
@@ -103,6 +106,15 @@ impl Company {
         command.args(arguments).args(["--server", &self.installation.kas.url("")]);
         let token: PathBuf = self.installation.directory().join("job-token");
         command.arg("--token-file").arg(token).output().unwrap()
+    }
+
+    /// Disables a caller, as the operator of kas does.
+    fn disable(&self, caller: &str) {
+        let rules = self.installation.directory().join("disabled.yaml");
+        let mut command: Command = Kas::command();
+        command.args(["disable", "--caller", caller, "--reason", "account blocked", "--file"]).arg(rules);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Returns the status of the manifests, as the job sees it.
@@ -199,9 +211,10 @@ fn employ(gitlab: &GitLab) {
     let roles = ["reporter", "developer"].map(str::to_owned).to_vec();
     let projects = vec![Membership { id: PROJECT_ID, roles }];
     let access = AgentAccess::User { projects, groups: Vec::new() };
+    let carol = User::new(13, "carol").with_token("glpat-carol");
     let dave = User::new(14, "dave").with_token("glpat-dave").with_session("dave-cookie", "dave-csrf");
-    state.users.extend([User::new(10, "alice"), User::new(11, "bob"), User::new(13, "carol")]);
-    state.users.push(dave.with_access(GitLab::AGENT, access));
+    state.users.extend([User::new(10, "alice"), User::new(11, "bob")]);
+    state.users.extend([carol, dave].map(|user| user.with_access(GitLab::AGENT, access.clone())));
     state.users.push(User::new(12, "bot").with_api_token(BOT, PROJECT_ID));
     let oauth = &mut state.oauth;
     oauth.applications.insert(APPLICATION.to_owned(), None);
@@ -321,6 +334,7 @@ fn company_deploys_finds_a_fault_and_lets_a_person_go() {
     // An administrator blocks carol, which drops her jobs, and deletes dave: all streams of both end, and the page forgets them.
     let (carol, dave) = (company.log_in("carol"), company.log_in("dave"));
     let job = format!("Authorization: Bearer ci:{AGENT}:{JOB_OF_CAROL}");
+    let token_of_carol = format!("Authorization: Bearer pat:{AGENT}:glpat-carol");
     let token = format!("Authorization: Bearer pat:{AGENT}:glpat-dave");
     let id = format!("Gitlab-Agent-Id: {AGENT}");
     let cookie = ["Cookie: _gitlab_kas=dave-cookie", &*id, "X-Csrf-Token: dave-csrf"];
@@ -331,6 +345,7 @@ fn company_deploys_finds_a_fault_and_lets_a_person_go() {
         ("token of dave", company.watch(production, &[&token])),
         ("cookie of dave", company.watch(production, &cookie)),
     ];
+    let mut of_token = company.watch(production, &[&token_of_carol]);
     {
         let mut state = company.gitlab.standin.state();
         state.set_account("carol", Account::Blocked);
@@ -344,6 +359,10 @@ fn company_deploys_finds_a_fault_and_lets_a_person_go() {
         assert_eq!(person.get(&project).status, 401);
         assert_eq!(person.get("/web/v1/session").status, 204, "there is no session");
     }
+    // GitLab accepts the personal access token of a blocked user, so that the operator of kas disables carol.
+    assert!(of_token.runs(), "the token of carol goes on");
+    company.disable("gitlab:user:carol");
+    eventually("the watch with the token of carol ends", || !of_token.runs());
 
     // Alice leaves the company: her watch ends, and nothing of the agent is left to her. Bob goes on.
     let (mut of_alice, mut of_bob) = (alice.watch(production), bob.watch(production));
