@@ -46,7 +46,9 @@ pub(crate) struct Memberships<'a> {
     /// The selectors of Applications of `app.k8s.io`, by namespace.
     selectors: HashMap<Text, Vec<MemberSelector<'a>>>,
     /// The namespaces with more Applications than are looked at.
-    crowded: BTreeSet<Text>,
+    crowded: HashSet<Text>,
+    /// Those of them whose objects were looked up.
+    crowded_of_objects: BTreeSet<Text>,
     known: HashMap<u32, Arc<[Text]>>,
     /// The objects with more Applications than an object has.
     cut: usize,
@@ -288,7 +290,7 @@ impl<'a> Memberships<'a> {
                 selectors.entry(Arc::clone(&facts.namespace)).or_default().push(found);
             }
         }
-        let mut crowded = BTreeSet::new();
+        let mut crowded = HashSet::new();
         for (namespace, of_namespace) in &mut selectors {
             if of_namespace.len() > MAX_APPLICATIONS {
                 crowded.insert(Arc::clone(namespace));
@@ -296,12 +298,13 @@ impl<'a> Memberships<'a> {
             of_namespace.sort_unstable_by_key(|selector| selector.application);
             of_namespace.truncate(MAX_APPLICATIONS);
         }
-        Self { graph, access, projects, selectors, crowded, known: HashMap::new(), cut: 0 }
+        let (known, crowded_of_objects) = (HashMap::new(), BTreeSet::new());
+        Self { graph, access, projects, selectors, crowded, crowded_of_objects, known, cut: 0 }
     }
 
     /// Returns the reasons why members of Applications may be missing, for the objects whose groups were asked for.
     pub(crate) fn partial(&self) -> Vec<String> {
-        let crowded = self.crowded.iter().map(|namespace| {
+        let crowded = self.crowded_of_objects.iter().map(|namespace| {
             format!("Application: only the first {MAX_APPLICATIONS} of the namespace {namespace}, by name, have members")
         });
         let cut = (self.cut > 0).then(|| {
@@ -344,8 +347,11 @@ impl<'a> Memberships<'a> {
         all
     }
 
-    fn own(&self, entry: &Entry) -> Vec<Text> {
+    fn own(&mut self, entry: &Entry) -> Vec<Text> {
         let facts = &entry.facts;
+        if self.crowded.contains(&facts.namespace) {
+            self.crowded_of_objects.insert(Arc::clone(&facts.namespace));
+        }
         let renamed = facts.groups.iter().map(|id| {
             let project = id.strip_prefix("applyset:").and_then(|set| self.projects.get(set));
             project.map_or_else(|| Arc::clone(id), |project| format!("gitops:{project}").into())

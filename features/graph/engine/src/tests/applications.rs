@@ -241,3 +241,24 @@ fn query_selects_namespaces() {
         world.graph.applications(&query_of("namespace=b"), &Access::of_agent(), NOW, ApplicationDetail::Full);
     assert_eq!(shown(&in_b.applications), ["b/bank: "]);
 }
+
+#[test]
+fn crowded_namespace_is_named_to_those_who_ask_for_it() {
+    let mut world = shop();
+    for n in 0..201 {
+        let metadata = json!({"namespace": "b"});
+        let selector = json!({"matchLabels": {"part": "bank"}});
+        let fields = json!({"metadata": metadata, "spec": {"selector": selector}});
+        world.apply(object(API, "Application", &format!("app-{n:04}"), &fields));
+    }
+    let crowded = "Application: only the first 200 of the namespace b, by name, have members";
+    for (query, expected) in [("namespace=a", None), ("namespace=b", Some(crowded))] {
+        let (query, access) = (query_of(query), Access::of_agent());
+        let groups = world.graph.groups(&query, &access, NOW).partial;
+        let applications = world.graph.applications(&query, &access, NOW, ApplicationDetail::Full).partial;
+        for partial in [groups, applications] {
+            let found = partial.iter().map(String::as_str).find(|it| it.starts_with("Application: only"));
+            assert_eq!(found, expected, "{partial:?}");
+        }
+    }
+}
