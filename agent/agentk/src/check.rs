@@ -91,7 +91,7 @@ impl CheckCommand {
         let context = CheckContext {
             kubernetes: kubernetes.clone(),
             namespace: namespace.unwrap_or_else(|| "default".to_owned()),
-            is_scoped: options.namespaces.is_some(),
+            scope: options.namespaces.as_ref().map(|scope| scope.namespaces.clone()),
         };
         // In this order, so that the first error is that of running agentk.
         let policy = options.policy_file.clone();

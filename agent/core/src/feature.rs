@@ -60,8 +60,8 @@ pub struct CheckContext {
     pub kubernetes: KubernetesService,
     /// The namespace of agentk.
     pub namespace: String,
-    /// True if flags restrict agentk to namespaces.
-    pub is_scoped: bool,
+    /// The namespaces to which flags restrict agentk.
+    pub scope: Option<Vec<String>>,
 }
 
 /// The steps of `agentk check` for a feature that is turned on.

@@ -26,7 +26,8 @@ async fn kas(answer: DialResponse) -> u16 {
     port
 }
 
-/// Starts a cluster in which agentk may not list secrets, and which is a Prometheus as well. Returns its port.
+/// Starts a cluster in which agentk may not list secrets, nor services in the namespace `shop`, and which is a Prometheus as well. Returns
+/// its port.
 #[allow(clippy::unwrap_used, reason = "test support")]
 async fn cluster() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -40,7 +41,8 @@ async fn cluster() -> u16 {
             "/api/v1/query" => (200, "{}"),
             "/api/v1/namespaces/default/configmaps" => (200, r#"{"items": []}"#),
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => {
-                if review.contains("secrets") {
+                let is_in_shop = review.contains(r#""shop""#) && review.contains(r#""services""#);
+                if review.contains("secrets") || is_in_shop {
                     (201, r#"{"status": {"allowed": false}}"#)
                 } else {
                     (201, r#"{"status": {"allowed": true}}"#)
@@ -158,6 +160,25 @@ async fn successful_check_has_a_line_for_each_step() {
     assert!(report.contains(impersonation), "{report}");
     assert!(report.contains("; agentk may not list secrets\n"), "{report}");
     assert!(!report.contains("agent-token"), "{report}");
+}
+
+#[tokio::test]
+async fn rights_are_checked_in_the_namespaces_of_the_scope() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kas, cluster) = (kas(DialResponse::Accept(ReplicaId::random())).await, cluster().await);
+    let kas = format!("ws://127.0.0.1:{kas}");
+    let many = (0..11).map(|number| format!("web-{number}")).collect::<Vec<_>>().join(",");
+    for (namespaces, expected) in [
+        ("web", "ok      agentk has them all in the namespaces of --namespaces"),
+        (&*many, "ok      agentk has them all in the first 10 of the 11 namespaces of --namespaces"),
+        ("web,shop", "warning agentk may not list, watch services in shop: the graph is without these; "),
+    ] {
+        let flags = ["--namespaces", namespaces];
+        let (ok, report) = check_with(&flags, directory.path(), &kas, cluster, cluster).await;
+        assert!(ok, "{report}");
+        let line = report.lines().find(|line| line.starts_with("graph: rights")).unwrap();
+        assert!(line.contains(expected), "{line}");
+    }
 }
 
 #[tokio::test]

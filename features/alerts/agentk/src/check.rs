@@ -2,7 +2,7 @@
 
 use agentk_core::{
     check_report::{CheckReport, REVIEW_HINT, StepError, failed},
-    check_rights::{FeatureRights, NeededRights, RightsCheck},
+    check_rights::{FeatureRights, NeededRight, RightsCheck},
     feature::{CheckContext, FeatureCheck, FeatureOptions},
     services::KubernetesService,
 };
@@ -12,20 +12,15 @@ use proto::ServiceName;
 use super::{AlertSources, options::AlertsOptions};
 
 /// The permissions for the alerts of policy engines.
-const EVENTS: [&str; 2] = ["list", "watch"];
+const EVENTS: NeededRight = look("", "events");
 
 /// The rights of the pod that reports, and those for the policies whose names the drops of Hubble have.
-const OWN: &[NeededRights] = &[NeededRights {
-    group: "coordination.k8s.io",
-    resources: &["leases"],
-    verbs: &["get", "create", "update"],
-}];
-const POLICIES: &[NeededRights] = &[NeededRights {
-    group: "cilium.io",
-    resources: &["ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies"],
-    verbs: &["list", "watch"],
-}];
-const EFFECT: &str = "without the Lease each pod reports, and without the policies drops have no cause; see alerts of the chart";
+const OWN: &[NeededRight] =
+    &[NeededRight { group: "coordination.k8s.io", resource: "leases", verbs: &["get", "create", "update"] }];
+const POLICIES: NeededRight = look("cilium.io", "ciliumnetworkpolicies");
+const CLUSTER_POLICIES: NeededRight = look("cilium.io", "ciliumclusterwidenetworkpolicies");
+const EFFECT: &str = "without the Lease each pod reports, without the policies drops have no cause, and without Events there are no violations; see alerts of \
+     the chart";
 
 /// The subjects of the steps.
 struct AlertsCheck {
@@ -42,11 +37,26 @@ pub(super) fn check(
     context: &CheckContext,
 ) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
     let Some(sources) = AlertsOptions::sources(options.flags())? else { return Ok(None) };
-    let CheckContext { kubernetes, is_scoped, .. } = context;
-    let everywhere = if sources.hubble.is_some() { POLICIES } else { &[] };
-    let rights = FeatureRights { subject: ServiceName::ALERTS, own: OWN, everywhere, effect: EFFECT };
-    let rights = RightsCheck::new(context, rights);
-    Ok(Some(Box::new(AlertsCheck { rights, sources, kubernetes: kubernetes.clone(), is_scoped: *is_scoped })))
+    let (kubernetes, is_scoped) = (context.kubernetes.clone(), context.scope.is_some());
+    let rights = RightsCheck::new(context, rights(&sources, is_scoped));
+    Ok(Some(Box::new(AlertsCheck { rights, sources, kubernetes, is_scoped })))
+}
+
+/// Returns the rights. Those for Events have a step of their own, unless they are in the namespaces of a scope.
+fn rights(sources: &AlertSources, is_scoped: bool) -> FeatureRights {
+    let (mut everywhere, mut cluster) = (Vec::new(), Vec::new());
+    if sources.hubble.is_some() {
+        everywhere.push(POLICIES);
+        cluster.push(CLUSTER_POLICIES);
+    }
+    if sources.policy_engines && is_scoped {
+        everywhere.push(EVENTS);
+    }
+    FeatureRights { subject: ServiceName::ALERTS, own: OWN, everywhere, cluster, effect: EFFECT }
+}
+
+const fn look(group: &'static str, resource: &'static str) -> NeededRight {
+    NeededRight { group, resource, verbs: &["list", "watch"] }
 }
 
 impl FeatureCheck for AlertsCheck {
@@ -67,14 +77,13 @@ impl FeatureCheck for AlertsCheck {
 }
 
 impl AlertsCheck {
-    /// Checks the rights for the Events of policy engines. With a scope, agentk needs them in its namespaces only, where it tries them at
-    /// its start.
+    /// Checks the rights for the Events of policy engines. With a scope, agentk needs them in its namespaces only.
     async fn check_events(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
         if !self.sources.policy_engines || self.is_scoped {
             return Ok(());
         }
-        for verb in EVENTS {
-            let allowed = self.kubernetes.may(verb, "", "events").await;
+        for verb in EVENTS.verbs {
+            let allowed = self.kubernetes.may(verb, EVENTS.group, EVENTS.resource).await;
             if !allowed.map_err(failed("Events", REVIEW_HINT))? {
                 let what = format!(
                     "agentk may not {verb} events in all namespaces, so that it reports no violations"

@@ -1,41 +1,32 @@
 //! The step of `agentk check` for the rights of the graph.
 
 use agentk_core::{
-    check_rights::{FeatureRights, NeededRights, RightsCheck},
+    check_rights::{FeatureRights, NeededRight, RightsCheck},
     feature::{CheckContext, FeatureCheck, FeatureOptions},
 };
 use proto::ServiceName;
+use resource_graph::{BuiltInResource, built_in_resources};
 
-const LOOK: &[&str] = &["list", "watch"];
+/// The resource of a program that the chart grants, too.
+const APPLICATIONS: NeededRight = right("app.k8s.io", "applications");
 
-/// The resources of Kubernetes. Those of programs are not known before they are installed.
-const EVERYWHERE: &[NeededRights] = &[
-    of("", &["namespaces", "nodes", "persistentvolumes", "pods", "replicationcontrollers", "services"]),
-    of("", &["persistentvolumeclaims", "configmaps", "serviceaccounts", "resourcequotas", "events"]),
-    of("apps", &["deployments", "replicasets", "statefulsets", "daemonsets"]),
-    of("batch", &["jobs", "cronjobs"]),
-    of("networking.k8s.io", &["ingresses", "networkpolicies"]),
-    of("gateway.networking.k8s.io", &["gateways", "httproutes", "grpcroutes"]),
-    of("discovery.k8s.io", &["endpointslices"]),
-    of("autoscaling", &["horizontalpodautoscalers"]),
-    of("policy", &["poddisruptionbudgets"]),
-    of("storage.k8s.io", &["storageclasses"]),
-    of("rbac.authorization.k8s.io", &["rolebindings", "roles", "clusterrolebindings", "clusterroles"]),
-    of("admissionregistration.k8s.io", &["validatingwebhookconfigurations", "mutatingwebhookconfigurations"]),
-    of("apiregistration.k8s.io", &["apiservices"]),
-    of("apiextensions.k8s.io", &["customresourcedefinitions"]),
-    of("app.k8s.io", &["applications"]),
-];
+fn rights() -> FeatureRights {
+    let (mut everywhere, mut cluster) = (vec![APPLICATIONS], Vec::new());
+    for BuiltInResource { group, plural, is_namespaced, .. } in built_in_resources() {
+        let list = if *is_namespaced { &mut everywhere } else { &mut cluster };
+        list.push(right(group, plural));
+    }
+    FeatureRights {
+        subject: ServiceName::GRAPH,
+        own: &[],
+        everywhere,
+        cluster,
+        effect: "the graph is without these; set graph.enabled of the chart, or start agentk with --no-graph",
+    }
+}
 
-const RIGHTS: FeatureRights = FeatureRights {
-    subject: ServiceName::GRAPH,
-    own: &[],
-    everywhere: EVERYWHERE,
-    effect: "the graph is without these; set graph.enabled of the chart, or start agentk with --no-graph",
-};
-
-const fn of(group: &'static str, resources: &'static [&'static str]) -> NeededRights {
-    NeededRights { group, resources, verbs: LOOK }
+const fn right(group: &'static str, resource: &'static str) -> NeededRight {
+    NeededRight { group, resource, verbs: &["list", "watch"] }
 }
 
 /// Returns the step.
@@ -43,5 +34,5 @@ pub(super) fn check(
     _: &FeatureOptions<'_>,
     context: &CheckContext,
 ) -> anyhow::Result<Option<Box<dyn FeatureCheck>>> {
-    Ok(Some(Box::new(RightsCheck::new(context, RIGHTS))))
+    Ok(Some(Box::new(RightsCheck::new(context, rights()))))
 }

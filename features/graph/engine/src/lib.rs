@@ -53,6 +53,7 @@ pub use self::{
     loader::keep_loaded,
     query::{Query, QueryError},
     rate_limit::RateLimit,
+    resources::{BuiltInResource, built_in_resources},
     reviews::{ReviewError, Reviews},
     time::wait_until,
     viewer::{Shown, Viewer},

@@ -47,44 +47,68 @@ pub(crate) enum Tier {
     Events,
 }
 
+/// A resource that is loaded wherever the API server has it.
+#[derive(Clone, Copy, Debug)]
+pub struct BuiltInResource {
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+    /// The kind of its objects.
+    pub kind: &'static str,
+    /// The name of the resource.
+    pub plural: &'static str,
+    /// Its objects are in namespaces.
+    pub is_namespaced: bool,
+    tier: Tier,
+}
+
 /// The resources of Kubernetes, in the order in which they are loaded.
-const BUILT_IN: &[(&str, &str, Tier)] = &[
-    ("", "Namespace", Tier::Workloads),
-    ("", "Pod", Tier::Workloads),
-    ("apps", "Deployment", Tier::Workloads),
-    ("apps", "ReplicaSet", Tier::Workloads),
-    ("apps", "StatefulSet", Tier::Workloads),
-    ("apps", "DaemonSet", Tier::Workloads),
-    ("batch", "Job", Tier::Workloads),
-    ("batch", "CronJob", Tier::Workloads),
-    ("", "Service", Tier::Workloads),
-    ("networking.k8s.io", "Ingress", Tier::Workloads),
-    ("", "ReplicationController", Tier::Workloads),
-    ("gateway.networking.k8s.io", "Gateway", Tier::Workloads),
-    ("gateway.networking.k8s.io", "HTTPRoute", Tier::Workloads),
-    ("gateway.networking.k8s.io", "GRPCRoute", Tier::Workloads),
-    ("gateway.networking.k8s.io", "TLSRoute", Tier::Workloads),
-    ("gateway.networking.k8s.io", "TCPRoute", Tier::Workloads),
-    ("", "Node", Tier::Cluster),
-    ("", "PersistentVolumeClaim", Tier::Cluster),
-    ("", "PersistentVolume", Tier::Cluster),
-    ("storage.k8s.io", "StorageClass", Tier::Cluster),
-    ("discovery.k8s.io", "EndpointSlice", Tier::Cluster),
-    ("autoscaling", "HorizontalPodAutoscaler", Tier::Cluster),
-    ("policy", "PodDisruptionBudget", Tier::Cluster),
-    ("networking.k8s.io", "NetworkPolicy", Tier::Cluster),
-    ("", "ConfigMap", Tier::Cluster),
-    ("", "ServiceAccount", Tier::Cluster),
-    ("rbac.authorization.k8s.io", "RoleBinding", Tier::Cluster),
-    ("rbac.authorization.k8s.io", "ClusterRoleBinding", Tier::Cluster),
-    ("rbac.authorization.k8s.io", "Role", Tier::Cluster),
-    ("rbac.authorization.k8s.io", "ClusterRole", Tier::Cluster),
-    ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration", Tier::Cluster),
-    ("admissionregistration.k8s.io", "MutatingWebhookConfiguration", Tier::Cluster),
-    ("", "ResourceQuota", Tier::Cluster),
-    ("apiregistration.k8s.io", "APIService", Tier::Custom),
-    ("apiextensions.k8s.io", "CustomResourceDefinition", Tier::Custom),
-    ("", "Event", Tier::Events),
+const BUILT_IN: &[BuiltInResource] = &[
+    in_cluster("", "Namespace", "namespaces", Tier::Workloads),
+    in_namespaces("", "Pod", "pods", Tier::Workloads),
+    in_namespaces("apps", "Deployment", "deployments", Tier::Workloads),
+    in_namespaces("apps", "ReplicaSet", "replicasets", Tier::Workloads),
+    in_namespaces("apps", "StatefulSet", "statefulsets", Tier::Workloads),
+    in_namespaces("apps", "DaemonSet", "daemonsets", Tier::Workloads),
+    in_namespaces("batch", "Job", "jobs", Tier::Workloads),
+    in_namespaces("batch", "CronJob", "cronjobs", Tier::Workloads),
+    in_namespaces("", "Service", "services", Tier::Workloads),
+    in_namespaces("networking.k8s.io", "Ingress", "ingresses", Tier::Workloads),
+    in_namespaces("", "ReplicationController", "replicationcontrollers", Tier::Workloads),
+    in_namespaces("gateway.networking.k8s.io", "Gateway", "gateways", Tier::Workloads),
+    in_namespaces("gateway.networking.k8s.io", "HTTPRoute", "httproutes", Tier::Workloads),
+    in_namespaces("gateway.networking.k8s.io", "GRPCRoute", "grpcroutes", Tier::Workloads),
+    in_namespaces("gateway.networking.k8s.io", "TLSRoute", "tlsroutes", Tier::Workloads),
+    in_namespaces("gateway.networking.k8s.io", "TCPRoute", "tcproutes", Tier::Workloads),
+    in_cluster("", "Node", "nodes", Tier::Cluster),
+    in_namespaces("", "PersistentVolumeClaim", "persistentvolumeclaims", Tier::Cluster),
+    in_cluster("", "PersistentVolume", "persistentvolumes", Tier::Cluster),
+    in_cluster("storage.k8s.io", "StorageClass", "storageclasses", Tier::Cluster),
+    in_namespaces("discovery.k8s.io", "EndpointSlice", "endpointslices", Tier::Cluster),
+    in_namespaces("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", Tier::Cluster),
+    in_namespaces("policy", "PodDisruptionBudget", "poddisruptionbudgets", Tier::Cluster),
+    in_namespaces("networking.k8s.io", "NetworkPolicy", "networkpolicies", Tier::Cluster),
+    in_namespaces("", "ConfigMap", "configmaps", Tier::Cluster),
+    in_namespaces("", "ServiceAccount", "serviceaccounts", Tier::Cluster),
+    in_namespaces("rbac.authorization.k8s.io", "RoleBinding", "rolebindings", Tier::Cluster),
+    in_cluster("rbac.authorization.k8s.io", "ClusterRoleBinding", "clusterrolebindings", Tier::Cluster),
+    in_namespaces("rbac.authorization.k8s.io", "Role", "roles", Tier::Cluster),
+    in_cluster("rbac.authorization.k8s.io", "ClusterRole", "clusterroles", Tier::Cluster),
+    in_cluster(
+        "admissionregistration.k8s.io",
+        "ValidatingWebhookConfiguration",
+        "validatingwebhookconfigurations",
+        Tier::Cluster,
+    ),
+    in_cluster(
+        "admissionregistration.k8s.io",
+        "MutatingWebhookConfiguration",
+        "mutatingwebhookconfigurations",
+        Tier::Cluster,
+    ),
+    in_namespaces("", "ResourceQuota", "resourcequotas", Tier::Cluster),
+    in_cluster("apiregistration.k8s.io", "APIService", "apiservices", Tier::Custom),
+    in_cluster("apiextensions.k8s.io", "CustomResourceDefinition", "customresourcedefinitions", Tier::Custom),
+    in_namespaces("", "Event", "events", Tier::Events),
 ];
 
 /// The groups of programs whose objects are loaded beside those for which agentk has rules of health, with the groups below them.
@@ -113,6 +137,29 @@ const NOISE: &[(&str, &str)] = &[
     ("acme.cert-manager.io", "Challenge"),
     ("kas.dev", "Repository"),
 ];
+
+const fn in_namespaces(
+    group: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    tier: Tier,
+) -> BuiltInResource {
+    BuiltInResource { group, kind, plural, is_namespaced: true, tier }
+}
+
+const fn in_cluster(
+    group: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    tier: Tier,
+) -> BuiltInResource {
+    BuiltInResource { group, kind, plural, is_namespaced: false, tier }
+}
+
+/// Returns the resources of Kubernetes that are loaded. Those of programs are not known before they are installed.
+pub fn built_in_resources() -> &'static [BuiltInResource] {
+    BUILT_IN
+}
 
 impl ResourceKind {
     /// Returns a resource as the configuration wants it, with its place within its tier, or `None` if its objects are not loaded.
@@ -168,9 +215,9 @@ pub(crate) fn defines_kinds(group: &str, kind: &str) -> bool {
 
 /// Returns the tier of a kind with its place within the tier, or `None` if its objects are not loaded.
 pub(crate) fn tier(group: &str, kind: &str) -> Option<(Tier, usize)> {
-    let built_in = BUILT_IN.iter().position(|known| (known.0, known.1) == (group, kind));
+    let built_in = BUILT_IN.iter().position(|known| (known.group, known.kind) == (group, kind));
     if let Some(place) = built_in {
-        return Some((BUILT_IN[place].2, place));
+        return Some((BUILT_IN[place].tier, place));
     }
     let is_in =
         |known: &str| group.strip_suffix(known).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
@@ -190,6 +237,14 @@ mod tests {
         let section: GraphSection = serde_json::from_value(section.clone()).unwrap();
         let api = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
         ResourceKind::new(api, true, &section).map(|(resource, _)| resource)
+    }
+
+    #[test]
+    fn built_in_resources_have_their_plurals() {
+        for BuiltInResource { group, kind, plural, .. } in built_in_resources() {
+            let guess = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind)).plural;
+            assert_eq!(*plural, guess, "{kind}");
+        }
     }
 
     #[test]

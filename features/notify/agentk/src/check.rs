@@ -1,7 +1,7 @@
 //! The step of `agentk check` for the rights of project events. Those of their effects depend on the configuration, which kas has.
 
 use agentk_core::{
-    check_rights::{FeatureRights, NeededRights, RightsCheck},
+    check_rights::{FeatureRights, NeededRight, RightsCheck},
     feature::{CheckContext, FeatureCheck, FeatureOptions},
 };
 use proto::ServiceName;
@@ -9,14 +9,11 @@ use proto::ServiceName;
 const RIGHTS: FeatureRights = FeatureRights {
     subject: ServiceName::NOTIFY,
     own: &[
-        NeededRights { group: "", resources: &["configmaps"], verbs: &["get", "create", "patch"] },
-        NeededRights {
-            group: "coordination.k8s.io",
-            resources: &["leases"],
-            verbs: &["get", "create", "update"],
-        },
+        NeededRight { group: "", resource: "configmaps", verbs: &["get", "create", "patch"] },
+        NeededRight { group: "coordination.k8s.io", resource: "leases", verbs: &["get", "create", "update"] },
     ],
-    everywhere: &[],
+    everywhere: Vec::new(),
+    cluster: Vec::new(),
     effect: "events of projects have no effect; set notify.enabled of the chart, or start agentk with --no-notify",
 };
 
