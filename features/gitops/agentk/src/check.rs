@@ -49,21 +49,25 @@ impl GitopsCheck {
     async fn check_rights(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
         let Self { cluster, namespace } = self;
         let own = rights::own_rights(cluster, namespace).await.map_err(failed("rights", REVIEW_HINT))?;
-        if !own.is_empty() {
+        if own.is_empty() {
+            report.ok("rights", format!("agentk may write its inventories and its Lease in {namespace}"));
+        } else {
             let what = format!(
                 "agentk may not {}, so that it applies no manifests from Git: set gitops.enabled of the chart, or start agentk with --no-gitops",
                 own.describe()
             );
             report.warning("rights", what);
-            return Ok(());
         }
-        report.ok("rights", format!("agentk may write its inventories and its Lease in {namespace}"));
         let events = rights::event_rights(cluster, namespace).await.map_err(failed("rights", REVIEW_HINT))?;
         if !events.is_empty() {
             report.warning(
                 "Events",
                 format!("agentk may not {}, so that projects have none", events.describe()),
             );
+        }
+        if !own.is_empty() {
+            // agentk may not list its inventories.
+            return Ok(());
         }
         let hint = "the inventories of projects are ConfigMaps in the namespace of agentk";
         let projects = rights::stored_projects(cluster, namespace).await.map_err(failed("projects", hint))?;
