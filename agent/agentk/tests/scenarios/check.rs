@@ -26,8 +26,8 @@ async fn kas(answer: DialResponse) -> u16 {
     port
 }
 
-/// Starts a cluster in which agentk may not list secrets, nor services in the namespace `shop`, and which is a Prometheus as well. Returns
-/// its port.
+/// Starts a cluster in which agentk may not list secrets, nor services in the namespace `shop`, nor do anything in the namespace `locked`,
+/// and which is a Prometheus as well. Returns its port.
 #[allow(clippy::unwrap_used, reason = "test support")]
 async fn cluster() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -42,7 +42,7 @@ async fn cluster() -> u16 {
             "/api/v1/namespaces/default/configmaps" => (200, r#"{"items": []}"#),
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => {
                 let is_in_shop = review.contains(r#""shop""#) && review.contains(r#""services""#);
-                if review.contains("secrets") || is_in_shop {
+                if review.contains("secrets") || review.contains(r#""locked""#) || is_in_shop {
                     (201, r#"{"status": {"allowed": false}}"#)
                 } else {
                     (201, r#"{"status": {"allowed": true}}"#)
@@ -178,6 +178,22 @@ async fn rights_are_checked_in_the_namespaces_of_the_scope() {
         assert!(ok, "{report}");
         let line = report.lines().find(|line| line.starts_with("graph: rights")).unwrap();
         assert!(line.contains(expected), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn rights_for_events_are_checked_without_those_of_gitops() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kas, cluster) = (kas(DialResponse::Accept(ReplicaId::random())).await, cluster().await);
+    let (flags, kas) = (["--pod-namespace", "locked"], format!("ws://127.0.0.1:{kas}"));
+    let (ok, report) = check_with(&flags, directory.path(), &kas, cluster, cluster).await;
+    assert!(ok, "{report}");
+    for expected in [
+        "create, delete, get, list, patch, watch configmaps in locked; create, get, update leases.coordination.k8s.io in locked, so",
+        "agentk may not create, get, patch events in locked, so that projects have none",
+    ] {
+        let line = report.lines().find(|line| line.starts_with("gitops: ") && line.contains(expected));
+        assert!(line.is_some_and(|line| line.contains("warning")), "{expected}: {report}");
     }
 }
 
