@@ -112,10 +112,11 @@ fn rules() -> Vec<Rule> {
     }
     // The identity file alone has `cluster_audit`.
     let no_audit = Refused(403, Some("forbidden"), "service audit");
-    rules.push(answer(Caller::Job, Request::Audit, no_audit));
-    for caller in [Caller::Pat, Caller::GitLabSession, Caller::GitLabLogin] {
-        rules.push(impossible(caller, Request::Audit));
+    for caller in [Caller::Job, Caller::Pat, Caller::GitLabSession] {
+        rules.push(answer(caller, Request::Audit, no_audit));
     }
+    // A login at GitLab has the rights of the same user as its session.
+    rules.push(impossible(Caller::GitLabLogin, Request::Audit));
     // Other requests have no subprotocol.
     for request in Request::ALL {
         if *request != Request::ExecWebSocket {

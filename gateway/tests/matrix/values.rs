@@ -155,7 +155,7 @@ dimension!(
         Alerts = "alerts",
         /// The service `events`.
         Events = "events",
-        /// The service `audit`, with the filters that kas applies itself.
+        /// The service `audit`, whose log is empty: kas accepts the parameters that it applies, and agentk does not refuse the rest.
         Audit = "audit",
         /// The list of the agents of the caller, and the capacity, the applications and the components of their clusters.
         Agents = "agents",
