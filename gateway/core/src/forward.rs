@@ -37,7 +37,7 @@ use crate::{
     destination::{AgentLabel, Destination},
     metrics::{Metrics, RouteKind},
     peers::{OwnerConnection, OwnerError, PeerClient, PeerError},
-    tunnel_entry::TunnelEntry,
+    tunnel_entry::{TunnelEntry, gitlab_version_of_all},
 };
 
 /// The time after which a request may succeed that agentk refused because it has not received its scope yet.
@@ -259,8 +259,7 @@ impl Forwarder {
         let served = served.collect::<Vec<_>>().join(", ");
         let (agent, service) = (to.label(), &to.service);
         let tunnels = self.tunnels.views_of(to.agent);
-        let gitlab_version =
-            tunnels.iter().find_map(|tunnel| tunnel.handle().hello().gitlab_version().map(str::to_owned));
+        let gitlab_version = gitlab_version_of_all(tunnels.iter().map(|tunnel| tunnel.handle().hello()));
         let what = match gitlab_version {
             Some(version) => format!(
                 "agent {agent} speaks GitLab's protocol (agentk {version}), which has no {service}; it serves: {served}. For the \

@@ -36,3 +36,44 @@ impl TunnelEntry {
         self.described.load_full()
     }
 }
+
+/// Returns the version of the agentk of GitLab at the other end of these tunnels, if none of them is of an agentk of kas.
+pub(crate) fn gitlab_version_of_all(hellos: impl IntoIterator<Item = Arc<Hello>>) -> Option<String> {
+    let versions = hellos.into_iter().map(|hello| hello.gitlab_version().map(str::to_owned));
+    versions.collect::<Option<Vec<_>>>()?.into_iter().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::InstanceId;
+
+    use super::*;
+
+    #[test]
+    fn agent_is_of_gitlab_if_all_of_its_tunnels_are() {
+        let hello = |version: &&str| {
+            Arc::new(Hello {
+                instance: InstanceId::random(),
+                version: (*version).to_owned(),
+                pod_name: None,
+                pod_namespace: None,
+                kubernetes_version: None,
+                services: Vec::new(),
+                tunnel_index: 0,
+                cluster: None,
+                scope: None,
+            })
+        };
+        let cases: [(&[&str], _); 5] = [
+            (&[], None),
+            (&["0.1.0"], None),
+            (&["gitlab-18.5.0"], Some("18.5.0")),
+            (&["gitlab-18.5.0", "gitlab-18.4.0"], Some("18.5.0")),
+            (&["gitlab-18.5.0", "0.1.0"], None),
+        ];
+        for (versions, expected) in cases {
+            let actual = gitlab_version_of_all(versions.iter().map(hello));
+            assert_eq!(actual.as_deref(), expected, "{versions:?}");
+        }
+    }
+}

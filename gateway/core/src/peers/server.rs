@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     metrics::{Metrics, ServedResult},
-    tunnel_entry::TunnelEntry,
+    tunnel_entry::{TunnelEntry, gitlab_version_of_all},
 };
 
 /// The time in which a connection has to send its first verified request.
@@ -309,9 +309,7 @@ impl PeerServer {
                 let served = services.iter().filter(|service| !service.is_internal());
                 let served = served.map(ServiceName::as_str).collect::<Vec<_>>().join(", ");
                 let tunnels = self.tunnels.views_of(header.agent);
-                let version = tunnels
-                    .iter()
-                    .find_map(|tunnel| tunnel.handle().hello().gitlab_version().map(str::to_owned));
+                let version = gitlab_version_of_all(tunnels.iter().map(|tunnel| tunnel.handle().hello()));
                 let protocol = version.map(|version| {
                     format!("; it speaks GitLab's protocol (agentk {version}), and the agentk of kas serves the others")
                 });
