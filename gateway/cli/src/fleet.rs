@@ -187,9 +187,10 @@ fn show_clusters<R: ClusterReport>(
     Ok(ExitCode::from(report.exit_code()))
 }
 
-/// Returns the table of an answer, or that there is no agent.
+/// Returns the table of an answer, or that there is no agent. If agents may be missing, kas does not know that, and the warning has the reason.
 fn text_of<R: ClusterReport>(report: &R, table: fn(&R) -> String) -> String {
-    if report.answered().is_empty() { NO_AGENT.to_owned() } else { table(report) }
+    let has_no_agent = report.answered().is_empty() && report.missing().is_none();
+    if has_no_agent { NO_AGENT.to_owned() } else { table(report) }
 }
 
 impl AgentOptions {

@@ -321,4 +321,11 @@ mod tests {
         let empty: ListReport<ApplicationList> = self::report(json!({"applications": [], "partial": []}));
         assert!(applications(&empty).starts_with("No cluster has an application.\n8: "));
     }
+
+    #[test]
+    fn list_without_an_agent_says_nothing_if_agents_may_be_missing() {
+        let report: ListReport<ApplicationList> =
+            serde_json::from_value(json!({"missing": "Redis does not answer", "clusters": []})).unwrap();
+        assert_eq!((&*text_of(&report, applications), report.exit_code()), ("", 2));
+    }
 }

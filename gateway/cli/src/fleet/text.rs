@@ -189,7 +189,7 @@ fn memory(amounts: AmountsLine) -> String {
     const MIB: u64 = 1 << 20;
     match amounts.memory_bytes {
         0 => "0".to_owned(),
-        bytes if bytes < MIB << 10 => format!("{}Mi", bytes.div_ceil(MIB)),
+        bytes if bytes.div_ceil(MIB) < 1 << 10 => format!("{}Mi", bytes.div_ceil(MIB)),
         bytes => format!("{:.1}Gi", bytes as f64 / (MIB << 10) as f64),
     }
 }
@@ -255,6 +255,7 @@ mod tests {
             (amounts(5, 1), ["5m", "1Mi"]),
             (amounts(99, 70 << 20), ["99m", "70Mi"]),
             (amounts(100, 1 << 30), ["0.1", "1.0Gi"]),
+            (amounts(100, (1 << 30) - (1 << 19)), ["0.1", "1.0Gi"]),
             (amounts(7900, 33 << 30), ["7.9", "33.0Gi"]),
         ] {
             assert_eq!([cpus(line), memory(line)], expected);
