@@ -265,6 +265,7 @@ async fn sync_without_an_answer_or_without_gitops_is_refused_within_five_seconds
     let (status, body) = fixture.command("web", "shop%2Fweb", "sync").await;
     assert_eq!(status, 404, "{body}");
     assert!(body.contains("runs without GitOps"), "{body}");
+    assert!(body.contains("or use the agentk of kas in place of GitLab's"), "{body}");
 }
 
 #[tokio::test(start_paused = true)]

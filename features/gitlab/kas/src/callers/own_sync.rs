@@ -48,7 +48,8 @@ fn synced_project(target: &Target<'_>) -> Option<String> {
 
 fn without_gitops(agent: AgentId) -> RequestError {
     let what = format!(
-        "there is nothing to sync: agentk of agent {agent} runs without GitOps (--no-gitops, or an agentk of GitLab)"
+        "there is nothing to sync: agentk of agent {agent} runs without GitOps; set gitops.enabled of its \
+         chart, or use the agentk of kas in place of GitLab's"
     );
     RequestError::new(Reason::UnknownService, what)
 }
