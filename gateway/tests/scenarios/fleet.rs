@@ -316,10 +316,16 @@ async fn agent_that_misbehaves_is_missing_and_delays_nobody_beyond_the_deadline(
 async fn caller_has_one_answer_at_a_time() {
     let mut setup = Setup::new().await;
     setup.start("glagent-7", "", answering(|| Response::new(endless("{")))).await;
+    let sink = audit(&setup.world);
     let (first, second) = tokio::join!(setup.get(FLEET, "ci:7:job"), setup.get(FLEET, "ci:7:job"));
     let mut statuses = [first.0.as_u16(), second.0.as_u16()];
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 429]);
+    let mut audited = lines(&setup.world, &sink).await;
+    audited.retain(|line| line["events"].as_array().unwrap().contains(&json!("agent-list")));
+    let mut audited: Vec<_> = audited.iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    audited.sort_unstable();
+    assert_eq!(audited, [200, 429], "both requests are in the audit log");
     assert_eq!(setup.get(FLEET, "ci:7:job").await.0, 200, "the other one has ended");
 }
 
