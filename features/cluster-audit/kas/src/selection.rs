@@ -21,10 +21,19 @@ pub(super) struct EventSelection {
     user: Option<String>,
     /// The full path of the project of a job, or of manifests.
     project: Option<String>,
-    /// The name or the slug of the environment of a job.
-    environment: Option<String>,
+    /// The environment of a job.
+    environment: Option<EnvironmentFilter>,
     /// The first digits of the commit of a job, or of manifests.
     commit: Option<String>,
+}
+
+/// The environment that a reader asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct EnvironmentFilter {
+    /// The name or the slug of the environment, as the reader has written it.
+    text: String,
+    /// The slug of the environment, if the text is its name.
+    slug: String,
 }
 
 impl EventSelection {
@@ -36,14 +45,14 @@ impl EventSelection {
     pub(super) fn parse(query: &str) -> Result<Self, RequestError> {
         let mut selection = Self::default();
         for (key, value) in form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty()) {
-            let field = match &*key {
-                "user" => &mut selection.user,
-                "project" => &mut selection.project,
-                "environment" => &mut selection.environment,
-                "commit" => &mut selection.commit,
-                _ => continue,
-            };
-            *field = Some(value.into_owned());
+            let value = value.into_owned();
+            match &*key {
+                "user" => selection.user = Some(value),
+                "project" => selection.project = Some(value),
+                "environment" => selection.environment = Some(EnvironmentFilter::new(value)),
+                "commit" => selection.commit = Some(value),
+                _ => {}
+            }
         }
         match &mut selection.commit {
             Some(commit) if !is_commit(commit) => {
@@ -64,8 +73,25 @@ impl EventSelection {
         };
         all(&self.user, is_of_user)
             && all(&self.project, is_of_project)
-            && all(&self.environment, is_to_environment)
+            && self.environment.as_ref().is_none_or(|environment| environment.is_of(event))
             && all(&self.commit, is_of_commit)
+    }
+}
+
+impl EnvironmentFilter {
+    fn new(text: String) -> Self {
+        Self { slug: slug_of(&text), text }
+    }
+
+    /// Returns whether an event is of a job that deploys to the environment. GitLab names the environment of a job token by its slug, and
+    /// that of an OIDC token by its name.
+    fn is_of(&self, event: &JoinedEvent) -> bool {
+        let environments = [
+            job(event).and_then(|job| job.environment.as_deref()),
+            event.deployment.as_ref().map(|deployment| &*deployment.environment),
+        ];
+        let is_it = |known: &str| known == self.text || known == self.slug || slug_of(known) == self.text;
+        environments.into_iter().flatten().any(is_it)
     }
 }
 
@@ -91,18 +117,6 @@ fn is_of_project(event: &JoinedEvent, project: &str) -> bool {
         event.sync.as_ref().map(|sync| &*sync.project),
     ];
     projects.into_iter().flatten().any(|known| known.eq_ignore_ascii_case(project))
-}
-
-/// Returns whether an event is of a job that deploys to an environment. GitLab names the environment of a job token by its slug, and that of
-/// an OIDC token by its name.
-fn is_to_environment(event: &JoinedEvent, environment: &str) -> bool {
-    let environments = [
-        job(event).and_then(|job| job.environment.as_deref()),
-        event.deployment.as_ref().map(|deployment| &*deployment.environment),
-    ];
-    let is_it =
-        |known: &str| known == environment || known == slug_of(environment) || slug_of(known) == environment;
-    environments.into_iter().flatten().any(is_it)
 }
 
 fn is_of_commit(event: &JoinedEvent, commit: &str) -> bool {
