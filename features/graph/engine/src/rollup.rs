@@ -50,8 +50,8 @@ pub(crate) struct Memberships<'a> {
     /// Those of them whose objects were looked up.
     crowded_of_objects: BTreeSet<Text>,
     known: HashMap<u32, Arc<[Text]>>,
-    /// The objects with more Applications than an object has.
-    cut: usize,
+    /// The objects with more Applications than an object has, and those that they own.
+    cut: HashSet<u32>,
 }
 
 /// The selector of an Application.
@@ -298,8 +298,8 @@ impl<'a> Memberships<'a> {
             of_namespace.sort_unstable_by_key(|selector| selector.application);
             of_namespace.truncate(MAX_APPLICATIONS);
         }
-        let (known, crowded_of_objects) = (HashMap::new(), BTreeSet::new());
-        Self { graph, access, projects, selectors, crowded, crowded_of_objects, known, cut: 0 }
+        let (known, cut, crowded_of_objects) = (HashMap::new(), HashSet::new(), BTreeSet::new());
+        Self { graph, access, projects, selectors, crowded, crowded_of_objects, known, cut }
     }
 
     /// Returns the reasons why members of Applications may be missing, for the objects whose groups were asked for.
@@ -307,8 +307,8 @@ impl<'a> Memberships<'a> {
         let crowded = self.crowded_of_objects.iter().map(|namespace| {
             format!("Application: only the first {MAX_APPLICATIONS} of the namespace {namespace}, by name, have members")
         });
-        let cut = (self.cut > 0).then(|| {
-            let (count, most) = (self.cut, MAX_OF_APPLICATIONS);
+        let cut = (!self.cut.is_empty()).then(|| {
+            let (count, most) = (self.cut.len(), MAX_OF_APPLICATIONS);
             let (verb, them) = if count == 1 { ("object is a member", "it") } else { ("objects are members", "them") };
             format!("Application: {count} {verb} of more than {most}, and only the first {most} by name count {them}")
         });
@@ -328,10 +328,12 @@ impl<'a> Memberships<'a> {
         self.known.insert(slot, Arc::default());
         let entry = self.graph.entry(slot);
         let mut all = self.own(entry);
+        let mut is_cut = false;
         if depth < MAX_DEPTH {
             for owner in self.graph.owners(entry) {
                 if self.access.sees_entry(self.graph.entry(owner)) {
                     all.extend(self.at_depth(owner, depth + 1).iter().cloned());
+                    is_cut |= self.cut.contains(&owner);
                 }
             }
         }
@@ -340,7 +342,9 @@ impl<'a> Memberships<'a> {
         let (mut all, mut applications): (Vec<Text>, Vec<Text>) =
             all.into_iter().partition(|id| !groups::is_application(id));
         all.truncate(MAX_GROUPS);
-        self.cut += usize::from(applications.len() > MAX_OF_APPLICATIONS);
+        if is_cut || applications.len() > MAX_OF_APPLICATIONS {
+            self.cut.insert(slot);
+        }
         applications.truncate(MAX_OF_APPLICATIONS);
         let all: Arc<[Text]> = applications.into_iter().chain(all).collect();
         self.known.insert(slot, Arc::clone(&all));

@@ -106,6 +106,26 @@ fn applications_push_out_no_other_group() {
     );
 }
 
+#[test]
+fn parts_of_an_object_with_too_many_applications_are_counted_with_it() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    let labels = json!({"metadata": {"labels": {"tier": "front"}}});
+    world.apply(object("apps/v1", "Deployment", "web", &labels));
+    let of_the_deployment = json!({"matchExpressions": [{"key": "tier", "operator": "Exists"}]});
+    for n in 0..5 {
+        let spec = json!({"spec": {"selector": of_the_deployment}});
+        world.apply(object("app.k8s.io/v1beta1", "Application", &format!("app-{n}"), &spec));
+    }
+    let cut = "Application: 3 objects are members of more than 4, and only the first 4 by name count them";
+    let list = world.graph.groups(&query_of(""), &Access::of_agent(), NOW);
+    assert!(
+        list.partial.contains(&cut.to_owned()),
+        "the Deployment, its ReplicaSet and its Pod: {:?}",
+        list.partial
+    );
+}
+
 /// A world with an owner and one object that it owns. Returns the health of both.
 fn health_of(owner: Value, part: Value) -> HealthState {
     let mut world = World::new();
