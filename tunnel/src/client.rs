@@ -137,6 +137,11 @@ impl Tunnel {
         }
     }
 
+    /// Completes when agentk begins to drain the tunnel. Never completes if the tunnel ends first, or if agentk is no HTTP/2 server.
+    pub async fn leaving(&self) {
+        self.keepalive_state.leaving().await;
+    }
+
     /// Closes the tunnel, and aborts the requests in flight.
     pub fn close(&self) {
         self.closing.cancel();

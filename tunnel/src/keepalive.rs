@@ -16,6 +16,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use crate::overhead::FrameHeader;
+
 /// The interval and the timeout of pings.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepaliveConfig {
@@ -48,6 +50,8 @@ pub(crate) struct KeepaliveState {
     round_trip: AtomicU64,
     /// Set by the first pong.
     first_pong: SetOnce<()>,
+    /// Set by the first GOAWAY of the other end.
+    leaving: SetOnce<()>,
 }
 
 impl Default for KeepaliveState {
@@ -60,6 +64,7 @@ impl Default for KeepaliveState {
             ping_due: AtomicBool::new(false),
             round_trip: AtomicU64::new(0),
             first_pong: SetOnce::new(),
+            leaving: SetOnce::new(),
         }
     }
 }
@@ -112,6 +117,19 @@ impl KeepaliveState {
     /// Waits for the first pong. Never completes if the connection ends before.
     pub(crate) async fn first_pong(&self) {
         self.first_pong.wait().await;
+    }
+
+    /// Notes whether a received frame says that the other end accepts no more streams.
+    pub(crate) fn on_frame(&self, frame: FrameHeader) {
+        if frame.is_goaway() {
+            // Fails if it was set before.
+            let _ = self.leaving.set(());
+        }
+    }
+
+    /// Waits until the other end accepts no more streams. Never completes if the connection ends without notice.
+    pub(crate) async fn leaving(&self) {
+        self.leaving.wait().await;
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {

@@ -52,6 +52,8 @@ pub(crate) const PREFACE: usize = 24;
 const DATA: u8 = 0;
 /// The type of frames that end a stream at once (RFC 9113 section 6.4).
 const RST_STREAM: u8 = 3;
+/// The type of frames with which an end announces that it accepts no more streams (RFC 9113 section 6.8).
+const GOAWAY: u8 = 7;
 /// The types of frames with a part of a head: HEADERS and CONTINUATION (RFC 9113 sections 6.2 and 6.10).
 const HEADS: [u8; 2] = [1, 9];
 
@@ -207,6 +209,11 @@ impl FrameHeader {
     pub(crate) fn reset_stream(self) -> Option<u32> {
         (self.kind == RST_STREAM).then_some(self.stream)
     }
+
+    /// Returns whether the end that sent the frame accepts no more streams.
+    pub(crate) fn is_goaway(self) -> bool {
+        self.kind == GOAWAY
+    }
 }
 
 /// The result of [`FrameScanner::scan`].
@@ -230,12 +237,17 @@ impl FrameScanner {
         Self { header: [0; FRAME_HEADER], filled: 0, payload: preface, frame: None }
     }
 
-    /// Scans the bytes up to the end of at most `max_frames` frames.
-    pub(crate) fn scan(&mut self, bytes: &[u8], max_frames: usize) -> Scanned {
-        self.scan_with(bytes, max_frames, |_| false, |_| {})
+    /// Scans the bytes up to the end of at most `max_frames` frames. `on_frame` gets the header of each frame.
+    pub(crate) fn scan(
+        &mut self,
+        bytes: &[u8],
+        max_frames: usize,
+        on_frame: impl FnMut(FrameHeader),
+    ) -> Scanned {
+        self.scan_with(bytes, max_frames, |_| false, on_frame)
     }
 
-    /// The same for a connection on which streams have ended. `on_frame` gets the header of each frame.
+    /// The same for a connection on which streams have ended.
     pub(crate) fn scan_with(
         &mut self,
         bytes: &[u8],
@@ -376,7 +388,7 @@ mod tests {
         let frame = frame(DATA, 1);
         for _ in 0..MIB {
             assert!(limit.add_received(6 + frame.len(), now).is_ok());
-            limit.subtract_payload(scanner.scan(&frame, 1).data);
+            limit.subtract_payload(scanner.scan(&frame, 1, |_| {}).data);
             limit.counter().subtract_data();
         }
     }
@@ -392,7 +404,7 @@ mod tests {
             let mut scanner = FrameScanner::new(PREFACE);
             let mut all = Scanned::default();
             for part in bytes.chunks(part) {
-                let scanned = scanner.scan(part, usize::MAX);
+                let scanned = scanner.scan(part, usize::MAX, |_| {});
                 assert_eq!(scanned.length, part.len());
                 all.frames += scanned.frames;
                 all.data += scanned.data;
@@ -405,7 +417,8 @@ mod tests {
     fn scanner_stops_after_the_most_frames() {
         let bytes = [frame(6, 8), frame(DATA, 3), frame(6, 8)].concat();
         let mut scanner = FrameScanner::new(0);
-        assert_eq!(scanner.scan(&bytes, 2), Scanned { length: 29, frames: 2, data: 3, ..Scanned::default() });
-        assert_eq!(scanner.scan(&bytes[29..], 2), Scanned { length: 17, frames: 1, ..Scanned::default() });
+        let mut scan = |bytes| scanner.scan(bytes, 2, |_| {});
+        assert_eq!(scan(&bytes), Scanned { length: 29, frames: 2, data: 3, ..Scanned::default() });
+        assert_eq!(scan(&bytes[29..]), Scanned { length: 17, frames: 1, ..Scanned::default() });
     }
 }

@@ -331,7 +331,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
         let this = &mut *self;
         let length = this.unread.len().min(buf.remaining());
         let max_frames = this.budget.left().div_ceil(FRAME_COST).max(1);
-        let scanned = this.scanner.scan(&this.unread[..length], max_frames);
+        let keepalive_state = &this.keepalive_state;
+        let on_frame = |frame| keepalive_state.on_frame(frame);
+        let scanned = this.scanner.scan(&this.unread[..length], max_frames, on_frame);
         if this.counts_http2 {
             this.overhead.subtract_payload(scanned.data);
             this.overhead.add_heads(scanned.heads);

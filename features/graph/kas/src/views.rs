@@ -27,10 +27,7 @@ use proto::{
     AgentId, ReplicaId, ServiceName,
     graph::{GraphEvent, View, WATCH_PATH},
 };
-use tokio::{
-    sync::{Semaphore, watch},
-    time::sleep,
-};
+use tokio::sync::{Semaphore, watch};
 use tunnel::{Body, Tunnel};
 
 pub(crate) use self::record::ViewsRecord;
@@ -52,8 +49,6 @@ const SUBSCRIPTION: SubscriptionConfig = SubscriptionConfig {
     // All views have at most 128 KiB.
     max_line: 256 << 10,
 };
-/// The interval of looks at whether agentk drains the tunnel.
-const DRAIN_PERIOD: Duration = Duration::from_secs(1);
 /// The pause before the next attempt, and between two looks at whether another replica follows the agent.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -114,13 +109,6 @@ impl Attachment for ViewsFeed {
     }
 }
 
-/// Waits until agentk drains the tunnel. The stream would otherwise be a request in flight, for which agentk waits when it stops.
-async fn leaving(tunnel: &Tunnel) {
-    while !tunnel.is_closed() {
-        sleep(DRAIN_PERIOD).await;
-    }
-}
-
 impl ViewsFeed {
     /// Serves the tunnel. The future never completes.
     async fn serve(&self, tunnel: &Tunnel) {
@@ -175,7 +163,8 @@ impl ViewsFeed {
         let follow = async {
             tokio::select! {
                 biased;
-                () = leaving(tunnel) => Err("agentk drains the tunnel".to_owned()),
+                // The stream would otherwise be a request in flight, for which agentk waits when it stops.
+                () = tunnel.leaving() => Err("agentk drains the tunnel".to_owned()),
                 ended = self.read_stream(tunnel, names) => ended,
             }
         };

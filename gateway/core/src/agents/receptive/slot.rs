@@ -9,10 +9,7 @@ use std::{
 
 use access::DialTarget;
 use proto::{AgentId, TunnelId, control::DrainReason};
-use tokio::{
-    sync::mpsc::UnboundedSender,
-    time::{sleep, timeout},
-};
+use tokio::{sync::mpsc::UnboundedSender, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tunnel::{Tunnel, websocket::Role};
 
@@ -31,10 +28,6 @@ const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time that another replica may take to dial the agent before the tunnel to this one drains. A free lease is taken within 3 s. A
 /// replica that stops cuts tunnels after 5 s, and until then agentk has to learn that this one drains.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_millis(4500);
-
-/// The interval in which kas looks whether agentk drains a tunnel. agentk sends GOAWAY then, and the library reports it only to the
-/// next request.
-const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The number of a slot, which is unique in a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,9 +91,7 @@ impl DialledTunnel {
 
     /// Completes when agentk drains the tunnel and the task of all slots knows it.
     async fn observe_drain(&self, tunnel: Tunnel) {
-        while !tunnel.is_closed() {
-            sleep(DRAIN_CHECK_INTERVAL).await;
-        }
+        tunnel.leaving().await;
         self.report(SlotEventKind::Leaving);
     }
 }
