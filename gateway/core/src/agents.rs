@@ -44,12 +44,13 @@ use kas_listen::{
 };
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
+use proto::{AgentId, InstanceId, ReplicaId, TunnelId, TunnelLimits, TunnelProtocol, Welcome, header};
 use router::{LocalTunnels, RegistrationGuard};
 use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Store};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::Semaphore,
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -77,7 +78,7 @@ use self::{
 };
 use crate::{
     attachments::TunnelFeature, config::AgentProtocol, configuration::ConfigurationService, metrics::Metrics,
-    tunnel_entry::TunnelEntry,
+    tunnel_entry::TunnelEntry, weak_map::WeakMap,
 };
 use access::{
     AgentIdentity, AgentSources, Identities, address_key, kill_switch::KillSwitch, token::TokenHash,
@@ -143,8 +144,10 @@ pub struct AgentServer {
     pub log_limit: LogLimiter<&'static str>,
     /// Reads the configurations of agents, and sends them.
     pub configuration: ConfigurationService,
-    /// The features that work in each tunnel.
+    /// The features that work in tunnels.
     pub features: Vec<Box<dyn TunnelFeature>>,
+    /// Lets one tunnel of each process of agentk do the work of kas itself.
+    pub turns: WeakMap<(AgentId, InstanceId), Semaphore>,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
 }
@@ -350,7 +353,7 @@ impl AgentServer {
         let supervisor = poll_on_wake(self.supervise(agent, &tunnel, &registered));
         let reporter =
             poll_on_wake(kill_switch::report(&self.kill_switch, &agent.identity, (agent.tunnel, &tunnel)));
-        let services = poll_on_wake(session.run(&tunnel, &registered.draining));
+        let services = poll_on_wake(session.run(self, agent, &tunnel, &registered.draining));
         let serving = async {
             tokio::select! {
                 biased;
@@ -399,7 +402,7 @@ impl AgentServer {
         mut driving: BoxFuture<'static, CloseReason>,
     ) -> Result<OpenTunnel, &'static str> {
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let mut session = TunnelSession::new(agent, &self.configuration, &self.features, &self.kill_switch);
+        let mut session = TunnelSession::new(self, agent);
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
             ready.map_err(|_| "agentk was not ready for requests in time")?;

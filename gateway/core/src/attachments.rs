@@ -1,4 +1,4 @@
-//! The work of features in each tunnel of an agent, besides the requests of callers.
+//! The work of features in the tunnels of an agent, besides the requests of callers.
 
 mod lines;
 mod subscription;
@@ -16,7 +16,7 @@ pub use self::lines::Lines;
 pub use self::subscription::{AgentSubscription, SubscriptionConfig};
 use crate::{agent_memory::AgentMemory, configuration::ConfigurationState};
 
-/// A tunnel that an agent opens.
+/// A tunnel that begins to serve a process of agentk.
 #[derive(Debug)]
 pub struct OpeningTunnel<'a> {
     /// The agent.
@@ -33,9 +33,15 @@ pub struct OpeningTunnel<'a> {
     pub(crate) kill_switch: &'a Arc<KillSwitch>,
 }
 
-/// A feature that does something in tunnels by itself.
+/// A feature that does something in tunnels by itself: in one tunnel of each process of agentk. When this tunnel ends or drains, it is
+/// attached to the next one.
 pub trait TunnelFeature: Debug + Send + Sync {
-    /// Returns what runs while the tunnel is open, or `None` if agentk does not accept it.
+    /// Returns whether an agent with this configuration needs the feature. Once it does, the feature stays attached.
+    fn is_needed(&self, _configuration: &ConfigurationState) -> bool {
+        true
+    }
+
+    /// Returns what runs in the tunnel, or `None` if agentk does not accept it.
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>>;
 
     /// An agent describes itself in a tunnel: when the tunnel is open, and GitLab's agentk also later.
@@ -44,6 +50,6 @@ pub trait TunnelFeature: Debug + Send + Sync {
 
 /// The work of a feature in one tunnel.
 pub trait Attachment: Debug + Send {
-    /// Serves the tunnel. The future never completes, and is dropped at any time.
+    /// Serves the agent through the tunnel. The future never completes, and is dropped at any time.
     fn run<'a>(&'a mut self, tunnel: &'a Tunnel) -> BoxFuture<'a, ()>;
 }

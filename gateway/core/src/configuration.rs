@@ -1,7 +1,7 @@
 //! The configuration of agents: reads it from files and repositories, and sends it to agentk.
 //!
 //! ```text
-//!   file ───────────┐                        ┌─► pusher: PUT through each tunnel ─► agentk
+//!   file ───────────┐                        ┌─► pusher: PUT to each process ─► agentk
 //!   Git, Gitaly ────┴─► source ─► poller ─► state ─► observers (GitLab)
 //!                                  ▲         └─► `kas agents show`, internal API
 //!              push event, first tunnel

@@ -56,7 +56,7 @@ pub trait KasFeature: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns the work in each tunnel.
+    /// Returns the work at each process of agentk, in one of its tunnels.
     fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
         Vec::new()
     }
@@ -137,7 +137,7 @@ impl Features {
         self.collect(|feature| feature.peer_hooks())
     }
 
-    /// Returns the work in each tunnel.
+    /// Returns the work at each process of agentk, in one of its tunnels.
     pub fn tunnel_features(&self) -> Vec<Box<dyn TunnelFeature>> {
         self.collect(|feature| feature.tunnel_features())
     }

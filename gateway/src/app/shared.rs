@@ -38,6 +38,7 @@ use kas_core::{
     request_types::RequestTypes,
     traces::Traces,
     tunnel_entry::TunnelEntry,
+    weak_map::WeakMap,
 };
 
 /// The period of `connections_per_token_per_minute`.
@@ -105,6 +106,7 @@ impl SharedState {
             kill_switch: Arc::clone(&self.kill_switch),
             configuration,
             features: features.tunnel_features(),
+            turns: WeakMap::default(),
             identities: self.identities.clone(),
             sources: AgentSources::new([file].into_iter().chain(gitlab_agents)),
             has_gitlab: gitlab.is_some(),

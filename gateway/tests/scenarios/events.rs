@@ -88,13 +88,22 @@ impl Dial for InTurn {
 
 /// An agentk with events, whose two tunnels end at these replicas.
 pub(crate) async fn agent_with(worlds: &[&World], log: &EventLog) -> AbortOnDropHandle<()> {
+    agent_with_services(worlds, log, Services::new()).await
+}
+
+/// The same with other services, too.
+pub(crate) async fn agent_with_services(
+    worlds: &[&World],
+    log: &EventLog,
+    services: Services,
+) -> AbortOnDropHandle<()> {
     let before: Vec<i64> = worlds.iter().map(|world| world.kas.agents.metrics.tunnels.get()).collect();
     let token = AgentToken::value(worlds[0].agent_token.clone());
     let config =
         SessionConfig { instance: log.instance(), ..SessionConfig::new("ws://kas".parse().unwrap(), token) };
     let dial = InTurn { worlds: worlds.iter().map(|&world| world.clone()).collect(), next: Arc::default() };
-    let agent =
-        Agent::new(config, dial, Services::new().with_events(log), Observability::default(), gitlab_protocol);
+    let services = services.with_events(log);
+    let agent = Agent::new(config, dial, services, Observability::default(), gitlab_protocol);
     let task = AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())));
     for (world, before) in worlds.iter().zip(before) {
         world.tunnels(before + 2 / worlds.len() as i64).await;

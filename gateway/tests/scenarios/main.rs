@@ -30,6 +30,7 @@ mod gitlab_groups;
 mod gitlab_page;
 mod gitlab_pushes;
 mod grpc;
+mod handover;
 mod headers;
 mod hosts;
 mod http1;

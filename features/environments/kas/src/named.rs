@@ -99,6 +99,10 @@ impl AgentEnvironments {
 }
 
 impl TunnelFeature for AgentEnvironments {
+    fn is_needed(&self, configuration: &ConfigurationState) -> bool {
+        !named(configuration).is_empty()
+    }
+
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
         Some(Box::new(EnvironmentsFeed {
             all: self.clone(),
@@ -110,7 +114,7 @@ impl TunnelFeature for AgentEnvironments {
 
 impl Attachment for EnvironmentsFeed {
     fn run<'a>(&'a mut self, _: &'a Tunnel) -> BoxFuture<'a, ()> {
-        Box::pin(self.write_all())
+        Box::pin(self.keep())
     }
 }
 
@@ -134,12 +138,6 @@ impl EnvironmentSource for AgentEnvironments {
 
 impl EnvironmentsFeed {
     /// Writes each version of the environments. The future never completes.
-    async fn write_all(&mut self) {
-        wait_for_configuration(&mut self.configuration, |state| !named(state).is_empty()).await;
-        // Boxed: most agents name none, and their tunnels should not reserve memory for them.
-        Box::pin(self.keep()).await
-    }
-
     async fn keep(&mut self) {
         loop {
             let named = named(&self.configuration.borrow_and_update());

@@ -1,6 +1,6 @@
 //! Follows the events of agentk, and reports errors of the configurations of agents.
 //!
-//! Each agentk process is followed through one tunnel of each replica that has some. The log recognizes the events that it has by the
+//! Each agentk process is followed through one tunnel to each replica that has some. The log recognizes the events that it has by the
 //! process and the number, so that they are in it once. An agent that sends too many is read more slowly: its own memory is the buffer.
 
 mod checked;
@@ -59,8 +59,6 @@ pub(crate) struct AgentEvents(Arc<Shared>);
 
 struct Shared {
     events: Events,
-    /// Lets one tunnel of each process follow. The process chooses its id, so that the one of another agent may have the same.
-    followers: WeakMap<(AgentId, InstanceId), Semaphore>,
     /// Lets one tunnel of each agent report its configuration.
     reporters: WeakMap<AgentId, Semaphore>,
     /// Limits how fast the events of an agent are read.
@@ -83,7 +81,6 @@ impl AgentEvents {
     pub(crate) fn new(events: Events) -> Self {
         Self(Arc::new(Shared {
             events,
-            followers: WeakMap::default(),
             reporters: WeakMap::default(),
             throttles: WeakMap::default(),
         }))
@@ -121,14 +118,9 @@ pub(crate) fn event_agent(AgentIdentity { id, name, project, project_path }: &Ag
 }
 
 impl EventsFeed {
-    /// Follows the events of the process, unless another tunnel of it does.
+    /// Follows the events of the process.
     async fn follow(&self, tunnel: &Tunnel) -> Infallible {
-        let process = (self.agent.id, self.instance);
-        let follower = self.service.0.followers.get_or_insert_with(process, || Semaphore::new(1));
-        let follow = || async {
-            let _permit = follower.acquire().await;
-            Box::pin(self.subscription.until_disabled(self.read_stream(tunnel))).await
-        };
+        let follow = || Box::pin(self.subscription.until_disabled(self.read_stream(tunnel)));
         self.subscription.repeat([PAUSE, PAUSE], follow).await
     }
 

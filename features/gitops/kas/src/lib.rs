@@ -6,7 +6,7 @@
 //!                                                    push event, interval, agentk wants
 //! ```
 //!
-//! Each replica keeps a subscription open in each tunnel, and agentk chooses one of them as its source. All agents at a replica that
+//! Each replica keeps a subscription open at each process of agentk, which chooses one of them as its source. All agents at a replica that
 //! follow the same reference of a repository share one look at it, and with Redis all replicas do (`looks`).
 #![warn(missing_docs)]
 

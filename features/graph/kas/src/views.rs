@@ -88,6 +88,10 @@ impl ViewsService {
 }
 
 impl TunnelFeature for ViewsService {
+    fn is_needed(&self, configuration: &ConfigurationState) -> bool {
+        !names(configuration).is_empty()
+    }
+
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
         // An agent that does not receive its configuration computes no view of it.
         let has_views =

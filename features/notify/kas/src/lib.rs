@@ -4,11 +4,11 @@
 //!   GitPushEvent, POST /api/v1/events, look at a repository ─► latest event of each reference (Redis or memory)
 //!                                                                     │  pushes of all replicas
 //!                                                                     ▼
-//!                                              feed of each tunnel ─► POST /v1/events ─► agentk
+//!                                              feed of each process ─► POST /v1/events ─► agentk
 //! ```
 //!
 //! The latest event of each reference is kept, so that an agent that was away receives it once it is back. agentk compares ids, so that
-//! an event that arrives through several tunnels has one effect.
+//! an event that arrives from several replicas has one effect.
 #![warn(missing_docs)]
 
 mod access;
@@ -35,10 +35,14 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
+use self::access::EventSections;
 use self::feed::{NotifyFeed, SUBSCRIPTION};
 use self::metrics::NotifyMetrics;
 use gitops_wire::AgentProjects;
-use kas_core::attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature};
+use kas_core::{
+    attachments::{AgentSubscription, Attachment, OpeningTunnel, TunnelFeature},
+    configuration::ConfigurationState,
+};
 
 /// The events that a feed may be behind before it reads the latest ones again.
 const QUEUE: usize = 1024;
@@ -169,6 +173,10 @@ impl NotifyService {
 }
 
 impl TunnelFeature for NotifyService {
+    fn is_needed(&self, configuration: &ConfigurationState) -> bool {
+        !EventSections::new(configuration).is_empty()
+    }
+
     fn attach(&self, opening: &OpeningTunnel<'_>) -> Option<Box<dyn Attachment>> {
         if !opening.hello.serves(ServiceName::NOTIFY) {
             return None;

@@ -291,6 +291,11 @@ impl World {
         self.pipes.lock().drain(..).for_each(|cut| cut.cancel());
     }
 
+    /// Closes the connection of one tunnel, in the order in which they were opened.
+    pub fn cut_tunnel(&self, index: usize) {
+        self.pipes.lock().remove(index).cancel();
+    }
+
     /// Returns a GET request with the caller's token.
     pub fn request(&self, path: &str) -> Request<Body> {
         Request::get(path)
