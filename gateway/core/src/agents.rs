@@ -1,6 +1,7 @@
 //! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
 pub mod admission;
+mod agent_process;
 mod announcements;
 mod calls;
 mod clusters;
@@ -50,7 +51,6 @@ use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Store};
 use strangers::Stranger;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::Semaphore,
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -60,6 +60,7 @@ use tunnel::{
 };
 
 pub use self::admission::TunnelPermits;
+pub use self::agent_process::AgentProcess;
 pub use self::calls::{CallConnection, CallServer};
 pub use self::clusters::{AgentConflicts, RefusedTunnel};
 pub use self::max_age::MaxAge;
@@ -146,8 +147,8 @@ pub struct AgentServer {
     pub configuration: ConfigurationService,
     /// The features that work in tunnels.
     pub features: Vec<Box<dyn TunnelFeature>>,
-    /// Lets one tunnel of each process of agentk do the work of kas itself.
-    pub turns: WeakMap<(AgentId, InstanceId), Semaphore>,
+    /// The processes of agentk with tunnels to this replica.
+    pub processes: WeakMap<(AgentId, InstanceId), AgentProcess>,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
 }

@@ -106,7 +106,7 @@ impl SharedState {
             kill_switch: Arc::clone(&self.kill_switch),
             configuration,
             features: features.tunnel_features(),
-            turns: WeakMap::default(),
+            processes: WeakMap::default(),
             identities: self.identities.clone(),
             sources: AgentSources::new([file].into_iter().chain(gitlab_agents)),
             has_gitlab: gitlab.is_some(),

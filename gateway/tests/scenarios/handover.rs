@@ -2,19 +2,37 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    convert::Infallible,
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
-use agentk_core::{Agent, AgentToken, EventLog, Observability, SessionConfig};
-use agentk_gitlab::gitlab_protocol;
-use kas_testing::{fleet::TestFleet, world::World};
-use proto::InstanceId;
+use agentk_core::EventLog;
+use bytes::Bytes;
+use futures_util::stream;
+use http::Response;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use hyper_util::rt::TokioIo;
+use kas_testing::{
+    handshake::{handshake, hello},
+    world::{CALLER, World},
+};
+use proto::{Hello, InstanceId, ServiceName, header::HELLO};
+use secrecy::ExposeSecret as _;
 use tokio::time::{sleep, timeout};
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::task::AbortOnDropHandle;
+use tunnel::{
+    Body, CloseReason, DrainHandle, TunnelConfig,
+    websocket::{Role, WebSocket},
+};
 
 use crate::{
-    events::{InTurn, agent_with_services, alert, list, messages},
+    events::{agent_with_services, alert, list, messages},
     manifests, project_events,
     set_configuration::Configuration,
 };
@@ -95,28 +113,70 @@ async fn tunnels_at_their_maximum_age_lose_no_event() {
     fixture.world.tunnels(2).await;
 }
 
-/// Both tunnels of an agent end at the first replica. It then finds the second one, and leaves one of the tunnels.
-#[tokio::test(start_paused = true)]
-async fn tunnel_that_agentk_leaves_ends() {
-    for _ in 0..8 {
-        let fleet = TestFleet::new(2);
-        let (here, there) = (&fleet.replicas[0], &fleet.replicas[1]);
-        let pod = manifests::Pod::new(200);
-        let _configuration = project_events::configure(here, CONFIGURATION);
-        let worlds = [here, here, there].map(World::clone).to_vec();
-        let config =
-            SessionConfig::new("ws://kas".parse().unwrap(), AgentToken::value(here.agent_token.clone()));
-        let dial = InTurn { worlds, next: Arc::default() };
-        let agent = Agent::new(config, dial, pod.services(), Observability::default(), gitlab_protocol);
-        let _agent = AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())));
-        let found = async {
-            while there.kas.agents.metrics.tunnels.get() == 0 {
-                sleep(Duration::from_secs(1)).await;
-            }
-        };
-        timeout(Duration::from_secs(3600), found).await.unwrap();
-        sleep(Duration::from_secs(5)).await;
-        here.tunnels(1).await;
-        assert_eq!(pod.streams.load(Relaxed), 2, "one for each replica");
+/// A tunnel whose end at agentk is made by hand. Each stream of kas in it stays open until kas ends it.
+struct ManualTunnel {
+    drain: DrainHandle,
+    streams: Arc<AtomicUsize>,
+    running: AbortOnDropHandle<CloseReason>,
+}
+
+impl ManualTunnel {
+    async fn open(world: &World, instance: InstanceId, tunnel_index: u16) -> Self {
+        let services = vec![ServiceName::AGENT_EVENTS.parse().unwrap()];
+        let hello = Hello { instance, services, tunnel_index, ..hello(env!("CARGO_PKG_VERSION")) };
+        let token = format!("Bearer {}", world.agent_token.expose_secret());
+        let (name, hello) = (HELLO, hello.encode().unwrap());
+        let headers = [("authorization", &*token), (name.as_str(), hello.to_str().unwrap())];
+        let response = handshake(world, CALLER, &headers).await;
+        let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+        let socket = WebSocket::new(io, Bytes::new(), Role::Client);
+        let (server, drain) = tunnel::accept(socket, &TunnelConfig::default());
+        let streams = Arc::<AtomicUsize>::default();
+        let open = Arc::clone(&streams);
+        let running = tokio::spawn(server.run(move |request| {
+            let open = Arc::clone(&open);
+            tokio::spawn(async move {
+                open.fetch_add(1, Relaxed);
+                let endless = stream::pending::<Result<Frame<Bytes>, Infallible>>();
+                request.respond(|_| ready(Response::new(Body::new(StreamBody::new(endless))))).await;
+                open.fetch_sub(1, Relaxed);
+            });
+        }));
+        let tunnel = Self { drain, streams, running: AbortOnDropHandle::new(running) };
+        sleep(Duration::from_secs(2)).await;
+        tunnel
     }
+
+    fn streams(&self) -> usize {
+        self.streams.load(Relaxed)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_tunnel_of_a_process_serves_it() {
+    let (world, instance) = (World::new(), InstanceId::random());
+    let first = ManualTunnel::open(&world, instance, 0).await;
+    let second = ManualTunnel::open(&world, instance, 1).await;
+    let another_process = ManualTunnel::open(&world, InstanceId::random(), 0).await;
+    assert_eq!([&first, &second, &another_process].map(ManualTunnel::streams), [1, 0, 1]);
+
+    // agentk has lost the first tunnel, and kas does not know it yet.
+    let third = ManualTunnel::open(&world, instance, 0).await;
+    assert_eq!([&first, &second, &third].map(ManualTunnel::streams), [0, 1, 0]);
+
+    // agentk leaves the second tunnel.
+    second.drain.drain(Duration::from_secs(3600));
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!([&first, &second, &third].map(ManualTunnel::streams), [0, 0, 1]);
+}
+
+/// agentk has left the only tunnel of its process to this replica for one to another replica, or it stops and still sends events.
+#[tokio::test(start_paused = true)]
+async fn only_tunnel_that_agentk_drains_serves_for_another_minute() {
+    let world = World::new();
+    let ManualTunnel { drain, streams, running } = ManualTunnel::open(&world, InstanceId::random(), 0).await;
+    drain.drain(Duration::from_secs(3600));
+    sleep(Duration::from_secs(50)).await;
+    assert_eq!(streams.load(Relaxed), 1);
+    timeout(Duration::from_secs(20), running).await.expect("the tunnel has no stream any more").unwrap();
 }

@@ -1,31 +1,36 @@
 //! The work of kas itself in the tunnels of an agent.
 //!
-//! Each process of agentk has it once at this replica, in one of its tunnels. When this tunnel ends or drains, the next one takes over.
+//! Each process of agentk has it once at this replica, in one of its tunnels (`agent_process`).
 
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use tokio::{sync::Semaphore, time::sleep};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
-use super::{AgentServer, admission::AuthenticatedAgent};
+use super::{
+    AgentServer,
+    admission::AuthenticatedAgent,
+    agent_process::{AgentProcess, ProcessTunnel},
+};
 use crate::{
     attachments::{OpeningTunnel, TunnelFeature},
     configuration::{ConfigurationPusher, ConfigurationState},
-    tunnel_entry::TunnelEntry,
 };
 
-/// The time after which another tunnel takes over from one that agentk drains. An agentk that stops drains all of its tunnels, and the
-/// streams then stay until it has ended them: its last events arrive.
+/// The time after which another tunnel takes over from one that agentk drains. An agentk that stops drains all of its tunnels one after the
+/// other, and its last events arrive through the last one.
 const HANDOVER_DELAY: Duration = Duration::from_secs(1);
+/// The time after which a tunnel that agentk drains serves it no more, although it has no other tunnel to this replica. agentk then has one to
+/// another replica, or has stopped.
+const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The configuration of the agent, and what features do for one process of agentk.
 #[derive(Debug)]
 pub(super) struct TunnelSession {
     configuration: ConfigurationPusher,
-    /// Has one permit for all tunnels of the process.
-    turn: Arc<Semaphore>,
+    process: Arc<AgentProcess>,
 }
 
 impl TunnelSession {
@@ -34,7 +39,7 @@ impl TunnelSession {
         let process = (agent.identity.id, agent.hello.instance);
         Box::new(Self {
             configuration: server.configuration.subscribe(&agent.identity, &agent.hello),
-            turn: server.turns.get_or_insert_with(process, || Semaphore::new(1)),
+            process: server.processes.get_or_insert_with(process, AgentProcess::default),
         })
     }
 
@@ -43,8 +48,8 @@ impl TunnelSession {
         self.configuration.send_current(tunnel).await;
     }
 
-    /// Serves the process of agentk, while no other of its tunnels does. The future never completes.
-    /// `draining` is cancelled when the tunnel should not be used any more: the next tunnel takes over then.
+    /// Serves the process of agentk, while this is the tunnel to do it. The future never completes.
+    /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
     pub(super) async fn run(
         &mut self,
         server: &AgentServer,
@@ -52,17 +57,30 @@ impl TunnelSession {
         tunnel: &Tunnel,
         draining: &CancellationToken,
     ) {
-        let turn = Arc::clone(&self.turn);
-        let serve = async {
-            let _turn = turn.acquire().await;
+        let place = self.process.join(agent.hello.tunnel_index);
+        tokio::select! {
+            never = self.serve_in_turn(server, agent, (tunnel, draining), &place) => match never {},
+            () = follow_drain(tunnel, draining, &place).boxed() => {}
+        }
+        drop(place);
+        pending().await
+    }
+
+    async fn serve_in_turn(
+        &mut self,
+        server: &AgentServer,
+        agent: &AuthenticatedAgent,
+        (tunnel, draining): (&Tunnel, &CancellationToken),
+        place: &ProcessTunnel,
+    ) -> Infallible {
+        loop {
+            place.serves().await;
             // Boxed, so that the other tunnels reserve no memory for it.
             tokio::select! {
-                never = self.serve(server, agent, tunnel).boxed() => match never {},
-                () = left(server, agent, tunnel).boxed() => {}
+                never = self.serve(server, agent, tunnel, draining).boxed() => match never {},
+                () = place.is_replaced() => {}
             }
-        };
-        draining.run_until_cancelled(serve).await;
-        pending().await
+        }
     }
 
     async fn serve(
@@ -70,6 +88,7 @@ impl TunnelSession {
         server: &AgentServer,
         agent: &AuthenticatedAgent,
         tunnel: &Tunnel,
+        draining: &CancellationToken,
     ) -> Infallible {
         let opening = OpeningTunnel {
             agent: &agent.identity,
@@ -79,15 +98,26 @@ impl TunnelSession {
             memory: agent.memory(),
             kill_switch: &server.kill_switch,
         };
-        let configure = async {
-            self.configuration.run(tunnel).await;
-            pending().await
-        };
-        tokio::select! {
-            never = run_features(&server.features, &opening, tunnel) => never,
-            never = configure => never,
-        }
+        // A tunnel that drains still sends the configuration, for the requests of callers in it.
+        let features = draining.run_until_cancelled(run_features(&server.features, &opening, tunnel));
+        tokio::join!(features, self.configuration.run(tunnel));
+        pending().await
     }
+}
+
+/// Lets another tunnel serve the process of agentk when kas or agentk drains this one. Completes when this one must not do it any more.
+async fn follow_drain(tunnel: &Tunnel, draining: &CancellationToken, place: &ProcessTunnel) {
+    let left = async {
+        tunnel.leaving().await;
+        sleep(HANDOVER_DELAY).await;
+    };
+    tokio::select! {
+        () = left => {}
+        () = draining.cancelled() => {}
+    }
+    place.drain();
+    tunnel.leaving().await;
+    sleep(LEFT_TIMEOUT).await;
 }
 
 /// Runs each feature from the first configuration on with which the agent needs it. Each has its own memory and wake-ups, so that those
@@ -104,9 +134,18 @@ async fn run_features(
         let needed = take_needed(&mut idle, &configuration.borrow_and_update());
         let attachments = needed.into_iter().filter_map(|feature| feature.attach(opening));
         running.extend(attachments.map(|mut attachment| async move { attachment.run(tunnel).await }));
+        let changed = async {
+            if configuration.changed().await.is_err() {
+                pending().await
+            }
+        };
+        let run = async {
+            while running.next().await.is_some() {}
+            pending::<Infallible>().await
+        };
         tokio::select! {
-            Some(()) = running.next() => {}
-            changed = configuration.changed() => if changed.is_err() { pending().await },
+            () = changed => {}
+            never = run => match never {},
         }
     }
 }
@@ -116,26 +155,4 @@ fn take_needed<'a>(
     configuration: &ConfigurationState,
 ) -> Vec<&'a dyn TunnelFeature> {
     idle.extract_if(.., |feature| feature.is_needed(configuration)).collect()
-}
-
-/// Completes when agentk has drained the tunnel, and the same process has another one.
-async fn left(server: &AgentServer, agent: &AuthenticatedAgent, tunnel: &Tunnel) {
-    tunnel.leaving().await;
-    loop {
-        let arrival = server.tunnels.registered(agent.identity.id);
-        sleep(HANDOVER_DELAY).await;
-        if has_open_tunnel(server, agent) {
-            return;
-        }
-        arrival.await;
-    }
-}
-
-/// Returns whether the process of agentk has a tunnel that takes requests.
-fn has_open_tunnel(server: &AgentServer, agent: &AuthenticatedAgent) -> bool {
-    let tunnels = server.tunnels.views_of(agent.identity.id);
-    tunnels.iter().any(|view| {
-        let TunnelEntry { tunnel, described, .. } = view.handle();
-        described.load().instance == agent.hello.instance && !view.is_draining() && !tunnel.is_closed()
-    })
 }
