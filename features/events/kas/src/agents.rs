@@ -79,11 +79,7 @@ struct EventsFeed {
 impl AgentEvents {
     /// Builds the service of a replica.
     pub(crate) fn new(events: Events) -> Self {
-        Self(Arc::new(Shared {
-            events,
-            reporters: WeakMap::default(),
-            throttles: WeakMap::default(),
-        }))
+        Self(Arc::new(Shared { events, reporters: WeakMap::default(), throttles: WeakMap::default() }))
     }
 }
 
@@ -134,15 +130,16 @@ impl EventsFeed {
         };
         let mut request = request(Method::GET, ServiceName::AGENT_EVENTS, &path, Body::empty());
         request.headers_mut().insert(EVENT_LINES, HeaderValue::from_static(OPEN_ALERTS));
-        let mut lines = self.subscription.open(tunnel, request).await?;
+        // The parts of the future that are rare are boxed: it exists for as long as agentk is connected.
+        let mut lines = Box::pin(self.subscription.open(tunnel, request)).await?;
         while let Some(line) = lines.next::<AgentEventLine>().await? {
             match line {
                 AgentEventLine::Missed(count) => {
-                    self.throttle.wait().await;
+                    Box::pin(self.throttle.wait()).await;
                     events.metrics().count_of_agent(AgentEventResult::Missed, count.min(MAX_MISSED));
                 }
-                AgentEventLine::Event(event) => self.accept(&mut checker, *event).await?,
-                AgentEventLine::OpenAlerts(open) => self.end_alerts(&open).await,
+                AgentEventLine::Event(event) => Box::pin(self.accept(&mut checker, *event)).await?,
+                AgentEventLine::OpenAlerts(open) => Box::pin(self.end_alerts(&open)).await,
             }
         }
         Ok(())
