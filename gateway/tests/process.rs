@@ -313,6 +313,17 @@ fn audit_log_is_written_to_a_file_or_to_standard_output() {
     }
 }
 
+/// A thread of jemalloc gives freed memory back also while nothing allocates.
+#[test]
+fn memory_is_given_back_while_kas_is_idle() {
+    let kas = Kas::start(Stdio::null(), "0s", "");
+    kas.address(OBSERVABILITY);
+    let threads = fs::read_dir(format!("/proc/{}/task", kas.child.id())).unwrap();
+    let names: Vec<_> =
+        threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect();
+    assert!(names.iter().any(|name| name.trim() == "jemalloc_bg_thd"), "{names:?}");
+}
+
 #[test]
 fn second_signal_ends_kas_at_once() {
     for (first, second) in

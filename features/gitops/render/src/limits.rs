@@ -33,6 +33,8 @@ const NICENESS: i32 = 10;
 const FILES: u64 = 256;
 /// The longest file that may be written, in bytes.
 const FILE_BYTES: u64 = 64 << 20;
+/// The variable with which jemalloc starts no thread: a process with several ones cannot leave its user namespace (unshare(2)).
+const ONE_THREAD: (&str, &str) = ("_RJEM_MALLOC_CONF", "background_thread:false");
 /// The exit code if the network cannot be taken away.
 pub const NETWORK_STAYS: u8 = 78;
 
@@ -66,7 +68,7 @@ pub enum LimitError {
 pub fn can_take_network_away(limiter: &Path) -> io::Result<bool> {
     let limits = Limits { cpu: 60, memory: 1 << 30, allow_network: false };
     let mut command = Command::new(limiter);
-    command.args(limits.arguments()).arg(limiter).arg("--version");
+    command.env(ONE_THREAD.0, ONE_THREAD.1).args(limits.arguments()).arg(limiter).arg("--version");
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
     Ok(status.code() != Some(NETWORK_STAYS.into()))
 }
@@ -107,7 +109,7 @@ impl Limits {
         limited.current_dir(&command.directory).env_clear().envs(command.environment.drain(..));
         // The collector of Go's memory works harder before the limit is met.
         limited.env("GOMEMLIMIT", (self.memory / 10 * 8).to_string());
-        limited.args(self.arguments());
+        limited.env(ONE_THREAD.0, ONE_THREAD.1).args(self.arguments());
         limited.arg(program).args(command.arguments.iter().map(ToString::to_string));
         limited
     }
@@ -138,7 +140,7 @@ impl Limits {
         if !(has_namespace || has_filter || self.allow_network) {
             return Err(LimitError::NetworkStays);
         }
-        Err(Command::new(program).args(arguments).exec().into())
+        Err(Command::new(program).args(arguments).env_remove(ONE_THREAD.0).exec().into())
     }
 }
 
