@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The most requirements of one selector.
 const MAX_REQUIREMENTS: usize = 64;
+/// The most values of one requirement.
+const MAX_VALUES: usize = 100;
 
 /// Selects labels. Without requirements, it selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +22,19 @@ enum Requirement {
     DoesNotExist(String),
     /// The API server would refuse the requirement, so that nothing is selected.
     Never,
+}
+
+/// The operator of a requirement, as Kubernetes names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LabelOperator {
+    /// The label has one of the values.
+    In,
+    /// The label has none of the values, or does not exist.
+    NotIn,
+    /// The label exists.
+    Exists,
+    /// The label does not exist.
+    DoesNotExist,
 }
 
 /// A text that is no selector.
@@ -94,11 +110,95 @@ impl LabelSelector {
         self.0.iter().map(|requirement| size_of::<Requirement>() + size(requirement)).sum()
     }
 
+    /// Adds a requirement, as a file has it.
+    ///
+    /// # Errors
+    ///
+    /// The API server would refuse the requirement, or there are too many. The text says what to write.
+    pub fn require(&mut self, key: &str, operator: LabelOperator, values: &[String]) -> Result<(), String> {
+        if self.0.len() == MAX_REQUIREMENTS {
+            return Err(format!("a selector has at most {MAX_REQUIREMENTS} requirements"));
+        }
+        check_key(key)?;
+        check_values(operator, values)?;
+        let (key, values) = (key.to_owned(), values.to_vec());
+        self.0.push(match operator {
+            LabelOperator::In => Requirement::In(key, values),
+            LabelOperator::NotIn => Requirement::NotIn(key, values),
+            LabelOperator::Exists => Requirement::Exists(key),
+            LabelOperator::DoesNotExist => Requirement::DoesNotExist(key),
+        });
+        Ok(())
+    }
+
+    /// Returns whether the selector has no requirement.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the key, the operator and the values of each requirement. One that selects nothing has no value to be in.
+    pub fn requirements(&self) -> impl Iterator<Item = (&str, LabelOperator, &[String])> {
+        self.0.iter().map(|requirement| match requirement {
+            Requirement::In(key, values) => (key.as_str(), LabelOperator::In, values.as_slice()),
+            Requirement::NotIn(key, values) => (key.as_str(), LabelOperator::NotIn, values.as_slice()),
+            Requirement::Exists(key) => (key.as_str(), LabelOperator::Exists, [].as_slice()),
+            Requirement::DoesNotExist(key) => (key.as_str(), LabelOperator::DoesNotExist, [].as_slice()),
+            Requirement::Never => ("", LabelOperator::In, [].as_slice()),
+        })
+    }
+
     /// Adds the requirements of another selector.
     pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
+}
+
+/// Checks the key of a label: a name, after a DNS name and a slash if it has a prefix.
+fn check_key(key: &str) -> Result<(), String> {
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    let is_dns_name = |prefix: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+        (1..=253).contains(&prefix.len()) && prefix.bytes().all(is_plain)
+    };
+    if name.is_empty() || !is_label_text(name) || !prefix.is_none_or(is_dns_name) {
+        return Err(format!("{key:?} is not the key of a label: write it like team, or example.com/team"));
+    }
+    Ok(())
+}
+
+/// Checks the values of a requirement.
+fn check_values(operator: LabelOperator, values: &[String]) -> Result<(), String> {
+    let needs_values = matches!(operator, LabelOperator::In | LabelOperator::NotIn);
+    if needs_values == values.is_empty() {
+        return Err(if needs_values {
+            format!("the operator {operator:?} needs values")
+        } else {
+            format!("the operator {operator:?} has no values: remove them, or write In or NotIn")
+        });
+    }
+    if values.len() > MAX_VALUES {
+        return Err(format!("a requirement has at most {MAX_VALUES} values"));
+    }
+    match values.iter().find(|value| !is_label_text(value)) {
+        Some(value) => Err(format!(
+            "{value:?} is not the value of a label: it has at most 63 letters, digits, '-', '_' and '.'; there are no patterns here"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a text may be the value of a label, or a name in its key if it is not empty.
+fn is_label_text(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_end = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
+    text.len() <= 63
+        && text.bytes().all(is_plain)
+        && is_end(text.bytes().next())
+        && is_end(text.bytes().next_back())
 }
 
 impl FromStr for LabelSelector {
@@ -249,5 +349,50 @@ mod tests {
         ] {
             assert_eq!(matches(json!({"matchExpressions": [expression]})), expected, "{expression}");
         }
+    }
+
+    #[test]
+    fn requirement_of_a_file_is_one_that_the_api_server_accepts() {
+        use LabelOperator::{DoesNotExist, Exists, In, NotIn};
+        let add = |key: &str, operator, values: &[&str]| {
+            let values: Vec<_> = values.iter().map(|&value| value.to_owned()).collect();
+            let mut selector = LabelSelector::default();
+            selector.require(key, operator, &values).map(|()| selector)
+        };
+        for (key, operator, values, expected) in [
+            ("app", In, &["web", "db"][..], true),
+            ("app", NotIn, &["web"], false),
+            ("example.com/none", NotIn, &["web"], true),
+            ("empty", In, &[""], true),
+            ("tier", Exists, &[], true),
+            ("tier", DoesNotExist, &[], false),
+        ] {
+            let selector = add(key, operator, values).unwrap();
+            assert_eq!(selector.matches(label), expected, "{key} {operator:?} {values:?}");
+            let read: Vec<_> = selector.requirements().collect();
+            assert_eq!((read[0].0, read[0].1, read[0].2.len()), (key, operator, values.len()));
+        }
+        let long = "a".repeat(64);
+        for (key, operator, values, expected) in [
+            ("", Exists, &[][..], "not the key"),
+            ("-a", Exists, &[], "not the key"),
+            ("a b", Exists, &[], "not the key"),
+            ("/a", Exists, &[], "not the key"),
+            ("A.com/a", Exists, &[], "not the key"),
+            ("a/b/c", Exists, &[], "not the key"),
+            (&*long, Exists, &[], "not the key"),
+            ("a", In, &[], "needs values"),
+            ("a", DoesNotExist, &["b"], "has no values"),
+            ("a", In, &["shop-*"], "there are no patterns"),
+            ("a", In, &["b."], "not the value"),
+            ("a", NotIn, &[&*long], "not the value"),
+        ] {
+            let error = add(key, operator, values).unwrap_err();
+            assert!(error.contains(expected), "{key:?} {values:?}: {error}");
+        }
+        assert!(add("a", In, &["b"; MAX_VALUES + 1]).is_err());
+        let mut full = LabelSelector::default();
+        (0..MAX_REQUIREMENTS).for_each(|_| full.require("a", Exists, &[]).unwrap());
+        assert!(full.require("a", Exists, &[]).is_err());
     }
 }

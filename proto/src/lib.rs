@@ -55,7 +55,7 @@ pub use self::id::{
     ReplicaId, ServiceName, TunnelId,
 };
 pub use self::identity_value::{IdentityValue, InvalidIdentityValue};
-pub use self::label_selector::{InvalidSelector, LabelSelector};
+pub use self::label_selector::{InvalidSelector, LabelOperator, LabelSelector};
 pub use self::path_glob::path_glob;
 pub use self::reason::{Fault, Reason};
 pub use self::short_line::short_line;
