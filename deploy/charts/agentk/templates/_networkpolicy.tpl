@@ -25,8 +25,8 @@ spec:
   {{- end }}
 {{- end -}}
 
-{{/* The connections that agentk opens. */}}
-{{- define "agentk.egress" -}}
+{{/* The connections to the API server. */}}
+{{- define "agentk.egressToApiServer" -}}
 {{- $egress := .Values.networkpolicy.egress -}}
 - ports:
     - {port: 53, protocol: UDP}
@@ -36,6 +36,12 @@ spec:
   {{- with $egress.apiServerTo }}
   to: {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end -}}
+
+{{/* The connections that agentk opens. */}}
+{{- define "agentk.egress" -}}
+{{- $egress := .Values.networkpolicy.egress -}}
+{{ include "agentk.egressToApiServer" . }}
 {{- $kas := compact (list .Values.config.kasAddress .Values.proxy.httpsProxy .Values.proxy.httpProxy) }}
 {{- if and $kas (not .Values.listen.enabled) }}
 # kas, and the proxy to it.
