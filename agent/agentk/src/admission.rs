@@ -5,10 +5,12 @@
 //!   API server ── POST /validate, an AdmissionReview ──► policy::review ──► allowed, or 403 with the rule
 //! ```
 //!
-//! A thief of the credential of agentk can thus do no more than agentk. The webhook is a process of its own, without a tunnel and without
-//! rights in the cluster.
+//! A thief of the credential of agentk can thus do no more than agentk. The webhook is a process of its own, without a tunnel. It needs no right
+//! in the cluster, or that to list namespaces if the policy selects them by labels.
 
 mod answer;
+mod labels;
+mod probes;
 
 use std::{
     convert::Infallible,
@@ -22,6 +24,7 @@ use agentk_core::{
     AgentMetrics, FileFollowers, ListenTls,
     listen::LimitedListener,
     metrics,
+    namespace_labels::LabelFollower,
     policy::{PolicyEnforcer, Verdict},
 };
 use agentk_policy::{FeatureWrites, JudgedUsers, admission_review::AdmissionReview};
@@ -30,7 +33,7 @@ use axum::{
     Extension, Router,
     extract::{Request, State},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::post,
 };
 use bytes::{Bytes, BytesMut};
 use files::ReloadHealth;
@@ -56,7 +59,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::answer::AdmissionAnswer;
+use self::{answer::AdmissionAnswer, probes::WebhookHealth};
 use crate::cli::AdmissionOptions;
 
 /// The longest question in bytes: an object has at most 1.5 MiB in etcd, and a question has two, as JSON.
@@ -84,7 +87,8 @@ pub struct AdmissionApp {
     webhook: Arc<Webhook>,
     tls: ListenTls,
     followers: FileFollowers,
-    files: ReloadHealth,
+    health: WebhookHealth,
+    labels: Option<LabelFollower>,
     registry: Registry,
     listen: SocketAddr,
     observability: SocketAddr,
@@ -156,7 +160,9 @@ impl AdmissionApp {
         followers.add("--policy-file", |file, requests| Arc::clone(&policy).follow(file, requests));
         let check = tls.clone();
         followers.check("--certificate-file", tls.files(), move || check.reload());
+        let labels = labels::follower(&policy, &mut followers)?;
         Ok(Self {
+            health: WebhookHealth::new(files, Arc::clone(&policy)),
             webhook: Arc::new(Webhook {
                 policy,
                 users: options.judge.users(features),
@@ -165,7 +171,7 @@ impl AdmissionApp {
             }),
             tls,
             followers,
-            files,
+            labels,
             registry,
             listen: options.listen_address,
             observability: options.observability_listen_address,
@@ -188,7 +194,10 @@ impl AdmissionApp {
         tracing::info!(%address, user, "answering admission reviews");
         tracing::info!(address = %probes, "serving /liveness, /readiness and /metrics");
         let mut background = JoinSet::new();
-        background.spawn(serve_probes(observability, self.registry, self.files, shutdown.clone()));
+        background.spawn(probes::serve(observability, self.registry, self.health, shutdown.clone()));
+        if let Some(labels) = self.labels {
+            background.spawn(async move { match labels.run().await {} });
+        }
         for task in self.followers.into_tasks() {
             background.spawn(task);
         }
@@ -357,36 +366,6 @@ impl Webhook {
         };
         self.count(result);
         (status, format!("{error}\n")).into_response()
-    }
-}
-
-/// Serves probes and scrapes. Never completes.
-async fn serve_probes(
-    listener: TcpListener,
-    registry: Registry,
-    files: ReloadHealth,
-    shutdown: CancellationToken,
-) {
-    let registry = Arc::new(registry);
-    let readiness = async move || readiness(&files, shutdown.is_cancelled());
-    let metrics = async move || {
-        let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        ([(CONTENT_TYPE, open_metrics)], metrics::render(&registry))
-    };
-    let routes = Router::new()
-        .route("/liveness", get(async || "alive\n"))
-        .route("/readiness", get(readiness))
-        .route("/metrics", get(metrics));
-    agentk_core::admin::serve_routes(listener, routes).await;
-}
-
-/// Returns the response of /readiness. A refused file does not stop the webhook, which decides by the last valid version.
-fn readiness(files: &ReloadHealth, stopping: bool) -> (StatusCode, String) {
-    let refused = files.problems();
-    match &*refused {
-        _ if stopping => (StatusCode::SERVICE_UNAVAILABLE, "agentk admission is stopping\n".to_owned()),
-        [] => (StatusCode::OK, "ready\n".to_owned()),
-        _ => (StatusCode::OK, format!("ready, degraded\n{}\n", refused.join("\n"))),
     }
 }
 

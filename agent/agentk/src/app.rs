@@ -12,6 +12,7 @@ use agentk_core::{
     cluster::{Cluster, KubeconfigOptions},
     feature::{FeatureContext, Guard, Start, add_handlers},
     leader::LeaderTask,
+    namespace_labels::LabelFollower,
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
     services::{
@@ -42,8 +43,8 @@ pub(crate) use self::{
 };
 use crate::{cli::RunOptions, features::enabled_features, log_filter::log_filter};
 
-/// The time that the first tunnel waits for the cluster's version, which its hello contains.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time that the first tunnel waits for the cluster's version, which its hello contains, and for the labels of namespaces that the policy needs.
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A task without which agentk cannot run has panicked.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +64,7 @@ pub struct App {
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
+    labels: Option<LabelFollower>,
     leaders: Vec<LeaderTask>,
     /// The work of the features.
     starts: Vec<Start>,
@@ -130,6 +132,10 @@ impl App {
             let enforcer = Arc::new(PolicyEnforcer::load(file, served, observability.metrics.clone())?);
             policy = Some(Arc::clone(&enforcer));
             followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
+        }
+        let labels = policy.clone().map(|policy| LabelFollower::new(policy, kubernetes.clone()));
+        if let Some(policy) = policy.clone() {
+            observability.health.features.add(move || policy.label_problem());
         }
         let instance = InstanceId::random();
         let events = EventLog::new(instance);
@@ -217,6 +223,7 @@ impl App {
             kubernetes,
             discovery,
             scope,
+            labels,
             leaders,
             starts,
             stopping,
@@ -247,6 +254,10 @@ impl App {
         // Its tasks are aborted when this function returns.
         let mut background = JoinSet::new();
         background.spawn(scope_health::run(self.scope, self.kubernetes.clone(), Arc::clone(&health.scope)));
+        let labels = self.labels.clone();
+        if let Some(labels) = self.labels {
+            background.spawn(async move { match labels.run().await {} });
+        }
         let admin = Admin::new(self.liveness.clone(), Arc::clone(&health), self.registry);
         background.spawn_on(admin.run(listener.into_std()?, Handle::current()), probes);
         let heartbeat = self.liveness.heartbeat("main");
@@ -271,8 +282,15 @@ impl App {
         let exporter = self.exporter.map(|exporter| tokio::spawn(exporter.run(requests_ended.clone())));
 
         self.notifier.ready();
-        // Only people read the version, so a slow cluster does not delay the tunnels further.
-        let _ = timeout(VERSION_TIMEOUT, shutdown.run_until_cancelled(health.cluster_known())).await;
+        // Only people read the version, and a policy without labels refuses what depends on them, so a slow cluster does not delay the tunnels
+        // further.
+        let labels_known = async {
+            if let Some(labels) = &labels {
+                labels.known().await;
+            }
+        };
+        let known = async { tokio::join!(health.cluster_known(), labels_known) };
+        let _ = timeout(CLUSTER_TIMEOUT, shutdown.run_until_cancelled(known)).await;
         let ((), (end, panicked)) = tokio::join!(agent.run(shutdown.clone()), async {
             // None of these tasks completes unless it panics, or agentk stops: the task of the Lease may then be the first to notice.
             let ended = tokio::select! {

@@ -58,6 +58,9 @@ const IMPERSONATION: [(&str, &str, &str); 3] = [
     ("impersonate", "authentication.k8s.io", "userextras/agent.gitlab.com/id"),
 ];
 
+const LABELS_HINT: &str = "rules with a namespaceSelector allow nothing, and deny whatever they may; grant list of namespaces \
+                           (rbac.namespaceLabels of the chart)";
+
 /// The subjects of a check. It has no connection yet.
 pub struct CheckCommand {
     kas: KasConnection,
@@ -149,6 +152,10 @@ impl CheckCommand {
             for warning in policy.warnings() {
                 report.warning("rules", warning);
             }
+            if answers && policy.needs_labels() {
+                let result = self.check_labels(&mut report).await;
+                report.end(result);
+            }
         }
 
         if self.require_scope {
@@ -158,6 +165,16 @@ impl CheckCommand {
         }
 
         report.finish()
+    }
+
+    /// Checks the right without which no rule with a `namespaceSelector` allows anything.
+    async fn check_labels(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {
+        const STEP: &str = "namespaceSelector";
+        if self.kubernetes.may("list", "", "namespaces").await.map_err(failed(STEP, REVIEW_HINT))? {
+            report.ok(STEP, "agentk may read the labels of namespaces");
+            return Ok(());
+        }
+        Err(failed(STEP, LABELS_HINT)("agentk may not list namespaces, so that their labels are not known"))
     }
 
     async fn check_kas(&self, report: &mut CheckReport<'_>) -> Result<(), StepError> {

@@ -86,7 +86,7 @@ pub enum Command {
     /// Answer the API server's questions about writes of agentk, by the policy file
     ///
     /// A validating admission webhook: whoever has stolen the credential of agentk cannot write more than the policy allows. It needs no
-    /// kas, and no rights in the cluster. See docs/policy.md.
+    /// kas, and no rights in the cluster but to list namespaces, if the policy selects them by labels. See docs/policy.md.
     Admission(Box<AdmissionOptions>),
     /// Commands about policy files
     #[command(subcommand)]

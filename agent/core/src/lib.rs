@@ -34,6 +34,7 @@ mod health;
 pub mod leader;
 pub mod listen;
 pub mod metrics;
+pub mod namespace_labels;
 pub mod policy;
 pub mod scope_health;
 mod service_error;

@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use proto::LabelOperator;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 use settings::Spanned;
 
-use super::{PolicyMode, rule::Action};
+use super::{PolicyMode, rule::Action, validate::TargetKind};
 
 /// The most rules: each is a label value of a metric, and is tried for every request.
 pub(crate) const MAX_RULES: usize = 500;
@@ -68,6 +69,9 @@ pub(crate) struct RuleEntry {
     #[schemars(schema_with = "words")]
     pub(crate) namespaces: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
+    #[schemars(with = "SelectorEntry")]
+    pub(crate) namespace_selector: Option<Spanned<SelectorEntry>>,
+    #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
     pub(crate) resource_names: Option<StringList>,
     #[serde(default, deserialize_with = "non_null", rename = "nonResourceURLs")]
@@ -93,11 +97,38 @@ pub(crate) struct ObjectEntry {
     #[schemars(schema_with = "words")]
     pub(crate) namespaces: Option<StringList>,
     #[serde(default, deserialize_with = "non_null")]
+    #[schemars(with = "SelectorEntry")]
+    pub(crate) namespace_selector: Option<Spanned<SelectorEntry>>,
+    #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
     pub(crate) names: Option<StringList>,
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, Vec<String>>")]
     pub(crate) labels: BTreeMap<String, StringList>,
+}
+
+/// A LabelSelector of Kubernetes. One without requirements would select everything.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[schemars(extend("minProperties" = 1))]
+pub(crate) struct SelectorEntry {
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>", extend("minProperties" = 1))]
+    pub(crate) match_labels: BTreeMap<String, Spanned<String>>,
+    #[serde(default)]
+    #[schemars(length(min = 1))]
+    pub(crate) match_expressions: Vec<ExpressionEntry>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExpressionEntry {
+    #[schemars(with = "String")]
+    pub(crate) key: Spanned<String>,
+    #[schemars(schema_with = "operator")]
+    pub(crate) operator: LabelOperator,
+    #[serde(default)]
+    pub(crate) values: Vec<String>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -111,6 +142,24 @@ pub(crate) struct Impersonate {
     #[serde(default, deserialize_with = "non_null")]
     #[schemars(schema_with = "words")]
     pub(crate) groups: Option<StringList>,
+}
+
+impl RuleEntry {
+    /// Returns the kind of requests that the keys restrict the rule to.
+    pub(crate) fn target_kind(&self) -> TargetKind {
+        let of_resources = [&self.api_groups, &self.resources, &self.namespaces, &self.resource_names];
+        let resources = self.namespace_selector.is_some() || of_resources.into_iter().any(Option::is_some);
+        match (resources, self.non_resource_urls.is_some()) {
+            (true, false) => TargetKind::Resources,
+            (false, true) => TargetKind::Paths,
+            _ => TargetKind::Both,
+        }
+    }
+}
+
+/// The schema of an operator, whose names are those of Kubernetes.
+fn operator(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"enum": ["In", "NotIn", "Exists", "DoesNotExist"]})
 }
 
 /// The schema of a list of words. An empty one would match nothing.

@@ -2,18 +2,19 @@
 
 use std::{collections::HashSet, io, path::Path};
 
-use proto::ServiceName;
+use proto::{LabelOperator, LabelSelector};
 use settings::{self, ConfigError, Spanned};
 
 use super::{
     DEFAULT_RULE, Policy, UNCLEAR_RULE,
     entries::{
-        Impersonate, MAX_NAME, MAX_RULES, MAX_WEBHOOKS, ObjectEntry, PolicyFile, RuleEntry, StringList,
+        ExpressionEntry, Impersonate, MAX_NAME, MAX_RULES, MAX_WEBHOOKS, ObjectEntry, PolicyFile, RuleEntry,
+        SelectorEntry, StringList,
     },
     kubectl_names,
     object_rule::ObjectRule,
     rule::{Action, ResourceScope, Rule, UserPatterns},
-    validate::{self, TargetKind},
+    validate,
     webhooks::AllowedWebhook,
 };
 
@@ -123,22 +124,18 @@ impl RuleParser<'_> {
     fn rule(&self, entry: RuleEntry) -> Result<Rule, ConfigError> {
         let services = self.words("services", Some(&entry.services), validate::service)?.unwrap_or_default();
         let kind = entry.target_kind();
-        // The names of the namespaces of environments are not known before.
-        let namespace = if services.iter().all(|service| service == ServiceName::PROVISION) {
-            validate::namespace_pattern
-        } else {
-            validate::namespace
-        };
         let scope = ResourceScope {
             verbs: self.words("verbs", entry.verbs.as_ref(), |word| validate::verb(word, kind))?,
             groups: self.words("apiGroups", entry.api_groups.as_ref(), validate::group)?,
             resources: self.words("resources", entry.resources.as_ref(), validate::resource)?,
-            namespaces: self.words("namespaces", entry.namespaces.as_ref(), namespace)?,
+            namespaces: self.words("namespaces", entry.namespaces.as_ref(), validate::namespace_pattern)?,
+            selector: self.selector(entry.namespace_selector.as_ref())?,
             names: self.words("resourceNames", entry.resource_names.as_ref(), validate::resource_name)?,
             paths: self.words("nonResourceURLs", entry.non_resource_urls.as_ref(), validate::path)?,
             users: entry.impersonate.as_ref().map(|value| self.users(value, entry.action)).transpose()?,
         };
         let restricted = scope.users.is_some()
+            || scope.selector.is_some()
             || [&scope.verbs, &scope.groups, &scope.resources, &scope.namespaces, &scope.names, &scope.paths]
                 .into_iter()
                 .any(Option::is_some);
@@ -172,7 +169,8 @@ impl RuleParser<'_> {
         Ok(ObjectRule {
             groups,
             resources: self.words("resources", entry.resources.as_ref(), validate::object_resource)?,
-            namespaces: self.words("namespaces", entry.namespaces.as_ref(), validate::namespace)?,
+            namespaces: self.words("namespaces", entry.namespaces.as_ref(), validate::namespace_pattern)?,
+            selector: self.selector(entry.namespace_selector.as_ref())?,
             names: self.words("names", entry.names.as_ref(), validate::pattern)?,
             labels: entry.labels.into_iter().map(label).collect::<Result<_, ConfigError>>()?,
             name: entry.name.value,
@@ -196,6 +194,29 @@ impl RuleParser<'_> {
             None => Ok(word.value.clone()),
         });
         checked.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Returns the requirements of a selector, which has at least one.
+    fn selector(&self, entry: Option<&Spanned<SelectorEntry>>) -> Result<Option<LabelSelector>, ConfigError> {
+        let Some(entry) = entry else { return Ok(None) };
+        let mut selector = LabelSelector::default();
+        for (label, value) in &entry.value.match_labels {
+            let key = format!("namespaceSelector.matchLabels.{label}");
+            let added = selector.require(label, LabelOperator::In, std::slice::from_ref(&value.value));
+            added.map_err(|what| self.error(&key, value, what))?;
+        }
+        for (index, expression) in entry.value.match_expressions.iter().enumerate() {
+            let ExpressionEntry { key, operator, values } = expression;
+            let added = selector.require(&key.value, *operator, values);
+            let name = format!("namespaceSelector.matchExpressions[{index}]");
+            added.map_err(|what| self.error(&name, key, what))?;
+        }
+        if selector.is_empty() {
+            let what = "the selector has no requirement, so that it would select everything: write matchLabels or matchExpressions, or \
+                        remove it";
+            return Err(self.error("namespaceSelector", entry, what));
+        }
+        Ok(Some(selector))
     }
 
     /// Refuses names of built-in resources that kubectl accepts, and that no request has.
@@ -236,21 +257,10 @@ impl RuleParser<'_> {
     }
 }
 
-impl RuleEntry {
-    /// Returns the kind of requests that the keys restrict the rule to.
-    fn target_kind(&self) -> TargetKind {
-        let of_resources = [&self.api_groups, &self.resources, &self.namespaces, &self.resource_names];
-        let resources = of_resources.into_iter().any(Option::is_some);
-        match (resources, self.non_resource_urls.is_some()) {
-            (true, false) => TargetKind::Resources,
-            (false, true) => TargetKind::Paths,
-            _ => TargetKind::Both,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use proto::ServiceName;
+
     use super::*;
     use crate::PolicyMode;
 
@@ -271,9 +281,9 @@ mod tests {
             ("services: [kubernetes], resources: [pods/exec/x]", "not a resource"),
             ("services: [kubernetes], resources: ['pod*']", "not a resource"),
             ("services: [kubernetes], apiGroups: [apps/v1]", "without a version"),
-            ("services: [kubernetes], namespaces: ['team-*']", "not a namespace"),
-            ("services: [provision, gitops], namespaces: ['team-*']", "not a namespace"),
-            ("services: [provision], namespaces: ['*-team']", "not a namespace"),
+            ("services: [kubernetes], namespaces: ['*-team']", "not a namespace"),
+            ("services: [kubernetes], namespaces: ['Team-*']", "not a namespace"),
+            ("services: ['*'], namespaces: ['team-*']", "another rule for other services"),
             ("services: [kubernetes], resourceNames: ['a*']", "there are no patterns here"),
             ("services: [kubernetes], nonResourceURLs: [version]", "not a path"),
             ("services: [kubernetes], nonResourceURLs: ['/a*b']", "not a path"),

@@ -16,23 +16,29 @@ pub mod admission_review;
 mod entries;
 mod file;
 mod kubectl_names;
+mod labels;
 mod object_rule;
 mod render;
 mod review;
 mod rule;
 mod validate;
+mod warnings;
 mod webhooks;
 
-use http::{Method, Request};
+use http::Request;
 use kube_cluster::AllowedKinds;
-use proto::ServiceName;
+use proto::{LabelSelector, ServiceName};
 use request_info::{DecodedPath, RequestInfo, UnclearRequestError};
 
-use self::{object_rule::ObjectRule, rule::EffectiveUser};
 pub use self::{
+    labels::{LabelKeys, LabelUse, NamespaceLabels},
     review::{FeatureWrites, JudgedUsers, Review},
     rule::{Action, Rule},
     webhooks::AllowedWebhook,
+};
+use self::{
+    object_rule::ObjectRule,
+    rule::{EffectiveUser, RuleMatch},
 };
 
 /// The label in metrics and logs of requests that no rule matches.
@@ -69,6 +75,8 @@ pub struct PolicyDecision {
     pub allowed: bool,
     /// The origin of the decision.
     pub source: DecisionSource,
+    /// The part that the labels of the namespace had in it.
+    pub labels: LabelUse,
 }
 
 /// The origin of a decision.
@@ -103,82 +111,65 @@ impl Policy {
         webhooks::find(&self.webhooks, url)
     }
 
-    /// Returns a warning for each part that is valid but probably a mistake, in an agentk that serves these services.
-    pub fn warnings(&self, served: &[ServiceName]) -> Vec<String> {
-        if self.rules.is_empty() {
-            return vec!["there are no rules: the policy refuses every request".to_owned()];
-        }
-        let is_served = |name: &str| name == "*" || served.iter().any(|served| served.as_str() == name);
-        let unserved = self.rules.iter().flat_map(|rule| {
-            let names = rule.services.iter().filter(|name| !is_served(name));
-            names.map(|name| format!("rule {:?}: this agentk does not serve {name}", rule.name))
-        });
-        unserved.chain(self.warnings_about_environments()).collect()
+    /// Returns the keys of the labels of namespaces on which rules depend.
+    pub fn label_keys(&self) -> LabelKeys {
+        let selectors = self.selectors().flat_map(|(_, selector)| selector.requirements());
+        selectors.map(|(key, ..)| key.to_owned()).collect()
     }
 
-    /// Returns a warning if callers with the identity of agentk may use the rights that agentk has for environments.
-    fn warnings_about_environments(&self) -> Vec<String> {
-        let allows = |method: &Method, path: &str| {
-            let request = Request::builder().method(method).uri(path).body(());
-            request.is_ok_and(|request| self.evaluate(ServiceName::KUBERNETES, &request).allowed)
-        };
-        let writes = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-        if self.provisioned().is_empty() {
-            return Vec::new();
-        }
-        let mut paths = self.rules.iter().flat_map(Rule::provisioned_paths);
-        let mut warnings = Vec::new();
-        if let Some(path) = paths.find(|path| writes.iter().any(|method| allows(method, path))) {
-            warnings.push(format!(
-                "callers with the identity of agentk (access_as: agent) may change {path}, which agentk changes for environments: begin \
-                 with the rule environments-not-by-jobs of docs/managed-resources.md"
-            ));
-        }
-        if allows(&Method::GET, "/api/v1/secrets") {
-            warnings.push(
-                "callers with the identity of agentk (access_as: agent) may list the Secrets of all namespaces, a right that agentk may have \
-                 for the end of environments: begin with the rule secrets-not-by-jobs of docs/managed-resources.md"
-                    .to_owned(),
-            );
-        }
-        warnings
+    /// Returns the name and the selector of each rule that has one.
+    fn selectors(&self) -> impl Iterator<Item = (&str, &LabelSelector)> {
+        let of_rules = self.rules.iter().map(|rule| (&*rule.name, rule.scope.selector.as_ref()));
+        let of_objects = self.objects.iter().map(|rule| (&*rule.name, rule.selector.as_ref()));
+        of_rules.chain(of_objects).filter_map(|(name, selector)| Some((name, selector?)))
     }
 
     /// Decides about a request to a service. Requests to Prometheus and for the audit log are judged by the name of the service alone; all
     /// others are requests for the API of the cluster, also those that `alerts`, `gitops`, `graph`, `notify` and `provision` send.
-    pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
+    pub fn evaluate<B>(
+        &self,
+        service: &str,
+        request: &Request<B>,
+        labels: &NamespaceLabels,
+    ) -> PolicyDecision {
         if !is_of_cluster(service) {
-            return self.decide(|rule| rule.has_service(service));
+            return self.decide(|rule| rule.has_service(service).into());
         }
 
-        let decision = interpret(request, |info, user| {
-            self.decide(|rule| rule.has_service(service) && rule.matches(info, user))
-        });
+        let decision =
+            interpret(request, |info, user| self.decide(|rule| rule.matches(service, info, user, labels)));
         decision.unwrap_or_else(|unclear| PolicyDecision {
             allowed: false,
             source: DecisionSource::Unclear(unclear),
+            labels: LabelUse::Unused,
         })
     }
 
     /// Returns whether a rule that names the service and the verb allows a request, whatever the mode is. Rules that deny apply, and
     /// others that allow do not: it is the consent to something that nobody sends as a request.
-    pub fn grants<B>(&self, service: &str, request: &Request<B>) -> bool {
+    pub fn grants<B>(&self, service: &str, request: &Request<B>, labels: &NamespaceLabels) -> bool {
         let granted = interpret(request, |info, user| {
             let counts = |rule: &Rule| rule.action == Action::Deny || rule.names(service, info.verb);
-            self.decide(|rule| counts(rule) && rule.has_service(service) && rule.matches(info, user)).allowed
+            let matches = |rule: &Rule| {
+                if counts(rule) { rule.matches(service, info, user, labels) } else { false.into() }
+            };
+            self.decide(matches).allowed
         });
         granted.unwrap_or(false)
     }
 
     /// Returns the decision of the first rule that matches.
-    fn decide(&self, matches: impl Fn(&Rule) -> bool) -> PolicyDecision {
-        match self.rules.iter().position(matches) {
-            Some(index) => {
-                let allowed = self.rules[index].action == Action::Allow;
-                PolicyDecision { allowed, source: DecisionSource::Rule(index) }
+    fn decide(&self, matches: impl Fn(&Rule) -> RuleMatch) -> PolicyDecision {
+        let mut labels = LabelUse::Unused;
+        for (index, rule) in self.rules.iter().enumerate() {
+            let matched = matches(rule);
+            labels = labels.max(matched.labels);
+            if matched.matches {
+                let allowed = rule.action == Action::Allow;
+                return PolicyDecision { allowed, source: DecisionSource::Rule(index), labels };
             }
-            None => PolicyDecision { allowed: false, source: DecisionSource::Default },
         }
+        PolicyDecision { allowed: false, source: DecisionSource::Default, labels }
     }
 
     /// Returns the resources that may be objects of environments: those that a rule for the service `provision`, by this name, lists
@@ -231,5 +222,7 @@ fn interpret<B, T>(
 
 #[cfg(test)]
 mod review_tests;
+#[cfg(test)]
+mod selector_tests;
 #[cfg(test)]
 mod tests;

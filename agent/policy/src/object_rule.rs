@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use proto::LabelSelector;
 use request_info::ResourceTarget;
 
 use super::{
+    NamespaceLabels,
     admission_review::{AdmissionRequest, Operation, ReviewedObject},
     rule::{matches_pattern, matches_resource_pattern, within},
 };
@@ -16,6 +18,8 @@ pub(crate) struct ObjectRule {
     pub(crate) groups: Option<Vec<String>>,
     pub(crate) resources: Option<Vec<String>>,
     pub(crate) namespaces: Option<Vec<String>>,
+    /// The labels of the namespaces.
+    pub(crate) selector: Option<LabelSelector>,
     /// The patterns of which the name has to match one.
     pub(crate) names: Option<Vec<String>>,
     /// The labels that the object has to have, with the patterns of which the value has to match one.
@@ -24,16 +28,17 @@ pub(crate) struct ObjectRule {
 
 impl ObjectRule {
     /// Returns whether a write is refused because of its object. Deletions and subresources have none.
-    pub(crate) fn refuses(&self, request: &AdmissionRequest) -> bool {
+    pub(crate) fn refuses(&self, request: &AdmissionRequest, labels: &NamespaceLabels) -> bool {
         let writes = matches!(request.operation, Operation::Create | Operation::Update);
         let Some(object) = request.object.as_ref().filter(|_| writes && request.sub_resource.is_empty())
         else {
             return false;
         };
-        self.applies(request) && !self.accepts(object)
+        self.applies(request, labels) && !self.accepts(object)
     }
 
-    fn applies(&self, request: &AdmissionRequest) -> bool {
+    /// Returns whether the rule applies to an object. It does if the labels of the namespace are not known.
+    fn applies(&self, request: &AdmissionRequest, labels: &NamespaceLabels) -> bool {
         let resource = request.requested();
         let target = ResourceTarget {
             group: &resource.group,
@@ -42,7 +47,10 @@ impl ObjectRule {
         };
         within(self.groups.as_deref(), |group| group == "*" || group == target.group)
             && within(self.resources.as_deref(), |pattern| matches_resource_pattern(pattern, &target))
-            && within(self.namespaces.as_deref(), |name| name == "*" || name == request.namespace)
+            && within(self.namespaces.as_deref(), |name| matches_pattern(name, &request.namespace))
+            && self.selector.as_ref().is_none_or(|selector| {
+                !request.namespace.is_empty() && labels.selects(selector, &request.namespace).unwrap_or(true)
+            })
     }
 
     fn accepts(&self, object: &ReviewedObject) -> bool {

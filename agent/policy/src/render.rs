@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use kube_cluster::LEASE_PREFIX;
+use proto::{LabelOperator, LabelSelector};
 use serde_json::{Value, json};
 
 use super::{
@@ -22,6 +23,9 @@ const VERBS: &str = "request.operation == 'CONNECT' ? ['get', 'create'] : reques
     ['create', 'patch', 'update']";
 /// The path of a create has no name, and that of a new namespace no namespace: `review::info`.
 const IS_NEW: &str = "verb == 'create' && variables.subresource == ''";
+
+/// A namespace has no other namespace: its labels are those before the write.
+const IS_NAMESPACE: &str = "variables.group == '' && variables.resource == 'namespaces'";
 
 /// The policy has more rules than an expression can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +59,21 @@ impl Policy {
             "reason": "Forbidden",
         })];
         validations.extend(self.objects.iter().map(ObjectRule::validation));
+        let mut variables = vec![
+            variable("isAgentk", format!("request.userInfo.username == {}", literal(&users.username()))),
+            variable("groups", groups()),
+            variable("group", "request.requestResource.group".to_owned()),
+            variable("resource", "request.requestResource.resource".to_owned()),
+            variable("subresource", "has(request.subResource) ? request.subResource : ''".to_owned()),
+            variable("inNamespace", "has(request.namespace) ? request.namespace : ''".to_owned()),
+            variable("name", "has(request.name) ? request.name : ''".to_owned()),
+            variable("verbs", VERBS.to_owned()),
+            variable("isUnjudged", users.unjudged()),
+        ];
+        if self.selectors().next().is_some() {
+            variables.push(variable("hasLabels", format!("!({IS_NAMESPACE}) || oldObject != null")));
+            variables.push(variable("labels", labels()));
+        }
         let policy = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingAdmissionPolicy",
@@ -65,17 +84,7 @@ impl Policy {
                     {"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*/*"]},
                 ]},
                 "matchConditions": [{"name": "users-of-agentk", "expression": users.condition()}],
-                "variables": [
-                    variable("isAgentk", format!("request.userInfo.username == {}", literal(&users.username()))),
-                    variable("groups", groups()),
-                    variable("group", "request.requestResource.group".to_owned()),
-                    variable("resource", "request.requestResource.resource".to_owned()),
-                    variable("subresource", "has(request.subResource) ? request.subResource : ''".to_owned()),
-                    variable("inNamespace", "has(request.namespace) ? request.namespace : ''".to_owned()),
-                    variable("name", "has(request.name) ? request.name : ''".to_owned()),
-                    variable("verbs", VERBS.to_owned()),
-                    variable("isUnjudged", users.unjudged()),
-                ],
+                "variables": variables,
                 "validations": validations,
             },
         });
@@ -121,7 +130,11 @@ impl ResourceScope {
         let mut all = Vec::new();
         all.extend(self.groups.as_deref().and_then(|groups| one_of("variables.group", groups)));
         all.extend(self.resources.as_deref().and_then(resources));
-        if let Some(listed) = self.namespaces.as_deref().and_then(namespaces) {
+        let listed = [
+            self.namespaces.as_deref().and_then(namespaces),
+            self.selector.as_ref().map(|it| selector(it, partial)),
+        ];
+        for listed in listed.into_iter().flatten() {
             // A request for all namespaces includes the listed ones; one for a cluster-scoped object has none.
             let single = "variables.name != '' && verb in ['get', 'update', 'patch', 'delete']";
             let without = if partial { format!("!({single})") } else { "false".to_owned() };
@@ -156,7 +169,10 @@ impl ObjectRule {
         applies.push("request.operation in ['CREATE', 'UPDATE']".to_owned());
         applies.extend(self.groups.as_deref().and_then(|groups| one_of("variables.group", groups)));
         applies.extend(self.resources.as_deref().and_then(resources));
-        applies.extend(self.namespaces.as_deref().and_then(|names| one_of("variables.inNamespace", names)));
+        applies.extend(self.namespaces.as_deref().and_then(namespaces));
+        applies.extend(
+            self.selector.as_ref().map(|it| format!("variables.inNamespace != '' && {}", selector(it, true))),
+        );
         let mut demands = Vec::new();
         if let Some(names) = &self.names {
             demands.push(one_pattern("object.metadata.name", names));
@@ -230,6 +246,29 @@ fn namespaces(patterns: &[String]) -> Option<String> {
     } else {
         one_of(operand, patterns)
     }
+}
+
+/// Returns the expression of the labels of the namespace. It is evaluated only if there is one.
+fn labels() -> String {
+    let of = |object: &str| format!("(has({object}.metadata.labels) ? {object}.metadata.labels : {{}})");
+    format!("{IS_NAMESPACE} ? {} : {}", of("oldObject"), of("namespaceObject"))
+}
+
+/// Returns the expression that is true if the namespace has the labels. `unknown` is the result if they are not known.
+fn selector(selector: &LabelSelector, unknown: bool) -> String {
+    let each = selector.requirements().map(|(key, operator, values)| {
+        let key = literal(key);
+        let has = format!("{key} in variables.labels");
+        let is_in = one_of(&format!("variables.labels[{key}]"), values).unwrap_or_default();
+        match operator {
+            LabelOperator::In => format!("{has} && {is_in}"),
+            LabelOperator::NotIn => format!("!({has} && {is_in})"),
+            LabelOperator::Exists => has,
+            LabelOperator::DoesNotExist => format!("!({has})"),
+        }
+    });
+    let each: Vec<_> = each.collect();
+    format!("(variables.hasLabels ? {} : {unknown})", each.join(" && "))
 }
 
 /// Returns the expression that is true if the operand is one of the words, or `None` if it may be anything.

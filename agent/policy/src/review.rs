@@ -9,7 +9,7 @@ use proto::ServiceName;
 use request_info::{RequestInfo, RequestTarget, ResourceTarget};
 
 use super::{
-    Policy, PolicyDecision,
+    NamespaceLabels, Policy, PolicyDecision,
     admission_review::{AdmissionRequest, Operation},
     rule::EffectiveUser,
 };
@@ -117,7 +117,12 @@ impl Policy {
     ///
     /// The services share the credential, so a write passes if the policy allows it to one of them. It passes if the policy allows it
     /// with one of the verbs that it may have.
-    pub fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Review {
+    pub fn review(
+        &self,
+        users: &JudgedUsers,
+        request: &AdmissionRequest,
+        labels: &NamespaceLabels,
+    ) -> Review {
         let resource = request.requested();
         let is_question = OWN_QUESTIONS.contains(&(&resource.group, &resource.resource));
         let user = match users.writer(&request.user_info.username) {
@@ -133,13 +138,12 @@ impl Policy {
         let decisions = users
             .writing_services()
             .flat_map(|service| verbs(request).iter().map(move |verb| (service, info(request, verb))));
-        let mut decisions = decisions.map(|(service, info)| {
-            self.decide(|rule| rule.has_service(service) && rule.matches(&info, &user))
-        });
+        let mut decisions =
+            decisions.map(|(service, info)| self.decide(|rule| rule.matches(service, &info, &user, labels)));
         let first = decisions.next().expect("there are services, and a request has a verb");
         let decision =
             [first].into_iter().chain(decisions).find(|decision| decision.allowed).unwrap_or(first);
-        match self.objects.iter().position(|rule| decision.allowed && rule.refuses(request)) {
+        match self.objects.iter().position(|rule| decision.allowed && rule.refuses(request, labels)) {
             Some(index) => Review::Object(index),
             None => Review::Decided(decision),
         }

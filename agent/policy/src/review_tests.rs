@@ -6,14 +6,16 @@ use http::Request;
 use proto::ServiceName;
 use serde_json::{Value, json};
 
-use super::{FeatureWrites, JudgedUsers, Policy, admission_review::AdmissionReview, review::Review};
+use super::{
+    FeatureWrites, JudgedUsers, NamespaceLabels, Policy, admission_review::AdmissionReview, review::Review,
+};
 
 const POLICY: &str = "rules:
 - {name: no-secrets, action: deny, services: [kubernetes, gitops], resources: [secrets, serviceaccounts/token]}
 - {name: no-root, action: deny, services: [kubernetes], impersonate: {users: [root], groups: [masters]}}
-- {name: no-kube-system, action: deny, services: [kubernetes], namespaces: [kube-system]}
+- {name: no-kube-system, action: deny, services: [kubernetes], namespaces: ['kube-*']}
 - {name: one, action: allow, services: [kubernetes], verbs: [delete, patch], resources: [configmaps], resourceNames: [mine]}
-- {name: scale, action: allow, services: [kubernetes], resources: ['*/scale'], namespaces: [shop]}
+- {name: scale, action: allow, services: [kubernetes], resources: ['*/scale'], namespaces: ['sh*']}
 - {name: shells, action: allow, services: [kubernetes], verbs: [get], resources: [pods/exec], namespaces: [shop]}
 - {name: ci, action: allow, services: [kubernetes], verbs: [create, update, patch, delete], apiGroups: ['', apps], resources: [deployments, configmaps, namespaces], namespaces: [shop, '*'], impersonate: {users: ['gitlab:*'], groups: ['team-*']}}
 - {name: own, action: allow, services: [gitops], verbs: [patch, delete], resources: [deployments], namespaces: [shop], impersonate: {self: true}}
@@ -109,7 +111,8 @@ fn writes() -> Vec<Write> {
 fn review(policy: &Policy, request: &Value) -> Review {
     let text = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
         .to_string();
-    policy.review(&users(), &AdmissionReview::parse(text.as_bytes()).unwrap().request)
+    let review = AdmissionReview::parse(text.as_bytes()).unwrap();
+    policy.review(&users(), &review.request, &NamespaceLabels::default())
 }
 
 fn policy(text: &str) -> Policy {
@@ -127,7 +130,9 @@ fn writes_are_judged_as_agentk_judges_the_same_requests() {
                 request = request.header(*name, value);
             }
             let request = request.body(()).unwrap();
-            users.writing_services().any(|service| policy.evaluate(service, &request).allowed)
+            users
+                .writing_services()
+                .any(|service| policy.evaluate(service, &request, &NamespaceLabels::default()).allowed)
         };
         let expected = write.requests.iter().any(is_sent);
         let Review::Decided(decision) = review(&policy, &write.review) else {

@@ -4,8 +4,10 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
 use kube_cluster::AllowedResources;
-use proto::{IdentityValue, ServiceName, impersonation::PREFIX};
+use proto::{IdentityValue, LabelSelector, ServiceName, impersonation::PREFIX};
 use request_info::{RequestInfo, RequestTarget, ResourceTarget, UnclearRequestError};
+
+use super::{LabelUse, NamespaceLabels};
 
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
@@ -45,10 +47,21 @@ pub(crate) struct ResourceScope {
     pub(crate) verbs: Option<Vec<String>>,
     pub(crate) groups: Option<Vec<String>>,
     pub(crate) resources: Option<Vec<String>>,
+    /// Names, prefixes with a `*` at the end, or `*`.
     pub(crate) namespaces: Option<Vec<String>>,
+    /// The labels of the namespaces.
+    pub(crate) selector: Option<LabelSelector>,
     pub(crate) names: Option<Vec<String>>,
     pub(crate) paths: Option<Vec<String>>,
     pub(crate) users: Option<UserPatterns>,
+}
+
+/// The result of the comparison of a rule with a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RuleMatch {
+    pub(crate) matches: bool,
+    /// The part that labels had in it.
+    pub(crate) labels: LabelUse,
 }
 
 /// The effective users that a rule matches.
@@ -128,19 +141,37 @@ impl Rule {
         Some(AllowedResources { groups: scope.groups.clone(), resources: resources.collect() })
     }
 
-    /// Returns true if the rule matches a request.
+    /// Returns whether the rule matches a request to a service.
     ///
     /// A rule that allows matches if it covers the whole request. One that denies matches if the request may include
-    /// anything that it covers: a list of all namespaces includes the one that is denied.
-    pub(crate) fn matches(&self, info: &RequestInfo<'_>, user: &EffectiveUser<'_>) -> bool {
+    /// anything that it covers: a list of all namespaces includes the one that is denied. Without the labels of the namespace, a rule with a
+    /// selector matches if it denies.
+    pub(crate) fn matches(
+        &self,
+        service: &str,
+        info: &RequestInfo<'_>,
+        user: &EffectiveUser<'_>,
+        labels: &NamespaceLabels,
+    ) -> RuleMatch {
         let scope = &self.scope;
         let partial = self.action == Action::Deny;
-        within(scope.verbs.as_deref(), |verb| verb == "*" || verb == info.verb)
-            && scope.users.as_ref().is_none_or(|users| users.include(user, partial))
-            && match &info.target {
-                RequestTarget::Path(path) => scope.matches_path(path),
-                RequestTarget::Resource(resource) => scope.matches_resource(info.verb, resource, partial),
+        let matches = self.has_service(service)
+            && within(scope.verbs.as_deref(), |verb| verb == "*" || verb == info.verb)
+            && scope.users.as_ref().is_none_or(|users| users.include(user, partial));
+        match &info.target {
+            _ if !matches => false.into(),
+            RequestTarget::Path(path) => scope.matches_path(path).into(),
+            RequestTarget::Resource(resource) if scope.matches_resource(info.verb, resource, partial) => {
+                scope.matches_labels(info.verb, resource, partial, labels)
             }
+            RequestTarget::Resource(_) => false.into(),
+        }
+    }
+}
+
+impl From<bool> for RuleMatch {
+    fn from(matches: bool) -> Self {
+        Self { matches, labels: LabelUse::Unused }
     }
 }
 
@@ -156,14 +187,11 @@ impl ResourceScope {
         if self.paths.is_some() && !self.names_resources() {
             return false;
         }
-        // Other requests may include objects of all namespaces, also if a field selector names one object.
-        let single = requested.name.is_some() && matches!(verb, "get" | "update" | "patch" | "delete");
         within(self.groups.as_deref(), |group| group == "*" || group == requested.group)
             && within(self.resources.as_deref(), |pattern| matches_resource_pattern(pattern, requested))
             && within(self.namespaces.as_deref(), |name| match requested.namespace {
-                // Only rules about environments have patterns.
                 Some(namespace) => matches_pattern(name, namespace),
-                None => name == "*" || (partial && !single),
+                None => name == "*" || (partial && !is_single(verb, requested)),
             })
             && within(self.names.as_deref(), |name| match &requested.name {
                 Some(requested) => name == requested,
@@ -171,9 +199,34 @@ impl ResourceScope {
             })
     }
 
-    pub(crate) fn names_resources(&self) -> bool {
-        [&self.groups, &self.resources, &self.namespaces, &self.names].into_iter().any(Option::is_some)
+    /// Compares the labels of the namespace. A request for all namespaces has none.
+    fn matches_labels(
+        &self,
+        verb: &str,
+        requested: &ResourceTarget<'_>,
+        partial: bool,
+        labels: &NamespaceLabels,
+    ) -> RuleMatch {
+        match (&self.selector, requested.namespace) {
+            (None, _) => true.into(),
+            (Some(_), None) => (partial && !is_single(verb, requested)).into(),
+            (Some(selector), Some(namespace)) => match labels.selects(selector, namespace) {
+                Some(matches) => RuleMatch { matches, labels: LabelUse::Known },
+                None => RuleMatch { matches: partial, labels: LabelUse::Unknown },
+            },
+        }
     }
+
+    pub(crate) fn names_resources(&self) -> bool {
+        let lists = [&self.groups, &self.resources, &self.namespaces, &self.names];
+        self.selector.is_some() || lists.into_iter().any(Option::is_some)
+    }
+}
+
+/// Returns whether a request is for one object that is in no namespace. Others may include objects of all namespaces, also if a field selector
+/// names one object.
+fn is_single(verb: &str, requested: &ResourceTarget<'_>) -> bool {
+    requested.name.is_some() && matches!(verb, "get" | "update" | "patch" | "delete")
 }
 
 impl UserPatterns {

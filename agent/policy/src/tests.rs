@@ -22,7 +22,7 @@ fn evaluate(policy: &Policy, line: &str) -> PolicyDecision {
     for group in names {
         request = request.header("impersonate-group", group);
     }
-    policy.evaluate("kubernetes", &request.body(()).unwrap())
+    policy.evaluate("kubernetes", &request.body(()).unwrap(), &NamespaceLabels::default())
 }
 
 /// Checks requests. Each is followed by `+` if it may pass, or `-`, and the name of the rule that decides.
@@ -65,8 +65,8 @@ fn example_file_decides_as_documented() {
         ],
     );
     let query = Request::get("/api/v1/query").body(()).unwrap();
-    assert!(example.evaluate("prometheus", &query).allowed);
-    assert!(!example.evaluate("prometheus.other", &query).allowed);
+    assert!(example.evaluate("prometheus", &query, &NamespaceLabels::default()).allowed);
+    assert!(!example.evaluate("prometheus.other", &query, &NamespaceLabels::default()).allowed);
 }
 
 #[test]
@@ -100,6 +100,12 @@ fn schema_accepts_the_example_and_refuses_what_the_parser_refuses() {
         "rules: [{name: all, action: allow, services: ['*'], verb: [get]}]",
         "rules: [{name: all, action: allow, services: ['*'], verbs: }]",
         "rules: [{name: all, action: allow, services: ['*'], impersonate: {user: [ci]}}]",
+        "rules: [{name: all, action: allow, services: [kubernetes], namespaceSelector: {}}]",
+        "rules: [{name: all, action: allow, services: [kubernetes], namespaceSelector: {matchLabels: {}}}]",
+        "rules: [{name: all, action: allow, services: [kubernetes], namespaceSelector: {matchExpressions: []}}]",
+        "rules: [{name: all, action: allow, services: [kubernetes], namespaceSelector: }]",
+        "rules: [{name: all, action: allow, services: [kubernetes], namespaceSelector: {match_labels: {a: b}}}]",
+        "rules: [{name: all, action: allow, services: [kubernetes], namespaceSelector: {matchExpressions: [{key: a, operator: Is}]}}]",
         "{rules: [], objects: [{name: all, names: shop}]}",
         "{rules: [], webhooks: [{url: receiver}]}",
     ] {
@@ -234,7 +240,7 @@ fn impersonation_is_matched_by_users_and_groups() {
     let ambiguous =
         Request::get("/api/v1/pods").header("impersonate-user", "ci").header("impersonate-user", "x");
     assert!(matches!(
-        policy.evaluate("kubernetes", &ambiguous.body(()).unwrap()).source,
+        policy.evaluate("kubernetes", &ambiguous.body(()).unwrap(), &NamespaceLabels::default()).source,
         DecisionSource::Unclear(_)
     ));
 }
@@ -247,9 +253,10 @@ fn other_services_are_matched_by_name() {
 - {name: kubernetes, action: deny, services: [kubernetes]}",
     );
     let request = Request::post("/api/v1//query/../x%2f").header("impersonate-user", "").body(()).unwrap();
-    assert!(policy.evaluate("prometheus", &request).allowed);
-    assert!(policy.evaluate("prometheus.long-term", &request).allowed);
-    assert_eq!(policy.evaluate("prometheus.other", &request).source, DecisionSource::Default);
+    let of = |service: &str| policy.evaluate(service, &request, &NamespaceLabels::default());
+    assert!(of("prometheus").allowed);
+    assert!(of("prometheus.long-term").allowed);
+    assert_eq!(of("prometheus.other").source, DecisionSource::Default);
     assert_eq!(evaluate(&policy, "GET /version").source, DecisionSource::Rule(1));
 }
 
@@ -258,7 +265,8 @@ fn other_services_are_matched_by_name() {
 fn unknown_service_is_judged_by_more_than_its_name() {
     let policy = policy("rules: [{name: all, action: allow, services: ['*']}]");
     let allowed = |service: &str, uri: &str| {
-        policy.evaluate(service, &Request::builder().uri(uri).body(()).unwrap()).allowed
+        let request = Request::builder().uri(uri).body(()).unwrap();
+        policy.evaluate(service, &request, &NamespaceLabels::default()).allowed
     };
     assert!(allowed("hello", "/api/v1/pods"));
     assert!(!allowed("hello", "/api//v1/secrets"), "an unclear request");
@@ -278,7 +286,7 @@ fn rule_about_environments_has_patterns_of_namespaces_and_lists_kinds() {
     let decide = |line: &str| {
         let (method, path) = line.split_once(' ').unwrap();
         let request = Request::builder().method(method).uri(path).body(()).unwrap();
-        let decision = policy.evaluate("provision", &request);
+        let decision = policy.evaluate("provision", &request, &NamespaceLabels::default());
         format!("{}{}", if decision.allowed { '+' } else { '-' }, policy.rule_name(decision.source))
     };
     for (line, expected) in [
@@ -316,7 +324,7 @@ fn rule_about_environments_has_patterns_of_namespaces_and_lists_kinds() {
 fn only_a_rule_with_service_and_verb_by_name_grants() {
     let grants = |text: &str| {
         let request = Request::delete("/apis/apps/v1/namespaces/review-1/deployments").body(()).unwrap();
-        policy(text).grants("provision", &request)
+        policy(text).grants("provision", &request, &NamespaceLabels::default())
     };
     let sweep = "{name: b, action: allow, services: [provision], verbs: [deletecollection], resources: ['*'], namespaces: ['review-*']}";
     assert!(grants(&format!("rules: [{sweep}]")));

@@ -4,13 +4,14 @@
 //!
 //! * Parsing and evaluation end quickly and never panic.
 //! * A request is allowed only by a rule that allows it. A request that no rule matches is denied.
+//! * A request that is allowed while no labels of namespaces are known is allowed with any labels.
 //! * Headers unrelated to the actor and parameters unrelated to the resource do not change the verdict.
 //! * Another percent-encoding of the same path has the same verdict or is unclear.
 //! * A `Connection` header that would remove the actor's headers is denied by every policy.
 
 use std::path::Path;
 
-use agentk_policy::{Action, DecisionSource, Policy, PolicyDecision, describe};
+use agentk_policy::{Action, DecisionSource, NamespaceLabels, Policy, PolicyDecision, describe};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header::CONNECTION};
 
 use crate::input::headers;
@@ -26,15 +27,17 @@ pub fn run(data: &[u8]) {
     let headers = headers(lines.next().unwrap_or_default().as_bytes());
 
     for service in ["kubernetes", "prometheus", "prometheus.other"] {
-        let judge = |uri: &Uri, headers: &HeaderMap| {
+        let judge_by = |uri: &Uri, headers: &HeaderMap, labels: &NamespaceLabels| {
             let mut request = Request::new(());
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers.clone();
-            (policy.evaluate(service, &request), describe(service, &request))
+            (policy.evaluate(service, &request, labels), describe(service, &request))
         };
+        let judge = |uri: &Uri, headers: &HeaderMap| judge_by(uri, headers, &NamespaceLabels::default());
         let judged = judge(&uri, &headers);
         let verdict = judged.0;
+        assert!(!verdict.allowed || judge_by(&uri, &headers, &labels()).0.allowed, "{verdict:?}");
         assert!(!policy.rule_name(verdict.source).is_empty());
         match verdict.source {
             DecisionSource::Rule(number) => {
@@ -65,6 +68,13 @@ pub fn run(data: &[u8]) {
         more.append(CONNECTION, HeaderValue::from_static("close, Impersonate-User"));
         assert!(is_unclear(&judge(&uri, &more).0));
     }
+}
+
+fn labels() -> NamespaceLabels {
+    let mut labels = NamespaceLabels::empty(["team", "tier", "example.com/open"].map(str::to_owned).into());
+    labels.set("a", [("team".to_owned(), "shop".to_owned())].into());
+    labels.set("b", [].into());
+    labels
 }
 
 fn is_unclear(verdict: &PolicyDecision) -> bool {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use agentk_policy::Policy;
+use agentk_policy::{NamespaceLabels, Policy};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::Request;
 use serde_json::{Value, json};
@@ -43,6 +43,7 @@ impl World {
         let cluster = Cluster::or_skip()?;
         let spaces = [cluster.namespace("shop"), cluster.namespace("other")];
         let topic = spaces[0].name.replace("shop", "admission");
+        cluster.kubectl.ok(&["label", "namespace", &spaces[0].name, "role=shop"]);
         for space in &spaces {
             for name in ["mine", "other"] {
                 let objects = ["ConfigMap", "Secret"].map(|kind| object(kind, name)).to_vec();
@@ -73,18 +74,28 @@ impl World {
         format!("system:serviceaccount:{}:agentk", self.spaces[0].name)
     }
 
-    /// Returns the policy. The rules are those of one namespace, of users and groups, and of single objects.
+    /// Returns the labels of the namespaces, as agentk reads them.
+    fn labels(&self) -> NamespaceLabels {
+        let mut labels = NamespaceLabels::empty(["role".to_owned()].into());
+        labels.set(&self.spaces[0].name, [("role".to_owned(), "shop".to_owned())].into());
+        labels.set(&self.spaces[1].name, [].into());
+        labels
+    }
+
+    /// Returns the policy. The rules are those of one namespace, of its prefix and its labels, of users and groups, and of single objects.
     fn policy(&self) -> String {
         let shop = &self.spaces[0].name;
+        let prefix = &shop[..shop.len() - 1];
         format!(
             "rules:
 - {{name: no-secrets, action: deny, services: [kubernetes, gitops], resources: [secrets]}}
 - {{name: no-root, action: deny, services: [kubernetes], impersonate: {{users: ['gitlab:root'], groups: [masters]}}}}
 - {{name: one, action: allow, services: [kubernetes], verbs: [delete, patch], resources: [configmaps], resourceNames: [mine]}}
-- {{name: scale, action: allow, services: [kubernetes], resources: ['*/scale'], namespaces: [{shop}]}}
+- {{name: scale, action: allow, services: [kubernetes], resources: ['*/scale'], namespaces: ['{prefix}*']}}
 - {{name: ci, action: allow, services: [kubernetes], verbs: [create, update, patch, delete], apiGroups: ['', apps], \
 resources: [deployments, configmaps, namespaces], namespaces: [{shop}], impersonate: {{users: ['gitlab:*'], groups: ['team-*']}}}}
-- {{name: own, action: allow, services: [gitops], verbs: [patch, delete], resources: [deployments], namespaces: [{shop}], \
+- {{name: own, action: allow, services: [gitops], verbs: [patch, delete], resources: [deployments], \
+namespaceSelector: {{matchLabels: {{role: shop}}, matchExpressions: [{{key: role, operator: NotIn, values: [x]}}]}}, \
 impersonate: {{self: true}}}}
 objects:
 - {{name: named, apiGroups: [apps], resources: [deployments], names: [mine, other, new, 'web-*']}}
@@ -94,7 +105,7 @@ objects:
 
     /// Returns each combination of verb, resource, namespace, name and user, with the decision of agentk about the same request.
     fn cases(&self, policy: &Policy) -> Vec<Case> {
-        let team = format!("team-{}", self.topic);
+        let (team, labels) = (format!("team-{}", self.topic), self.labels());
         let users = [
             (self.agentk(), vec![]),
             ("gitlab:ci".to_owned(), vec![team.clone()]),
@@ -120,7 +131,7 @@ objects:
                         }
                         let request = request.body(()).unwrap();
                         let mut services = ["kubernetes", "gitops"].into_iter();
-                        services.any(|service| policy.evaluate(service, &request).allowed)
+                        services.any(|service| policy.evaluate(service, &request, &labels).allowed)
                     };
                     let case = |method, path: String, body: Value, content_type| {
                         // The API server gives the requests that have the same effect the same form.

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use agentk_policy::NamespaceLabels;
 use axum::body::Body;
 use futures_util::{StreamExt as _, stream};
 use http::Request;
@@ -17,10 +18,14 @@ const AGENTK: &str = "system:serviceaccount:agentk:agentk";
 
 /// Returns a webhook with a policy in this mode, which allows changes of ConfigMaps only.
 fn webhook(mode: &str) -> Arc<Webhook> {
+    let rules = "[{name: maps, action: allow, services: [kubernetes], resources: [configmaps]}]";
+    webhook_of(&format!("mode: {mode}\nrules: {rules}"))
+}
+
+fn webhook_of(policy: &str) -> Arc<Webhook> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("policy.yaml");
-    let rules = "[{name: maps, action: allow, services: [kubernetes], resources: [configmaps]}]";
-    std::fs::write(&file, format!("mode: {mode}\nrules: {rules}")).unwrap();
+    std::fs::write(&file, policy).unwrap();
     let policy = PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap();
     let (namespace, service_account) = ("agentk".to_owned(), "agentk".to_owned());
     Arc::new(Webhook {
@@ -107,19 +112,47 @@ async fn refused_write_has_the_rule_and_others_pass() {
     assert_eq!(["refused", "allowed", "not-judged"].map(|result| count(&webhook, result)), [1, 1, 1]);
 }
 
+#[tokio::test]
+async fn write_is_judged_by_the_labels_of_its_namespace_and_readiness_waits_for_them() {
+    let rule =
+        "{name: team, action: allow, services: [kubernetes], namespaceSelector: {matchLabels: {team: shop}}}";
+    let webhook = webhook_of(&format!("rules: [{rule}]"));
+    let health = WebhookHealth::new(ReloadHealth::default(), Arc::clone(&webhook.policy));
+    let (status, text) = health.readiness(false);
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(text.starts_with("not ready\n") && text.contains("agentk has not read them yet"), "{text}");
+    let refused = answer(&webhook, question(AGENTK, "configmaps")).await;
+    let message = refused["status"]["message"].as_str().unwrap();
+    assert!(message.ends_with("are not known: agentk has not read them yet"), "{message}");
+
+    let labels = webhook.policy.labels();
+    for (team, allowed) in [("shop", true), ("other", false)] {
+        let mut known = NamespaceLabels::empty(["team".to_owned()].into());
+        known.set("shop", [("team".to_owned(), team.to_owned())].into());
+        labels.set(known, Instant::now() + Duration::from_secs(60));
+        assert_eq!(answer(&webhook, question(AGENTK, "configmaps")).await["allowed"], allowed, "{team}");
+    }
+    assert_eq!(health.readiness(false), (StatusCode::OK, "ready\n".to_owned()));
+    labels.set_unknown("the API server is away");
+    let (status, text) = health.readiness(false);
+    assert_eq!(status, StatusCode::OK, "a pod that has begun refuses what depends on labels, as all pods do");
+    assert!(text.starts_with("ready, degraded\n") && text.ends_with("the API server is away\n"), "{text}");
+}
+
 #[test]
 fn refused_file_is_degraded_and_stopping_is_not_ready() {
     let files = ReloadHealth::default();
     let policy = files.file("--policy-file");
-    assert_eq!(readiness(&files, false), (StatusCode::OK, "ready\n".to_owned()));
+    let health = WebhookHealth::new(files, Arc::clone(&webhook("enforce").policy));
+    assert_eq!(health.readiness(false), (StatusCode::OK, "ready\n".to_owned()));
     policy.set_refused("rules[0].action: unknown", SystemTime::UNIX_EPOCH, Instant::now());
-    let (status, text) = readiness(&files, false);
+    let (status, text) = health.readiness(false);
     let line =
         "--policy-file since 1970-01-01T00:00:00Z: the newest version is refused: rules[0].action: unknown";
     assert_eq!((status, &*text), (StatusCode::OK, &*format!("ready, degraded\n{line}\n")));
-    assert_eq!(readiness(&files, true).0, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(health.readiness(true).0, StatusCode::SERVICE_UNAVAILABLE);
     policy.set_accepted();
-    assert_eq!(readiness(&files, false).1, "ready\n");
+    assert_eq!(health.readiness(false).1, "ready\n");
 }
 
 #[tokio::test]

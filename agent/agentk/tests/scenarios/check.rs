@@ -26,13 +26,19 @@ async fn kas(answer: DialResponse) -> u16 {
     port
 }
 
-/// Starts a cluster in which agentk may not list secrets, nor services in the namespace `shop`, nor do anything in the namespace `locked`,
-/// and which is a Prometheus as well. Returns its port.
+/// Starts a cluster in which agentk may not list secrets, and which is a Prometheus as well. Returns its port.
 #[allow(clippy::unwrap_used, reason = "test support")]
 async fn cluster() -> u16 {
+    cluster_without("secrets").await
+}
+
+/// Starts a cluster that refuses the rights whose reviews contain a text, those to services in the namespace `shop`, and all in the namespace
+/// `locked`. Returns its port.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn cluster_without(refused: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let answer = |request: Request<Incoming>| async move {
+    let answer = move |request: Request<Incoming>| async move {
         let path = request.uri().path().to_owned();
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let review = String::from_utf8_lossy(&body);
@@ -42,7 +48,7 @@ async fn cluster() -> u16 {
             "/api/v1/namespaces/default/configmaps" => (200, r#"{"items": []}"#),
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => {
                 let is_in_shop = review.contains(r#""shop""#) && review.contains(r#""services""#);
-                if review.contains("secrets") || review.contains(r#""locked""#) || is_in_shop {
+                if review.contains(refused) || review.contains(r#""locked""#) || is_in_shop {
                     (201, r#"{"status": {"allowed": false}}"#)
                 } else {
                     (201, r#"{"status": {"allowed": true}}"#)
@@ -120,6 +126,29 @@ async fn policy_without_rules_is_a_warning() {
     assert!(ok, "{report}");
     let line = "policy: rules            warning there are no rules: the policy refuses every request\n";
     assert!(report.ends_with(line), "{report}");
+}
+
+#[tokio::test]
+async fn selector_without_the_right_to_read_namespaces_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy = "rules: [{name: a, action: allow, services: [kubernetes], resources: [pods], namespaceSelector: {matchLabels: {team: shop}}}]";
+    fs::write(directory.path().join("policy.yaml"), policy).unwrap();
+    let kas = format!("ws://127.0.0.1:{}", kas(DialResponse::Accept(ReplicaId::random())).await);
+    for (refused, expected) in [
+        (
+            "\"namespaces\"",
+            "policy: namespaceSelector FAILED  agentk may not list namespaces, so that their labels are not known: ",
+        ),
+        ("none", "policy: namespaceSelector ok      agentk may read the labels of namespaces\n"),
+    ] {
+        let cluster = cluster_without(refused).await;
+        let (ok, report) = check(directory.path(), &kas, cluster, cluster).await;
+        assert!(report.contains(expected), "{refused}: {report}");
+        assert!(
+            ok == expected.contains(" ok ") && (ok || report.contains("rbac.namespaceLabels")),
+            "{report}"
+        );
+    }
 }
 
 #[tokio::test]

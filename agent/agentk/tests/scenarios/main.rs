@@ -3,6 +3,7 @@
 mod check;
 mod dial;
 mod gitlab;
+mod namespace_labels;
 mod policy;
 mod proxy;
 mod refusals;

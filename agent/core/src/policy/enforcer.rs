@@ -1,5 +1,7 @@
 //! Enforces the policy in force: checks, counts and logs requests, and reloads the policy file.
 
+mod staging;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -7,11 +9,10 @@ use std::{
 };
 
 use agentk_policy::{
-    Action, AllowedWebhook, DEFAULT_RULE, DecisionSource, JudgedUsers, Policy, PolicyMode, Review,
-    UNCLEAR_RULE, admission_review::AdmissionRequest, describe,
+    Action, AllowedWebhook, DEFAULT_RULE, DecisionSource, JudgedUsers, LabelKeys, LabelUse, NamespaceLabels,
+    Policy, PolicyDecision, PolicyMode, Review, UNCLEAR_RULE, admission_review::AdmissionRequest, describe,
 };
 use arc_swap::ArcSwap;
-use files::{WatchedFile, follow};
 use http::Request;
 use kube_cluster::AllowedKinds;
 use process::LogLimiter;
@@ -20,6 +21,8 @@ use proto::{Reason, ServiceName, header};
 use settings::ConfigError;
 use tokio::{sync::watch, time::Instant};
 
+use self::staging::Staging;
+use super::LabelStore;
 use crate::{ServiceError, metrics::AgentMetrics};
 
 /// The longest description of a request in the log, in characters.
@@ -34,6 +37,8 @@ pub struct PolicyEnforcer {
     /// The services that agentk announces. Rules for others cause warnings.
     served: Vec<ServiceName>,
     active: ArcSwap<ActivePolicy>,
+    staging: Staging,
+    labels: LabelStore,
     changes: watch::Sender<()>,
     metrics: AgentMetrics,
 }
@@ -44,6 +49,8 @@ struct ActivePolicy {
     version: u64,
     text: String,
     policy: Policy,
+    /// The keys of the labels of namespaces on which the rules depend.
+    label_keys: LabelKeys,
     /// One for each rule, then that of the default, that of unclear requests, and one for each rule about objects.
     stats: Vec<RuleStats>,
     /// Limits the log lines of refusals, by the index in `stats`.
@@ -76,8 +83,10 @@ impl PolicyEnforcer {
     pub fn load(file: PathBuf, served: Vec<ServiceName>, metrics: AgentMetrics) -> Result<Self, ConfigError> {
         let text = Policy::read(&file)?;
         let policy = Policy::parse(&file, &text)?;
-        let active = ArcSwap::from_pointee(ActivePolicy::new(0, text, policy, &metrics));
-        let enforcer = Self { file, served, active, changes: watch::Sender::new(()), metrics };
+        let active = ActivePolicy::new(0, text, policy, &metrics);
+        let (staging, labels) = (Staging::new(active.label_keys.clone()), LabelStore::default());
+        let (active, changes) = (ArcSwap::from_pointee(active), watch::Sender::new(()));
+        let enforcer = Self { file, served, active, staging, labels, changes, metrics };
         enforcer.log_active();
 
         Ok(enforcer)
@@ -107,40 +116,69 @@ impl PolicyEnforcer {
     /// Checks a request, counts the decision, and logs a refusal. Returns the version of the policy that permits it.
     pub fn check<B>(&self, service: &str, request: &Request<B>) -> Result<u64, ServiceError> {
         let active = self.active.load();
-        let decision = active.policy.evaluate(service, request);
+        // Before the labels, so that a later change of them is a later version.
+        let version = self.version_of(&active);
+        let decision = self.decide(&active, |policy, labels| policy.evaluate(service, request, labels));
         let index = active.stats_index(decision.source);
         active.stats[index].counter.inc();
         if decision.allowed {
-            return Ok(active.version);
+            return Ok(version);
         }
 
         let (enforced, described) = (active.policy.mode() == PolicyMode::Enforce, describe(service, request));
-        active.log_refusal(index, service, request, &described, enforced);
+        active.log_refusal(decision, service, request, &described, enforced);
         if !enforced {
-            return Ok(active.version);
+            return Ok(version);
         }
-        let message = refusal(&active.stats[index].name, decision.source, &described);
-        Err(ServiceError::new(Reason::RefusedByPolicy, message))
+        Err(ServiceError::new(Reason::RefusedByPolicy, self.refusal(&active, decision, &described)))
+    }
+
+    /// Returns a decision. A policy without selectors takes no lock.
+    fn decide<T>(&self, active: &ActivePolicy, decide: impl FnOnce(&Policy, &NamespaceLabels) -> T) -> T {
+        if active.label_keys.is_empty() {
+            decide(&active.policy, &NamespaceLabels::default())
+        } else {
+            self.labels.read(|labels| decide(&active.policy, labels))
+        }
+    }
+
+    /// Returns the message about a refused request. If labels had a part in it, the message is the same for a namespace that does not exist, so
+    /// that it does not show which ones do.
+    fn refusal(&self, active: &ActivePolicy, decision: PolicyDecision, described: &str) -> String {
+        if decision.labels == LabelUse::Unused {
+            return refusal(
+                &active.stats[active.stats_index(decision.source)].name,
+                decision.source,
+                described,
+            );
+        }
+        let message = format!(
+            "the policy of this cluster does not allow this: no rule allows {described} with the labels of its namespace"
+        );
+        match self.labels.read(NamespaceLabels::problem) {
+            Some(problem) => format!("{message}; the labels of namespaces are not known: {problem}"),
+            None => message,
+        }
     }
 
     /// Reviews a write for the API server, counts the decision, and logs a refusal.
     pub fn review(&self, users: &JudgedUsers, request: &AdmissionRequest) -> Verdict {
         let active = self.active.load();
-        let review = active.policy.review(users, request);
+        let review = self.decide(&active, |policy, labels| policy.review(users, request, labels));
         let index = match review {
             Review::NotJudged => return Verdict::NotJudged,
             Review::Decided(decision) => active.stats_index(decision.source),
             Review::Object(rule) => active.policy.rules().len() + 2 + rule,
         };
         active.stats[index].counter.inc();
-        let (rule, described) = (&active.stats[index].name, request.describe());
-        let message = match review {
+        let described = request.describe();
+        let (message, labels) = match review {
             Review::Decided(decision) if decision.allowed => return Verdict::Allowed,
-            Review::Decided(decision) => refusal(rule, decision.source, &described),
-            _ => object_refusal(rule, &described),
+            Review::Decided(decision) => (self.refusal(&active, decision, &described), decision.labels),
+            _ => (object_refusal(&active.stats[index].name, &described), LabelUse::Unused),
         };
         let enforced = active.policy.mode() == PolicyMode::Enforce;
-        active.log(index, "admission", &described, Some(&request.uid), enforced);
+        active.log((index, labels), "admission", &described, Some(&request.uid), enforced);
         if enforced { Verdict::Refused(message) } else { Verdict::WouldRefuse(message) }
     }
 
@@ -151,70 +189,73 @@ impl PolicyEnforcer {
 
     /// Returns whether the policy in force [grants](Policy::grants) a request.
     pub fn grants<B>(&self, service: &str, request: &Request<B>) -> bool {
-        self.active.load().policy.grants(service, request)
+        self.decide(&self.active.load(), |policy, labels| policy.grants(service, request, labels))
     }
 
     /// Returns whether a request would be permitted. It is neither counted nor logged, because nobody sends it.
     pub fn permits<B>(&self, service: &str, request: &Request<B>) -> bool {
-        let policy = &self.active.load().policy;
-        policy.mode() != PolicyMode::Enforce || policy.evaluate(service, request).allowed
+        let active = self.active.load();
+        active.policy.mode() != PolicyMode::Enforce
+            || self.decide(&active, |policy, labels| policy.evaluate(service, request, labels)).allowed
     }
 
     /// Checks a request that an earlier version permitted. Only a refusal is counted, and logged.
     pub(super) fn check_again<B>(&self, service: &str, request: &Request<B>) -> Result<(), ServiceError> {
         let active = self.active.load();
-        let decision = active.policy.evaluate(service, request);
+        let decision = self.decide(&active, |policy, labels| policy.evaluate(service, request, labels));
         if decision.allowed || active.policy.mode() == PolicyMode::DryRun {
             return Ok(());
         }
 
-        let (index, described) = (active.stats_index(decision.source), describe(service, request));
-        active.stats[index].counter.inc();
-        active.log_refusal(index, service, request, &described, true);
-        let message = refusal(&active.stats[index].name, decision.source, &described);
-        Err(ServiceError::new(Reason::RefusedByPolicy, message))
+        let described = describe(service, request);
+        active.stats[active.stats_index(decision.source)].counter.inc();
+        active.log_refusal(decision, service, request, &described, true);
+        Err(ServiceError::new(Reason::RefusedByPolicy, self.refusal(&active, decision, &described)))
     }
 
-    /// Returns the version in force.
+    /// Returns the version in force. It grows with each change of labels, too.
     pub(super) fn version(&self) -> u64 {
-        self.active.load().version
+        self.version_of(&self.active.load())
     }
 
-    /// Returns a receiver of each version that comes into force after this call.
+    fn version_of(&self, active: &ActivePolicy) -> u64 {
+        active.version + self.labels.generation()
+    }
+
+    /// Returns the labels of the namespaces.
+    pub fn labels(&self) -> &LabelStore {
+        &self.labels
+    }
+
+    /// Returns whether the policy in force depends on labels of namespaces.
+    pub fn needs_labels(&self) -> bool {
+        !self.active.load().label_keys.is_empty()
+    }
+
+    /// Returns a line about the labels of namespaces, if the policy in force depends on some that are not known.
+    pub fn label_problem(&self) -> Option<String> {
+        let active = self.active.load();
+        if active.label_keys.is_empty() {
+            return None;
+        }
+        let (is_known, problem) =
+            self.labels.read(|labels| (labels.covers(&active.label_keys), labels.problem()));
+        if is_known {
+            return None;
+        }
+        let problem = problem.unwrap_or(NamespaceLabels::UNREAD);
+        Some(format!(
+            "policy: the labels of namespaces are not known, so that rules by labels allow nothing: {problem}"
+        ))
+    }
+
+    /// Returns a receiver of each version of the file that comes into force after this call. Labels have [their own](LabelStore::announcements).
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
-    /// Reloads the file when it changes and on each of `requests`. The future never completes. While the file cannot be used,
-    /// the last good version stays in force.
-    pub fn follow(
-        self: Arc<Self>,
-        file: WatchedFile,
-        requests: watch::Receiver<()>,
-    ) -> impl Future<Output = ()> + Send {
-        follow(file, vec![self.file.clone()], requests, move || self.reload())
-    }
-
-    /// Reads the file again.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be used. The version before stays in force.
-    pub fn reload(&self) -> Result<(), ConfigError> {
-        let parsed = Policy::read(&self.file).and_then(|text| {
-            let policy = Policy::parse(&self.file, &text)?;
-            Ok((text, policy))
-        });
-        self.metrics.record_policy_reload(parsed.is_ok());
-        let (text, policy) = parsed?;
-        if self.active.load().text != text {
-            self.replace(text, policy);
-        }
-        Ok(())
-    }
-
     fn replace(&self, text: String, policy: Policy) {
-        let next = Arc::new(ActivePolicy::new(self.version() + 1, text, policy, &self.metrics));
+        let next = Arc::new(ActivePolicy::new(self.active.load().version + 1, text, policy, &self.metrics));
         let last = self.active.swap(Arc::clone(&next));
         let is_kept = |stats: &RuleStats| {
             next.stats.iter().any(|each| (&each.name, each.decision) == (&stats.name, stats.decision))
@@ -233,7 +274,7 @@ impl PolicyEnforcer {
 
     fn log_active(&self) {
         let ((mode, rules), file) = (self.summary(), self.file.display());
-        let version = self.version();
+        let version = self.active.load().version;
         match mode {
             PolicyMode::Enforce => tracing::info!(rules, version, %file, "policy in force"),
             PolicyMode::DryRun => {
@@ -264,7 +305,8 @@ impl ActivePolicy {
             counter: metrics.policy_decisions(name, decision),
         });
 
-        Self { version, text, stats: stats.collect(), policy, log_limit: LogLimiter::new(LOG_PERIOD) }
+        let (stats, label_keys) = (stats.collect(), policy.label_keys());
+        Self { version, text, stats, policy, label_keys, log_limit: LogLimiter::new(LOG_PERIOD) }
     }
 
     fn stats_index(&self, source: DecisionSource) -> usize {
@@ -277,17 +319,26 @@ impl ActivePolicy {
 
     fn log_refusal<B>(
         &self,
-        index: usize,
+        decision: PolicyDecision,
         service: &str,
         request: &Request<B>,
         described: &str,
         enforced: bool,
     ) {
         let id = request.headers().get(header::REQUEST_ID).and_then(|id| id.to_str().ok());
-        self.log(index, service, described, id, enforced);
+        let index = self.stats_index(decision.source);
+        self.log((index, decision.labels), service, described, id, enforced);
     }
 
-    fn log(&self, index: usize, service: &str, described: &str, id: Option<&str>, enforced: bool) {
+    /// Logs a refusal by the rule with this index in `stats`.
+    fn log(
+        &self,
+        (index, labels): (usize, LabelUse),
+        service: &str,
+        described: &str,
+        id: Option<&str>,
+        enforced: bool,
+    ) {
         let Some(suppressed) = self.log_limit.admit(index, Instant::now().into_std()) else { return };
         let rule = &self.stats[index].name;
         let request: String = described.chars().take(MAX_DESCRIPTION).collect();
@@ -296,7 +347,24 @@ impl ActivePolicy {
         } else {
             "dry-run: the policy would refuse this request"
         };
-        tracing::warn!(service, rule, request, request.id = id, suppressed, "{message}");
+        tracing::warn!(
+            service,
+            rule,
+            request,
+            request.id = id,
+            namespace.labels = log_value(labels),
+            suppressed,
+            "{message}"
+        );
+    }
+}
+
+/// Returns the word in the log for labels that had a part in a decision. Those of a namespace that does not exist are unknown.
+fn log_value(labels: LabelUse) -> Option<&'static str> {
+    match labels {
+        LabelUse::Unused => None,
+        LabelUse::Known => Some("known"),
+        LabelUse::Unknown => Some("unknown"),
     }
 }
 

@@ -48,6 +48,13 @@ struct ServicePolicy {
     service: ServiceName,
 }
 
+/// Announces the changes of a restriction.
+struct RestrictionChanges {
+    versions: watch::Receiver<()>,
+    /// The labels of namespaces, on which a policy may depend.
+    labels: Option<watch::Receiver<()>>,
+}
+
 /// Refuses requests. Its rules may change at any time.
 #[derive(Clone, Debug)]
 pub(crate) enum Restriction {
@@ -144,19 +151,20 @@ impl PermittedRequest {
             if changed && let Err(error) = restriction.check_again(service.as_str(), &self.request) {
                 return error;
             }
-            changed = changes.changed().await.is_ok();
-            if !changed {
-                pending().await
-            }
+            changes.changed().await;
+            changed = true;
         }
     }
 }
 
 impl Restriction {
-    fn changes(&self) -> watch::Receiver<()> {
+    fn changes(&self) -> RestrictionChanges {
         match self {
-            Self::Policy(policy) => policy.changes(),
-            Self::Scope(scope) => scope.changes(),
+            Self::Policy(policy) => RestrictionChanges {
+                versions: policy.changes(),
+                labels: Some(policy.labels().announcements()),
+            },
+            Self::Scope(scope) => RestrictionChanges { versions: scope.changes(), labels: None },
         }
     }
 
@@ -172,6 +180,25 @@ impl Restriction {
         match self {
             Self::Policy(policy) => policy.check_again(service, request),
             Self::Scope(scope) => scope.check(request).map(drop),
+        }
+    }
+}
+
+impl RestrictionChanges {
+    async fn changed(&mut self) {
+        let labels = async {
+            match &mut self.labels {
+                Some(labels) => labels.changed().await,
+                None => pending().await,
+            }
+        };
+        let announced = tokio::select! {
+            announced = self.versions.changed() => announced,
+            announced = labels => announced,
+        };
+        // The enforcer is gone, and with it all changes.
+        if announced.is_err() {
+            pending().await
         }
     }
 }

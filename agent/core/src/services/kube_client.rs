@@ -58,6 +58,13 @@ pub fn kube_service(
 #[derive(Clone)]
 pub struct KubeService(BoxService);
 
+#[cfg(test)]
+impl KubeService {
+    pub(crate) fn of(service: BoxService) -> Self {
+        Self(service)
+    }
+}
+
 impl Service<Request<KubeBody>> for KubeService {
     type Response = Response<Body>;
     type Error = Infallible;

@@ -54,6 +54,8 @@ struct Follower {
     parameters: Parameters,
     changes: watch::Receiver<u64>,
     policy: Option<watch::Receiver<()>>,
+    /// The labels of namespaces, by which the policy may select.
+    labels: Option<watch::Receiver<()>>,
     review: Instant,
     /// The number of resources of the graph to which the rights of the caller are known.
     reviewed: usize,
@@ -89,7 +91,8 @@ pub(super) async fn respond(
         ServiceError::new(Reason::TooManyRequests, what)
     })?;
     // Subscribed first, so that no change is missed.
-    let (changes, policy) = (view.cache.changes(), policy.map(|policy| policy.changes()));
+    let (changes, labels) = (view.cache.changes(), policy.map(|policy| policy.labels().announcements()));
+    let policy = policy.map(|policy| policy.changes());
     let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
     let reviewed = view.cache.read(Graph::resource_count);
     let access = view.access(&identity, &parameters.query).await?;
@@ -113,6 +116,7 @@ pub(super) async fn respond(
         parameters,
         changes,
         policy,
+        labels,
         review: Instant::now() + REVIEW,
         reviewed,
         first: vec![begin],
@@ -173,6 +177,7 @@ impl Follower {
                 () = wait_until(self.viewer.due()) => {}
                 () = sleep_until(self.review) => self.review().await?,
                 () = changed(&mut self.policy) => self.review().await?,
+                () = changed(&mut self.labels) => self.review().await?,
                 () = self.view.ended.cancelled() => {}
                 () = sleep_until(alive) => {
                     return self.encode(&[GraphEvent::Alive {}]).await;
