@@ -81,19 +81,23 @@ impl PolicyEnforcer {
         }
         if self.active.load().text == text {
             *staged = None;
-        } else if self.has_labels_for(&policy) {
+        } else if self.is_ready(&policy) {
             *staged = None;
             self.replace(text, policy);
         } else {
             tracing::info!("the new policy waits until the labels of namespaces are known");
-            *staged = Some(StagedPolicy { text, policy, deadline: Instant::now() + MAX_WAIT });
+            // Later edits do not keep the version before in force for longer.
+            let deadline =
+                staged.as_ref().map_or_else(|| Instant::now() + MAX_WAIT, |staged| staged.deadline);
+            *staged = Some(StagedPolicy { text, policy, deadline });
         }
         self.update_needed(staged.as_ref());
     }
 
-    fn has_labels_for(&self, policy: &Policy) -> bool {
+    /// Returns whether a version need not wait: its labels are known, or the version in force lacks the same ones.
+    fn is_ready(&self, policy: &Policy) -> bool {
         let keys = policy.label_keys();
-        keys.is_empty() || self.labels.read(|labels| labels.covers(&keys))
+        keys.is_subset(&self.active.load().label_keys) || self.labels.read(|labels| labels.covers(&keys))
     }
 
     fn update_needed(&self, staged: Option<&StagedPolicy>) {
@@ -118,11 +122,61 @@ impl PolicyEnforcer {
     /// Brings the version that waits into force if it is time. Otherwise its deadline is returned.
     fn activate_if_due(&self, now: Instant) -> Option<Instant> {
         let mut staged = self.staging.staged.lock();
-        let due = staged.take_if(|staged| staged.deadline <= now || self.has_labels_for(&staged.policy));
+        let due = staged.take_if(|staged| staged.deadline <= now || self.is_ready(&staged.policy));
         if let Some(StagedPolicy { text, policy, .. }) = due {
             self.replace(text, policy);
             self.update_needed(None);
         }
         staged.as_ref().map(|staged| staged.deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::AgentMetrics;
+
+    const BY_NAME: &str = "rules: [{name: shop, action: allow, services: [kubernetes], namespaces: [shop]}]";
+    const TEAM: &str = "rules: [{name: team, action: allow, services: [kubernetes], namespaceSelector: {matchLabels: {team: shop}}}]";
+
+    fn loaded(text: &str) -> (TempDir, PolicyEnforcer) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("policy.yaml");
+        fs::write(&file, text).unwrap();
+        let policy = PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap();
+        (directory, policy)
+    }
+
+    fn edit(policy: &PolicyEnforcer, text: &str) {
+        fs::write(policy.file(), text).unwrap();
+        policy.reload().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn later_edits_do_not_extend_the_wait() {
+        let (_directory, policy) = loaded(BY_NAME);
+        edit(&policy, TEAM);
+        let deadline = Instant::now() + MAX_WAIT;
+        advance(Duration::from_secs(9)).await;
+        edit(&policy, &TEAM.replace("shop", "other"));
+        assert_eq!(policy.activate_if_due(Instant::now()), Some(deadline));
+        assert!(!policy.needs_labels(), "the version before is in force");
+        assert_eq!(policy.activate_if_due(deadline), None);
+        assert!(policy.needs_labels());
+    }
+
+    /// The wait would change nothing: the version in force lacks the same labels.
+    #[tokio::test(start_paused = true)]
+    async fn version_without_further_keys_does_not_wait() {
+        let (_directory, policy) = loaded(TEAM);
+        let deny = "rules: [{name: d, action: deny, services: [kubernetes], resources: [secrets]}, ";
+        edit(&policy, &TEAM.replace("rules: [", deny));
+        assert!(policy.label_problem().is_some());
+        assert_eq!(policy.summary().1, 2, "the new version is in force");
     }
 }
