@@ -113,22 +113,13 @@ pub(crate) fn object_resource(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Checks a namespace, or `*`.
-fn namespace(word: &str) -> Option<&'static str> {
-    let plain =
-        !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    (word != "*" && !plain).then_some(
-        "not a namespace: write its name, a prefix like 'review-*', or '*' for all namespaces and for cluster-scoped resources",
-    )
-}
-
 /// Checks a namespace, which may end in `*`.
 pub(crate) fn namespace_pattern(word: &str) -> Option<&'static str> {
-    match word.strip_suffix('*') {
-        Some("") => None,
-        Some(prefix) => namespace(prefix),
-        None => namespace(word),
-    }
+    let prefix = word.strip_suffix('*').unwrap_or(word);
+    let plain = prefix.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    (word.is_empty() || !plain).then_some(
+        "not a namespace: write its name, a prefix like 'review-*', or '*' for all namespaces and for cluster-scoped resources",
+    )
 }
 
 /// Checks the name of an object.
