@@ -21,7 +21,7 @@ use std::{
 };
 
 use agentk_core::{
-    AgentMetrics, FileFollowers, ListenTls,
+    AgentMetrics, FileFollowers, ListenTls, TaskPanicError,
     listen::LimitedListener,
     metrics,
     namespace_labels::LabelFollower,
@@ -182,7 +182,7 @@ impl AdmissionApp {
     ///
     /// # Errors
     ///
-    /// An address cannot be bound.
+    /// An address cannot be bound, or a background task panicked ([`TaskPanicError`]).
     pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
         let bind = |address: SocketAddr, flag: &str| {
             process::listen(address).with_context(|| format!("cannot listen on {address} ({flag})"))
@@ -203,15 +203,30 @@ impl AdmissionApp {
         }
         let closing = CancellationToken::new();
         let close = async {
-            shutdown.cancelled().await;
+            let stopped = until_stopped(&mut background, &shutdown).await;
             tracing::info!("stopping: not ready, but still accepting questions");
+            shutdown.cancel();
             sleep(ACCEPT_PERIOD).await;
             closing.cancel();
+            stopped
         };
         let accepting = accept(listener, self.tls, self.webhook, closing.clone());
-        let (connections, ()) = tokio::join!(accepting, close);
+        let (connections, stopped) = tokio::join!(accepting, close);
         let _ = timeout(STOP_TIMEOUT, connections.join_all()).await;
+        stopped?;
         Ok(())
+    }
+}
+
+/// Waits for `shutdown`. None of the tasks ends before it unless it panics: the webhook would then decide by an old policy or by old labels.
+async fn until_stopped(
+    background: &mut JoinSet<()>,
+    shutdown: &CancellationToken,
+) -> Result<(), TaskPanicError> {
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => Ok(()),
+        Some(_) = background.join_next() => Err(TaskPanicError),
     }
 }
 

@@ -8,6 +8,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use agentk_core::{
     AgentMetrics, EventLog, FORCED_CLOSE_TIMEOUT, FileFollowers, Observability, Pod, ServeConfig, Services,
+    TaskPanicError,
     admin::Admin,
     cluster::{Cluster, KubeconfigOptions},
     feature::{FeatureContext, Guard, Start, add_handlers},
@@ -45,13 +46,6 @@ use crate::{cli::RunOptions, features::enabled_features, log_filter::log_filter}
 
 /// The time that the first tunnel waits for the cluster's version, which its hello contains, and for the labels of namespaces that the policy needs.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A task without which agentk cannot run has panicked.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "a background task panicked, so that agentk had to stop; this is a defect, and the log has the panic"
-)]
-pub struct TaskPanicError;
 
 /// An agentk that is ready to run. It has no connection, and listens nowhere, yet.
 pub struct App {

@@ -10,10 +10,8 @@ pub mod cli;
 mod features;
 mod log_filter;
 
+pub use agentk_core::TaskPanicError;
+
 pub use self::{
-    admission::AdmissionApp,
-    app::{App, TaskPanicError},
-    check::CheckCommand,
-    features::feature_writes,
-    log_filter::log_filter,
+    admission::AdmissionApp, app::App, check::CheckCommand, features::feature_writes, log_filter::log_filter,
 };

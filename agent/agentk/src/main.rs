@@ -129,13 +129,7 @@ fn run(options: RunOptions) -> ExitCode {
     runtime.shutdown_background();
     threads.detach();
     kill_plugins();
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{}", ErrorChain(&*error));
-            if error.is::<TaskPanicError>() { SOFTWARE_ERROR } else { UNAVAILABLE }.into()
-        }
-    }
+    exit_code(outcome)
 }
 
 /// Runs the admission webhook.
@@ -162,11 +156,16 @@ fn admission(options: AdmissionOptions) -> ExitCode {
         tokio::spawn(sighup);
         app.run(shutdown).await
     });
+    exit_code(outcome)
+}
+
+/// Logs the error, if there is one.
+fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{}", ErrorChain(&*error));
-            UNAVAILABLE.into()
+            if error.is::<TaskPanicError>() { SOFTWARE_ERROR } else { UNAVAILABLE }.into()
         }
     }
 }

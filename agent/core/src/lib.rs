@@ -40,6 +40,7 @@ pub mod scope_health;
 mod service_error;
 pub mod services;
 mod session;
+mod task_panic;
 mod tunnel_context;
 pub mod upstream;
 
@@ -56,5 +57,6 @@ pub use self::{
         Agent, ListenConfig, ListenConfigError, ListenKey, ListenPublicKey, ListenTls, ListeningAgent,
         SessionConfig,
     },
+    task_panic::TaskPanicError,
     tunnel_context::{FORCED_CLOSE_TIMEOUT, Pod, ServeConfig, TunnelContext},
 };

@@ -241,3 +241,16 @@ fn services_that_write_are_judged() {
         assert!(names.contains(&name), "{name}: {names:?}");
     }
 }
+
+/// Without the task that follows the labels, the webhook would decide by old ones.
+#[tokio::test]
+async fn webhook_ends_when_a_background_task_panics() {
+    let shutdown = CancellationToken::new();
+    let mut background = JoinSet::<()>::new();
+    background.spawn(std::future::pending());
+    background.spawn(async { panic!("a defect") });
+    assert!(until_stopped(&mut background, &shutdown).await.is_err());
+
+    shutdown.cancel();
+    assert!(until_stopped(&mut background, &shutdown).await.is_ok());
+}
