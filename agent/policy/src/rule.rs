@@ -9,7 +9,7 @@ use request_info::{RequestInfo, RequestTarget, ResourceTarget, UnclearRequestErr
 
 use super::{LabelUse, NamespaceLabels};
 
-const USER: HeaderName = HeaderName::from_static("impersonate-user");
+pub(crate) const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 
 /// The objects of environments that give rights: the API group, and the resource.
@@ -107,25 +107,22 @@ impl Rule {
         self.services.iter().any(|name| name == service) && verbs.into_iter().any(|name| name == verb)
     }
 
-    /// Returns the path of an object for each resource that gives rights and that the rule makes an object of environments.
+    /// Returns the path of an object for each resource that gives rights and that the rule makes an object of environments, in each of its
+    /// namespaces.
     pub(crate) fn provisioned_paths(&self) -> Vec<String> {
         let Some(AllowedResources { groups, resources }) = self.provisioned() else { return Vec::new() };
-        let namespace = self.scope.namespaces.as_ref().and_then(|names| names.first());
-        let namespace = namespace.map_or("*", String::as_str);
-        let namespace = match namespace.strip_suffix('*') {
-            Some(prefix) => format!("{prefix}x"),
-            None => namespace.to_owned(),
-        };
         let is_listed = |(group, resource): &(&str, &str)| {
             within(groups.as_deref(), |name| name == "*" || name == *group)
                 && resources.iter().any(|name| name == resource)
         };
-        let path = |(group, resource): (&str, &str)| match (group, resource) {
-            (_, "namespaces") => format!("/api/v1/namespaces/{namespace}"),
-            ("", resource) => format!("/api/v1/namespaces/{namespace}/{resource}/x"),
-            (group, resource) => format!("/apis/{group}/v1/namespaces/{namespace}/{resource}/x"),
+        let listed: Vec<_> = GIVE_RIGHTS.into_iter().filter(is_listed).collect();
+        let everywhere = ["*".to_owned()];
+        let namespaces = self.scope.namespaces.as_deref().unwrap_or(&everywhere);
+        let paths = |pattern: &String| {
+            let namespace = example_of(pattern);
+            listed.iter().map(|target| provisioned_path(&namespace, *target)).collect::<Vec<_>>()
         };
-        GIVE_RIGHTS.into_iter().filter(is_listed).map(path).collect()
+        namespaces.iter().flat_map(paths).collect()
     }
 
     /// Returns the resources that the rule makes objects of environments.
@@ -309,6 +306,23 @@ pub(crate) fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => text.starts_with(prefix),
         None => text == pattern,
+    }
+}
+
+/// Returns a text that a pattern matches. A narrower pattern hardly matches it by chance.
+pub(crate) fn example_of(pattern: &str) -> String {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => format!("{prefix}zzz"),
+        None => pattern.to_owned(),
+    }
+}
+
+/// Returns the path of an object of environments: the API group and the resource are among those that give rights.
+fn provisioned_path(namespace: &str, target: (&str, &str)) -> String {
+    match target {
+        (_, "namespaces") => format!("/api/v1/namespaces/{namespace}"),
+        ("", resource) => format!("/api/v1/namespaces/{namespace}/{resource}/x"),
+        (group, resource) => format!("/apis/{group}/v1/namespaces/{namespace}/{resource}/x"),
     }
 }
 

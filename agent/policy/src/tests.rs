@@ -356,7 +356,7 @@ fn policy_that_gives_callers_the_rights_for_environments_has_a_warning() {
         policy(&format!("rules: [{}]", rules.join(", "))).warnings(&served)
     };
     let found = warnings(&[MAKES, ALL]);
-    assert!(found[0].contains("may change /api/v1/namespaces/review-x, which"), "{found:?}");
+    assert!(found[0].contains("may change /api/v1/namespaces/review-zzz, which"), "{found:?}");
     assert!(found[1].contains("may list the Secrets of all namespaces"), "{found:?}");
     assert_eq!(found.len(), 2);
     assert_eq!(warnings(&[NO_WRITES, MAKES, ALL]).len(), 1);

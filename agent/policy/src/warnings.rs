@@ -2,24 +2,16 @@
 
 use http::{Method, Request};
 use proto::{LabelSelector, ServiceName};
-use request_info::ResourceTarget;
 
 use super::{
     Action, NamespaceLabels, Policy,
-    rule::{ResourceScope, Rule, UserPatterns, matches_pattern, matches_resource_pattern, within},
+    rule::{ResourceScope, Rule, USER, UserPatterns, example_of},
 };
 
-/// The verbs and subresources of the requests that choose labels of a namespace. A patch may be a server-side apply, which creates the
-/// namespace if it does not exist.
-const LABELLING: [(&str, Option<&str>); 7] = [
-    ("create", None),
-    ("update", None),
-    ("patch", None),
-    ("update", Some("status")),
-    ("patch", Some("status")),
-    ("update", Some("finalize")),
-    ("patch", Some("finalize")),
-];
+/// The parts of a namespace through which its labels can be written.
+const LABELLED: [&str; 3] = ["", "/status", "/finalize"];
+/// The most requests that are tried for a rule. One with more users and namespaces is judged by the first ones.
+const MAX_TRIED: usize = 10_000;
 /// The services whose callers choose the objects that are written, and whether `*` includes the service: objects of environments need a rule
 /// with its name.
 const WRITING: [(&str, bool); 3] =
@@ -82,9 +74,10 @@ impl Policy {
     /// Returns a warning for each rule whose callers may choose the labels on which other rules depend.
     fn warnings_about_labels(&self) -> Vec<String> {
         let Some((dependent, _)) = self.selectors().next() else { return Vec::new() };
-        let rules = self.rules.iter().enumerate();
-        let labelling = rules.filter(|(index, rule)| rule.lets_label(&self.rules[..*index]));
-        let warning = |(_, rule): (usize, &Rule)| {
+        let widest = self.widest();
+        let allowing = self.rules.iter().filter(|rule| rule.action == Action::Allow);
+        let labelling = allowing.filter(|rule| rule.lets_label(&widest));
+        let warning = |rule: &Rule| {
             format!(
                 "rule {:?} lets its callers choose the labels of namespaces, on which rule {dependent:?} depends: begin with the rule \
                  no-labels-of-namespaces of docs/policy.md",
@@ -96,70 +89,58 @@ impl Policy {
 }
 
 impl Rule {
-    /// Returns whether the rule lets one of its callers choose the labels of any namespace, after the rules `before` it.
-    fn lets_label(&self, before: &[Self]) -> bool {
-        let is_of = |(name, in_any): &(&str, bool)| {
+    /// Returns whether a policy allows, by this rule, that a caller chooses the labels of a namespace.
+    fn lets_label(&self, policy: &Policy) -> bool {
+        let is_of = |(name, in_any): &&(&str, bool)| {
             self.services.iter().any(|service| service == name || (*in_any && service == "*"))
         };
-        let is_denied = |service: &str, verb: &str, sub: Option<&str>| {
-            before.iter().any(|rule| rule.has_service(service) && rule.denies_all(self, verb, sub))
+        let services: Vec<&str> = WRITING.iter().filter(is_of).map(|(name, _)| *name).collect();
+        let allows = |service: &str, request: &Request<()>| {
+            let decision = policy.evaluate(service, request, &NamespaceLabels::default());
+            decision.allowed && policy.rule_name(decision.source) == self.name
         };
-        self.action == Action::Allow
-            && WRITING.iter().filter(|service| is_of(service)).any(|(service, _)| {
-                let open = |(verb, sub): &(&str, Option<&str>)| {
-                    self.scope.labels_namespaces(verb, *sub) && !is_denied(service, verb, *sub)
-                };
-                LABELLING.iter().any(open)
-            })
-    }
-
-    /// Returns whether the rule denies such a request for each namespace and for each user that the other rule covers. The result is false if
-    /// this needs several patterns together: the warning is then one too many.
-    fn denies_all(&self, other: &Self, verb: &str, sub: Option<&str>) -> bool {
-        let (mine, theirs) = (&self.scope, &other.scope);
-        // The namespace of a create is not known, so that the rule denies it, whatever namespaces it has.
-        let places = verb == "create"
-            || (mine.selector.is_none()
-                && covers(mine.namespaces.as_deref(), theirs.namespaces.as_deref())
-                && covers(mine.names.as_deref(), theirs.names.as_deref()));
-        let everybody = UserPatterns { agentk: true, users: vec!["*".to_owned()], groups: Vec::new() };
-        let users =
-            mine.users.as_ref().is_none_or(|mine| mine.covers(theirs.users.as_ref().unwrap_or(&everybody)));
-        self.action == Action::Deny && mine.covers_namespaces(verb, sub) && places && users
+        let (targets, callers) = (self.scope.labelling_targets(), self.scope.callers());
+        let requests = targets.iter().flat_map(|(method, path)| {
+            callers.iter().filter_map(move |caller| request_of(method, path, caller.as_deref()))
+        });
+        let mut tried = requests.take(MAX_TRIED);
+        tried.any(|request| services.iter().any(|service| allows(service, &request)))
     }
 }
 
 impl ResourceScope {
-    /// Returns whether the scope includes such requests for a namespace, as far as verbs and resources decide.
-    fn covers_namespaces(&self, verb: &str, sub: Option<&str>) -> bool {
-        let target = ResourceTarget { resource: "namespaces", subresource: sub, ..ResourceTarget::default() };
-        (self.paths.is_none() || self.names_resources())
-            && within(self.verbs.as_deref(), |name| name == "*" || name == verb)
-            && within(self.groups.as_deref(), |group| group == "*" || group.is_empty())
-            && within(self.resources.as_deref(), |pattern| matches_resource_pattern(pattern, &target))
+    /// Returns the methods and paths that choose labels, of each namespace that the scope names. A patch may be a server-side apply, which creates
+    /// the namespace if it does not exist.
+    fn labelling_targets(&self) -> Vec<(&'static str, String)> {
+        let named = self.namespaces.iter().chain(&self.names).flatten().map(String::as_str);
+        let mut targets = vec![("POST", "/api/v1/namespaces".to_owned())];
+        for namespace in named.chain(["*"]).map(example_of) {
+            for part in LABELLED {
+                let path = format!("/api/v1/namespaces/{namespace}{part}");
+                targets.extend(["PUT", "PATCH"].map(|method| (method, path.clone())));
+            }
+        }
+        targets
     }
 
-    /// Returns whether a rule that allows covers such a request for any namespace.
-    fn labels_namespaces(&self, verb: &str, sub: Option<&str>) -> bool {
-        let anywhere =
-            self.selector.is_none() && self.names.is_none() && covers(self.namespaces.as_deref(), None);
-        self.covers_namespaces(verb, sub) && (verb != "create" || anywhere)
+    /// Returns users that the scope includes; `None` is that of agentk. They have no groups, which only add to what is denied.
+    fn callers(&self) -> Vec<Option<String>> {
+        let Some(UserPatterns { agentk, users, .. }) = &self.users else {
+            return vec![None, Some(example_of("*"))];
+        };
+        let own = agentk.then_some(None);
+        own.into_iter().chain(users.iter().map(|user| Some(example_of(user)))).collect()
     }
 }
 
-impl UserPatterns {
-    /// Returns whether a rule that denies these users denies each request of the others.
-    fn covers(&self, others: &Self) -> bool {
-        (self.agentk || !others.agentk) && covers(Some(&self.users), Some(&others.users))
-    }
-}
-
-/// Returns whether patterns match all that others match. Absent ones match everything.
-fn covers(patterns: Option<&[String]>, others: Option<&[String]>) -> bool {
-    let everything = ["*".to_owned()];
-    let others = others.unwrap_or(&everything);
-    // A pattern that matches the text of another one, with its `*`, matches all that this one matches.
-    others.iter().all(|other| within(patterns, |pattern| matches_pattern(pattern, other)))
+/// Returns a request of a user. It is `None` if its parts cannot be those of a request.
+fn request_of(method: &str, path: &str, user: Option<&str>) -> Option<Request<()>> {
+    let request = Request::builder().method(method).uri(path);
+    let request = match user {
+        Some(user) => request.header(USER, user.as_bytes()),
+        None => request,
+    };
+    request.body(()).ok()
 }
 
 #[cfg(test)]
@@ -251,6 +232,25 @@ mod tests {
         }
     }
 
+    /// Each namespace of a rule for environments counts, and not only the first one.
+    #[test]
+    fn rights_for_environments_are_looked_for_in_each_namespace() {
+        const MAKES: &str = "{name: m, action: allow, services: [provision], verbs: [patch], apiGroups: [rbac.authorization.k8s.io], resources: [rolebindings], namespaces: [safe, 'review-*']}";
+        let found = |namespace: &str| {
+            let all =
+                format!("{{name: a, action: allow, services: [kubernetes], namespaces: ['{namespace}']}}");
+            policy(&format!("rules: [{MAKES}, {all}]")).warnings(&served())
+        };
+        for namespace in ["safe", "review-*"] {
+            let found = found(namespace);
+            assert!(
+                found.len() == 1 && found[0].contains("/rolebindings/x, which"),
+                "{namespace}: {found:?}"
+            );
+        }
+        assert!(found("other").is_empty());
+    }
+
     /// A deny rule with a selector may not hide that callers have the rights for environments.
     #[test]
     fn warnings_assume_the_labels_that_allow_the_most() {
@@ -260,7 +260,7 @@ mod tests {
           {name: s, action: allow, services: [kubernetes], namespaceSelector: {matchLabels: {team: shop}}}]";
         let served = served();
         let found = policy(text).warnings(&served);
-        assert!(found[0].contains("may change /api/v1/namespaces/review-x, which"), "{found:?}");
+        assert!(found[0].contains("may change /api/v1/namespaces/review-zzz, which"), "{found:?}");
         assert!(
             !found.iter().any(|warning| warning.contains("Secrets")),
             "a selector covers no list of all namespaces: {found:?}"
