@@ -106,6 +106,11 @@ impl Policy {
         self.objects.iter().map(|rule| &*rule.name)
     }
 
+    /// Returns the message about an object that the rule with this index refuses.
+    pub fn object_refusal(&self, index: usize) -> String {
+        self.objects[index].refusal()
+    }
+
     /// Returns the entry that allows agentk to send events to a URL.
     pub fn allowed_webhook(&self, url: &str) -> Option<&AllowedWebhook> {
         webhooks::find(&self.webhooks, url)

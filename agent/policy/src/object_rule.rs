@@ -37,6 +37,15 @@ impl ObjectRule {
         self.applies(request, labels) && !self.accepts(object)
     }
 
+    /// Returns the message about an object that is refused. The name of a rule with a selector would show the writer the labels of the namespace.
+    pub(crate) fn refusal(&self) -> String {
+        let rule =
+            if self.selector.is_some() { "a rule".to_owned() } else { format!("rule {:?}", self.name) };
+        format!(
+            "the policy of this cluster does not allow this: {rule} demands another name or other labels of the object"
+        )
+    }
+
     /// Returns whether the rule applies to an object. It does if the labels of the namespace are not known.
     fn applies(&self, request: &AdmissionRequest, labels: &NamespaceLabels) -> bool {
         let resource = request.requested();

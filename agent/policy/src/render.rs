@@ -185,7 +185,7 @@ impl ObjectRule {
         }
         json!({
             "expression": format!("variables.isUnjudged || !({}) || ({})", applies.join(" && "), demands.join(" && ")),
-            "message": format!("the policy of this cluster does not allow this: rule {:?} demands another name or other labels of the object", self.name),
+            "message": self.refusal(),
             "reason": "Forbidden",
         })
     }

@@ -247,6 +247,22 @@ objects: [{name: o, namespaces: ['sho*', other], namespaceSelector: {matchLabels
     }
 }
 
+/// The name of the rule would show the writer that the namespace has the labels.
+#[test]
+fn refusal_of_an_object_names_no_rule_with_a_selector() {
+    let policy = policy(
+        "rules: [{name: all, action: allow, services: ['*']}]
+objects: [{name: of-all, names: [b]}, {name: of-prod, namespaceSelector: {matchLabels: {tier: prod}}, names: [b]}]",
+    );
+    let [rendered, _] = policy.render(&users(), "agentk").unwrap();
+    for (index, name) in ["of-all", "of-prod"].into_iter().enumerate() {
+        let message = policy.object_refusal(index);
+        assert!(message.contains("demands another name or other labels of the object"), "{message}");
+        assert_eq!(message.contains(name), name == "of-all", "{message}");
+        assert!(rendered.to_string().contains(&serde_json::to_string(&message).unwrap()), "{rendered}");
+    }
+}
+
 /// Returns the expression in which the variables of a rendered policy are replaced.
 fn expanded(rendered: &Value, expression: &str) -> String {
     let mut variables: Vec<_> = rendered["spec"]["variables"].as_array().unwrap().iter().collect();

@@ -175,7 +175,10 @@ impl PolicyEnforcer {
         let (message, labels) = match review {
             Review::Decided(decision) if decision.allowed => return Verdict::Allowed,
             Review::Decided(decision) => (self.refusal(&active, decision, &described), decision.labels),
-            _ => (object_refusal(&active.stats[index].name, &described), LabelUse::Unused),
+            Review::Object(rule) => {
+                (format!("{}: {described}", active.policy.object_refusal(rule)), LabelUse::Unused)
+            }
+            Review::NotJudged => return Verdict::NotJudged,
         };
         let enforced = active.policy.mode() == PolicyMode::Enforce;
         active.log((index, labels), "admission", &described, Some(&request.uid), enforced);
@@ -380,10 +383,4 @@ fn refusal(rule: &str, source: DecisionSource, described: &str) -> String {
             format!("the policy of this cluster refuses {described}, which it cannot interpret: {error}")
         }
     }
-}
-
-fn object_refusal(rule: &str, described: &str) -> String {
-    format!(
-        "the policy of this cluster does not allow this: rule {rule:?} demands another name or other labels of the object: {described}"
-    )
 }
