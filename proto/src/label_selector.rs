@@ -160,14 +160,17 @@ fn check_key(key: &str) -> Result<(), String> {
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, key),
     };
-    let is_dns_name = |prefix: &str| {
-        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-        (1..=253).contains(&prefix.len()) && prefix.bytes().all(is_plain)
-    };
+    let is_dns_name = |prefix: &str| prefix.len() <= 253 && prefix.split('.').all(is_dns_label);
     if name.is_empty() || !is_label_text(name) || !prefix.is_none_or(is_dns_name) {
         return Err(format!("{key:?} is not the key of a label: write it like team, or example.com/team"));
     }
     Ok(())
+}
+
+/// Returns whether a text may be between the dots of a DNS name. A key with another one is a mistake, which every namespace lacks.
+fn is_dns_label(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.bytes().all(is_plain) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Checks the values of a requirement.
@@ -363,6 +366,7 @@ mod tests {
             ("app", In, &["web", "db"][..], true),
             ("app", NotIn, &["web"], false),
             ("example.com/none", NotIn, &["web"], true),
+            ("a-b.1.example.com/none", DoesNotExist, &[], true),
             ("empty", In, &[""], true),
             ("tier", Exists, &[], true),
             ("tier", DoesNotExist, &[], false),
@@ -379,6 +383,12 @@ mod tests {
             ("a b", Exists, &[], "not the key"),
             ("/a", Exists, &[], "not the key"),
             ("A.com/a", Exists, &[], "not the key"),
+            ("exa..mple.com/open", DoesNotExist, &[], "not the key"),
+            ("-a/open", DoesNotExist, &[], "not the key"),
+            ("a-.com/open", NotIn, &["x"], "not the key"),
+            (".com/open", Exists, &[], "not the key"),
+            ("com./open", Exists, &[], "not the key"),
+            ("a_b.com/open", Exists, &[], "not the key"),
             ("a/b/c", Exists, &[], "not the key"),
             (&*long, Exists, &[], "not the key"),
             ("a", In, &[], "needs values"),
