@@ -31,6 +31,7 @@ mod webhook;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -212,6 +213,30 @@ impl Notify {
         targets(&self.sections.borrow(), &self.flux_projects.borrow(), event).contains(target)
     }
 
+    /// Has events that were refused sent again when another version of the policy comes into force, and when the labels of namespaces become
+    /// known: either may allow a write that was refused. Never completes.
+    async fn follow_policy(&self, policy: &PolicyEnforcer) {
+        let (mut versions, mut announcements) = (policy.changes(), policy.labels().announcements());
+        let mut labels_known = policy.label_problem().is_none();
+        loop {
+            let is_new_version = tokio::select! {
+                // The senders live as long as the policy.
+                _ = versions.changed() => true,
+                _ = announcements.changed() => false,
+            };
+            let were_known = mem::replace(&mut labels_known, policy.label_problem().is_none());
+            if is_new_version {
+                for (key, what) in self.apply_policy() {
+                    tracing::warn!(key, what, "the new policy refuses a key of the configuration");
+                }
+            }
+            if is_new_version || (labels_known && !were_known) {
+                self.records.forget_refused();
+                self.generation.send_modify(|generation| *generation += 1);
+            }
+        }
+    }
+
     /// Returns the number of effects that are not done yet.
     fn pending(&self) -> usize {
         self.lanes.lock().len()
@@ -252,15 +277,9 @@ impl NotifyTasks {
             drop(working);
         };
         let follow_policy = async {
-            let Some(policy) = &notify.policy else { return std::future::pending().await };
-            let mut changes = policy.changes();
-            while changes.changed().await.is_ok() {
-                for (key, what) in notify.apply_policy() {
-                    tracing::warn!(key, what, "the new policy refuses a key of the configuration");
-                }
-                // Another policy may allow a write that the last one has refused.
-                notify.records.forget_refused();
-                notify.generation.send_modify(|generation| *generation += 1);
+            match &notify.policy {
+                Some(policy) => notify.follow_policy(policy).await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use agentk_core::{AgentMetrics, leader::CandidateProcess};
+use agentk_policy::NamespaceLabels;
 use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body_util::Full;
@@ -129,11 +130,16 @@ struct Pod {
 
 impl Pod {
     async fn start(cluster: &TestCluster, url: &str) -> Self {
+        Self::with_rules("[]", cluster, url).await
+    }
+
+    /// Starts a pod whose policy has these rules.
+    async fn with_rules(rules: &str, cluster: &TestCluster, url: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("key"), "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\n")
             .unwrap();
         let file = directory.path().join("policy.yaml");
-        write_policy(&directory, url);
+        write_policy(&directory, rules, url);
         let policy = Arc::new(PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap());
         let process = CandidateProcess {
             own: cluster.client(),
@@ -172,9 +178,9 @@ impl Pod {
     }
 }
 
-fn write_policy(directory: &tempfile::TempDir, url: &str) {
+fn write_policy(directory: &tempfile::TempDir, rules: &str, url: &str) {
     let key = directory.path().join("key");
-    let text = format!("rules: []\nwebhooks: [{{url: '{url}', secretFile: '{}'}}]\n", key.display());
+    let text = format!("rules: {rules}\nwebhooks: [{{url: '{url}', secretFile: '{}'}}]\n", key.display());
     std::fs::write(directory.path().join("policy.yaml"), text).unwrap();
 }
 
@@ -270,4 +276,37 @@ async fn refused_event_is_tried_again_only_after_the_policy_has_changed() {
         .unwrap();
     pod.accept(1);
     assert_eq!(receiver.received().await, "e-1");
+}
+
+/// Rules by labels allow nothing while the labels of namespaces are not known, so that what they refuse then is tried again.
+#[tokio::test]
+async fn refused_event_is_tried_again_once_labels_are_known() {
+    const TEAM: &str =
+        "[{name: team, action: allow, services: [notify], namespaceSelector: {matchLabels: {team: shop}}}]";
+    let mut receiver = Receiver::start(&[404]).await;
+    let pod = Pod::with_rules(TEAM, &TestCluster::default(), &receiver.url).await;
+    let mut generation = pod.notify.generation.subscribe();
+    pod.accept(1);
+    assert_eq!(receiver.received().await, "e-1");
+    receiver.respond();
+    while pod.notify.pending() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+
+    generation.mark_unchanged();
+    let labels = pod.policy.labels();
+    let mut known = NamespaceLabels::empty(["team".to_owned()].into());
+    let until = tokio::time::Instant::now() + Duration::from_secs(600);
+    labels.set(known.clone(), until);
+    timeout(Duration::from_secs(10), generation.changed())
+        .await
+        .expect("kas sends the events again")
+        .unwrap();
+    pod.accept(1);
+    assert_eq!(receiver.received().await, "e-1");
+
+    // Other labels alone send nothing again: each change of a namespace would repeat all refused events.
+    known.set("web", [("team".to_owned(), "web".to_owned())].into());
+    labels.set(known, until);
+    assert!(timeout(Duration::from_secs(1), generation.changed()).await.is_err());
 }
