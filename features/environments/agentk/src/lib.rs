@@ -156,6 +156,7 @@ impl ProvisionService {
         let settings = self.settings()?;
         let owner = self.owner(&settings, key.clone())?;
         let environments = self.listed_environments()?;
+        self.check_labels()?;
         let policy = self.0.restrictions.policy.clone();
         let may_sweep = move |kind: &Kind, namespace: &str| {
             let request = Request::delete(collection(kind, namespace)).body(());
@@ -165,6 +166,9 @@ impl ProvisionService {
         let _permits = self.acquire(&key, &self.0.lists).await;
         let deletion = environments.delete(&owner, &may_sweep).await.map_err(error)?;
         self.0.metrics.count_deletion(&deletion);
+        if !deletion.kept.is_empty() {
+            self.check_labels()?;
+        }
         for kept in &deletion.kept {
             tracing::info!(environment = %key, object = %kept.id, reason = kept.reason, "object of an environment not deleted");
         }
@@ -225,6 +229,12 @@ impl ProvisionService {
                 Err(ServiceError::new(reason, missing.to_string()))
             }
         }
+    }
+
+    /// Returns an error while the policy needs labels that are not known: then it allows less, and objects would be kept for ever.
+    fn check_labels(&self) -> Result<(), ServiceError> {
+        let problem = self.0.restrictions.policy.as_ref().and_then(|policy| policy.label_problem());
+        problem.map_or(Ok(()), |problem| Err(ServiceError::new(Reason::EnvironmentNotReady, problem)))
     }
 
     fn owner(&self, settings: &Settings, key: EnvironmentKey) -> Result<EnvironmentOwner, ServiceError> {

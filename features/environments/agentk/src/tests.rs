@@ -239,6 +239,20 @@ async fn content_of_others_is_deleted_with_an_explicit_rule_alone() {
     }
 }
 
+/// Rules by labels grant nothing then, so that what the policy lets agentk delete would be kept for ever.
+#[tokio::test]
+async fn nothing_is_deleted_while_the_policy_lacks_labels() {
+    const SWEEP: &str = "- {name: sweep, action: allow, services: [provision], verbs: [deletecollection], resources: ['*'], namespaceSelector: {matchLabels: {team: shop}}}\n";
+    let server = ApiServer::start().await;
+    let service = service_of(&server, &format!("rules:{RULES}{SWEEP}"), None);
+    ensure(&service).await;
+    let error = send(&service, Method::DELETE, PATH).await;
+    assert_eq!(error.reason, Reason::EnvironmentNotReady);
+    assert!(error.message.contains("the labels of namespaces are not known"), "{}", error.message);
+    assert_eq!(server.paths(), [NAMESPACE, BINDING]);
+    assert_eq!(request(&service, Method::GET).await["objects"].as_array().unwrap().len(), 2);
+}
+
 #[tokio::test]
 async fn scope_shows_and_deletes_what_is_in_it() {
     let server = ApiServer::start().await;
