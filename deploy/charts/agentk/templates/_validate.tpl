@@ -40,6 +40,13 @@
 {{- fail "alerts.hubbleAddress: write https://, because alerts.tlsSecret or alerts.tlsServerName is set" -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.policy -}}
+{{- range concat (.rules | default list) (.objects | default list) -}}
+{{- if and .namespaceSelector (not $.Values.rbac.namespaceLabels) -}}
+{{- fail (printf "rbac.namespaceLabels: set it to true, because the rule %q of policy selects namespaces by labels, which agentk has to read" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.provision.enabled -}}
 {{- if not .Values.policy -}}
 {{- fail "policy: list the kinds of objects that environments may have, because provision.enabled is true" -}}
