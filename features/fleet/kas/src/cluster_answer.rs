@@ -154,9 +154,13 @@ mod tests {
         let links = json!([{"url": "javascript:alert(1)"}, {"url": "https://example.com"}]);
         let owner = json!({"name": "ops", "url": "javascript:alert(1)"});
         let descriptor = json!({"links": links, "owners": vec![owner; 5000], "notes": "x"});
-        let application = json!({"namespace": "a", "name": "shop", "origin": "object", "descriptor": descriptor,
-            "health": {"health": "healthy", "counts": {}}});
-        let answer = json!({"applications": vec![application; 300], "omitted": u64::MAX});
+        let application = |descriptor: serde_json::Value| {
+            json!({"namespace": "a", "name": "shop", "origin": "object", "descriptor": descriptor,
+                "health": {"health": "healthy", "counts": {}}})
+        };
+        let mut applications = vec![application(descriptor)];
+        applications.resize(300, application(json!({})));
+        let answer = json!({"applications": applications, "omitted": u64::MAX});
         let list: ApplicationList = parse(answer.to_string().as_bytes()).unwrap();
         assert_eq!((list.applications.len(), list.omitted), (MAX_APPLICATIONS, u64::MAX));
         let descriptor = &list.applications[0].descriptor;
