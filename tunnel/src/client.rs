@@ -138,8 +138,8 @@ impl Tunnel {
     }
 
     /// Completes when agentk begins to drain the tunnel. Never completes if the tunnel ends first, or if agentk is no HTTP/2 server.
-    pub async fn leaving(&self) {
-        self.keepalive_state.leaving().await;
+    pub async fn goaway_received(&self) {
+        self.keepalive_state.goaway_received().await;
     }
 
     /// Closes the tunnel, and aborts the requests in flight.

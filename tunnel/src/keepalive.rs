@@ -51,7 +51,7 @@ pub(crate) struct KeepaliveState {
     /// Set by the first pong.
     first_pong: SetOnce<()>,
     /// Set by the first GOAWAY of the other end.
-    leaving: SetOnce<()>,
+    goaway: SetOnce<()>,
 }
 
 impl Default for KeepaliveState {
@@ -64,7 +64,7 @@ impl Default for KeepaliveState {
             ping_due: AtomicBool::new(false),
             round_trip: AtomicU64::new(0),
             first_pong: SetOnce::new(),
-            leaving: SetOnce::new(),
+            goaway: SetOnce::new(),
         }
     }
 }
@@ -123,13 +123,13 @@ impl KeepaliveState {
     pub(crate) fn on_frame(&self, frame: FrameHeader) {
         if frame.is_goaway() {
             // Fails if it was set before.
-            let _ = self.leaving.set(());
+            let _ = self.goaway.set(());
         }
     }
 
     /// Waits until the other end accepts no more streams. Never completes if the connection ends without notice.
-    pub(crate) async fn leaving(&self) {
-        self.leaving.wait().await;
+    pub(crate) async fn goaway_received(&self) {
+        self.goaway.wait().await;
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {

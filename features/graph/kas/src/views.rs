@@ -168,7 +168,7 @@ impl ViewsFeed {
             tokio::select! {
                 biased;
                 // The stream would otherwise be a request in flight, for which agentk waits when it stops.
-                () = tunnel.leaving() => Err("agentk drains the tunnel".to_owned()),
+                () = tunnel.goaway_received() => Err("agentk drains the tunnel".to_owned()),
                 ended = self.read_stream(tunnel, names) => ended,
             }
         };

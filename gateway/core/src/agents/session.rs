@@ -24,7 +24,7 @@ use crate::{
 const HANDOVER_DELAY: Duration = Duration::from_secs(1);
 /// The time after which a tunnel that agentk drains serves it no more, although it has no other tunnel to this replica. agentk then has one to
 /// another replica, or has stopped.
-const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
+const DRAINED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The configuration of the agent, and what features do for one process of agentk.
 #[derive(Debug)]
@@ -57,12 +57,12 @@ impl TunnelSession {
         tunnel: &Tunnel,
         draining: &CancellationToken,
     ) {
-        let place = self.process.join(agent.hello.tunnel_index);
+        let joined = self.process.join(agent.hello.tunnel_index);
         tokio::select! {
-            never = self.serve_in_turn(server, agent, (tunnel, draining), &place) => match never {},
-            () = follow_drain(tunnel, draining, &place).boxed() => {}
+            never = self.serve_in_turn(server, agent, (tunnel, draining), &joined) => match never {},
+            () = follow_drain(tunnel, draining, &joined).boxed() => {}
         }
-        drop(place);
+        drop(joined);
         pending().await
     }
 
@@ -71,14 +71,14 @@ impl TunnelSession {
         server: &AgentServer,
         agent: &AuthenticatedAgent,
         (tunnel, draining): (&Tunnel, &CancellationToken),
-        place: &ProcessTunnel,
+        joined: &ProcessTunnel,
     ) -> Infallible {
         loop {
-            place.serves().await;
+            joined.serves().await;
             // Boxed, so that the other tunnels reserve no memory for it.
             tokio::select! {
                 never = self.serve(server, agent, tunnel, draining).boxed() => match never {},
-                () = place.is_replaced() => {}
+                () = joined.is_replaced() => {}
             }
         }
     }
@@ -106,18 +106,18 @@ impl TunnelSession {
 }
 
 /// Lets another tunnel serve the process of agentk when kas or agentk drains this one. Completes when this one must not do it any more.
-async fn follow_drain(tunnel: &Tunnel, draining: &CancellationToken, place: &ProcessTunnel) {
-    let left = async {
-        tunnel.leaving().await;
+async fn follow_drain(tunnel: &Tunnel, draining: &CancellationToken, joined: &ProcessTunnel) {
+    let agentk_drains = async {
+        tunnel.goaway_received().await;
         sleep(HANDOVER_DELAY).await;
     };
     tokio::select! {
-        () = left => {}
+        () = agentk_drains => {}
         () = draining.cancelled() => {}
     }
-    place.drain();
-    tunnel.leaving().await;
-    sleep(LEFT_TIMEOUT).await;
+    joined.drain();
+    tunnel.goaway_received().await;
+    sleep(DRAINED_TIMEOUT).await;
 }
 
 /// Runs each feature from the first configuration on with which the agent needs it. Each has its own memory and wake-ups, so that those

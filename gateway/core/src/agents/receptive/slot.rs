@@ -91,7 +91,7 @@ impl DialledTunnel {
 
     /// Completes when agentk drains the tunnel and the task of all slots knows it.
     async fn observe_drain(&self, tunnel: Tunnel) {
-        tunnel.leaving().await;
+        tunnel.goaway_received().await;
         self.report(SlotEventKind::Leaving);
     }
 }
