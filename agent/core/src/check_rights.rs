@@ -29,6 +29,13 @@ pub struct NeededRight {
     pub verbs: &'static [&'static str],
 }
 
+impl NeededRight {
+    /// Returns the right to follow the objects of a resource.
+    pub const fn to_watch(group: &'static str, resource: &'static str) -> Self {
+        Self { group, resource, verbs: &["list", "watch"] }
+    }
+}
+
 /// The rights that a feature needs.
 #[derive(Clone, Debug)]
 pub struct FeatureRights {

@@ -12,13 +12,13 @@ use proto::ServiceName;
 use super::{AlertSources, options::AlertsOptions};
 
 /// The permissions for the alerts of policy engines.
-const EVENTS: NeededRight = look("", "events");
+const EVENTS: NeededRight = NeededRight::to_watch("", "events");
 
 /// The rights of the pod that reports, and those for the policies whose names the drops of Hubble have.
 const OWN: &[NeededRight] =
     &[NeededRight { group: "coordination.k8s.io", resource: "leases", verbs: &["get", "create", "update"] }];
-const POLICIES: NeededRight = look("cilium.io", "ciliumnetworkpolicies");
-const CLUSTER_POLICIES: NeededRight = look("cilium.io", "ciliumclusterwidenetworkpolicies");
+const POLICIES: NeededRight = NeededRight::to_watch("cilium.io", "ciliumnetworkpolicies");
+const CLUSTER_POLICIES: NeededRight = NeededRight::to_watch("cilium.io", "ciliumclusterwidenetworkpolicies");
 const EFFECT: &str = "without the Lease each pod reports, without the policies drops have no cause, and without Events there are no violations; see alerts of \
      the chart";
 
@@ -53,10 +53,6 @@ fn rights(sources: &AlertSources, is_scoped: bool) -> FeatureRights {
         everywhere.push(EVENTS);
     }
     FeatureRights { subject: ServiceName::ALERTS, own: OWN, everywhere, cluster, effect: EFFECT }
-}
-
-const fn look(group: &'static str, resource: &'static str) -> NeededRight {
-    NeededRight { group, resource, verbs: &["list", "watch"] }
 }
 
 impl FeatureCheck for AlertsCheck {

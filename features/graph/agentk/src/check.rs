@@ -8,13 +8,13 @@ use proto::ServiceName;
 use resource_graph::{BuiltInResource, built_in_resources};
 
 /// The resource of a program that the chart grants, too.
-const APPLICATIONS: NeededRight = right("app.k8s.io", "applications");
+const APPLICATIONS: NeededRight = NeededRight::to_watch("app.k8s.io", "applications");
 
 fn rights() -> FeatureRights {
     let (mut everywhere, mut cluster) = (vec![APPLICATIONS], Vec::new());
     for BuiltInResource { group, plural, is_namespaced, .. } in built_in_resources() {
         let list = if *is_namespaced { &mut everywhere } else { &mut cluster };
-        list.push(right(group, plural));
+        list.push(NeededRight::to_watch(group, plural));
     }
     FeatureRights {
         subject: ServiceName::GRAPH,
@@ -23,10 +23,6 @@ fn rights() -> FeatureRights {
         cluster,
         effect: "the graph is without these; set graph.enabled of the chart, or start agentk with --no-graph",
     }
-}
-
-const fn right(group: &'static str, resource: &'static str) -> NeededRight {
-    NeededRight { group, resource, verbs: &["list", "watch"] }
 }
 
 /// Returns the step.
