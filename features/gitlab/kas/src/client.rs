@@ -188,7 +188,15 @@ impl GitLabClient {
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, endpoint, ObjectIds::default(), query, Bytes::new(), credential).await
+        self.send(&self.prepare(
+            Method::GET,
+            endpoint,
+            ObjectIds::default(),
+            query,
+            Bytes::new(),
+            credential,
+        )?)
+        .await
     }
 
     /// Sends a GET request to the public endpoint of an object.
@@ -199,7 +207,7 @@ impl GitLabClient {
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, endpoint, ids, query, Bytes::new(), credential).await
+        self.send(&self.prepare(Method::GET, endpoint, ids, query, Bytes::new(), credential)?).await
     }
 
     /// Sends a GET request for a page to the public endpoint of an object. Returns the page, or `None` if it is too large, and the bytes that
@@ -228,7 +236,7 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        self.send(method, endpoint, ids, &[], body.into(), credential).await
+        self.send(&self.prepare(method, endpoint, ids, &[], body.into(), credential)?).await
     }
 
     /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -245,9 +253,9 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        let result =
-            self.send(Method::POST, endpoint, ObjectIds::default(), &[], body.into(), credential).await;
-        self.check_switch(endpoint, result)
+        let prepared =
+            self.prepare(Method::POST, endpoint, ObjectIds::default(), &[], body.into(), credential)?;
+        self.check_switch(endpoint, self.send(&prepared).await)
     }
 
     fn check_switch<T>(&self, endpoint: Endpoint, result: Result<T, GitLabError>) -> Result<T, GitLabError> {
@@ -296,18 +304,9 @@ impl GitLabClient {
         metrics::register(registry, self.switched_off(), &self.inner.metrics);
     }
 
-    async fn send<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        endpoint: Endpoint,
-        ids: ObjectIds<'_>,
-        query: &[(&str, &str)],
-        body: Bytes,
-        credential: Credential<'_>,
-    ) -> Result<T, GitLabError> {
-        let prepared = self.prepare(method, endpoint, ids, query, body, credential)?;
+    async fn send<T: DeserializeOwned>(&self, prepared: &Prepared) -> Result<T, GitLabError> {
         let deadline = Instant::now() + TOTAL_TIMEOUT;
-        let sent = self.exchange_with_retries(&prepared, deadline, response::parse).await;
+        let sent = self.exchange_with_retries(prepared, deadline, response::parse).await;
         sent.map_err(|failure| failure.error)
     }
 
