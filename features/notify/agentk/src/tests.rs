@@ -231,16 +231,31 @@ async fn later_event_replaces_one_that_waits_for_its_next_attempt() {
     receiver.is_quiet().await;
 }
 
-#[tokio::test]
-async fn next_leader_does_not_repeat_an_event() {
-    let (mut receiver, cluster) = (Receiver::start(&[]).await, TestCluster::default());
-    let pod = Pod::start(&cluster, &receiver.url).await;
+/// Accepts the first event, and waits for its answer.
+async fn first_effect(pod: &Pod, receiver: &mut Receiver) {
     pod.accept(1);
     assert_eq!(receiver.received().await, "e-1");
     receiver.respond();
     while pod.notify.pending() > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Expects that kas sends the first event again, and that it has an effect.
+async fn sends_again(pod: &Pod, receiver: &mut Receiver, generation: &mut watch::Receiver<u64>) {
+    timeout(Duration::from_secs(10), generation.changed())
+        .await
+        .expect("kas sends the events again")
+        .unwrap();
+    pod.accept(1);
+    assert_eq!(receiver.received().await, "e-1");
+}
+
+#[tokio::test]
+async fn next_leader_does_not_repeat_an_event() {
+    let (mut receiver, cluster) = (Receiver::start(&[]).await, TestCluster::default());
+    let pod = Pod::start(&cluster, &receiver.url).await;
+    first_effect(&pod, &mut receiver).await;
     pod.stop().await;
     let next = Pod::start(&cluster, &receiver.url).await;
     next.accept(1);
@@ -254,13 +269,8 @@ async fn refused_event_is_tried_again_only_after_the_policy_has_changed() {
     let mut receiver = Receiver::start(&[404]).await;
     let pod = Pod::start(&TestCluster::default(), &receiver.url).await;
     let mut generation = pod.notify.generation.subscribe();
-    pod.accept(1);
-    assert_eq!(receiver.received().await, "e-1");
-    receiver.respond();
+    first_effect(&pod, &mut receiver).await;
     // Another tunnel brings the same event.
-    while pod.notify.pending() > 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
     pod.accept(1);
     receiver.is_quiet().await;
     assert!(receiver.statuses.lock().is_empty());
@@ -270,12 +280,7 @@ async fn refused_event_is_tried_again_only_after_the_policy_has_changed() {
     generation.mark_unchanged();
     std::fs::write(file, policy + "mode: dry-run\n").unwrap();
     pod.policy.reload().unwrap();
-    timeout(Duration::from_secs(10), generation.changed())
-        .await
-        .expect("kas sends the events again")
-        .unwrap();
-    pod.accept(1);
-    assert_eq!(receiver.received().await, "e-1");
+    sends_again(&pod, &mut receiver, &mut generation).await;
 }
 
 /// Rules by labels allow nothing while the labels of namespaces are not known, so that what they refuse then is tried again.
@@ -286,24 +291,14 @@ async fn refused_event_is_tried_again_once_labels_are_known() {
     let mut receiver = Receiver::start(&[404]).await;
     let pod = Pod::with_rules(TEAM, &TestCluster::default(), &receiver.url).await;
     let mut generation = pod.notify.generation.subscribe();
-    pod.accept(1);
-    assert_eq!(receiver.received().await, "e-1");
-    receiver.respond();
-    while pod.notify.pending() > 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    first_effect(&pod, &mut receiver).await;
 
     generation.mark_unchanged();
     let labels = pod.policy.labels();
     let mut known = NamespaceLabels::empty(["team".to_owned()].into());
     let until = tokio::time::Instant::now() + Duration::from_secs(600);
     labels.set(known.clone(), until);
-    timeout(Duration::from_secs(10), generation.changed())
-        .await
-        .expect("kas sends the events again")
-        .unwrap();
-    pod.accept(1);
-    assert_eq!(receiver.received().await, "e-1");
+    sends_again(&pod, &mut receiver, &mut generation).await;
 
     // Other labels alone send nothing again: each change of a namespace would repeat all refused events.
     known.set("web", [("team".to_owned(), "web".to_owned())].into());
