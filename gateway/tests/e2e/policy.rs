@@ -113,3 +113,37 @@ fn streams_refused_by_new_policy_are_closed() {
     eventually("only the watch continues", || world.in_flight() == 1.0);
     assert!(watch.runs());
 }
+
+/// agentk reads the labels from the API server, which no simulated one answers alike.
+#[test]
+fn namespace_is_open_while_it_has_the_label() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
+    let namespace = cluster.namespace("policy-labels");
+    let label = |label: &str| {
+        cluster.kubectl.ok(&["label", "namespace", &namespace.name, "--overwrite", label]);
+    };
+    label("team=shop");
+    world.put_policy(
+        "rules:
+- {name: discovery, action: allow, services: [kubernetes], verbs: [get], nonResourceURLs: [/api, /api/*, /apis, /apis/*]}
+- {name: team, action: allow, services: [kubernetes], resources: [configmaps], namespaceSelector: {matchLabels: {team: shop}}}
+- {name: system, action: allow, services: [kubernetes], resources: [configmaps], namespaces: ['kube-s*']}
+",
+    );
+    let kubectl = world.kubectl().in_namespace(&namespace.name);
+    assert!(
+        kubectl.ok(&["get", "configmaps"]).contains("kube-root-ca.crt"),
+        "agentk knew the labels at its start"
+    );
+    assert!(kubectl.ok(&["get", "configmaps", "--namespace=kube-system"]).contains("kube-root-ca.crt"));
+    let mut watch = kubectl.start(&["get", "configmaps", "--watch", "--output=name"]);
+    watch.line("an object", |line| line == "configmap/kube-root-ca.crt");
+
+    label("team=other");
+    watch.exit_code();
+    let refused = kubectl.run(&["get", "configmaps"]);
+    assert!(refused.stderr.contains("with the labels of its namespace"), "{}", refused.stderr);
+    label("team=shop");
+    eventually("the namespace is open again", || kubectl.run(&["get", "configmaps"]).code == 0);
+}
