@@ -95,7 +95,7 @@ enum ServiceSet {
     /// Only kubernetes
     #[default]
     Kubernetes,
-    /// Those of an agentk with all features and without a configuration
+    /// The services of an agentk with all features and without a configuration
     All,
 }
 
@@ -163,8 +163,8 @@ impl Agents {
             last_failure: fleet.last_failure(),
         };
         fleet.stop().await;
-        if let Some((process, after)) = self.process.zip(self.after) {
-            sleep(after).await;
+        if let Some((process, wait)) = self.process.zip(self.after) {
+            sleep(wait).await;
             let grown = process::resident(process)? as f64 - before.0.unwrap_or_default() as f64;
             report.kas_kib_kept = Some(grown);
         }
@@ -173,8 +173,8 @@ impl Agents {
             write_json(file, &report)?;
         }
         let failure = report.last_failure.as_deref().unwrap_or("no failure was seen");
-        let (up, all) = (report.up_at_the_end, report.all());
-        ensure!(up == all, "{up} of {all} tunnels were up at the end: {failure}");
+        let (up, expected) = (report.up_at_the_end, report.expected());
+        ensure!(up == expected, "{up} of {expected} tunnels were up at the end: {failure}");
         Ok(())
     }
 }
@@ -216,7 +216,7 @@ async fn no_content(_: Request<Body>) -> Response<Body> {
 
 impl AgentsReport {
     /// Returns the number of tunnels that should be up.
-    fn all(&self) -> usize {
+    fn expected(&self) -> usize {
         self.count as usize * usize::from(self.tunnels)
     }
 }
@@ -229,7 +229,7 @@ impl fmt::Display for AgentsReport {
             f,
             "{} of {} tunnels up: half {}, 95 % {}, all {}; {} at the end",
             self.up,
-            self.all(),
+            self.expected(),
             time(self.seconds_to_half),
             time(self.seconds_to_95_percent),
             time(self.seconds_to_all),

@@ -41,7 +41,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The shortest wait between two lists, and the longest.
 const MIN_WAIT: Duration = Duration::from_secs(10);
 const MAX_WAIT: Duration = Duration::from_secs(15);
-/// A list may take a part of the time of the API server: the wait after it is this many times as long, within the limits.
+/// The wait after a list is this many times as long as the list, within the limits: a large cluster answers fewer lists.
 const WAITS: u32 = 20;
 /// The time for which labels are used after the begin of their list: the wait and two lists fit into it.
 const MAX_AGE: Duration = Duration::from_secs(60);

@@ -47,7 +47,7 @@ pub(crate) struct Memberships<'a> {
     selectors: HashMap<Text, Vec<MemberSelector<'a>>>,
     /// The namespaces with more Applications than are looked at.
     crowded: HashSet<Text>,
-    /// Those of them whose objects were looked up.
+    /// The crowded namespaces with objects that were looked up.
     crowded_of_objects: BTreeSet<Text>,
     known: HashMap<u32, Arc<[Text]>>,
     /// The objects with more Applications than an object has, and those that they own.
