@@ -1,7 +1,7 @@
 //! The list of all agents, for `GET /agents` of the observability listener and for `kas agents`.
 //!
 //! It is for operators only, because it has the name and the address of every agent. Its shape is documented in
-//! `docs/operations.md`.
+//! `docs/agents.md`.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn list_has_the_documented_shape() {
-        let text = include_str!("../../../docs/operations.md");
+        let text = include_str!("../../../docs/agents.md");
         let example = text.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
         let documented: serde_json::Value = serde_json::from_str(example).unwrap();
         let listing: AgentList = serde_json::from_str(example).unwrap();

@@ -72,7 +72,7 @@ struct Show {
 enum Format {
     /// One line per agent
     Table,
-    /// All fields, as described in docs/operations.md
+    /// All fields, as described in docs/agents.md
     Json,
     /// One line per tunnel
     Wide,

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn agent_is_shown_with_the_error_of_its_configuration() {
-        let text = include_str!("../../../../docs/operations.md");
+        let text = include_str!("../../../../docs/agents.md");
         let example = text.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
         let mut listing: AgentList = serde_json::from_str(example).unwrap();
         listing.agents.truncate(1);

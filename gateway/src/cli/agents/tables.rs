@@ -218,7 +218,7 @@ fn short(id: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The shape is documented in docs/operations.md.
+    /// The shape is documented in docs/agents.md.
     const LISTING: &str = r#"{
       "replica": "0123456789abcdef0123456789abcdef", "version": "0.3.0", "time": "2026-11-20T13:00:00Z",
       "missing": null, "agents": [
