@@ -119,6 +119,10 @@ differential: ## Hundreds of kubectl, helm and curl commands with and without th
 PYTHON = $(if $(wildcard target/clients/bin/python),target/clients/bin/python)
 CHART_TEST = $(PYTHON) deploy/charts/test
 
+.PHONY: site
+site: ## Write docs/ as a site with search into target/site (mdbook)
+	docs/site
+
 .PHONY: charts
 charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, its API server reads what is rendered
 	$(PROGRAMS_FOR_TESTS)

@@ -40,14 +40,35 @@ fn anchors(file: &Path) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
+/// The targets of the links in a document.
+fn targets(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target))
+}
+
+/// The pages of the site, by their paths in `docs`.
+fn pages() -> BTreeSet<String> {
+    let docs = root().join("docs");
+    let documents = documents().into_iter();
+    let inside = documents.filter_map(|path| Some(path.strip_prefix(&docs).ok()?.to_str()?.to_owned()));
+    inside.filter(|page| page != "SUMMARY.md").collect()
+}
+
+#[test]
+fn summary_of_the_site_names_each_page_once() {
+    let summary = prose(&root().join("docs/SUMMARY.md"));
+    let pages = pages();
+    let is_named_once = |page: &String| targets(&summary).filter(|target| target == page).count() == 1;
+    let wrong: Vec<_> = pages.iter().filter(|page| !is_named_once(page)).collect();
+    assert!(wrong.is_empty(), "docs/SUMMARY.md does not name these pages once: {wrong:?}");
+    assert!(pages.len() > 60, "{}", pages.len());
+}
+
 #[test]
 fn links_lead_to_files_and_sections_that_exist() {
     let mut broken = Vec::new();
     for document in documents() {
         let text = prose(&document);
-        let targets =
-            text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
-        for target in targets.filter(|target| !target.contains("://")) {
+        for target in targets(&text).filter(|target| !target.contains("://")) {
             let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
             let file = if path.is_empty() { document.clone() } else { document.parent().unwrap().join(path) };
             let found = file.exists() && (anchor.is_empty() || anchors(&file).contains(anchor));
