@@ -26,10 +26,10 @@ fn documents() -> Vec<PathBuf> {
     docs.filter(|path| path.extension().is_some_and(|ending| ending == "md")).chain(top).collect()
 }
 
-/// The anchors of a document as GitHub and GitLab make them from its headings.
+/// The anchors of a document: those that GitHub, GitLab and mdbook make from its headings, and those of its own.
 fn anchors(file: &Path) -> BTreeSet<String> {
-    let headings = prose(file);
-    let headings = headings.lines().filter(|line| line.starts_with('#'));
+    let text = prose(file);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
         let text = heading.trim_start_matches('#').trim().to_lowercase();
         text.chars()
@@ -37,7 +37,8 @@ fn anchors(file: &Path) -> BTreeSet<String> {
             .map(|c| if c == ' ' { '-' } else { c })
             .collect()
     };
-    headings.map(anchor).collect()
+    let own = text.split("<a id=\"").skip(1).filter_map(|rest| rest.split_once('"'));
+    headings.map(anchor).chain(own.map(|(name, _)| name.to_owned())).collect()
 }
 
 /// The targets of the links in a document.
@@ -61,6 +62,18 @@ fn summary_of_the_site_names_each_page_once() {
     let wrong: Vec<_> = pages.iter().filter(|page| !is_named_once(page)).collect();
     assert!(wrong.is_empty(), "docs/SUMMARY.md does not name these pages once: {wrong:?}");
     assert!(pages.len() > 60, "{}", pages.len());
+}
+
+#[test]
+fn each_reason_of_an_error_has_an_anchor() {
+    let page = root().join("docs/errors.md");
+    let anchors = anchors(&page);
+    let text = prose(&page);
+    let (_, table) = text.split_once("\n| reason |").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let reasons = table.lines().skip(2).map(|row| row.split('`').nth(1).unwrap());
+    let missing: Vec<_> = reasons.filter(|reason| !anchors.contains(*reason)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
