@@ -65,6 +65,20 @@ fn summary_of_the_site_names_each_page_once() {
 }
 
 #[test]
+fn pages_begin_with_their_readers_and_end_with_what_to_read_next() {
+    let is_complete = |page: &String| {
+        let text = fs::read_to_string(root().join("docs").join(page)).unwrap();
+        let paragraphs: Vec<_> = text.split("\n\n").collect();
+        let last = paragraphs[paragraphs.len() - 1];
+        paragraphs[1].starts_with("This page is for ") && last.starts_with("Next: ") && last.contains("](")
+    };
+    let is_runbook = |page: &String| page.starts_with("runbooks/");
+    let incomplete: Vec<_> =
+        pages().into_iter().filter(|page| !is_runbook(page) && !is_complete(page)).collect();
+    assert!(incomplete.is_empty(), "{incomplete:?}");
+}
+
+#[test]
 fn each_reason_of_an_error_has_an_anchor() {
     let page = root().join("docs/errors.md");
     let anchors = anchors(&page);
