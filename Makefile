@@ -120,7 +120,7 @@ PYTHON = $(if $(wildcard target/clients/bin/python),target/clients/bin/python)
 CHART_TEST = $(PYTHON) deploy/charts/test
 
 .PHONY: site
-site: ## Write docs/ as a site with search into target/site (mdbook)
+site: ## Write docs/ as a site with search into target/site, whose links lead somewhere (mdbook)
 	docs/site
 
 .PHONY: charts
