@@ -436,6 +436,9 @@ async fn files_have_a_strict_policy() {
         let page = text(response).await;
         assert!(!page.contains("style=") && !page.contains("onload="), "{page}");
     }
+    let licences = browser.send(Method::GET, "/third-party-licences.txt", "", &[]).await;
+    assert_eq!(licences.headers()["content-type"], "text/plain; charset=utf-8");
+    assert!(text(licences).await.contains("preact"));
     assert_eq!(browser.send(Method::GET, "/assets/none.js", "", &[]).await.status(), 404);
     assert_eq!(
         browser.send(Method::GET, "/../../etc/passwd", "", &[]).await.status(),
