@@ -124,7 +124,8 @@ impl Dispatcher {
         let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let of_kas =
             text(header::REQUEST_ID).is_none() && text(header::SERVICE) != Some(ServiceName::KUBERNETES);
-        let mut trace = RequestSpan::start(self.tracer.as_ref().filter(|_| !of_kas), request, true);
+        // Requests in a tunnel have the scheme `http`, whatever carries the tunnel.
+        let mut trace = RequestSpan::start(self.tracer.as_ref().filter(|_| !of_kas), "http", request, true);
         if let DispatchTarget::Service(_) = target {
             trace.set_service(text(header::SERVICE).unwrap_or_default(), request.method());
         }

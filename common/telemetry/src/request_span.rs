@@ -23,6 +23,8 @@ use crate::{Tracer, context};
 
 /// Longest path, host or user agent in a span, in bytes: spans that wait for the exporter must stay small.
 const TEXT_MAX: usize = 512;
+/// The value of `http.request.method` for an unknown method.
+const OTHER: &str = "_OTHER";
 
 /// The span of one request. It is empty without a tracer, and ends when this is dropped.
 #[derive(Debug, Default)]
@@ -36,11 +38,16 @@ struct Recording {
 
 impl RequestSpan {
     /// Starts the span of a request. With `trust`, it is a child of the span in the request's headers. Otherwise it starts
-    /// a new trace, with a link to that span.
-    pub fn start<B>(tracer: Option<&Tracer>, request: &Request<B>, trust: bool) -> Self {
+    /// a new trace, with a link to that span. `scheme` is that of the connection: a request of HTTP/1.1 has none.
+    pub fn start<B>(
+        tracer: Option<&Tracer>,
+        scheme: &'static str,
+        request: &Request<B>,
+        trust: bool,
+    ) -> Self {
         let Some(tracer) = tracer else { return Self(None) };
         let method = method(request.method());
-        let mut builder = SpanBuilder::from_name(method).with_kind(SpanKind::Server);
+        let mut builder = SpanBuilder::from_name(name(method)).with_kind(SpanKind::Server);
         let mut parent = Context::new();
         if let Some(caller) = context::extract(request.headers()) {
             if trust {
@@ -51,6 +58,7 @@ impl RequestSpan {
         }
         let mut span = tracer.0.build_with_context(builder, &parent);
         if span.is_recording() {
+            span.set_attribute(KeyValue::new("url.scheme", scheme));
             set_request_attributes(&mut span, method, request);
         }
         Self(Some(Box::new(Recording { span, has_response: false })))
@@ -59,7 +67,7 @@ impl RequestSpan {
     /// Sets the service, and names the span after method and service.
     pub fn set_service(&mut self, service: &str, method: &Method) {
         if let Some(Recording { span, .. }) = self.recording() {
-            span.update_name(format!("{} {service}", self::method(method)));
+            span.update_name(format!("{} {service}", name(self::method(method))));
             span.set_attribute(KeyValue::new("kas.service", service.to_owned()));
         }
     }
@@ -127,6 +135,12 @@ impl Drop for Recording {
 
 fn set_request_attributes<B>(span: &mut Span, method: &'static str, request: &Request<B>) {
     span.set_attribute(KeyValue::new("http.request.method", method));
+    if method == OTHER {
+        span.set_attribute(KeyValue::new(
+            "http.request.method_original",
+            truncate(request.method().as_str()),
+        ));
+    }
     span.set_attribute(KeyValue::new("url.path", truncate(request.uri().path())));
     let version = match request.version() {
         Version::HTTP_2 => "2",
@@ -135,12 +149,23 @@ fn set_request_attributes<B>(span: &mut Span, method: &'static str, request: &Re
     };
     span.set_attribute(KeyValue::new("network.protocol.version", version));
     let header = |name: HeaderName| request.headers().get(name)?.to_str().ok();
-    if let Some(server) = request.uri().host().or_else(|| header(HOST)) {
-        span.set_attribute(KeyValue::new("server.address", truncate(server)));
+    let authority = request.uri().authority().cloned().or_else(|| header(HOST)?.parse().ok());
+    if let Some(server) = authority {
+        // An address of IPv6 has brackets only beside a port.
+        let address = server.host().trim_matches(['[', ']']);
+        span.set_attribute(KeyValue::new("server.address", truncate(address)));
+        if let Some(port) = server.port_u16() {
+            span.set_attribute(KeyValue::new("server.port", i64::from(port)));
+        }
     }
     if let Some(agent) = header(USER_AGENT) {
         span.set_attribute(KeyValue::new("user_agent.original", truncate(agent)));
     }
+}
+
+/// Returns the method in the name of a span.
+fn name(method: &'static str) -> &'static str {
+    if method == OTHER { "HTTP" } else { method }
 }
 
 /// Returns the method, or `_OTHER` for an unknown one: the attribute must have few values.
@@ -155,7 +180,7 @@ fn method(method: &Method) -> &'static str {
         Method::PATCH => "PATCH",
         Method::CONNECT => "CONNECT",
         Method::TRACE => "TRACE",
-        _ => "_OTHER",
+        _ => OTHER,
     }
 }
 

@@ -119,7 +119,7 @@ fn collector(url: &str, authority: Option<&Path>) -> Collector {
 
 fn one_span(tracer: &Tracer) {
     let request = Request::get("/path?query").body(()).unwrap();
-    RequestSpan::start(Some(tracer), &request, false).set_response(StatusCode::OK, None);
+    RequestSpan::start(Some(tracer), "http", &request, false).set_response(StatusCode::OK, None);
 }
 
 /// Returns the numbers of exported, dropped and failed spans.

@@ -24,6 +24,8 @@ pub struct Traces {
     /// If true, the span of kas continues the trace of the caller. Otherwise it is only linked to that trace, because any caller
     /// could decide which requests are recorded, and could write into the traces of others.
     pub trust_callers: bool,
+    /// The scheme of the listener for callers: `http`, or `https` if it has a certificate.
+    pub scheme: &'static str,
 }
 
 /// The span of one request, if the request is traced.
@@ -64,8 +66,8 @@ pub fn settings(file: &Path, config: &TracingConfig) -> Result<Option<TracerConf
 impl RequestTrace {
     /// Starts the span of a request whose head has arrived.
     pub fn start<B>(traces: Option<&Traces>, request: &Request<B>, id: &HeaderValue) -> Self {
-        let Some(Traces { tracer, trust_callers }) = traces else { return Self::default() };
-        let mut trace = RequestSpan::start(Some(tracer), request, *trust_callers);
+        let Some(Traces { tracer, trust_callers, scheme }) = traces else { return Self::default() };
+        let mut trace = RequestSpan::start(Some(tracer), scheme, request, *trust_callers);
         trace.set_attribute("kas.request.id", || id.to_str().unwrap_or_default().to_owned().into());
         Self(trace)
     }

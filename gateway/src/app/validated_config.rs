@@ -258,7 +258,9 @@ impl ValidatedConfig {
             Program { name: "kas", version: env!("CARGO_PKG_VERSION"), instance: replica.to_string() };
         let (tracer, exporter) = self.traces.map(|settings| settings.build(&program)).unzip();
         let trust_callers = config.observability.tracing.trust_callers;
-        let traces = tracer.map(|tracer| Traces { tracer, trust_callers });
+        let has_tls = config.agent.kubernetes_api.listen.certificate_file.is_some();
+        let scheme = if has_tls { "https" } else { "http" };
+        let traces = tracer.map(|tracer| Traces { tracer, trust_callers, scheme });
         let (mut redis, mut own) = (None, None);
         let peer_tls = self.private.as_ref().and_then(PeerConfig::tls).cloned();
         let peer_secret = self.private.as_ref().and_then(PeerConfig::secret).cloned();

@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Duration};
 
 use agentk_core::Services;
 use gateway::test_support::Traces;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use http_body_util::BodyExt as _;
 use kas_testing::world::{World, endless, text};
 use opentelemetry::{
     Context,
-    trace::{SpanId, Status, TraceId},
+    trace::{SpanId, SpanKind, Status, TraceId},
 };
 use opentelemetry_sdk::{
     error::OTelSdkResult,
@@ -26,6 +26,26 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 /// A trace that the caller does not record.
 const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
+
+/// Attributes of a server's span in OpenTelemetry's conventions for HTTP (docs/http/http-spans.md, commit 00e4b4ee). All are stable, and
+/// the first three are required.
+const CONVENTIONS: [&str; 15] = [
+    "http.request.method",
+    "url.path",
+    "url.scheme",
+    "client.address",
+    "error.type",
+    "http.request.method_original",
+    "http.response.status_code",
+    "http.route",
+    "network.peer.address",
+    "network.peer.port",
+    "network.protocol.name",
+    "network.protocol.version",
+    "server.address",
+    "server.port",
+    "user_agent.original",
+];
 
 /// Returns the ended spans.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +92,7 @@ impl Spans {
 
 /// Starts a kas and an agentk that trace this fraction of the requests.
 fn world(spans: &Spans, ratio: f64, trust_callers: bool) -> World {
-    let traces = Traces { tracer: spans.tracer("kas", ratio), trust_callers };
+    let traces = Traces { tracer: spans.tracer("kas", ratio), trust_callers, scheme: "https" };
     World::traced(traces, spans.tracer("agentk", 1.0))
 }
 
@@ -156,6 +176,35 @@ async fn request_has_a_span_of_kas_with_a_child_of_agentk() {
     let events: Vec<_> = kas.events.iter().map(|event| &*event.name).collect();
     assert_eq!(events, ["request.sent", "response.head"]);
     assert_eq!(state, "", "the tracestate was another trace's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attributes_follow_the_conventions_of_opentelemetry() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, false);
+    let _agent = world.agent(echo()).await;
+    let mut request = world.request("/agents/prod/kubernetes/version");
+    *request.method_mut() = Method::from_bytes(b"PURGE").unwrap();
+    request.headers_mut().insert("host", "[2001:db8::1]:8154".parse().unwrap());
+    text(world.send(request).await).await;
+    for (program, scheme) in [("kas", "https"), ("agentk", "http")] {
+        let span = spans.of(program).await;
+        assert_eq!(span.span_kind, SpanKind::Server);
+        let of_span = |key: &str| attribute(&span, key);
+        assert_eq!(of_span("url.scheme").as_deref(), Some(scheme), "{program}");
+        assert_eq!(
+            (&*span.name, of_span("http.request.method").as_deref()),
+            ("HTTP kubernetes", Some("_OTHER"))
+        );
+        assert_eq!(of_span("http.request.method_original").as_deref(), Some("PURGE"), "{program}");
+        assert!(CONVENTIONS[..3].iter().all(|key| of_span(key).is_some()), "{program}: {span:?}");
+        for key in span.attributes.iter().map(|attribute| attribute.key.as_str()) {
+            assert!(CONVENTIONS.contains(&key) || key.starts_with("kas."), "{program}: {key}");
+        }
+    }
+    let kas = spans.of("kas").await;
+    assert_eq!(attribute(&kas, "server.address").as_deref(), Some("2001:db8::1"));
+    assert_eq!(attribute(&kas, "server.port").as_deref(), Some("8154"));
 }
 
 #[tokio::test(start_paused = true)]
