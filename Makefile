@@ -230,6 +230,11 @@ audit: ## No open advisory of RustSec against the lock files
 	[ -d $(ADVISORIES) ] || git clone --quiet --depth 1 https://github.com/rustsec/advisory-db $(ADVISORIES)
 	$(PROGRAMS)/examples/advisories $(ADVISORIES)
 
+.PHONY: deny
+deny: ## cargo-deny with deny.toml; make unit has a test of its licences, bans and sources
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install cargo-deny --locked" >&2; exit 1; }
+	cargo deny check bans licenses sources
+
 .PHONY: man
 man: ## Write man pages to target/man and shell completion to target/completion
 	cargo build --workspace --bins

@@ -3,6 +3,7 @@
 //! The package depends on no other crate of the workspace, so that its tests are built in seconds.
 
 pub mod circles;
+pub mod licences;
 pub mod modules;
 pub mod references;
 pub mod workspace;
