@@ -46,6 +46,7 @@ mod large_responses;
 mod lifecycle;
 mod load_balancers;
 mod managed_environments;
+mod metrics;
 mod oidc;
 mod policy;
 mod project_events;
