@@ -117,6 +117,32 @@ fn readme_installs_both_programs_in_25_lines() {
     assert!(section.trim_end().lines().count() < 25, "{section}");
 }
 
+/// The first versions are those of the charts and of the page about Redis, and the others those that CI installs.
+#[test]
+fn supported_versions_are_those_of_charts_and_ci() {
+    let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
+    let readme = read("README.md");
+    let row = |name: &str| readme.lines().find(|line| line.starts_with(&format!("| {name}"))).unwrap();
+    let after = |text: &str, mark: &str| -> String {
+        let (_, rest) = text.split_once(mark).unwrap_or_else(|| panic!("there is no {mark}"));
+        rest.split('.').take(2).collect::<Vec<_>>().join(".")
+    };
+    for chart in ["kas", "agentk"] {
+        let oldest = after(&read(&format!("deploy/charts/{chart}/Chart.yaml")), "kubeVersion: \">=");
+        assert!(row("Kubernetes").contains(&format!("| {oldest} or newer |")), "{oldest}");
+        let helm = read(&format!("deploy/charts/{chart}/README.md"));
+        let (oldest, _) = helm.split_once("or newer.").unwrap();
+        let oldest = oldest.rsplit("Helm ").next().unwrap().trim();
+        assert!(row("Helm").contains(&format!("| {oldest} or newer |")), "{oldest}");
+    }
+    let redis = read("docs/redis.md");
+    let (oldest, _) = redis.split_once(" or newer").unwrap();
+    let oldest = oldest.rsplit("Redis ").next().unwrap();
+    assert!(row("Redis").contains(&format!("| {oldest} or newer")), "{oldest}");
+    let installed = after(&read(".ci/install-tools"), "helm.sh/helm/v3/cmd/helm@v");
+    assert!(row("Helm").ends_with(&format!("| {installed} |")), "{installed}");
+}
+
 /// Returns whether a chart has a value, such as `config.token`.
 fn has_value(schema: &serde_json::Value, key: &str) -> bool {
     key.split('.').try_fold(schema, |schema, name| schema["properties"].get(name)).is_some()
