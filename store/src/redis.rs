@@ -343,10 +343,16 @@ impl RedisState {
 
     fn connection(&self) -> Result<RedisConnection, StoreError> {
         let connection = self.connection.lock().clone();
-        connection.ok_or_else(|| match &*self.health.borrow() {
-            StoreHealth::Degraded { reason, .. } => StoreError(reason.to_string()),
-            StoreHealth::Healthy => StoreError("the connection to Redis was lost".to_owned()),
-        })
+        let lost = || StoreError("the connection to Redis was lost".to_owned());
+        connection.ok_or_else(|| self.degraded().unwrap_or_else(lost))
+    }
+
+    /// Returns the reason why the store answers from memory, if it does.
+    fn degraded(&self) -> Option<StoreError> {
+        match &*self.health.borrow() {
+            StoreHealth::Degraded { reason, .. } => Some(StoreError(reason.to_string())),
+            StoreHealth::Healthy => None,
+        }
     }
 
     /// Stops using this connection. The sync task then makes another.

@@ -90,7 +90,7 @@ Exit codes:
   0   listed
   1   there is no such agent
   64  the command line is invalid, or kas refuses the request
-  69  kas does not answer";
+  69  kas does not answer, or cannot read the records of all agents";
 
 const FLEET_EXAMPLES: &str = "  kas fleet
   kas fleet --group shop --output json | jq .total";
@@ -216,12 +216,24 @@ async fn load_all(
             values.append(agents);
         }
         let AgentPage { agents, missing, next } = parse(&body)?;
+        check_records(values.is_empty(), missing.as_deref())?;
         warn_of(missing.as_deref());
         lines.extend(agents);
         match next {
             Some(next) if next != after => after = next,
             Some(_) | None => return Ok((values, lines)),
         }
+    }
+}
+
+/// Refuses a list without an agent if some may be missing. A kas before 0.2 answers so while it cannot read its records.
+fn check_records(is_empty: bool, missing: Option<&str>) -> Result<(), CliError> {
+    match missing {
+        Some(missing) if is_empty => Err(CliError::unavailable(format!(
+            "kas cannot read the records of all connected agents: {missing}; kas or its Redis is at fault: try again, and if that does \
+             not help, see /readiness of kas"
+        ))),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -245,6 +257,15 @@ fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, Cli
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn list_without_an_agent_is_no_answer_while_records_cannot_be_read() {
+        let missing = Some("Redis was not reached yet");
+        let error = check_records(true, missing).unwrap_err();
+        assert_eq!(error.code, CliError::UNAVAILABLE);
+        assert!(error.message.contains("Redis was not reached yet"), "{}", error.message);
+        assert!(check_records(false, missing).is_ok() && check_records(true, None).is_ok());
+    }
 
     #[test]
     fn filter_is_encoded() {

@@ -3,11 +3,11 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
-use access::{AgentAttributes, Identities};
-use proto::{AgentId, AgentName, InstanceId, ReplicaId};
+use access::{AgentAttributes, Identities, RequestError};
+use proto::{AgentId, AgentName, InstanceId, Reason, ReplicaId};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use store::{
@@ -15,6 +15,9 @@ use store::{
 };
 
 use crate::agents::AgentServer;
+
+/// `Retry-After` while records of agents cannot be read.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// Lists the agents of the identity file and the connected ones of GitLab. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -52,6 +55,14 @@ impl KnownAgent {
         AgentAttributes { id: self.id, name: Some(&self.name), project_path: self.project_path.as_deref() }
     }
 }
+
+/// The error of a search that finds no agent while some may be missing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "kas cannot read the records of all connected agents: {0}; kas or its Redis is at fault, and not this request: try again, and if \
+     that does not help, the operator of kas finds the cause at its /readiness and in its log"
+)]
+pub struct UnreadableRecords(String);
 
 /// The locations of some agents, as the route store and this replica know them.
 #[derive(Debug)]
@@ -155,12 +166,19 @@ impl AgentLookup {
     }
 
     /// Returns the agent with this id, or the agent of the identity file with this name.
-    pub async fn find(&self, id_or_name: &str) -> Option<KnownAgent> {
+    ///
+    /// # Errors
+    ///
+    /// It is not found, and agents of other replicas are not known.
+    pub async fn find(&self, id_or_name: &str) -> Result<Option<KnownAgent>, UnreadableRecords> {
         if let Some(known) = self.find_in_file(id_or_name) {
-            return Some(known);
+            return Ok(Some(known));
         }
-        let id: AgentId = id_or_name.parse().ok()?;
-        self.list(None).await.agents.into_iter().find(|agent| agent.id == id)
+        let Ok(id) = id_or_name.parse::<AgentId>() else { return Ok(None) };
+        let KnownAgents { agents, missing } = self.list(None).await;
+        let found = agents.into_iter().find(|agent| agent.id == id);
+        UnreadableRecords::check(found.is_none(), missing.as_deref())?;
+        Ok(found)
     }
 
     /// Returns what [`Self::find`] does for each of these, with at most one list of the agents of GitLab. The error is the reason why
@@ -197,6 +215,26 @@ impl From<ProjectAgent> for KnownAgent {
     fn from(agent: ProjectAgent) -> Self {
         let ProjectAgent { agent: id, name, project, project_path } = agent;
         Self { id, name, project: Some(project), project_path }
+    }
+}
+
+impl UnreadableRecords {
+    /// Refuses an answer that is empty for this reason, because it would mean that there is no agent.
+    ///
+    /// # Errors
+    ///
+    /// The answer is empty, and agents may be missing.
+    pub fn check(is_empty: bool, missing: Option<&str>) -> Result<(), Self> {
+        match missing {
+            Some(missing) if is_empty => Err(Self(missing.to_owned())),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+impl From<UnreadableRecords> for RequestError {
+    fn from(error: UnreadableRecords) -> Self {
+        Self::new(Reason::IdentityUnavailable, error.to_string()).with_retry_after(RETRY_AFTER)
     }
 }
 

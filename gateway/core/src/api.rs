@@ -35,7 +35,7 @@ pub use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, with_error};
 pub use self::response::{InternalApiError, json, ok, unavailable};
 use crate::{
-    agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
+    agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent, UnreadableRecords},
     agents::AgentServer,
     configuration::ConfigurationService,
     metrics::Metrics,
@@ -198,11 +198,13 @@ async fn list_agents(
     let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
     let mut locations = AgentLocations::lookup(&*api.context.store, &ids).await;
     let all = known.agents.into_iter().map(|known| agent(known, &mut locations));
-    let agents = all.filter(|agent| agent.state == AgentState::Connected).collect();
+    let agents: Vec<_> = all.filter(|agent| agent.state == AgentState::Connected).collect();
+    let missing = locations.missing.or(known.missing);
+    UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
     Ok(AgentPage {
         replica: api.context.replica,
         time: SystemTime::now(),
-        missing: locations.missing.or(known.missing),
+        missing,
         agents,
         next: ids.last().filter(|_| more).map(AgentId::to_string),
     })
@@ -219,7 +221,7 @@ async fn get_agent(
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
-    let known = api.context.lookup.find(&name).await.ok_or_else(|| InternalApiError::no_agent(&name))?;
+    let known = api.context.lookup.find(&name).await?.ok_or_else(|| InternalApiError::no_agent(&name))?;
     let mut locations = AgentLocations::lookup(&*api.context.store, &[known.id]).await;
     let configuration = api.configuration.status(known.id);
     let agent = agent(known, &mut locations);

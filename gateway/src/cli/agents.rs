@@ -157,6 +157,11 @@ impl Show {
         listing
             .agents
             .retain(|agent| agent.name.as_str() == self.agent || agent.id.to_string() == self.agent);
+        if let (true, Some(missing)) = (listing.agents.is_empty(), &listing.missing) {
+            return Err(CliError::unavailable(format!(
+                "kas does not know the agents of its other replicas: {missing}; try again when kas reaches Redis, as its /readiness says"
+            )));
+        }
         if listing.agents.is_empty() {
             return Err(CliError::usage(format!("the identity file of kas has no agent {:?}", self.agent)));
         }

@@ -19,6 +19,7 @@ use base64::{
 use environments_wire::{
     Deployment, DeploymentFacts, DeploymentRecords as _, DeploymentStatus, EnvironmentSources, Tier,
 };
+use gateway::config::Config;
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use kas_core::peers::ReplicaContext;
@@ -111,8 +112,8 @@ async fn agents_are_listed_by_project_and_page_by_page() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn without_the_directory_the_answer_is_partial_and_says_so() {
+/// Returns a replica that does not reach its Redis.
+pub(crate) fn without_redis() -> (ReplicaContext, Config) {
     let id = ReplicaId::random();
     let config = configuration();
     let settings = RedisSettings {
@@ -129,14 +130,14 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
         response_timeout: Duration::from_secs(1),
     };
     let (store, _sync) = RedisStore::new(settings, Replica { id, url: "http://a:1".into() }, "0.1.0");
+    (ReplicaContext::standalone(id, Arc::new(store), config.peer_settings()), config)
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_directory_the_answer_is_partial_and_says_so() {
+    let (replica, config) = without_redis();
     let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
-    let world = World::replica(
-        ReplicaContext::standalone(id, Arc::new(store), config.peer_settings()),
-        config,
-        tokens,
-        None,
-        None,
-    );
+    let world = World::replica(replica, config, tokens, None, None);
     let file = format!(
         "agents: [{{id: 1, name: prod, tokens: ['{}']}}, {{id: 2, name: other, tokens: []}}]",
         TokenHash::of(&world.agent_token)

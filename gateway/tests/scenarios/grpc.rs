@@ -39,7 +39,10 @@ where
     call(world, method, Some(&format!("bearer {}", valid_token())), message).await
 }
 
-async fn connected(world: &World, request: Option<AgentSelector>) -> Result<Vec<ConnectedAgentInfo>, Status> {
+pub(crate) async fn connected(
+    world: &World,
+    request: Option<AgentSelector>,
+) -> Result<Vec<ConnectedAgentInfo>, Status> {
     let response = rpc(world, CONNECTED, GetConnectedAgentsRequest { request }).await;
     response.map(|GetConnectedAgentsResponse { agents }| agents)
 }

@@ -62,6 +62,7 @@ mod tenants;
 mod topologies;
 mod toy_feature;
 mod tracing;
+mod unreadable_records;
 mod views;
 mod watches;
 mod web;

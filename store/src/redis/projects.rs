@@ -21,7 +21,8 @@ impl RedisState {
     pub(super) async fn list_project_agents(&self, project: Option<u64>) -> ProjectAgentList {
         let others = self.members.lock().ids();
         let found = match project {
-            _ if others.is_empty() => Ok(Vec::new()),
+            // A replica that has not reached Redis does not know the others.
+            _ if others.is_empty() => self.degraded().map_or_else(|| Ok(Vec::new()), Err),
             Some(project) => self.query_project(&others, project).await,
             None => self.query_projects(&others).await,
         };

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use access::{CallerAgent, CallerAgents, RequestError};
 use futures_util::future::BoxFuture;
 use kas_core::{
-    agent_locations::AgentLocations,
+    agent_locations::{AgentLocations, UnreadableRecords},
     fleet_requests::{FleetRequest, FleetRequests},
 };
 use proto::{AgentId, ReplicaId, ServiceName, Verb};
@@ -63,6 +63,7 @@ impl AgentListRequests {
         let query = agents_of_caller(query)?;
         let CallerAgents { mut agents, missing, .. } = all;
         agents.retain(|agent| query.is_after(agent.id) && query.filter.selects(agent.names(), None));
+        UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
         agents.sort_by_key(|agent| agent.id);
         let has_more = agents.len() > query.limit;
         agents.truncate(query.limit);

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use kas_core::{
     agent_inquiry::AgentInquiry,
-    agent_locations::{AgentLocations, KnownAgent},
+    agent_locations::{AgentLocations, KnownAgent, UnreadableRecords},
     api::{ApiContext, InternalApiError, ok},
     fleet_requests::AgentRequests,
 };
@@ -85,6 +85,7 @@ async fn get_answer<A: FleetAnswer>(
     })?;
     let mut known = context.lookup.list(filter.project_id()).await;
     known.agents.retain(|agent| filter.selects(agent.attributes(), agent.project));
+    UnreadableRecords::check(known.agents.is_empty(), known.missing.as_deref())?;
     let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
     let mut locations = AgentLocations::lookup(&*context.store, &ids).await;
     let members = known.agents.iter().map(|agent| FleetMember {

@@ -6,7 +6,7 @@ use access::{CallerAgents, CallerNames, RequestError};
 use futures_util::future::BoxFuture;
 use kas_core::{
     agent_answers::AnswerDeadline,
-    agent_locations::AgentLocations,
+    agent_locations::{AgentLocations, UnreadableRecords},
     fleet_requests::{AgentRequests, FleetRequest, FleetRequests},
 };
 use parking_lot::Mutex;
@@ -144,6 +144,7 @@ impl<A: FleetAnswer> FleetSummaryRequests<A> {
         let filter = fleet_of_caller(query)?;
         let _permit = self.inquiry.acquire(Some(grant.caller.names()))?;
         agents.retain(|agent| filter.selects(agent.names(), None));
+        UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
         let ids: Vec<AgentId> = agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
         let graph: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");

@@ -17,7 +17,7 @@ use proto::{
     agent_configuration::{MAX_SERVICES, UserAccess, UserAccessAs, UserAuthorization, UserServiceRight},
 };
 use serde::{Deserialize, Serialize};
-use store::{AgentRoutes, Store};
+use store::{AgentRoutes, Store, StoreHealth};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::GitLabAgents;
@@ -229,7 +229,9 @@ impl AgentFactsLookup {
     /// Returns the facts about all agents that are connected, at most some seconds old.
     pub(crate) async fn list(&self) -> Arc<AgentFactsList> {
         let read = async {
-            CachedList { list: Arc::new(self.read_list().await), expires: Instant::now() + KEEP_LIST }
+            let list = Arc::new(self.read_list().await);
+            let keep = if list.missing.is_some() { KEEP_INCOMPLETE } else { KEEP_LIST };
+            CachedList { list, expires: Instant::now() + keep }
         };
         let entry = self.list.entry(()).or_insert_with_if(read, |cached| cached.expires <= Instant::now());
         entry.await.into_value().list
@@ -239,7 +241,12 @@ impl AgentFactsLookup {
         let question = Question::FactsAboutAll;
         let others = self.peers.ask_all::<BTreeMap<AgentId, AgentFacts>>(&*self.store, &question);
         let (mut agents, others) = tokio::join!(self.held.all_facts(), others);
-        let mut missing = None;
+        let mut missing = match self.store.health() {
+            StoreHealth::Healthy => None,
+            StoreHealth::Degraded { reason, .. } => {
+                Some(format!("this replica does not know all others: {reason}"))
+            }
+        };
         for (replica, answer) in others {
             match answer {
                 Ok(of_replica) => {

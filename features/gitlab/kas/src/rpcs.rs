@@ -80,6 +80,7 @@ async fn get_connected_agents(
     let agents = match request {
         Some(AgentSelector::ProjectId(project)) => {
             let known = rpcs.context.lookup.list(Some(positive("project_id", project)?)).await;
+            known.missing.map_or(Ok(()), |error| Err(unknown_agents(&error)))?;
             known.agents.into_iter().map(|agent| agent.id).collect()
         }
         Some(AgentSelector::AgentId(agent)) => vec![AgentId(positive("agent_id", agent)?)],
@@ -132,7 +133,7 @@ async fn connected(
     for agents in agents.chunks(AGENTS_PER_LOOKUP) {
         let mut locations = AgentLocations::lookup(&*context.store, agents).await;
         if let Some(error) = locations.missing {
-            return Err(Status::unavailable(format!("agents of other replicas are unknown: {error}")));
+            return Err(unknown_agents(&error));
         }
         for agent in agents {
             let project = projects.get(agent).copied().unwrap_or(0);
@@ -146,6 +147,10 @@ async fn connected(
         }
     }
     Ok(GetConnectedAgentsResponse { agents: found })
+}
+
+fn unknown_agents(error: &str) -> Status {
+    Status::unavailable(format!("agents of other replicas are unknown: {error}"))
 }
 
 fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentInfo {

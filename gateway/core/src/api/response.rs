@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 
 use super::QueryError;
 use crate::{
-    agent_locations::{AgentOwner, AgentState},
+    agent_locations::{AgentOwner, AgentState, UnreadableRecords},
     configuration::ConfigurationStatus,
 };
 
@@ -179,6 +179,12 @@ impl IntoResponse for InternalApiError {
         }
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+impl From<UnreadableRecords> for InternalApiError {
+    fn from(error: UnreadableRecords) -> Self {
+        unavailable(error.to_string())
     }
 }
 

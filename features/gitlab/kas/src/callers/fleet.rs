@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use access::{CallerAgent, CallerAgents, Credential, ProjectAgents, RequestError, UserAgent, UserAgents};
+use kas_core::agent_locations::UnreadableRecords;
 use proto::{AgentId, Reason};
 
 use super::{GitLabAuthorizer, credential_kind::CredentialKind, user::AccessType};
@@ -53,6 +54,7 @@ impl GitLabAuthorizer {
         else {
             return Ok(None);
         };
+        UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
         let Some(first) = agents.first().map(|agent| agent.id) else {
             let what = "user_access of no connected agent admits this user";
             return Err(RequestError::new(Reason::Forbidden, what));

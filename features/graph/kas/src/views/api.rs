@@ -66,12 +66,16 @@ async fn get_views(
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
-    let known = context.lookup.find(&name).await.map(|agent| agent.id);
+    let known = context.lookup.find(&name).await;
     // An agent of GitLab that is away is known by its id only.
-    let agent_id = known.or_else(|| name.parse().ok()).ok_or_else(|| InternalApiError::no_agent(&name))?;
+    let agent_id = match &known {
+        Ok(Some(agent)) => Some(agent.id),
+        Ok(None) | Err(_) => name.parse().ok(),
+    };
+    let agent_id = agent_id.ok_or_else(|| InternalApiError::no_agent(&name))?;
     let last = views.last(agent_id).await;
     let last = last.map_err(|error| unavailable(format!("the views are not known: {error}")))?;
-    if known.is_none() && last.is_none() {
+    if last.is_none() && known?.is_none() {
         return Err(InternalApiError::no_agent(&name));
     }
     let values = last.map(|record| Values { time: record.time, views: record.views });
