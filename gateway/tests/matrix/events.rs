@@ -10,16 +10,33 @@ use super::{
     callers,
     requests::{Failure, Running},
     support::{Kas, eventually, run},
-    values::{AgentKind, Event},
+    values::{AgentKind, Event, Policy},
     world::World,
 };
 
-/// A policy of agentk without limits, and one that allows nothing.
-pub(crate) const ALLOW_ALL: &str = "rules:
+/// A policy of agentk without limits.
+const ALLOW_ALL: &str = "rules:
 - {name: all, action: allow, services: ['*']}
 - {name: anybody, action: allow, services: [kubernetes], impersonate: {self: true, users: ['*'], groups: ['*']}}
 ";
+/// A policy that allows the namespace of the cases by its label.
+const ALLOW_LABELLED: &str = "rules:
+- {name: services, action: allow, services: [prometheus, graph, gitops, alerts, audit]}
+- {name: paths, action: allow, services: [kubernetes], nonResourceURLs: [/version, /api, '/api/*', /apis, '/apis/*']}
+- {name: labelled, action: allow, services: [kubernetes], namespaceSelector: {matchLabels: {matrix: place}}}
+";
+/// A policy that allows nothing.
 const DENY_ALL: &str = "rules:\n- {name: nothing, action: deny, services: ['*']}\n";
+
+impl Policy {
+    /// Returns the file of agentk.
+    pub(crate) fn file(self) -> &'static str {
+        match self {
+            Self::All => ALLOW_ALL,
+            Self::Labels => ALLOW_LABELLED,
+        }
+    }
+}
 
 /// Sends the request while the event of the case happens.
 pub(crate) fn try_event(world: &World) {

@@ -1,6 +1,6 @@
 //! The table of what may not work together, with the answer that says so.
 
-use super::values::{AgentKind, Caller, Case, Event, Name, Request, Rights, Size, Transport, Value};
+use super::values::{AgentKind, Caller, Case, Event, Name, Policy, Request, Rights, Size, Transport, Value};
 
 /// The result that a case must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +87,7 @@ fn rules() -> Vec<Rule> {
     }
     // It has no policy file. kas itself has the events, and the policy limits what the others read and change, not who asks them.
     rules.push(impossible(AgentKind::Independent, Event::Policy));
+    rules.push(impossible(AgentKind::Independent, Policy::Labels));
     for service in [Request::Events, Request::Graph, Request::GitOps, Request::Alerts] {
         rules.push(impossible(service, Event::Policy));
     }

@@ -81,6 +81,8 @@ impl Place {
     fn or_skip() -> Option<Self> {
         let cluster = Cluster::or_skip()?;
         let namespace = cluster.namespace("matrix");
+        // Before each agentk starts, so that none waits for its next list of labels.
+        cluster.kubectl.ok(&["label", "namespace", &namespace.name, "matrix=place"]);
         namespace.kubectl.ok_with_stdin(&["create", "--filename=-"], &pod_manifest("shell", SCRIPT));
         let proxy = cluster.kubectl.start(&["proxy", "--port=0"]);
         let line = proxy.line("its address", |line| line.starts_with("Starting to serve on "));

@@ -176,6 +176,16 @@ dimension!(
 );
 
 dimension!(
+    /// How the policy of agentk allows namespaces.
+    Policy {
+        /// Each of them.
+        All = "all-namespaces",
+        /// By their labels.
+        Labels = "by-labels",
+    }
+);
+
+dimension!(
     /// The event while the request runs.
     Event {
         Nothing = "nothing",
@@ -224,10 +234,11 @@ pub(crate) enum Value {
     Request(Request),
     Size(Size),
     Event(Event),
+    Policy(Policy),
 }
 
 /// The number of dimensions.
-pub(crate) const DIMENSIONS: usize = 10;
+pub(crate) const DIMENSIONS: usize = 11;
 
 /// One value of each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,6 +253,7 @@ pub(crate) struct Case {
     pub(crate) request: Request,
     pub(crate) size: Size,
     pub(crate) event: Event,
+    pub(crate) policy: Policy,
 }
 
 impl Case {
@@ -258,6 +270,7 @@ impl Case {
             Request::ALL.len(),
             Size::ALL.len(),
             Event::ALL.len(),
+            Policy::ALL.len(),
         ]
     }
 
@@ -273,7 +286,8 @@ impl Case {
             6 => Rights::ALL[index].into(),
             7 => Request::ALL[index].into(),
             8 => Size::ALL[index].into(),
-            _ => Event::ALL[index].into(),
+            9 => Event::ALL[index].into(),
+            _ => Policy::ALL[index].into(),
         }
     }
 
@@ -299,6 +313,7 @@ impl Case {
             request: Request::ALL[0],
             size: Size::ALL[0],
             event: Event::ALL[0],
+            policy: Policy::ALL[0],
         }
     }
 
@@ -315,6 +330,7 @@ impl Case {
             Value::Request(request) => Self { request, ..self },
             Value::Size(size) => Self { size, ..self },
             Value::Event(event) => Self { event, ..self },
+            Value::Policy(policy) => Self { policy, ..self },
         }
     }
 
@@ -331,6 +347,7 @@ impl Case {
             self.request.into(),
             self.size.into(),
             self.event.into(),
+            self.policy.into(),
         ]
     }
 
@@ -366,6 +383,7 @@ impl Value {
             Self::Request(value) => value.text(),
             Self::Size(value) => value.text(),
             Self::Event(value) => value.text(),
+            Self::Policy(value) => value.text(),
         }
     }
 }

@@ -450,11 +450,11 @@ impl Start<'_> {
         files.into_iter().chain([("AGENTK_AUDIT_LISTEN", "127.0.0.1:0".to_owned())]).collect()
     }
 
-    /// Returns the policy file of agentk, which allows everything.
+    /// Returns the policy file of agentk, which allows the requests of the case.
     fn policy(&self) -> PathBuf {
         let file = self.directory.path().join("policy.yaml");
         if !file.exists() {
-            fs::write(&file, events::ALLOW_ALL).unwrap();
+            fs::write(&file, self.case.policy.file()).unwrap();
         }
         file
     }
