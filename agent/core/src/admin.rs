@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use http::{StatusCode, header::CONTENT_TYPE};
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -17,6 +17,7 @@ use hyper_util::{
 };
 use process::liveness::Liveness;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use telemetry::ExpositionFormat;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -24,7 +25,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::{health::AgentHealth, listen::LimitedListener, metrics};
+use crate::{health::AgentHealth, listen::LimitedListener};
 
 /// The time that a client may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -125,9 +126,9 @@ async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
     format!("ready, {state}\n{}\n", lines.join("\n")).into_response()
 }
 
-async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
-    let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(CONTENT_TYPE, open_metrics)], metrics::render(&admin.registry))
+async fn metrics(State(admin): State<Arc<Admin>>, headers: HeaderMap) -> impl IntoResponse {
+    let format = ExpositionFormat::accepted(&headers);
+    ([(CONTENT_TYPE, format.content_type())], format.render(&admin.registry))
 }
 
 #[cfg(test)]
@@ -237,10 +238,7 @@ mod tests {
         );
 
         let head = send(&routes, Method::HEAD, "/metrics").await;
-        assert_eq!(
-            head.headers()[CONTENT_TYPE],
-            "application/openmetrics-text; version=1.0.0; charset=utf-8"
-        );
+        assert_eq!(head.headers()[CONTENT_TYPE], "text/plain; version=0.0.4; charset=utf-8");
         assert_eq!(head.status(), StatusCode::OK);
         assert!(head.into_body().collect().await.unwrap().to_bytes().is_empty());
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::Registry,
 };
@@ -209,13 +209,6 @@ fn stalls(registry: &mut Registry) -> StallCounter {
 pub fn register_version(registry: &mut Registry) {
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("agentk_build", "The running version", build);
-}
-
-/// Returns the metrics in OpenMetrics text format.
-pub fn render(registry: &Registry) -> String {
-    let mut text = String::new();
-    encode(&mut text, registry).expect("writing to a string does not fail");
-    text
 }
 
 impl Default for AgentMetrics {

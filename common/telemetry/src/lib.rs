@@ -22,6 +22,7 @@
 //! * [`Collector`] is the configured collector. The builder of the OTLP exporter also reads environment variables; the
 //!   test `exporter_variables_in_environment_have_no_effect` shows that they are ignored. [`environment`] reads them
 //!   for agentk.
+//! * [`ExpositionFormat`] is the text of metrics for a scrape. `prometheus_client` has OpenMetrics, which not all clients read.
 //! * [`metrics!`], [`RegistryExt`], [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that
 //!   `prometheus_client` does not have.
 #![warn(missing_docs)]
@@ -32,6 +33,7 @@ mod collector;
 pub mod context;
 pub mod environment;
 mod export;
+mod exposition;
 mod gauge_guard;
 mod histogram;
 mod metrics;
@@ -43,6 +45,7 @@ mod tracer;
 pub use self::callback_metric::CallbackMetric;
 pub use self::collector::{Collector, CollectorError};
 pub use self::export::{Exporter, SpanMetrics};
+pub use self::exposition::ExpositionFormat;
 pub use self::gauge_guard::GaugeGuard;
 pub use self::histogram::DurationHistogram;
 pub use self::otlp_endpoint::{InvalidOtlpEndpoint, OtlpEndpoint};

@@ -10,16 +10,17 @@ use axum::{
     routing::get,
 };
 use files::ReloadHealth;
-use http::{StatusCode, header::CONTENT_TYPE};
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
 use kas_listen::http_server::HttpServer;
 use parking_lot::Mutex;
 use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
 use store::{Store, StoreHealth};
+use telemetry::ExpositionFormat;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{agent_list::AgentLister, agent_metrics::AgentMonitor, metrics};
+use crate::{agent_list::AgentLister, agent_metrics::AgentMonitor};
 use access::kill_switch::KillSwitch;
 
 /// The time that a probe may take to send the head of a request, or leave its connection idle.
@@ -174,10 +175,10 @@ async fn readiness(State(admin): State<Arc<AdminServer>>) -> Response {
     admin.readiness.response(&admin.store.health(), admin.files.problems(), &admin.kill_switch.lines())
 }
 
-async fn metrics(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
+async fn metrics(State(admin): State<Arc<AdminServer>>, headers: HeaderMap) -> impl IntoResponse {
     admin.agent_monitor.refresh().await;
-    let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(CONTENT_TYPE, open_metrics)], metrics::render(&admin.registry))
+    let format = ExpositionFormat::accepted(&headers);
+    ([(CONTENT_TYPE, format.content_type())], format.render(&admin.registry))
 }
 
 async fn agents(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {

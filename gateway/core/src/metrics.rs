@@ -11,7 +11,6 @@ use std::{sync::Arc, time::Duration};
 
 use kas_listen::metrics::{Limit, ListenerMetrics};
 use prometheus_client::{
-    encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
@@ -138,13 +137,6 @@ fn stalls(registry: &mut Registry) -> StallCounter {
 pub fn register_version(registry: &mut Registry) {
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("kas_build", "The running version", build);
-}
-
-/// Returns the metrics as OpenMetrics text.
-pub fn render(registry: &Registry) -> String {
-    let mut text = String::new();
-    encode(&mut text, registry).expect("writing to a string does not fail");
-    text
 }
 
 /// The values of the label `reason` of `kas_handshakes_total`.

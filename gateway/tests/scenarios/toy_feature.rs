@@ -150,7 +150,7 @@ async fn feature_takes_part_in_everything_through_one_trait() {
     );
     assert_eq!(text(response).await, "hello");
     assert_eq!((count(&toy.0.results), world.metric("kas_toy_marked_total")), (1, 1.0));
-    let metrics = kas_core::metrics::render(&world.kas.admin.registry);
+    let metrics = telemetry::ExpositionFormat::OpenMetrics.render(&world.kas.admin.registry);
     assert!(metrics.contains("service=\"toy\""), "the request has the type of the feature");
 
     assert_eq!(text(send(&world, Method::GET, "/toy").await).await, TOY);

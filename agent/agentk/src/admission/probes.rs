@@ -5,11 +5,12 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use agentk_core::{metrics, policy::PolicyEnforcer};
+use agentk_core::policy::PolicyEnforcer;
 use axum::{Router, routing::get};
 use files::ReloadHealth;
-use http::{StatusCode, header::CONTENT_TYPE};
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
 use prometheus_client::registry::Registry;
+use telemetry::ExpositionFormat;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -54,9 +55,9 @@ pub(super) async fn serve(
 ) {
     let (registry, health) = (Arc::new(registry), Arc::new(health));
     let readiness = async move || health.readiness(shutdown.is_cancelled());
-    let metrics = async move || {
-        let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        ([(CONTENT_TYPE, open_metrics)], metrics::render(&registry))
+    let metrics = async move |headers: HeaderMap| {
+        let format = ExpositionFormat::accepted(&headers);
+        ([(CONTENT_TYPE, format.content_type())], format.render(&registry))
     };
     let routes = Router::new()
         .route("/liveness", get(async || "alive\n"))

@@ -148,9 +148,9 @@ fn encode_states(encoder: &mut DescriptorEncoder<'_>, gitops: &Gitops) -> fmt::R
 #[cfg(test)]
 mod tests {
     use proto::gitops::{ObjectCounts, ProjectState};
+    use telemetry::ExpositionFormat;
 
     use super::*;
-    use agentk_core::metrics::render;
 
     #[test]
     fn syncs_are_counted_until_their_project_has_gone() {
@@ -163,7 +163,7 @@ mod tests {
             ..Outcome::default()
         };
         metrics.record("group/app", &outcome, Duration::from_millis(100));
-        let text = render(&registry);
+        let text = ExpositionFormat::OpenMetrics.render(&registry);
         for expected in [
             r#"agentk_gitops_syncs_total{project="group/app",result="ok"} 1"#,
             r#"agentk_gitops_syncs_total{project="group/app",result="failed"} 0"#,
@@ -174,7 +174,7 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         }
         metrics.forget("group/app");
-        assert!(!render(&registry).contains("group/app"));
+        assert!(!ExpositionFormat::OpenMetrics.render(&registry).contains("group/app"));
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         ] {
             metrics.count_request(&Request::builder().method(method).uri(uri).body(()).unwrap());
         }
-        let text = render(&registry);
+        let text = ExpositionFormat::OpenMetrics.render(&registry);
         for expected in [
             r#"agentk_gitops_requests_total{verb="list",dry_run="false"} 1"#,
             r#"agentk_gitops_requests_total{verb="watch",dry_run="false"} 1"#,

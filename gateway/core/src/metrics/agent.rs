@@ -149,7 +149,7 @@ mod tests {
     fn render(counts: AgentCounts) -> Vec<String> {
         let mut registry = Registry::default();
         AgentGauges::register(&mut registry).set(counts);
-        let text = crate::metrics::render(&registry);
+        let text = telemetry::ExpositionFormat::OpenMetrics.render(&registry);
         text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
     }
 

@@ -334,14 +334,14 @@ impl World {
 
     /// Returns the value of a metric, which is named as in the text format of Prometheus: `name{label="value"}`.
     pub fn metric(&self, name: &str) -> f64 {
-        let text = kas_core::metrics::render(&self.kas.admin.registry);
+        let text = telemetry::ExpositionFormat::OpenMetrics.render(&self.kas.admin.registry);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in:\n{text}")).parse().unwrap()
     }
 
     /// Returns whether a metric has a value.
     pub fn has_metric(&self, name: &str) -> bool {
-        let text = kas_core::metrics::render(&self.kas.admin.registry);
+        let text = telemetry::ExpositionFormat::OpenMetrics.render(&self.kas.admin.registry);
         text.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))
     }
 
