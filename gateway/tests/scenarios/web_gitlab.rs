@@ -433,17 +433,19 @@ async fn logout_revokes_the_tokens_at_gitlab() {
     page.gitlab.assert_no_violations();
 }
 
+/// One login ends at the replica where it began, and the other one at a replica that it has used: the one where it began has stopped.
 #[tokio::test(start_paused = true)]
 async fn end_of_a_login_revokes_its_tokens_at_gitlab() {
     const HOURS: Duration = Duration::from_secs(8 * 3600);
     let page = Page::new().await;
-    let browser = page.log_in(0, "alice").await;
-    assert_eq!(page.elsewhere(&browser, 1).get(SESSION).await.status(), 200);
-    let Page { gitlab, fleet: _fleet, _agent: agent, .. } = page;
+    let (lost, stays) = (page.log_in(0, "alice").await, page.log_in(1, "bob").await);
+    assert_eq!(page.elsewhere(&lost, 1).get(SESSION).await.status(), 200);
+    let Page { gitlab, mut fleet, _agent: agent, .. } = page;
     // Its pings would make eight hours long.
     agent.stop().await;
+    drop((lost, stays, fleet.replicas.remove(0)));
     sleep(HOURS - Duration::from_secs(60)).await;
-    assert_eq!(gitlab.state().oauth.tokens(), (1, 1));
+    assert_eq!(gitlab.state().oauth.tokens(), (2, 2));
     sleep(Duration::from_secs(50)).await;
     assert_eq!(gitlab.state().oauth.tokens(), (0, 0));
     gitlab.assert_no_violations();

@@ -176,7 +176,7 @@ impl GitLabLogins {
         }
     }
 
-    /// Ends the logins that began here when their time is over. The future never completes.
+    /// Ends the logins that began here, or that this replica has served, when their time is over. The future never completes.
     pub(crate) async fn run(&self) {
         let mut ending = JoinSet::new();
         loop {
@@ -238,6 +238,8 @@ impl GitLabLogins {
                 self.unknown.count(address).await?;
                 return Err(login_ended());
             };
+            // The replica at which it began may have stopped.
+            self.ends.add(token.clone(), end);
             Ok(Arc::new(Login::new(token.clone(), tokens, end)))
         };
         let found = self.known.try_get_with(TokenHash::of(token), load).await;
@@ -259,7 +261,7 @@ impl GitLabLogins {
         };
         match &begun {
             Ok(token) => {
-                self.ends.add(token.clone());
+                self.ends.add(token.clone(), end);
                 self.known.insert(TokenHash::of(token), login).await;
             }
             Err(_) => self.source.revoke(&tokens).await,

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use access::token::TokenHash;
@@ -23,13 +23,13 @@ const CAPACITY: usize = 10_000;
 /// The tokens are revoked this long before the end, because the store forgets them at the end.
 const BEFORE_END: Duration = Duration::from_secs(30);
 
-/// The logins that began at this replica, by their ends. Clones are cheap, and share the list.
+/// The logins that began at this replica, or that it has served, by their ends. Clones are cheap, and share the list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LoginEnds(Arc<Pending>);
 
 #[derive(Debug, Default)]
 struct Pending {
-    /// All logins have the same length, so that the first one that began ends first.
+    /// The first one ends first.
     logins: Mutex<VecDeque<PendingEnd>>,
     added: Notify,
     /// True after the warning that the list is full.
@@ -44,12 +44,15 @@ struct PendingEnd {
 }
 
 impl LoginEnds {
-    /// Adds a login that begins now.
-    pub(super) fn add(&self, token: SecretString) {
-        let end =
-            PendingEnd { due: Instant::now() + SESSION_TTL - BEFORE_END, hash: TokenHash::of(&token), token };
+    /// Adds a login that has this end, or changes its end.
+    pub(super) fn add(&self, token: SecretString, end: SystemTime) {
+        let remaining = end.duration_since(SystemTime::now()).unwrap_or_default().min(SESSION_TTL);
+        let due = Instant::now() + remaining.saturating_sub(BEFORE_END);
+        let added = PendingEnd { due, hash: TokenHash::of(&token), token };
         let mut logins = self.0.logins.lock();
-        logins.push_back(end);
+        logins.retain(|pending| pending.hash != added.hash);
+        let position = logins.partition_point(|pending| pending.due <= due);
+        logins.insert(position, added);
         let is_full = logins.len() > CAPACITY;
         if is_full {
             logins.pop_front();
@@ -69,7 +72,7 @@ impl LoginEnds {
         self.0.logins.lock().retain(|pending| pending.hash != hash);
     }
 
-    /// Waits for the end of the next login, and returns its token.
+    /// Waits for the end of the next login, and returns its token. A login that is added later may end before those that are in the list.
     ///
     /// If the future is dropped, the login stays in the list.
     pub(super) async fn next(&self) -> SecretString {
@@ -79,7 +82,12 @@ impl LoginEnds {
                 self.0.added.notified().await;
                 continue;
             };
-            sleep_until(due).await;
+            // An earlier end may have been added meanwhile.
+            tokio::select! {
+                biased;
+                () = sleep_until(due) => {}
+                () = self.0.added.notified() => continue,
+            }
             let ended = self.0.logins.lock().pop_front_if(|pending| pending.due <= Instant::now());
             if let Some(PendingEnd { token, .. }) = ended {
                 return token;
@@ -95,32 +103,38 @@ mod tests {
 
     use super::*;
 
+    /// Returns the end of a login that begins now. The clock of the system goes on while that of tokio is paused, by less than a second.
+    fn end_of_new() -> SystemTime {
+        SystemTime::now() + SESSION_TTL
+    }
+
     #[tokio::test(start_paused = true)]
     async fn each_login_is_returned_before_the_store_forgets_it() {
         let ends = LoginEnds::default();
         let start = Instant::now();
-        ends.add("first".into());
+        ends.add("first".into(), end_of_new());
         sleep(Duration::from_secs(60)).await;
-        ends.add("second".into());
+        ends.add("second".into(), end_of_new());
         assert!(timeout(SESSION_TTL / 2, ends.next()).await.is_err(), "it stays in the list");
         for (token, begun) in [("first", 0), ("second", 60)] {
             assert_eq!(ends.next().await.expose_secret(), token);
             let age = start.elapsed() - Duration::from_secs(begun);
-            assert!(age < SESSION_TTL && age >= SESSION_TTL - BEFORE_END, "{token}: {age:?}");
+            let second = Duration::from_secs(1);
+            assert!(age < SESSION_TTL && age + second >= SESSION_TTL - BEFORE_END, "{token}: {age:?}");
         }
         let next = tokio::spawn({
             let ends = ends.clone();
             async move { ends.next().await }
         });
         sleep(Duration::from_secs(1)).await;
-        ends.add("third".into());
+        ends.add("third".into(), end_of_new());
         assert_eq!(next.await.unwrap().expose_secret(), "third", "the list was empty");
     }
 
     #[tokio::test(start_paused = true)]
     async fn login_that_is_removed_does_not_end_again() {
         let ends = LoginEnds::default();
-        ["first", "second", "third"].into_iter().for_each(|token| ends.add(token.into()));
+        ["first", "second", "third"].into_iter().for_each(|token| ends.add(token.into(), end_of_new()));
         let next = tokio::spawn({
             let ends = ends.clone();
             async move { ends.next().await }
@@ -132,10 +146,30 @@ mod tests {
         assert!(timeout(SESSION_TTL * 2, ends.next()).await.is_err());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn login_of_another_replica_ends_in_its_order() {
+        let ends = LoginEnds::default();
+        let start = Instant::now();
+        ends.add("own".into(), end_of_new());
+        let next = tokio::spawn({
+            let ends = ends.clone();
+            async move { ends.next().await }
+        });
+        sleep(Duration::from_secs(1)).await;
+        let hour = Duration::from_secs(3600);
+        // It is read from the store again after an hour without a request.
+        (0..2).for_each(|_| ends.add("of another".into(), SystemTime::now() + hour));
+        assert_eq!(next.await.unwrap().expose_secret(), "of another");
+        assert!(start.elapsed() < hour, "{:?}", start.elapsed());
+        assert_eq!(ends.next().await.expose_secret(), "own", "each login ends once");
+        ends.add("ended".into(), SystemTime::UNIX_EPOCH);
+        assert_eq!(timeout(BEFORE_END, ends.next()).await.unwrap().expose_secret(), "ended");
+    }
+
     #[test]
     fn oldest_logins_are_left_out_beyond_the_capacity() {
         let ends = LoginEnds::default();
-        (0..CAPACITY + 3).for_each(|number| ends.add(number.to_string().into()));
+        (0..CAPACITY + 3).for_each(|number| ends.add(number.to_string().into(), end_of_new()));
         let logins = ends.0.logins.lock();
         assert_eq!((logins.len(), logins[0].token.expose_secret()), (CAPACITY, "3"));
         assert!(ends.0.warned.load(Relaxed));
