@@ -272,6 +272,15 @@ impl Identity {
         })
     }
 
+    /// Returns whether any caller with tokens of an issuer may use a service of an agent of GitLab.
+    pub fn issuer_may_use_agents_of_gitlab(&self, issuer: &str, service: &ServiceName) -> bool {
+        self.oidc_rules.iter().any(|rule| {
+            rule.issuer == issuer
+                && !rule.rights.gitlab_agents.is_empty()
+                && rule.rights.may_use_service(service)
+        })
+    }
+
     /// Checks that each issuer of an entry is configured. `path` is for errors.
     ///
     /// # Errors

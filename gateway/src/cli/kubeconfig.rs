@@ -1,5 +1,6 @@
 //! The command `kas kubeconfig`.
 
+mod agent;
 mod file;
 mod server;
 
@@ -23,6 +24,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use webpki::EndEntityCert;
 
 use self::{
+    agent::ChosenAgent,
     file::{KubeconfigText, UserCredential},
     server::ServerUrl,
 };
@@ -39,7 +41,7 @@ use crate::config::{Config, IdentityConfig};
 pub(super) struct Kubeconfig {
     #[command(flatten)]
     config: ConfigFile,
-    /// The agent of the cluster
+    /// The agent of the cluster. An agent of GitLab has its id here, which `kas agents list` shows
     #[arg(long, value_name = "NAME|ID", required_unless_present = "environment")]
     agent: Option<String>,
     /// The environment that has the agent and the default namespace: of the file `environments.file` or, with
@@ -160,11 +162,11 @@ impl Kubeconfig {
         let agent = place.as_ref().map(|place| &place.agent).or(self.agent.as_ref());
         let agent = agent.expect("clap requires the agent or the environment");
         let namespace = self.namespace.as_deref().or_else(|| place.as_ref().map(|place| &*place.namespace));
-        let id = identity.find(agent).ok_or_else(|| {
+        let agent = ChosenAgent::find(&identity, agent, config.gitlab.is_some()).ok_or_else(|| {
             let file = identity_file.value.display();
-            CliError::usage(format!("there is no agent {agent:?} in {file}"))
+            let hint = config.gitlab.as_ref().map_or("", |_| "; of an agent of GitLab, write the id");
+            CliError::usage(format!("there is no agent {agent:?} in {file}{hint}"))
         })?;
-        let agent = identity.name(id).expect("it was found");
         let kubernetes: ServiceName = ServiceName::KUBERNETES.parse().expect("it is a service name");
         let login = self
             .exec
@@ -175,22 +177,17 @@ impl Kubeconfig {
             (Some(token), ..) => {
                 let caller = caller_of(&identity, token, self.caller.as_deref());
                 let caller = caller.map_err(CliError::forbidden)?;
-                check_rights(caller, id, agent, &kubernetes)?;
+                agent.check_caller(caller, &kubernetes)?;
                 (caller.name(), UserCredential::Token(token))
             }
             (None, Some(issuer), Some(login)) => {
-                if !identity.issuer_may_use(issuer, id, &kubernetes) {
-                    let what = format!(
-                        "no caller with oidc.issuer {issuer} may use the service kubernetes of {agent}"
-                    );
-                    return Err(CliError::forbidden(what));
-                }
+                agent.check_issuer(&identity, issuer, &kubernetes)?;
                 (&**issuer, UserCredential::Exec(login))
             }
             _ => return Err(CliError::usage("either --token-file or --exec is needed")),
         };
 
-        self.write(&config, (agent.as_str(), agent), caller, namespace, credential)
+        self.write(&config, (agent.name.as_str(), agent.in_path()), caller, namespace, credential)
     }
 
     /// Returns the agent of GitLab, the namespace, and the credential for kas.
@@ -321,18 +318,6 @@ impl Kubeconfig {
         arguments.extend(self.login_arg.iter().cloned());
         Ok(arguments)
     }
-}
-
-/// Returns an error if the caller may not use the service of the agent.
-fn check_rights(caller: &Caller, id: AgentId, agent: &AgentName, service: &ServiceName) -> CommandResult {
-    let name = caller.name();
-    if !caller.may_use(id) {
-        return Err(CliError::forbidden(format!("caller {name} may not use the agent {agent}")));
-    }
-    if !caller.may_use_service(service) {
-        return Err(CliError::forbidden(format!("caller {name} may not use the service {service}")));
-    }
-    Ok(())
 }
 
 /// Returns the caller of a token. `expected` is the name that the caller must have.

@@ -245,6 +245,44 @@ async fn kubeconfig_takes_agent_and_namespace_from_the_environment() {
 }
 
 #[tokio::test]
+async fn kubeconfig_for_an_agent_of_gitlab_has_its_id() {
+    let workspace = Workspace::new().await;
+    let command = |flags: &str| format!("kubeconfig --config kas.yaml --server https://kas {flags}");
+    let caller = |agents: &str| {
+        let text = workspace.read("identity.yaml");
+        let (before, rest) = text.split_once("agents: [").unwrap();
+        let after = rest.split_once(']').unwrap().1;
+        workspace.write("identity.yaml", &format!("{before}agents: [{agents}]{after}"));
+    };
+    let with_gitlab = workspace.read("kas.yaml")
+        + "\ngitlab: {address: 'https://gitlab.example.com', authentication_secret_file: secret}\n";
+    caller("production, 'gitlab:42', 'gitlab:shop/**'");
+    let (exit, text) = workspace.failure(&command("--agent 42 --token-file caller-token")).await;
+    assert!(exit == 64 && text.contains("there is no agent \"42\""), "without GitLab: {text}");
+
+    workspace.write("kas.yaml", &with_gitlab);
+    for agent in ["42", "gitlab:42"] {
+        let text = workspace.stdout(&command(&format!("--agent {agent} --token-file caller-token"))).await;
+        assert!(text.contains("server: https://kas/agents/42/kubernetes\n"), "{text}");
+        assert!(text.contains("current-context: agent-42\n"), "{text}");
+    }
+    let output = workspace.run(&command("--agent 43 --token-file caller-token")).await;
+    let warning = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && warning.contains("43 of GitLab is one of them"), "{warning}");
+
+    caller("production");
+    for (agent, code, expected) in [
+        ("42", 77, "caller me may not use the agent 42 of GitLab"),
+        ("gitlab:1", 64, "there is no agent \"gitlab:1\""),
+        ("gitlab:shop/web:prod", 64, "of an agent of GitLab, write the id"),
+    ] {
+        let arguments = command(&format!("--agent {agent} --token-file caller-token"));
+        let (exit, text) = workspace.failure(&arguments).await;
+        assert!(exit == code && text.contains(expected), "{agent}: {exit} {text}");
+    }
+}
+
+#[tokio::test]
 async fn kubeconfig_takes_agent_and_namespace_from_gitlab() {
     let workspace = Workspace::new().await;
     let command = |flags: &str| {
