@@ -7,6 +7,8 @@ mod environment;
 mod events;
 mod health;
 mod kubeconfig;
+mod private_file;
+mod quickstart;
 pub(crate) mod serve;
 
 use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
@@ -35,6 +37,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Quickstart(quickstart::Quickstart),
     Serve(serve::Serve),
     CheckConfig(check_config::CheckConfig),
     Agents(agents::Agents),
@@ -139,6 +142,7 @@ struct ConfigFile {
 
 const FIRST_STEPS: &str = "\
 First steps:
+  kas quickstart                        write the files of a first kas
   kas token new agent                   a token for agentk, and its hash for the identity file
   kas check-config --config kas.yaml    check a configuration
   kas serve --config kas.yaml           run
@@ -179,6 +183,7 @@ impl Cli {
 
     fn run(self) -> ExitCode {
         let result = match self.command {
+            Command::Quickstart(quickstart) => quickstart.run(),
             Command::Serve(serve) => serve.run(),
             Command::CheckConfig(check) => check.run(),
             Command::Agents(agents) => return finish(agents.run()),

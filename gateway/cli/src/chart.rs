@@ -1,5 +1,7 @@
 //! The values of the chart of agentk that commands take as options. They are printed in YAML and in shell commands.
 
+use std::path::Path;
+
 use http::Uri;
 
 /// The longest token of an agent, in bytes, which is the limit of agentk.
@@ -57,6 +59,12 @@ pub fn image_flags(image: &str) -> Vec<String> {
     };
     let repository = set("--set", format!("image.repository={repository}"));
     repository.into_iter().chain(rest.into_iter().flatten()).collect()
+}
+
+/// Returns the argument of `helm --set-file` for a key and a path. Helm ends a value at a comma.
+pub fn file_value(key: &str, file: &Path) -> String {
+    let file = file.display().to_string().replace('\\', "\\\\").replace(',', "\\,");
+    format!("{key}={file}")
 }
 
 /// Returns whether a text can be the token of an agent: visible ASCII that needs no escape in YAML.

@@ -10,7 +10,7 @@
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
 //! * [`RegisterCommand`] registers an agent in GitLab, and installs it. [`chart`] has the values of the chart of agentk.
 //! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
-//! * [`table`] aligns columns, and [`manual`] writes the manual and completion scripts.
+//! * [`table`] aligns columns, [`shell`] quotes arguments, and [`manual`] writes the manual and completion scripts.
 #![warn(missing_docs)]
 
 mod audit;
@@ -27,7 +27,7 @@ mod login;
 pub mod manual;
 mod register;
 mod retry;
-mod shell;
+pub mod shell;
 pub mod table;
 mod time_argument;
 

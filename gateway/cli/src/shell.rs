@@ -8,7 +8,7 @@ use crate::table::is_unprintable;
 ///
 /// Texts with quotes, backslashes or characters that a terminal does not show are written as `$'…'` with escapes, which bash, ksh and zsh
 /// read. Quotes are escaped there as well, so that other shells end the argument at its end, or refuse it.
-pub(crate) fn shell_argument(text: &str) -> String {
+pub fn shell_argument(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:-".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
         return text.to_owned();
@@ -28,6 +28,16 @@ pub(crate) fn shell_argument(text: &str) -> String {
         }
     }
     argument + "'"
+}
+
+/// Returns an argument for a shell. Of `key=value`, only the value is quoted, and only if it has to be.
+pub fn shell_word(argument: &str) -> String {
+    let is_key =
+        |key: &str| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'.');
+    match argument.split_once('=') {
+        Some((key, value)) if is_key(key) => format!("{key}={}", shell_argument(value)),
+        _ => shell_argument(argument),
+    }
 }
 
 /// Returns whether a character ends a quoted text in some shell (fish reads `\'`, PowerShell four more quotes), or is not shown.

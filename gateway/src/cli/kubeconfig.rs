@@ -6,9 +6,7 @@ mod server;
 
 use std::{
     fmt::Display,
-    fs::OpenOptions,
-    io::{ErrorKind, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -23,13 +21,11 @@ use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use secrecy::{ExposeSecret as _, SecretString};
 use webpki::EndEntityCert;
 
-use self::{
-    agent::ChosenAgent,
-    file::{KubeconfigText, UserCredential},
-    server::ServerUrl,
-};
-use super::{ConfigFile, environment::EnvironmentName};
+use self::{agent::ChosenAgent, server::ServerUrl};
+use super::{ConfigFile, environment::EnvironmentName, private_file};
 use crate::config::{Config, IdentityConfig};
+
+pub(super) use self::file::{KubeconfigText, UserCredential};
 
 /// Write a kubeconfig for a caller of an agent's cluster
 ///
@@ -364,24 +360,17 @@ pub(super) fn read_token(file: &Path) -> Result<SecretString, CliError> {
     }
 }
 
-/// Creates a file that other users cannot read at any time.
+/// Creates the file of the kubeconfig.
 fn write(file: &Path, text: &str) -> CommandResult {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(file)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|error| {
-            let what = match error.kind() {
-                ErrorKind::AlreadyExists => {
-                    "the file exists, and may have other contexts; remove it, or write another file"
-                        .to_owned()
-                }
-                _ => error.to_string(),
-            };
-            CliError::output(format!("{}: {what}", file.display()))
-        })
+    private_file::create(file, text).map_err(|error| {
+        let what = match error.kind() {
+            ErrorKind::AlreadyExists => {
+                "the file exists, and may have other contexts; remove it, or write another file".to_owned()
+            }
+            _ => error.to_string(),
+        };
+        CliError::output(format!("{}: {what}", file.display()))
+    })
 }
 
 /// Reads the certificates of a PEM file. There is at least one.

@@ -28,7 +28,7 @@ use kas_listen::listener::Listener;
 #[command(after_help = EXAMPLES)]
 pub(super) struct Serve {
     #[command(flatten)]
-    config: ConfigFile,
+    pub(super) config: ConfigFile,
 }
 
 const EXAMPLES: &str = "\

@@ -284,6 +284,8 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "UserCredential::Token(token) => User::Token(token.expose_secret()),",
             "access_key: credential.token.expose_secret(),",
             "access_token: tokens.token.expose_secret().to_owned(),",
+            "create(\"caller-token\", tokens.caller.expose_secret())?;",
+            "create(AGENT_TOKEN, tokens.agent.expose_secret())?;",
             "csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),",
             "for part in [Some(purpose), Some(token.expose_secret()), csrf_token.map(|csrf| csrf.expose_secret())]",
             "form.append_pair(\"client_secret\", secret.expose_secret());",
@@ -326,7 +328,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "token.expose_secret().starts_with(PREFIX)",
         ],
         "hashed for every comparison; sent to GitLab; the key of calls to Gitaly; checked for its form before that; parsed as a JWT; written into the \
-         kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove; sent to the \
+         kubeconfig of `kas kubeconfig`; shown by `kas token new`; written into the files of `kas quickstart`; the key of what replicas and programs prove; sent to the \
          issuer, cached and given to kubectl by `kas login`; kept with the session of a page, whose requests it authenticates; \
          the keys, the token and the URL of a webhook; sent to a registry of OCI artifacts; the key of the record of a login at GitLab, and its tokens in \
          that record; of an agent that `kas agents register` makes, for its Secret or its file, and of its user, sent to GitLab"

@@ -4,6 +4,7 @@
 mod gitlab_files;
 mod hosts;
 mod manifest;
+mod quickstart;
 mod register;
 mod repositories;
 mod workspace;
@@ -15,11 +16,7 @@ use std::{
     time::Duration,
 };
 
-use agentk_core::{
-    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
-    upstream::ClientTlsConfig,
-};
-use agentk_gitlab::gitlab_protocol;
+use agentk_core::{AgentToken, Services, upstream::ClientTlsConfig};
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
 use testing::{
@@ -31,9 +28,9 @@ use tokio::{
     process::Command,
     time::{sleep, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::task::AbortOnDropHandle;
 
-use self::workspace::{Kas, SOON, Workspace};
+use self::workspace::{Kas, SOON, Workspace, run_agent};
 
 #[tokio::test]
 async fn token_command_prints_matching_token_and_hash() {
@@ -545,12 +542,9 @@ async fn redis_command_prints_the_documented_records() {
 
 /// Runs an agent in this process.
 fn start_agent(workspace: &Workspace, kas: &Kas) -> AbortOnDropHandle<()> {
-    let address: KasAddress = format!("ws://{}", kas.agent).parse().unwrap();
-    let dial = TcpDialer::new(address.clone(), ClientTlsConfig::default()).unwrap();
     let services = Services::new().with_fn("kubernetes", async |_: http::Request<tunnel::Body>| {
         http::Response::new(tunnel::Body::empty())
     });
-    let options = SessionConfig::new(address, AgentToken::value(workspace.agent_token.clone()));
-    let agent = Agent::new(options, dial, services, Observability::default(), gitlab_protocol);
-    AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())))
+    let token = AgentToken::value(workspace.agent_token.clone());
+    run_agent(&format!("ws://{}", kas.agent), token, ClientTlsConfig::default(), services)
 }

@@ -7,6 +7,11 @@ use std::{
     time::Duration,
 };
 
+use agentk_core::{
+    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
+    upstream::ClientTlsConfig,
+};
+use agentk_gitlab::gitlab_protocol;
 use serde_json::Value;
 use tempfile::TempDir;
 use testing::process::{Signal, send_signal};
@@ -16,7 +21,9 @@ use tokio::{
     process::{Child, Command},
     time::{sleep, timeout},
 };
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
+/// A directory with the files of a kas.
 ///
 /// The identity file has the agents `production` and `staging`, and the caller `me` with access to `production`.
 pub(crate) struct Workspace {
@@ -115,7 +122,12 @@ impl Workspace {
     }
 
     pub(crate) async fn serve(&self) -> Kas {
-        let mut child = self.command("serve --config kas.yaml").stderr(Stdio::piped()).spawn().unwrap();
+        self.serve_by("serve --config kas.yaml").await
+    }
+
+    /// Runs a command that serves, and waits until it listens.
+    pub(crate) async fn serve_by(&self, arguments: &str) -> Kas {
+        let mut child = self.command(arguments).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut started = Vec::new();
         let listening = timeout(SOON, async {
@@ -168,4 +180,18 @@ impl Kas {
         let met = timeout(SOON, met).await;
         assert!(met.is_ok(), "{path}: {last}");
     }
+}
+
+/// Runs an agent in this process, which connects to kas at this address.
+pub(crate) fn run_agent(
+    kas: &str,
+    token: AgentToken,
+    tls: ClientTlsConfig,
+    services: Services,
+) -> AbortOnDropHandle<()> {
+    let address: KasAddress = kas.parse().unwrap();
+    let dial = TcpDialer::new(address.clone(), tls).unwrap();
+    let options = SessionConfig::new(address, token);
+    let agent = Agent::new(options, dial, services, Observability::default(), gitlab_protocol);
+    AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())))
 }

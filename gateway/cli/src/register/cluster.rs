@@ -12,7 +12,11 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{program::ProgramCall, token_place::PlaceState};
-use crate::{CliError, CommandResult, chart, shell::shell_argument, table::printable};
+use crate::{
+    CliError, CommandResult, chart,
+    shell::{shell_argument, shell_word},
+    table::printable,
+};
 
 /// The time for one command of kubectl, and for one of helm that only reads.
 const READ_LIMIT: Duration = Duration::from_secs(60);
@@ -337,9 +341,7 @@ helm",
         }
         arguments.extend(chart::image_flags(&self.image));
         if let Some(file) = &self.kas_cacert {
-            // Helm ends a value at a comma.
-            let file = file.display().to_string().replace('\\', "\\\\").replace(',', "\\,");
-            arguments.extend(["--set-file".to_owned(), format!("config.kasCaCert={file}")]);
+            arguments.extend(["--set-file".to_owned(), chart::file_value("config.kasCaCert", file)]);
         }
         arguments
     }
@@ -368,16 +370,6 @@ helm",
 
 fn helm(arguments: Vec<String>, limit: Duration) -> ProgramCall {
     ProgramCall { program: "helm", arguments, input: None, limit }
-}
-
-/// Returns an argument for a shell. Of `key=value`, only the value is quoted, and only if it has to be.
-fn shell_word(argument: &str) -> String {
-    let is_key =
-        |key: &str| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'.');
-    match argument.split_once('=') {
-        Some((key, value)) if is_key(key) => format!("{key}={}", shell_argument(value)),
-        _ => shell_argument(argument),
-    }
 }
 
 /// Parses the name of a release or a Secret.

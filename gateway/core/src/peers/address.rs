@@ -98,6 +98,11 @@ impl NetworkEnv {
         }
     }
 
+    /// Returns the first address of this machine that others can reach.
+    pub fn first_reachable_address(&self) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(is_reachable)
+    }
+
     /// Returns the address that this replica publishes: that of [`URL`], or an address in the networks of [`CIDR`], or the
     /// address of the listener, or the only address of the machine.
     pub(super) fn own_url(&self, listen: SocketAddr, tls: bool) -> Result<PeerUrl, OwnUrlError> {
@@ -289,6 +294,12 @@ mod tests {
         // A listener on all addresses of a pod that has one address.
         assert_eq!(url(LISTEN, false, |_| {}).unwrap(), "http://10.1.2.3:8155");
         assert_eq!(url("[::]:8155", false, |_| {}).unwrap(), "http://10.1.2.3:8155");
+    }
+
+    #[test]
+    fn first_reachable_address_is_neither_loopback_nor_link_local() {
+        assert_eq!(pod(|_| {}).first_reachable_address(), Some("10.1.2.3".parse().unwrap()));
+        assert_eq!(pod(|pod| pod.addresses.truncate(3)).first_reachable_address(), None);
     }
 
     #[test]

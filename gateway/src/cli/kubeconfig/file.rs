@@ -7,18 +7,18 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 
 /// The text of a kubeconfig with one cluster, one user and one context.
-pub(super) struct KubeconfigText<'a> {
-    pub(super) agent: &'a str,
-    pub(super) caller: &'a str,
-    pub(super) server: &'a str,
+pub(in crate::cli) struct KubeconfigText<'a> {
+    pub(in crate::cli) agent: &'a str,
+    pub(in crate::cli) caller: &'a str,
+    pub(in crate::cli) server: &'a str,
     /// The certificates of the authority (PEM).
-    pub(super) authority: Option<&'a str>,
-    pub(super) namespace: Option<&'a str>,
-    pub(super) credential: UserCredential<'a>,
+    pub(in crate::cli) authority: Option<&'a str>,
+    pub(in crate::cli) namespace: Option<&'a str>,
+    pub(in crate::cli) credential: UserCredential<'a>,
 }
 
 /// The credential of the user.
-pub(super) enum UserCredential<'a> {
+pub(in crate::cli) enum UserCredential<'a> {
     /// The token of a caller.
     Token(&'a SecretString),
     /// The arguments of `kas`, which kubectl runs to get a token.
