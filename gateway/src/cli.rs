@@ -10,6 +10,7 @@ mod kubeconfig;
 mod private_file;
 mod quickstart;
 pub(crate) mod serve;
+mod upgrade_check;
 
 use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 
@@ -40,6 +41,7 @@ enum Command {
     Quickstart(quickstart::Quickstart),
     Serve(serve::Serve),
     CheckConfig(check_config::CheckConfig),
+    UpgradeCheck(upgrade_check::UpgradeCheck),
     Agents(agents::Agents),
     Fleet(FleetCommand),
     Applications(ApplicationsCommand),
@@ -186,6 +188,7 @@ impl Cli {
             Command::Quickstart(quickstart) => quickstart.run(),
             Command::Serve(serve) => serve.run(),
             Command::CheckConfig(check) => check.run(),
+            Command::UpgradeCheck(check) => check.run(),
             Command::Agents(agents) => return finish(agents.run()),
             Command::Fleet(fleet) => return finish(fleet.run()),
             Command::Applications(applications) => return finish(applications.run()),

@@ -15,6 +15,7 @@ mod receptive;
 mod redis;
 mod schema;
 mod tunnels;
+mod upgrade;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -38,6 +39,7 @@ pub use self::{
     receptive::{ReceptiveAgentConfig, ReceptiveConfig},
     redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls},
     schema::json_schema,
+    upgrade::{KeyChange, key_changes},
 };
 pub use kas_core::{
     config::{

@@ -88,6 +88,25 @@ async fn check_config_checks_the_configurations_of_agents_that_are_files() {
 }
 
 #[tokio::test]
+async fn upgrade_check_lists_what_a_newer_version_reads_in_another_way() {
+    let workspace = Workspace::new().await;
+    let config = workspace.read("kas.yaml") + "private_api: {listen: {address: '192.0.2.7:8155'}}\n";
+    workspace.write("kas.yaml", &config);
+    let text = workspace.stdout("upgrade-check --config kas.yaml").await;
+    let expected = "kas.yaml:7:1: private_api.allow_plaintext: new in 0.2.0 with the default false: ";
+    assert!(
+        text.contains(expected) && text.ends_with("kas.yaml: accepted; 5 changes to look at\n"),
+        "{text}"
+    );
+
+    workspace.write("kas.yaml", &(config + "removed: {}\n"));
+    let output = workspace.run("upgrade-check --config kas.yaml").await;
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(64), false));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("kas: kas.yaml:8:1: removed: unknown field `removed`"), "{error}");
+}
+
+#[tokio::test]
 async fn kubeconfig_is_readable_by_kubectl() {
     let workspace = Workspace::new().await;
     let arguments = "kubeconfig --config kas.yaml --agent 1 --token-file caller-token --caller me --namespace web \

@@ -70,6 +70,18 @@ impl KeyLocations {
         &self.repeated
     }
 
+    /// Returns true if the file has this key.
+    pub fn has(&self, key: &str) -> bool {
+        self.places.contains_key(key)
+    }
+
+    /// Returns the paths of a key, in their order in the file. `[]` stands for each element of a list (`agents[].name`).
+    pub fn matching(&self, key: &str) -> Vec<String> {
+        let mut found: Vec<_> = self.places.iter().filter(|(path, _)| without_indexes(path) == key).collect();
+        found.sort_by_key(|(_, place)| **place);
+        found.into_iter().map(|(path, _)| path.clone()).collect()
+    }
+
     /// Returns line and column of a key, or of the closest section around it that the file has.
     pub fn locate(&self, key: &str) -> Option<(u64, u64)> {
         let mut key = key;
@@ -80,6 +92,13 @@ impl KeyLocations {
             key = &key[..key.rfind(['.', '['])?];
         }
     }
+}
+
+/// Returns the path of a key with `[]` for each element of a list.
+fn without_indexes(path: &str) -> String {
+    let mut parts = path.split('[');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + "[" + part.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
 impl<'de> Deserialize<'de> for Node {
@@ -163,6 +182,15 @@ mod tests {
             assert_eq!(keys.locate(key), at, "{key}");
         }
         assert_eq!(KeyLocations::parse("a: [").locate("a"), None);
+    }
+
+    #[test]
+    fn key_of_each_element_of_a_list_is_found() {
+        let keys = KeyLocations::parse("b: [{a: [{c: 1}, {d: 2}]}, {a: [{c: 3}]}]\na: {c: 4}\n");
+        assert_eq!(keys.matching("b[].a[].c"), ["b[0].a[0].c", "b[1].a[0].c"]);
+        assert_eq!(keys.matching("a.c"), ["a.c"]);
+        assert!(keys.matching("b[].c").is_empty() && keys.matching("").is_empty());
+        assert!(keys.has("b[0].a[1].d") && !keys.has("b[0].a[1].c"));
     }
 
     #[test]
