@@ -41,7 +41,7 @@ pub fn namespace(text: &str) -> Result<String, String> {
 pub fn image(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"./:@-_".contains(&b));
     let valid = plain && !text.is_empty();
-    valid.then(|| text.to_owned()).ok_or_else(|| "write it like registry.example.com/agentk:0.1.0".to_owned())
+    valid.then(|| text.to_owned()).ok_or_else(|| "write it like registry.example.com/agentk:0.2.0".to_owned())
 }
 
 /// Returns the flags of helm for an image, or none for the default.

@@ -149,7 +149,7 @@ const EXAMPLES: &str = "\
 Examples:
   kas agents register production --project group/shop \\
     --gitlab https://gitlab.example.com --token-file ./pat --install \\
-    --image registry.example.com/agentk:0.1.0
+    --image registry.example.com/agentk:0.2.0
   GITLAB_TOKEN=$(pass gitlab) kas agents register production \\
     --project group/shop --gitlab https://gitlab.example.com \\
     --token-output ./agent-token --wait 15m > install.sh

@@ -43,7 +43,7 @@ const EXAMPLES: &str = "\
 Examples:
   kas token new agent      # its hash belongs into the identity file
   kas agents manifest production --kas-address wss://kas.example.com:8150 \\
-    --image registry.example.com/agentk:0.1.0 < ./token | kubectl apply -f -";
+    --image registry.example.com/agentk:0.2.0 < ./token | kubectl apply -f -";
 
 impl Manifest {
     /// Reads the token and prints the manifests.
