@@ -5,6 +5,7 @@ mod gitlab_files;
 mod hosts;
 mod manifest;
 mod quickstart;
+mod quickstart_scripts;
 mod register;
 mod repositories;
 mod workspace;
