@@ -23,6 +23,10 @@ image: ## Write OCI archives of kas and agentk with their lists of components in
 	@command -v cargo-auditable >/dev/null || cargo install cargo-auditable --locked --debug
 	deploy/image
 
+.PHONY: deb
+deb: build ## Write Debian packages of kas and agentk into target/deb (Debian, with dpkg-dev)
+	deploy/deb
+
 # The compiler and the flags of `cargo clippy -- -D warnings`. With LINT_WHILE_BUILDING everything is built with them, so that no crate is
 # read once more for the lints.
 CLIPPY_DRIVER = $(shell rustc --print sysroot)/bin/clippy-driver
@@ -131,6 +135,13 @@ charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, 
 .PHONY: charts-server
 charts-server: ## The part of make charts that needs KUBECONFIG: its API server reads what the charts render
 	$(CHART_TEST) --only-server
+
+HELM ?= $(or $(shell command -v helm),target/go/bin/helm)
+
+.PHONY: charts-package
+charts-package: ## Write archives of both charts into target/charts; HELM_KEY, and HELM_KEYRING for its file, add signed provenance
+	$(HELM) package deploy/charts/kas deploy/charts/agentk --destination target/charts \
+	  $(if $(HELM_KEY),--sign --key '$(HELM_KEY)') $(if $(HELM_KEYRING),--keyring '$(HELM_KEYRING)')
 
 .PHONY: charts-update
 charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes

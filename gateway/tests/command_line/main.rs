@@ -4,6 +4,7 @@
 mod gitlab_files;
 mod hosts;
 mod manifest;
+mod packages;
 mod quickstart;
 mod quickstart_scripts;
 mod register;
