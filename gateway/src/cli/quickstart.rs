@@ -48,7 +48,7 @@ pub(super) struct Quickstart {
 
 const EXAMPLES: &str = "\
 Examples:
-  kas quickstart                          # and then the commands that it prints
+  kas quickstart                          # then the commands that it prints
   kas quickstart --run                    # runs kas as well
   kas quickstart --host host.minikube.internal --agent minikube
   kas quickstart --host kas.example.com,192.0.2.7 --directory ./kas

@@ -1,6 +1,12 @@
 //! The files of a first kas. They are written once.
 
-use std::{fs::DirBuilder, io::ErrorKind, os::unix::fs::DirBuilderExt as _, path::Path, time::SystemTime};
+use std::{
+    fs::DirBuilder,
+    io::{self, ErrorKind},
+    os::unix::fs::DirBuilderExt as _,
+    path::Path,
+    time::SystemTime,
+};
 
 use access::token::{self, Holder, TokenHash};
 use cli::{CliError, CommandResult};
@@ -9,13 +15,10 @@ use proto::{AgentName, ServiceName};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    super::{
-        kubeconfig::{KubeconfigText, UserCredential},
-        private_file,
-    },
-    certificates::QuickstartCertificates,
-    host::Host,
+use super::{certificates::QuickstartCertificates, host::Host};
+use crate::cli::{
+    kubeconfig::{KubeconfigText, UserCredential},
+    private_file,
 };
 
 /// The certificate of the authority, which agentk and kubectl trust.
@@ -125,7 +128,7 @@ fn write_contents(
     certificates: &QuickstartCertificates,
     tokens: &QuickstartTokens,
 ) -> CommandResult {
-    let failed = |path: &Path, error| CliError::output(format!("{}: {error}", path.display()));
+    let failed = |path: &Path, error: io::Error| CliError::output(format!("{}: {error}", path.display()));
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(|error| failed(directory, error))?;
     let create = |name: &str, text: &str| {
