@@ -1,11 +1,14 @@
 //! The location of an artifact and the files with its credentials, validated.
 
+mod reference;
+
 use std::path::{Path, PathBuf};
 
 use ::settings::ConfigError;
 use git::{Reference as Version, RepositoryConfig};
-use oci_spec::distribution::Reference;
 use serde_saphyr::Spanned;
+
+use self::reference::ArtifactReference;
 
 /// The scheme of artifacts.
 const SCHEME: &str = "oci://";
@@ -80,15 +83,15 @@ impl OciSettings {
             (Some(_), None) => return Err(error("username", "password_file is missing")),
         };
         let reference = parse(&section.url.value).map_err(|what| error("url", what))?;
-        let version = match reference.digest() {
+        let version = match &reference.digest {
             Some(digest) => ArtifactVersion::Digest(
                 sha256_digits(digest).ok_or_else(|| error("url", "the digest must be sha256:<64 digits>"))?,
             ),
-            None => ArtifactVersion::Tag(reference.tag().unwrap_or("latest").to_owned()),
+            None => ArtifactVersion::Tag(reference.tag.unwrap_or_else(|| "latest".to_owned())),
         };
         Ok(Self {
-            registry: reference.registry().to_owned(),
-            repository: reference.repository().to_owned(),
+            registry: reference.registry,
+            repository: reference.repository,
             version,
             credentials,
             ca_certificate_file: path(&section.ca_certificate_file),
@@ -141,19 +144,10 @@ impl OciSettings {
 }
 
 /// Parses a URL. A registry is always named: there is no default one.
-fn parse(url: &str) -> Result<Reference, &'static str> {
-    const FORM: &str = "write oci://registry/path:tag or oci://registry/path@sha256:<digest>";
-    let rest = url.strip_prefix(SCHEME).ok_or(FORM)?;
-    if rest.contains(['?', '#', ' ']) || rest.split('/').next().is_some_and(|registry| registry.contains('@'))
-    {
-        return Err(FORM);
-    }
-    let (registry, path) = rest.split_once('/').ok_or(FORM)?;
-    let has_port_or_domain = registry.contains(['.', ':']) || registry == "localhost";
-    if !has_port_or_domain || path.is_empty() {
-        return Err(FORM);
-    }
-    rest.parse().map_err(|_| FORM)
+fn parse(url: &str) -> Result<ArtifactReference, &'static str> {
+    url.strip_prefix(SCHEME)
+        .and_then(ArtifactReference::parse)
+        .ok_or("write oci://registry/path:tag or oci://registry/path@sha256:<digest>")
 }
 
 /// Returns whether a text is a tag (OCI Distribution Specification, `<reference>` as a tag). The tag is a part of the path of requests.
