@@ -53,7 +53,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let path = env::args_os().nth(1).ok_or("usage: advisories DATABASE")?;
     let database = Database::open(Path::new(&path))?;
     let mut open = 0;
-    for name in ["Cargo.lock", "fuzz/Cargo.lock"] {
+    for name in ["Cargo.lock", "fuzz/Cargo.lock", "protobuf/Cargo.lock"] {
         for line in open_advisories(&database, &root().join(name))? {
             println!("{name}: {line}");
             open += 1;

@@ -2,20 +2,17 @@
 //!
 //! ```text
 //!   simulator: a Kubernetes cluster in memory      gitlab: the API of GitLab in memory
-//!   protobuf: messages of .proto files
 //!   process, skip: programs as child processes     logs: capture of log lines     crates: those of a program
 //!     └─► redis: redis-server                      test_cluster: an API server that a test writes
 //! ```
 //!
-//! The features `simulator`, `gitlab`, `protobuf` and `test-cluster` add the modules of these names.
+//! The features `simulator`, `gitlab` and `test-cluster` add the modules of these names.
 
 pub mod crates;
 #[cfg(feature = "gitlab")]
 pub mod gitlab;
 pub mod logs;
 pub mod process;
-#[cfg(feature = "protobuf")]
-pub mod protobuf;
 pub mod redis;
 #[cfg(feature = "simulator")]
 pub mod simulator;
