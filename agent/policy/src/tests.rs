@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kube_cluster::AllowedResources;
+use testing::json_schema::Validator;
 
 use super::*;
 
@@ -83,7 +84,7 @@ fn policies_in_the_documentation_are_valid() {
 #[test]
 fn schema_accepts_the_example_and_refuses_what_the_parser_refuses() {
     let schema = serde_json::from_str(&Policy::json_schema()).unwrap();
-    let schema = jsonschema::draft7::new(&schema).unwrap();
+    let schema = Validator::new(schema);
     let file = Path::new("policy.yaml");
     let is_valid = |text: &str| schema.is_valid(&settings::parse::<serde_json::Value>(file, text).unwrap());
     let example = include_str!("../../../deploy/policy.example.yaml");

@@ -19,6 +19,7 @@ use proto::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+use testing::json_schema::Validator;
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../../docs/api.openapi.json")).unwrap()
@@ -129,7 +130,7 @@ fn document_allows_the_values_that_are_accepted() {
         ("/api/v1/events", "after", json!("1795832591310-0"), json!("100")),
         ("/api/v1/environments", "tier", json!("other"), json!("live")),
     ] {
-        let validator = jsonschema::validator_for(&schema(path, name)).unwrap();
+        let validator = Validator::new(schema(path, name));
         for (value, expected) in [(good, true), (bad, false)] {
             assert_eq!(validator.is_valid(&value), expected, "{path} {name}: {value}");
             let query = format!("{name}={}", value.to_string().trim_matches('"'));
@@ -173,9 +174,8 @@ fn assert_fits(name: &str, value: &Value) {
         "$ref": format!("#/components/schemas/{name}"),
         "components": document()["components"],
     });
-    let validator = jsonschema::validator_for(&schema).unwrap();
-    let errors: Vec<String> = validator.iter_errors(value).map(|error| error.to_string()).collect();
-    assert!(errors.is_empty(), "{name}: {errors:?}");
+    let validator = Validator::new(schema);
+    assert_eq!(validator.validate(value), Ok(()), "{name}");
 }
 
 #[test]
