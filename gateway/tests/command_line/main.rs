@@ -3,11 +3,15 @@
 
 mod gitlab_files;
 mod hosts;
+mod login;
 mod manifest;
+mod manifests;
 mod packages;
+mod process;
 mod quickstart;
 mod quickstart_scripts;
 mod register;
+mod rendering;
 mod repositories;
 mod workspace;
 

@@ -5,6 +5,7 @@ mod dial;
 mod gitlab;
 mod namespace_labels;
 mod policy;
+mod prometheus;
 mod proxy;
 mod refusals;
 mod services;

@@ -8,3 +8,4 @@ mod relay;
 mod streams;
 mod support;
 mod upgrades;
+mod websocket;

@@ -1,7 +1,7 @@
 //! What audit events cost agentk: the load of a busy API server, and the CPU and memory of the process.
 //!
 //! ```text
-//! cargo test --release -p agent --test audit_load -- --ignored --nocapture
+//! cargo test --release -p agent --test command_line audit_load -- --ignored --nocapture
 //! ```
 #![allow(
     clippy::unwrap_used,

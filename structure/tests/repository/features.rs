@@ -6,7 +6,7 @@
 
 mod parts;
 
-use parts::{CORE, MODULES, PROGRAM};
+use self::parts::{CORE, MODULES, PROGRAM};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,

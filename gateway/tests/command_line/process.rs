@@ -16,7 +16,6 @@ use std::{
 use tempfile::TempDir;
 use testing::process::{Signal, send_signal};
 
-#[path = "process/listeners.rs"]
 mod listeners;
 
 /// Each listener has its own IP address. kas chooses the ports, and its log may be unreadable.

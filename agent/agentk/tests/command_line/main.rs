@@ -2,6 +2,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "there is no runtime: the tests wait for a process")]
 
+mod audit_load;
+mod listeners;
+
 use std::{
     collections::BTreeSet,
     fs,

@@ -1,0 +1,4 @@
+//! The servers that tests and the demo start.
+
+mod simulator;
+mod standin;
