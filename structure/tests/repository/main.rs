@@ -1,6 +1,7 @@
 //! The structure of the workspace, and the documents.
 
 mod crates;
+mod dependencies;
 mod documents;
 mod features;
 mod generated;
