@@ -140,7 +140,7 @@ mod tests {
     fn first_host_is_for_agentk_and_the_address_of_the_machine_is_the_default() {
         let named = options("--host kas.test,::1 --agent edge", Some("192.0.2.7")).unwrap();
         assert_eq!((named.agent.as_str(), &*named.host.to_string()), ("edge", "kas.test"));
-        assert_eq!(named.other_hosts, ["::1".parse().unwrap()]);
+        assert_eq!(named.other_hosts, ["::1".parse::<Host>().unwrap()]);
         let default = options("", Some("192.0.2.7")).unwrap();
         assert_eq!((default.agent.as_str(), &*default.host.to_string()), ("laptop", "192.0.2.7"));
         assert!(options("", None).unwrap_err().message.contains("name it with --host"));

@@ -3,24 +3,55 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
-    thread,
 };
 
+use serde_json::json;
 use testing::skip::{installed, skipped};
+
+/// The crates of a program: the real ones take cargo seconds.
+const CARGO: &str = "#!/bin/sh
+case \"$*\" in
+  metadata*) cat \"${0%/*}/metadata\" ;;
+  *'--package gateway'*) printf '0 gateway v1.0.0\\n1 b v2.0.0\\n2 c v3.0.0\\n1 c v3.0.0\\n' ;;
+  *) printf '0 agent v1.0.0\\n1 c v3.0.0\\n1 b v2.0.0\\n' ;;
+esac
+";
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Writes a stand-in for cargo, which knows four crates.
+fn write_cargo(directory: &Path) {
+    fs::create_dir(directory).unwrap();
+    fs::write(directory.join("cargo"), CARGO).unwrap();
+    fs::set_permissions(directory.join("cargo"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(directory.join("LICENSE"), "the text of a licence").unwrap();
+    let manifest = directory.join("Cargo.toml");
+    let package = |name: &str, version: &str, source: Option<&str>| json!({"name": name, "version": version, "source": source, "license": "MIT", "manifest_path": manifest});
+    let (registry, own) = (Some("registry"), None);
+    let packages = [
+        package("gateway", "1.0.0", own),
+        package("agent", "1.0.0", own),
+        package("b", "2.0.0", registry),
+        package("c", "3.0.0", registry),
+    ];
+    fs::write(directory.join("metadata"), json!({"packages": packages}).to_string()).unwrap();
+}
+
 /// Runs a script of deploy into a directory, and returns the content of the files that it writes.
-fn build(script: &str, programs: &Path, output: &Path, seed: &str) -> BTreeMap<String, Vec<u8>> {
+fn build(script: &str, directory: &Path, seed: &str) -> BTreeMap<String, Vec<u8>> {
+    let (programs, output) = (directory.join("programs"), directory.join(format!("{script}-{seed}")));
+    let path = std::env::var("PATH").unwrap();
     let result = Command::new(repository().join("deploy").join(script))
         .arg("--programs")
         .arg(programs)
         .arg("--output")
-        .arg(output)
+        .arg(&output)
+        .env("PATH", format!("{}:{path}", directory.join("cargo").display()))
         // The order of sets in Python depends on it.
         .env("PYTHONHASHSEED", seed)
         .output()
@@ -46,25 +77,19 @@ fn images_and_packages_of_the_same_programs_are_the_same_bytes() {
     }
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    let programs = [path("programs-1"), path("programs-2")];
-    for copy in &programs {
-        fs::create_dir(copy).unwrap();
+    write_cargo(&path("cargo"));
+    fs::create_dir(path("programs")).unwrap();
+    for name in ["kas", "agentk"] {
         // It prints its arguments in place of a manual page.
-        ["kas", "agentk"].map(|name| fs::copy("/bin/echo", copy.join(name)).unwrap());
+        fs::copy("/bin/echo", path("programs").join(name)).unwrap();
     }
-    thread::scope(|scope| {
-        for script in ["image", "deb"] {
-            let builds = [("1", &programs[0]), ("2", &programs[1])].map(|(seed, programs)| {
-                let output = path(&format!("{script}-{seed}"));
-                scope.spawn(move || build(script, programs, &output, seed))
-            });
-            let [first, second] = builds.map(|build| build.join().unwrap());
-            assert!(first.len() >= 2 && first.keys().eq(second.keys()), "{:?}", first.keys());
-            for (name, content) in &first {
-                assert!(second[name] == *content, "{name} differs");
-            }
+    for script in ["image", "deb"] {
+        let [first, second] = ["1", "2"].map(|seed| build(script, directory.path(), seed));
+        assert!(first.len() >= 2 && first.keys().eq(second.keys()), "{:?}", first.keys());
+        for (name, content) in &first {
+            assert!(second[name] == *content, "{name} differs");
         }
-    });
+    }
 
     let mut debs = fs::read_dir(path("deb-1")).unwrap().map(|entry| entry.unwrap().path());
     let agentk = debs.find(|path| path.to_string_lossy().contains("/agentk_")).unwrap();
@@ -83,6 +108,11 @@ fn images_and_packages_of_the_same_programs_are_the_same_bytes() {
     let extracted = path("extracted");
     let status = Command::new("dpkg-deb").arg("--extract").args([&agentk, &extracted]).status().unwrap();
     assert!(status.success());
+    let notices = fs::read_to_string(extracted.join("usr/share/doc/agentk/copyright")).unwrap();
+    assert!(
+        notices.contains("b 2.0.0 (MIT)\nc 3.0.0 (MIT)\n") && notices.contains("the text of a licence"),
+        "{notices}"
+    );
     let unit = fs::read_to_string(extracted.join("usr/lib/systemd/system/agentk.service")).unwrap();
     assert!(unit.contains("ExecStart=/usr/bin/agentk\n"), "{unit}");
 }
