@@ -46,11 +46,11 @@ const MAX_REMEMBERED_RESETS: usize = 1024;
 const WEBSOCKET_READ_BUFFER: usize = 1 << 10;
 
 /// Bytes of frames that a WebSocket collects before it writes them to the socket without a flush.
-const WEBSOCKET_WRITE_BUFFER: usize = 64 << 10;
+pub(crate) const WEBSOCKET_WRITE_BUFFER: usize = 64 << 10;
 
 /// Most bytes that wait in a WebSocket while the socket accepts none. Data waits in HTTP/2 long before; this bounds the
 /// pongs to an end that sends pings and never reads.
-const WEBSOCKET_MAX_WRITE_BUFFER: usize = 256 << 10;
+pub(crate) const WEBSOCKET_MAX_WRITE_BUFFER: usize = 256 << 10;
 
 /// Largest message that this end accepts, in bytes, which bounds its memory.
 const WEBSOCKET_MAX_MESSAGE: usize = 1 << 20;
@@ -169,8 +169,9 @@ impl TunnelConfig {
 pub(crate) fn websocket() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(WEBSOCKET_READ_BUFFER)
-        .write_buffer_size(WEBSOCKET_WRITE_BUFFER)
-        .max_write_buffer_size(WEBSOCKET_MAX_WRITE_BUFFER)
+        // tungstenite writes to the queue of this crate, which accepts its frames at once.
+        .write_buffer_size(0)
+        .max_write_buffer_size(WEBSOCKET_WRITE_BUFFER)
         .max_message_size(Some(WEBSOCKET_MAX_MESSAGE))
         .max_frame_size(Some(WEBSOCKET_MAX_MESSAGE))
 }

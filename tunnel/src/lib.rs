@@ -45,6 +45,7 @@ pub mod direct;
 mod drain;
 mod error;
 mod forward_write;
+mod frame_queue;
 pub mod handshake;
 mod idle_timeout;
 mod keepalive;

@@ -5,13 +5,14 @@
 
 use std::{
     io::{self, ErrorKind, IoSlice, Read, Write},
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep},
@@ -26,15 +27,13 @@ pub use tungstenite::protocol::Role;
 
 use crate::{
     ReadAhead, ReadBudget, config,
+    frame_queue::{FrameQueue, MESSAGE_HEADER},
     keepalive::KeepaliveState,
     overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE},
 };
 
 /// Time that the other end has to close after this end. It may still receive the last response.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Longest header of a message, in bytes (RFC 6455 section 5.2).
-const MESSAGE_HEADER: usize = 14;
 
 /// Most bytes that this end reads after it has closed: the rest of what was on the way.
 const MAX_READ_AFTER_CLOSE: usize = 1 << 20;
@@ -58,8 +57,9 @@ pub struct WebSocket<T> {
     starved: bool,
     /// The part of a message that the reader has not taken yet.
     unread: Bytes,
-    /// The socket accepted only a part of the queue, which must be flushed before the next write.
-    blocked: bool,
+    queue: FrameQueue,
+    /// The queue has frames whose flush was deferred.
+    is_flush_due: bool,
     /// Set once the close frame of this end is queued: the deadline for that of the other end.
     closing: Option<Pin<Box<Sleep>>>,
     /// Bytes that were read since then.
@@ -105,7 +105,8 @@ impl<T> WebSocket<T> {
             context: WebSocketContext::new(role, Some(config::websocket())),
             starved: true,
             unread: Bytes::new(),
-            blocked: false,
+            queue: FrameQueue::new(role),
+            is_flush_due: false,
             closing: None,
             read_after_close: 0,
             end: None,
@@ -152,10 +153,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
     /// Runs an operation of tungstenite on the byte stream. Returns `Pending` if the stream would block.
     fn poll_with<R>(
         &mut self,
-        cx: &mut Context<'_>,
-        operation: impl FnOnce(&mut WebSocketContext, &mut BlockingStream<'_, '_, T>) -> Result<R, Error>,
+        operation: impl FnOnce(&mut WebSocketContext, &mut BlockingStream<'_, T>) -> Result<R, Error>,
     ) -> Poll<Result<R, Error>> {
-        let mut stream = BlockingStream { io: &mut self.io, cx };
+        let mut stream = BlockingStream { io: &mut self.io, queue: &mut self.queue };
         match operation(&mut self.context, &mut stream) {
             Err(Error::Io(error)) if error.kind() == ErrorKind::WouldBlock => Poll::Pending,
             result => Poll::Ready(result),
@@ -185,7 +185,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 }
                 self.starved = false;
             }
-            let Poll::Ready(message) = self.poll_with(cx, |context, stream| context.read(stream)) else {
+            let Poll::Ready(message) = self.poll_with(|context, stream| context.read(stream)) else {
                 self.starved = true;
                 self.budget.spend(self.unparsed);
                 continue;
@@ -200,16 +200,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                     }
                     return Poll::Ready(Ok(payload));
                 }
-                // tungstenite has queued the pong, and sends it with the next read. A proxy may answer pings for an end
-                // that is gone, so neither ping nor pong proves that the other end is alive.
+                // tungstenite queues the pong with the next read. A proxy may answer pings for an end that is gone, so neither
+                // ping nor pong proves that the other end is alive.
                 Ok(Message::Ping(payload) | Message::Pong(payload)) => {
+                    self.is_flush_due = true;
                     self.budget.spend(PING_COST);
                     self.on_control_frame(control_frame_length(self.role, &payload));
                 }
                 Ok(Message::Close(frame)) => {
                     self.end = Some(StreamEnd::from_close(frame.as_ref()));
                     // Sends the close frame of this end. It does not matter if it cannot be sent now.
-                    let _ = self.poll_with(cx, |context, stream| context.flush(stream));
+                    let _ = self.poll_with(|context, stream| context.flush(stream));
+                    let _ = self.poll_flush_queue(cx);
                 }
                 Ok(Message::Text(_) | Message::Frame(_)) => {
                     let error = "the other end sent a text message, and a tunnel has only binary messages";
@@ -261,33 +263,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
 
     /// Writes the queue to the byte stream, and flushes it.
     fn poll_flush_queue(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match ready!(self.poll_with(cx, |context, stream| context.flush(stream))) {
-            Ok(()) | Err(Error::ConnectionClosed) => {
-                self.blocked = false;
-                Poll::Ready(Ok(()))
-            }
-            Err(error) => Poll::Ready(Err(into_io(error))),
-        }
+        ready!(self.queue.poll_write_to(&mut self.io, cx))?;
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    /// Queues a message. Returns `Pending` while the queue is full; the message is dropped then.
-    fn poll_send(&mut self, cx: &mut Context<'_>, message: Message) -> Poll<io::Result<()>> {
-        match self.poll_with(cx, |context, stream| context.write(stream, message)) {
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
-            // The message is queued, and the socket accepts no more bytes.
-            Poll::Pending => {
-                self.blocked = true;
-                Poll::Ready(Ok(()))
-            }
-            // Pongs have filled the queue, and the message was not queued.
-            Poll::Ready(Err(Error::WriteBufferFull(_))) => {
-                self.blocked = true;
-                ready!(self.poll_flush_queue(cx))?;
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Poll::Ready(Err(error)) => Poll::Ready(Err(into_io(error))),
+    /// Makes the flush that was deferred, as far as the socket accepts bytes.
+    fn flush_deferred(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.is_flush_due {
+            self.is_flush_due = self.poll_flush_queue(cx)?.is_pending();
         }
+        Ok(())
     }
 }
 
@@ -324,6 +309,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let polled = self.poll_payload(cx, buf);
+        match polled {
+            Poll::Pending => self.flush_deferred(cx)?,
+            // The other end has closed its half only, perhaps, and still reads.
+            Poll::Ready(Err(_)) => drop(self.flush_deferred(cx)),
+            Poll::Ready(Ok(())) => {}
+        }
+        polled
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
+    fn poll_payload(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         ready!(self.budget.poll(cx));
         if self.unread.is_empty() {
             self.unread = ready!(self.poll_message(cx))?;
@@ -361,19 +359,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.closing.is_some() {
+        // One end has closed.
+        if !self.context.can_write() {
             return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
         }
-        if self.blocked {
-            ready!(self.poll_flush_queue(cx))?;
+        let this = &mut *self;
+        if this.queue.len() > config::WEBSOCKET_WRITE_BUFFER {
+            ready!(this.queue.poll_write_to(&mut this.io, cx))?;
         }
 
-        let payload = gather(slices);
-        let length = payload.len();
-        if length > 0 {
-            ready!(self.poll_send(cx, Message::Binary(payload)))?;
-            self.overhead.counter().subtract_sent(length);
-        }
+        let length = this.queue.push_message(slices);
+        this.overhead.counter().subtract_sent(length);
         Poll::Ready(Ok(length))
     }
 
@@ -381,20 +377,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
         true
     }
 
+    /// h2 flushes after each frame of data of 256 bytes or more, and then encodes the next one. Such a flush is deferred until the task has
+    /// had another turn and read, so that the frames of all streams that are ready are one write.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.keepalive_state.take_ping() && self.closing.is_none() {
-            // A ping is dropped if the queue is full: other bytes are then on their way, which have the same effect.
-            let _ = self.poll_send(cx, Message::Ping(Bytes::new()))?;
+        if self.keepalive_state.take_ping() && self.context.can_write() {
+            self.queue.push_ping();
         }
-        self.poll_flush_queue(cx)
+        if !self.queue.may_grow() {
+            return self.poll_flush_queue(cx);
+        }
+        if !mem::replace(&mut self.is_flush_due, true) {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.closing.is_none() {
             self.closing = Some(Box::pin(sleep(CLOSE_TIMEOUT)));
             let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-            // The frame is queued in any case, and the flush below returns the error.
-            let _ = self.poll_with(cx, |context, stream| context.close(stream, Some(close)));
+            let _ = self.poll_with(|context, stream| context.close(stream, Some(close)));
         }
         match self.poll_close(cx) {
             Poll::Pending => {
@@ -405,16 +407,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
     }
 }
 
-/// A byte stream with the blocking interface that tungstenite expects. An operation that would block fails with
-/// `WouldBlock`.
-///
-/// Reads take bytes that were read ahead. Writes go to the stream, which wakes the task when it accepts more.
-struct BlockingStream<'a, 'b, T> {
+/// The byte stream with the blocking interface that tungstenite expects: it reads the bytes that were read ahead, and its control frames go
+/// to the queue. An operation that would block fails with `WouldBlock`.
+struct BlockingStream<'a, T> {
     io: &'a mut ReadAhead<T>,
-    cx: &'a mut Context<'b>,
+    queue: &'a mut FrameQueue,
 }
 
-impl<T> Read for BlockingStream<'_, '_, T> {
+impl<T> Read for BlockingStream<'_, T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut buffer = ReadBuf::new(buffer);
         if !self.io.read_buffered(&mut buffer) {
@@ -424,19 +424,17 @@ impl<T> Read for BlockingStream<'_, '_, T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> Write for BlockingStream<'_, '_, T> {
+impl<T> Write for BlockingStream<'_, T> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        match Pin::new(&mut *self.io).poll_write(self.cx, data) {
-            Poll::Ready(result) => result,
-            Poll::Pending => Err(ErrorKind::WouldBlock.into()),
+        if self.queue.len() > config::WEBSOCKET_MAX_WRITE_BUFFER {
+            return Err(ErrorKind::WouldBlock.into());
         }
+        self.queue.push_frame(data);
+        Ok(data.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match Pin::new(&mut *self.io).poll_flush(self.cx) {
-            Poll::Ready(result) => result,
-            Poll::Pending => Err(ErrorKind::WouldBlock.into()),
-        }
+        Ok(())
     }
 }
 
@@ -450,23 +448,9 @@ fn control_frame_length(role: Role, payload: &[u8]) -> usize {
     2 + mask + payload.len()
 }
 
-/// Copies the first bytes of the slices, up to the largest message, into one payload.
-fn gather(slices: &[IoSlice<'_>]) -> Bytes {
-    let length = slices.iter().map(|slice| slice.len()).sum::<usize>().min(config::WEBSOCKET_MESSAGE);
-    let mut payload = BytesMut::with_capacity(length);
-    for slice in slices {
-        let part = slice.len().min(length - payload.len());
-        payload.extend_from_slice(&slice[..part]);
-    }
-    payload.freeze()
-}
-
 fn into_io(error: Error) -> io::Error {
     match error {
         Error::Io(error) => error,
-        Error::ConnectionClosed | Error::AlreadyClosed | Error::Protocol(ProtocolError::SendAfterClosing) => {
-            ErrorKind::BrokenPipe.into()
-        }
         error => io::Error::new(ErrorKind::InvalidData, error),
     }
 }

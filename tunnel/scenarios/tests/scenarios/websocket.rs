@@ -1,14 +1,34 @@
-//! `WebSocket` against tokio-tungstenite, in both roles.
+//! `WebSocket` against tokio-tungstenite, in both roles, and below HTTP/2.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::{
+    future::poll_fn,
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+};
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    sync::Barrier,
+    task::JoinSet,
+};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Message, protocol::Role as TheirRole},
 };
-use tunnel::websocket::{Role, WebSocket};
+use tunnel::{
+    Body, TunnelConfig,
+    websocket::{Role, WebSocket},
+};
 
 async fn ends(role: Role) -> (WebSocket<tokio::io::DuplexStream>, WebSocketStream<tokio::io::DuplexStream>) {
     let (ours, theirs) = tokio::io::duplex(4096);
@@ -87,5 +107,92 @@ async fn text_message_is_refused() {
     let (mut ours, mut theirs) = ends(Role::Server).await;
     theirs.send(Message::text("hello")).await.unwrap();
     let error = ours.read_u8().await.unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+}
+
+/// A byte stream that counts the writes to it.
+struct CountedWrites<T> {
+    io: T,
+    count: Arc<AtomicUsize>,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for CountedWrites<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for CountedWrites<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        self.count.fetch_add(1, Relaxed);
+        Pin::new(&mut self.io).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_that_are_ready_together_are_written_together() {
+    const RESPONSES: usize = 8;
+    let (kas, agent) = tokio::io::duplex(1 << 20);
+    let count = Arc::new(AtomicUsize::new(0));
+    let agent = CountedWrites { io: agent, count: Arc::clone(&count) };
+    let config = TunnelConfig::default();
+    let socket = WebSocket::new(kas, Bytes::new(), Role::Server);
+    let (tunnel, driver) = tunnel::open(socket, &config).await.unwrap();
+    let (server, _drain) = tunnel::accept(WebSocket::new(agent, Bytes::new(), Role::Client), &config);
+    let all = Arc::new(Barrier::new(RESPONSES));
+    tokio::spawn(driver.run());
+    tokio::spawn(server.run(move |request| {
+        let all = Arc::clone(&all);
+        tokio::spawn(request.respond(|_| async move {
+            all.wait().await;
+            Response::new(Body::from(Bytes::from_static(&[7; 1000])))
+        }));
+    }));
+    tunnel.ready().await;
+
+    let before = count.load(Relaxed);
+    let calls: JoinSet<_> = (0..RESPONSES)
+        .map(|_| {
+            let tunnel = tunnel.clone();
+            async move {
+                let response = tunnel.call(Request::new(Body::empty())).await.unwrap();
+                response.into_body().collect().await.unwrap().to_bytes()
+            }
+        })
+        .collect();
+    assert!(calls.join_all().await.iter().all(|body| **body == [7; 1000]));
+    let writes = count.load(Relaxed) - before;
+    assert!(writes <= 2, "{writes} writes for {RESPONSES} responses");
+}
+
+#[tokio::test]
+async fn frames_are_written_although_the_other_end_never_pauses() {
+    // Each eight of these bytes are a masked message.
+    let io = tokio::io::join(tokio::io::repeat(0x82), tokio::io::sink());
+    let count = Arc::new(AtomicUsize::new(0));
+    let io = CountedWrites { io, count: Arc::clone(&count) };
+    let mut socket = WebSocket::new(io, Bytes::new(), Role::Server);
+    let end_of_turn = poll_fn(|cx| {
+        let slices = [IoSlice::new(&[0; 9]), IoSlice::new(&[7; 300])];
+        let written = ready!(Pin::new(&mut socket).poll_write_vectored(cx, &slices)).unwrap();
+        assert_eq!(written, 309);
+        ready!(Pin::new(&mut socket).poll_flush(cx)).unwrap();
+        let mut bytes = [0; 1024];
+        while Pin::new(&mut socket).poll_read(cx, &mut ReadBuf::new(&mut bytes)).is_ready() {}
+        Poll::Ready(())
+    });
+    end_of_turn.await;
+    assert_eq!(count.load(Relaxed), 1);
 }
