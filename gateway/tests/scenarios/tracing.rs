@@ -1,11 +1,11 @@
 //! Traces of requests in kas, agentk and the cluster.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use agentk_core::Services;
 use gateway::test_support::Traces;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use kas_testing::world::{World, endless, text};
 use opentelemetry::{
@@ -178,14 +178,31 @@ async fn request_has_a_span_of_kas_with_a_child_of_agentk() {
     assert_eq!(state, "", "the tracestate was another trace's");
 }
 
+/// Returns the attributes of the spans of a program in the table of docs/metrics.md.
+fn documented_attributes(program: &str) -> BTreeSet<&'static str> {
+    let page = include_str!("../../../docs/metrics.md");
+    let (_, table) = page.split_once("\n| attribute | program | value |\n").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let rows = table.lines().map(|row| row.split('|').collect::<Vec<&'static str>>());
+    let of_program = rows.filter(|cells| ["both", program].contains(&cells[2].trim()));
+    of_program.flat_map(|cells| cells[1].split('`').skip(1).step_by(2)).collect()
+}
+
+/// The request is one that sets every attribute: the cluster fails, and HTTP does not define the method.
 #[tokio::test(start_paused = true)]
-async fn attributes_follow_the_conventions_of_opentelemetry() {
+async fn attributes_follow_the_conventions_of_opentelemetry_and_the_documents() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
-    let _agent = world.agent(echo()).await;
+    let failing = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
+        let mut response = Response::new(Body::from("failed"));
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    });
+    let _agent = world.agent(failing).await;
     let mut request = world.request("/agents/prod/kubernetes/version");
     *request.method_mut() = Method::from_bytes(b"PURGE").unwrap();
     request.headers_mut().insert("host", "[2001:db8::1]:8154".parse().unwrap());
+    request.headers_mut().insert("user-agent", "kubectl/v1.37.0".parse().unwrap());
     text(world.send(request).await).await;
     for (program, scheme) in [("kas", "https"), ("agentk", "http")] {
         let span = spans.of(program).await;
@@ -198,9 +215,11 @@ async fn attributes_follow_the_conventions_of_opentelemetry() {
         );
         assert_eq!(of_span("http.request.method_original").as_deref(), Some("PURGE"), "{program}");
         assert!(CONVENTIONS[..3].iter().all(|key| of_span(key).is_some()), "{program}: {span:?}");
-        for key in span.attributes.iter().map(|attribute| attribute.key.as_str()) {
-            assert!(CONVENTIONS.contains(&key) || key.starts_with("kas."), "{program}: {key}");
+        let keys: BTreeSet<&str> = span.attributes.iter().map(|attribute| attribute.key.as_str()).collect();
+        for key in &keys {
+            assert!(CONVENTIONS.contains(key) || key.starts_with("kas."), "{program}: {key}");
         }
+        assert_eq!(keys, documented_attributes(program), "{program}");
     }
     let kas = spans.of("kas").await;
     assert_eq!(attribute(&kas, "server.address").as_deref(), Some("2001:db8::1"));
