@@ -14,46 +14,71 @@ use structure::{licences, root};
 /// The only source of packages.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The parts of `deny.toml` that are tested here.
-#[derive(Deserialize)]
+/// All keys of `deny.toml`: one that the tests do not know is an error, because it would have no effect here.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Rules {
     graph: Graph,
     licenses: Licences,
     bans: Bans,
-    sources: BTreeMap<String, String>,
+    sources: Sources,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Graph {
     targets: Vec<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Licences {
     allow: BTreeSet<String>,
     exceptions: Vec<LicenceException>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct LicenceException {
     allow: Vec<String>,
     #[serde(rename = "crate")]
     package: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Bans {
+    multiple_versions: String,
     deny: Vec<Ban>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Ban {
     name: String,
     reason: String,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Sources {
+    unknown_registry: String,
+    unknown_git: String,
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(root().join(file)).unwrap()
+}
+
 fn rules() -> Rules {
-    toml::from_str(&fs::read_to_string(root().join("deny.toml")).unwrap()).unwrap()
+    toml::from_str(&read("deny.toml")).unwrap()
+}
+
+/// Returns the values of a key of all packages in a lock file, such as `name`.
+fn locked(lock_file: &str, key: &str) -> BTreeSet<String> {
+    let text = read(lock_file);
+    let values = text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
+    values.map(|value| value.trim_matches('"').to_owned()).collect()
 }
 
 /// Returns the licence expression of each package that is compiled for the targets, tests included, by its name.
@@ -100,24 +125,38 @@ fn licences_are_allowed() {
     }
 }
 
+/// Fuzz targets compile packages of this workspace. The packages that only their lock file has are those of libFuzzer.
 #[test]
 fn banned_packages_are_not_compiled() {
     let Rules { graph, bans, .. } = rules();
     let packages = packages(&graph.targets);
+    let of_workspace = locked("Cargo.lock", "name");
+    let of_fuzzing: BTreeSet<_> =
+        locked("fuzz/Cargo.lock", "name").difference(&of_workspace).cloned().collect();
+    assert!(of_fuzzing.contains("libfuzzer-sys"), "{of_fuzzing:?}");
     assert!(!bans.deny.is_empty());
-    let found = bans.deny.iter().filter(|ban| packages.contains_key(&ban.name));
+    let is_used = |name: &str| packages.contains_key(name) || of_fuzzing.contains(name);
+    let found = bans.deny.iter().filter(|ban| is_used(&ban.name));
     let found: Vec<_> = found.map(|ban| format!("{}: {}", ban.name, ban.reason)).collect();
     assert!(found.is_empty(), "`cargo tree --invert` finds the users of these banned packages: {found:#?}");
+    assert_eq!(bans.multiple_versions, "warn", "no test here refuses several versions of a package");
 }
 
 #[test]
 fn packages_come_from_the_registry() {
-    let sources = rules().sources;
-    assert!(["unknown-registry", "unknown-git"].iter().all(|key| sources[*key] == "deny"), "{sources:?}");
+    let Sources { unknown_registry, unknown_git } = rules().sources;
+    assert_eq!((&*unknown_registry, &*unknown_git), ("deny", "deny"));
     for lock_file in ["Cargo.lock", "fuzz/Cargo.lock"] {
-        let text = fs::read_to_string(root().join(lock_file)).unwrap();
-        let sources = text.lines().filter_map(|line| line.strip_prefix("source = "));
-        let sources: BTreeSet<_> = sources.map(|source| source.trim_matches('"')).collect();
-        assert_eq!(sources, BTreeSet::from([REGISTRY]), "{lock_file}");
+        assert_eq!(locked(lock_file, "source"), BTreeSet::from([REGISTRY.to_owned()]), "{lock_file}");
+    }
+}
+
+#[test]
+fn key_without_a_test_is_an_error() {
+    let text = read("deny.toml");
+    for section in ["[graph]", "[licenses]", "[bans]", "[sources]"] {
+        let with_another = text.replace(section, &format!("{section}\nanother = true"));
+        let error = toml::from_str::<Rules>(&with_another).unwrap_err().to_string();
+        assert!(error.contains("another"), "{section}: {error}");
     }
 }
