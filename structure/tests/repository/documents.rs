@@ -145,6 +145,32 @@ fn oldest_supported_versions_are_those_of_charts_and_pages() {
     assert!(row("GitLab").contains("no real GitLab was tried"), "no test here proves a version");
 }
 
+/// The commands are the rows of the tables that begin with an exit code.
+#[test]
+fn documents_have_the_number_of_compared_commands() {
+    let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
+    let performance = read("docs/performance.md");
+    let mut total = 0;
+    for (group, table) in [
+        ("kubectl that reads", "reading"),
+        ("kubectl that changes", "changing"),
+        ("kubectl with workloads", "workloads"),
+        ("kubectl with streams (exec, logs, attach, port-forward, watch)", "streams"),
+        ("requests of helm", "helm"),
+        ("curl that reads", "http-reading"),
+        ("curl that changes", "http-changing"),
+    ] {
+        let rows = read(&format!("gateway/tests/e2e/differential/tables/{table}.sh"));
+        let commands = rows.lines().filter(|row| row.starts_with(|c: char| c.is_ascii_digit())).count();
+        let expected = format!("| {group} | {commands} | {commands} |");
+        assert!(performance.contains(&expected), "docs/performance.md does not have {expected}");
+        total += commands;
+    }
+    for page in ["docs/performance.md", "docs/clients.md", "docs/protocol.md"] {
+        assert!(read(page).contains(&format!("{total} commands")), "{page} does not have {total} commands");
+    }
+}
+
 /// Returns whether a chart has a value, such as `config.token`.
 fn has_value(schema: &serde_json::Value, key: &str) -> bool {
     key.split('.').try_fold(schema, |schema, name| schema["properties"].get(name)).is_some()
