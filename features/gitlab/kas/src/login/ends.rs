@@ -72,7 +72,7 @@ impl LoginEnds {
         self.0.logins.lock().retain(|pending| pending.hash != hash);
     }
 
-    /// Waits for the end of the next login, and returns its token. A login that is added later may end before those that are in the list.
+    /// Waits for the end of the next login, and returns its token. It considers logins that are added while it waits.
     ///
     /// If the future is dropped, the login stays in the list.
     pub(super) async fn next(&self) -> SecretString {
