@@ -154,6 +154,34 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pages_without_a_connected_agent_lead_to_the_next_one_without_redis() {
+    let (replica, config) = without_redis();
+    let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+    let world = World::replica(replica, config, tokens, None, None);
+    let file = format!(
+        "agents: [{{id: 1, name: first, tokens: []}}, {{id: 2, name: prod, tokens: ['{}']}}, {{id: 3, name: last, tokens: []}}]",
+        TokenHash::of(&world.agent_token)
+    );
+    world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &file).unwrap());
+    let _agent = world.agent(Services::new()).await;
+
+    let pages = [
+        ("", vec![], json!("1")),
+        ("&continue=1", vec!["prod"], json!("2")),
+        ("&continue=2", vec![], Value::Null),
+    ];
+    for (from, expected, next) in pages {
+        let response = get(&world, &format!("/api/v1/agents?limit=1{from}")).await;
+        assert_eq!(response.status(), StatusCode::OK, "{from}");
+        let page: Value = serde_json::from_str(&text(response).await).unwrap();
+        assert_eq!((names(&page), &page["continue"]), (expected, &next), "{from}");
+        assert!(page["missing"].as_str().unwrap().contains("Redis was not reached"), "{page}");
+    }
+    let whole = get(&world, "/api/v1/agents?id=1").await;
+    assert_eq!(whole.status(), StatusCode::SERVICE_UNAVAILABLE, "the whole list has no connected agent");
+}
+
+#[tokio::test(start_paused = true)]
 async fn invalid_request_is_refused_with_its_reason() {
     let world = World::new();
     for (path, status, error, message) in [

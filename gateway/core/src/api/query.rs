@@ -117,6 +117,11 @@ impl AgentFilter {
 }
 
 impl Query {
+    /// Returns whether the page is the first one of its list.
+    pub fn is_first_page(&self) -> bool {
+        self.after.is_none()
+    }
+
     /// Returns whether an agent is on this page or on a later one.
     pub fn is_after(&self, id: AgentId) -> bool {
         self.after.is_none_or(|after| id > after)
@@ -244,6 +249,13 @@ mod tests {
         assert_eq!(admitted("project=&group=&name=&id=&limit=&continue="), [1, 2, 3, 4, 5]);
         assert_eq!(admitted("id=4&id=1&id=99"), [1, 4]);
         assert!(admitted("&continue=18446744073709551615&").is_empty());
+    }
+
+    #[test]
+    fn page_without_continue_is_the_first_one() {
+        for (query, expected) in [("", true), ("limit=1", true), ("continue=", true), ("continue=1", false)] {
+            assert_eq!(query.parse::<Query>().unwrap().is_first_page(), expected, "{query}");
+        }
     }
 
     #[test]
