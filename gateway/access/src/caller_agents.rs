@@ -17,7 +17,16 @@ pub struct CallerAgents {
     /// The agents. Those of the file are in order of their names, and those of GitLab in order of their ids.
     pub agents: Vec<CallerAgent>,
     /// The reason for which some may be missing.
-    pub missing: Option<String>,
+    pub missing: Option<MissingAgents>,
+}
+
+/// The reason for which agents may be missing in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MissingAgents {
+    /// Redis, or another replica, did not respond. A later list may be complete.
+    Unreadable(String),
+    /// The list has reached a limit. A later list has the same limit.
+    Truncated(String),
 }
 
 /// An agent that a caller may use.
@@ -33,6 +42,35 @@ pub struct CallerAgent {
     pub is_of_file: bool,
     /// The rights of the caller for the agent.
     pub caller: Arc<Caller>,
+}
+
+impl MissingAgents {
+    /// Returns the reason of a list that has these errors.
+    pub fn new(unreadable: Option<String>, truncated: Option<String>) -> Option<Self> {
+        match (unreadable, truncated) {
+            (Some(unreadable), Some(truncated)) => {
+                Some(Self::Unreadable(format!("{unreadable}; {truncated}")))
+            }
+            (Some(unreadable), None) => Some(Self::Unreadable(unreadable)),
+            (None, truncated) => truncated.map(Self::Truncated),
+        }
+    }
+
+    /// Returns the error of Redis or of another replica. A list at its limit has none.
+    pub fn unreadable(&self) -> Option<&str> {
+        match self {
+            Self::Unreadable(error) => Some(error),
+            Self::Truncated(_) => None,
+        }
+    }
+
+    /// Returns the text for people.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        match self {
+            Self::Unreadable(text) | Self::Truncated(text) => text,
+        }
+    }
 }
 
 impl CallerAgent {
@@ -97,4 +135,21 @@ pub async fn agents_of_entry(
     });
     agents.extend(allowed.map(|(id, known)| CallerAgent::of_gitlab(id, Some(known), Arc::clone(caller))));
     (agents, list.missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_at_its_limit_is_not_unreadable() {
+        let text = |text: &str| Some(text.to_owned());
+        let truncated = MissingAgents::new(None, text("more than 1000")).unwrap();
+        assert_eq!((truncated.unreadable(), &*truncated.clone().into_text()), (None, "more than 1000"));
+        let unreadable = MissingAgents::new(text("no Redis"), None).unwrap();
+        assert_eq!(unreadable.unreadable(), Some("no Redis"));
+        let both = MissingAgents::new(text("no Redis"), text("more than 1000")).unwrap();
+        assert_eq!(both.unreadable(), Some("no Redis; more than 1000"));
+        assert_eq!(MissingAgents::new(None, None), None);
+    }
 }

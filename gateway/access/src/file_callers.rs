@@ -7,7 +7,7 @@ use proto::{AgentId, AgentName, Reason, ServiceName};
 
 use super::{AuthorizedCaller, CallerAuthorizer, Credential, ProjectAgents, TokenKind, unauthorized};
 use crate::{
-    caller_agents::{CallerAgents, agents_of_entry},
+    caller_agents::{CallerAgents, MissingAgents, agents_of_entry},
     error::RequestError,
     identity::{AgentAttributes, Caller, Grant, Identities, Identity},
     missing_right::missing_right,
@@ -83,6 +83,7 @@ impl FileCallers {
         if let Some(named) = credential.kind.agent() {
             agents.retain(|agent| agent.id == named);
         }
+        let missing = missing.map(MissingAgents::Unreadable);
         Ok(Some(CallerAgents { grant: Arc::clone(grant), agents, missing }))
     }
 

@@ -41,7 +41,7 @@ use proto::{
 pub use self::{
     address::{address_key, site},
     api_token::{ApiTokenError, ApiTokenVerifier},
-    caller_agents::{CallerAgent, CallerAgents, agents_of_entry},
+    caller_agents::{CallerAgent, CallerAgents, MissingAgents, agents_of_entry},
     configuration::{
         ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
         RepositoryPlace, is_about_managed_resources, read_repository, template_path,

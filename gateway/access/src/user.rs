@@ -7,7 +7,7 @@ use proto::AgentId;
 use secrecy::SecretString;
 use serde_json::Value;
 
-use crate::{Caller, Grant, ProjectAgentName, RequestError};
+use crate::{Caller, Grant, MissingAgents, ProjectAgentName, RequestError};
 
 /// A source of callers whose tokens name a user.
 pub trait UserAuthenticator: fmt::Debug + Send + Sync {
@@ -78,7 +78,7 @@ pub struct UserAgents {
     /// The agents, in order of their ids.
     pub agents: Vec<UserAgent>,
     /// The reason for which some may be missing.
-    pub missing: Option<String>,
+    pub missing: Option<MissingAgents>,
 }
 
 /// An agent of GitLab that a user may use.

@@ -226,12 +226,13 @@ async fn load_all(
     }
 }
 
-/// Refuses a list without an agent if some may be missing. A kas before 0.2 answers so while it cannot read its records.
+/// Refuses a list without an agent if some may be missing. A kas before 0.2 answers so while it cannot read its records, and any
+/// kas if the list has reached a limit.
 fn check_records(is_empty: bool, missing: Option<&str>) -> Result<(), CliError> {
     match missing {
         Some(missing) if is_empty => Err(CliError::unavailable(format!(
-            "kas cannot read the records of all connected agents: {missing}; kas or its Redis is at fault: try again, and if that does \
-             not help, see /readiness of kas"
+            "kas lists no agent, and agents may be missing: {missing}; if kas cannot read its records, try again, and if that does not \
+             help, see /readiness of kas"
         ))),
         Some(_) | None => Ok(()),
     }

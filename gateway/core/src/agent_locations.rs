@@ -219,7 +219,8 @@ impl From<ProjectAgent> for KnownAgent {
 }
 
 impl UnreadableRecords {
-    /// Refuses an answer that is empty for this reason, because it would mean that there is no agent.
+    /// Refuses an answer that is empty for this reason, because it would mean that there is no agent. `missing` is the error of Redis or
+    /// of another replica: a list at its limit is no error.
     ///
     /// # Errors
     ///

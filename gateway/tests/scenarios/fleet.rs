@@ -252,6 +252,12 @@ async fn list_of_a_job_with_too_many_agents_says_so() {
     assert_eq!(status, 200, "{list}");
     let missing = list["missing"].as_str().unwrap();
     assert!(missing.contains("at most 1000 agents of a job, and it may use 1 more"), "{missing}");
+    // It is no error of Redis, and another attempt has the same limit.
+    for path in ["/agents?name=none", "/agents/fleet?name=none"] {
+        let (status, list) = setup.get(path, "ci:1000:many").await;
+        assert_eq!(status, 200, "{path}: {list}");
+        assert!(list["missing"].as_str().unwrap().contains("at most 1000 agents of a job"), "{path}: {list}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use access::{CallerAgent, CallerAgents, RequestError};
+use access::{CallerAgent, CallerAgents, MissingAgents, RequestError};
 use futures_util::future::BoxFuture;
 use kas_core::{
     agent_locations::{AgentLocations, UnreadableRecords},
@@ -63,7 +63,7 @@ impl AgentListRequests {
         let query = agents_of_caller(query)?;
         let CallerAgents { mut agents, missing, .. } = all;
         agents.retain(|agent| query.is_after(agent.id) && query.filter.selects(agent.names(), None));
-        UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
+        UnreadableRecords::check(agents.is_empty(), missing.as_ref().and_then(MissingAgents::unreadable))?;
         agents.sort_by_key(|agent| agent.id);
         let has_more = agents.len() > query.limit;
         agents.truncate(query.limit);
@@ -77,7 +77,7 @@ impl AgentListRequests {
             replica: self.replica,
             time: SystemTime::now(),
             agents: listed.collect(),
-            missing: locations.missing.or(missing),
+            missing: locations.missing.or_else(|| missing.map(MissingAgents::into_text)),
             next: ids.last().filter(|_| has_more).map(AgentId::to_string),
         })
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fmt::Debug, marker::PhantomData, sync::Arc, time::Duration};
 
-use access::{CallerAgents, CallerNames, RequestError};
+use access::{CallerAgents, CallerNames, MissingAgents, RequestError};
 use futures_util::future::BoxFuture;
 use kas_core::{
     agent_answers::AnswerDeadline,
@@ -144,7 +144,7 @@ impl<A: FleetAnswer> FleetSummaryRequests<A> {
         let filter = fleet_of_caller(query)?;
         let _permit = self.inquiry.acquire(Some(grant.caller.names()))?;
         agents.retain(|agent| filter.selects(agent.names(), None));
-        UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
+        UnreadableRecords::check(agents.is_empty(), missing.as_ref().and_then(MissingAgents::unreadable))?;
         let ids: Vec<AgentId> = agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
         let graph: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
@@ -156,7 +156,11 @@ impl<A: FleetAnswer> FleetSummaryRequests<A> {
         });
         let members: Vec<_> = members.collect();
         let clusters = ask_all(members, sender).await;
-        Ok(A::summarize(self.replica, clusters, locations.missing.or(missing)))
+        Ok(A::summarize(
+            self.replica,
+            clusters,
+            locations.missing.or_else(|| missing.map(MissingAgents::into_text)),
+        ))
     }
 }
 

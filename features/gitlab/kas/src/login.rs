@@ -37,8 +37,8 @@ use std::{
 };
 
 use access::{
-    AuthenticatedUser, LoginRequest, ProjectAgentName, RequestError, UnknownCredentials, UserLoginError,
-    token::TokenHash,
+    AuthenticatedUser, LoginRequest, MissingAgents, ProjectAgentName, RequestError, UnknownCredentials,
+    UserLoginError, token::TokenHash,
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use moka::future::Cache;
@@ -130,7 +130,7 @@ pub(crate) struct LoginAgents {
     /// The agents.
     pub(crate) agents: Vec<LoginAgent>,
     /// The reason for which some may be missing.
-    pub(crate) missing: Option<String>,
+    pub(crate) missing: Option<MissingAgents>,
 }
 
 /// An agent that a user may use.
@@ -314,9 +314,7 @@ impl GitLabLogins {
             .collect();
         let lists = admitting.iter().map(|(.., admitted)| places(admitted).collect());
         let (asked, is_complete) = places_in_turns(lists.collect(), MAX_PLACES_OF_LIST);
-        let too_many =
-            || format!("user_access of the agents names more than {MAX_PLACES_OF_LIST} projects and groups");
-        let missing = if is_complete { list.missing.clone() } else { Some(too_many()) };
+        let missing = missing_agents(list.missing.clone(), is_complete);
         let (member, access) =
             self.access(&login, asked.clone(), BudgetShare::KnownCallers, self.source.ttl).await?;
         let known: HashMap<_, _> = asked.into_iter().zip(access).collect();
@@ -490,6 +488,14 @@ impl LoginUser {
     }
 }
 
+/// Returns the reason for which agents may be missing in a list of agents with this error, about some or all of their places.
+fn missing_agents(unreadable: Option<String>, has_all_places: bool) -> Option<MissingAgents> {
+    let too_many = (!has_all_places).then(|| {
+        format!("user_access of the agents names more than {MAX_PLACES_OF_LIST} projects and groups")
+    });
+    MissingAgents::new(unreadable, too_many)
+}
+
 /// Returns the name of a user as a caller. GitLab is not trusted to send a short one.
 pub(crate) fn caller_name(username: &str) -> String {
     let name = username.chars().filter(|c| !c.is_control()).take(255);
@@ -502,5 +508,21 @@ fn failure(error: LoginError) -> UserLoginError {
         LoginError::Unavailable(_) => UserLoginError::Unavailable(text),
         LoginError::Refused(_) => UserLoginError::Refused(text),
         LoginError::Failed(_) => UserLoginError::Failed(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_about_some_places_is_truncated_and_not_unreadable() {
+        let missing = missing_agents(None, false).unwrap();
+        assert_eq!(missing.unreadable(), None);
+        assert!(missing.into_text().contains("more than 2000 projects and groups"));
+        let away = || Some("Redis was not reached yet".to_owned());
+        assert!(missing_agents(away(), false).unwrap().unreadable().is_some());
+        assert!(missing_agents(away(), true).unwrap().unreadable().is_some());
+        assert_eq!(missing_agents(None, true), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use access::{CallerAgent, Grant, RequestError, UserAgent, UserAgents, agents_of_entry};
+use access::{CallerAgent, Grant, MissingAgents, RequestError, UserAgent, UserAgents, agents_of_entry};
 use proto::{AgentId, ServiceName};
 use secrecy::SecretString;
 
@@ -55,6 +55,7 @@ impl Logins {
             let agents = agents.into_iter().map(|UserAgent { id, name, caller }| {
                 CallerAgent::of_gitlab(id, Some(name), Arc::new(caller))
             });
+            let missing = missing.map(MissingAgents::into_text);
             return Ok(SessionAgents { agents: agents.collect(), missing });
         }
         let identity = self.identities.load_full();

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use access::{CallerAgent, CallerAgents, Credential, ProjectAgents, RequestError, UserAgent, UserAgents};
+use access::{
+    CallerAgent, CallerAgents, Credential, MissingAgents, ProjectAgents, RequestError, UserAgent, UserAgents,
+};
 use kas_core::agent_locations::UnreadableRecords;
 use proto::{AgentId, Reason};
 
@@ -39,8 +41,7 @@ impl GitLabAuthorizer {
         let cut = (surplus > 0).then(|| {
             format!("a list has at most {MAX_AGENTS} agents of a job, and it may use {surplus} more")
         });
-        let reasons: Vec<String> = connected.missing.into_iter().chain(cut).collect();
-        let missing = (!reasons.is_empty()).then(|| reasons.join("; "));
+        let missing = MissingAgents::new(connected.missing, cut);
         Ok(CallerAgents { grant, agents: agents.collect(), missing })
     }
 
@@ -54,10 +55,9 @@ impl GitLabAuthorizer {
         else {
             return Ok(None);
         };
-        UnreadableRecords::check(agents.is_empty(), missing.as_deref())?;
+        UnreadableRecords::check(agents.is_empty(), missing.as_ref().and_then(MissingAgents::unreadable))?;
         let Some(first) = agents.first().map(|agent| agent.id) else {
-            let what = "user_access of no connected agent admits this user";
-            return Err(RequestError::new(Reason::Forbidden, what));
+            return Err(not_admitted(missing));
         };
         let kind = CredentialKind::User(AccessType::OauthLogin);
         let (caller, _) = self.caller(credential, kind, first, BudgetShare::KnownCallers).await?;
@@ -65,5 +65,27 @@ impl GitLabAuthorizer {
             .into_iter()
             .map(|UserAgent { id, name, caller }| CallerAgent::of_gitlab(id, Some(name), Arc::new(caller)));
         Ok(Some(CallerAgents { grant: caller.grant(first)?, agents: agents.collect(), missing }))
+    }
+}
+
+/// Returns the error for a user whom no list admits. A list that is truncated may have left out the agents of the user.
+fn not_admitted(missing: Option<MissingAgents>) -> RequestError {
+    let limit = missing.map(|missing| format!("; agents may be missing: {}", missing.into_text()));
+    let limit = limit.unwrap_or_default();
+    let what = format!("user_access of no connected agent admits this user{limit}");
+    RequestError::new(Reason::Forbidden, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_of_a_truncated_list_learns_the_limit() {
+        let truncated = MissingAgents::Truncated("it names more than 2000 projects".to_owned());
+        let error = not_admitted(Some(truncated));
+        assert_eq!((error.reason, error.retry_after), (Reason::Forbidden, None));
+        assert!(error.message.ends_with("agents may be missing: it names more than 2000 projects"));
+        assert!(not_admitted(None).message.ends_with("admits this user"));
     }
 }
