@@ -1,6 +1,10 @@
 //! The embedded store: for one replica, in memory, without anything to install.
 
-use std::{collections::HashMap, future::ready, time::SystemTime};
+use std::{
+    collections::HashMap,
+    future::ready,
+    time::{Duration, SystemTime},
+};
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -216,9 +220,12 @@ impl SessionStore for MemoryStore {
         Box::pin(ready(Ok(ids.iter().map(|id| sessions.is_live(*id, now)).collect())))
     }
 
-    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.sessions.lock().end(sessions);
-        Box::pin(ready(Ok(())))
+    fn session_ttl(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Duration>, StoreError>> {
+        Box::pin(ready(Ok(self.sessions.lock().ttl(id, Instant::now()))))
+    }
+
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<usize, StoreError>> {
+        Box::pin(ready(Ok(self.sessions.lock().end(sessions, Instant::now()))))
     }
 }
 

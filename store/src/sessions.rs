@@ -66,8 +66,11 @@ pub trait SessionStore: fmt::Debug + Send + Sync + 'static {
     /// Returns for each session whether it has not ended.
     fn live_sessions<'a>(&'a self, ids: &'a [SessionId]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
 
-    /// Ends sessions. Sessions that have ended before are no error.
-    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Returns the remaining time of a session by the clock of the store, or `None` if there is none.
+    fn session_ttl(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Duration>, StoreError>>;
+
+    /// Ends sessions. Returns their number: sessions that have ended before are no error, and do not count.
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<usize, StoreError>>;
 }
 
 /// The sessions in memory. The scripts `begin_session.lua` and `end_sessions.lua` have the same rule.
@@ -107,11 +110,18 @@ impl SessionTable {
         self.live(id, now).is_some()
     }
 
-    pub(crate) fn end(&mut self, sessions: EndedSessions) {
+    pub(crate) fn ttl(&self, id: SessionId, now: Instant) -> Option<Duration> {
+        self.live(id, now).map(|entry| entry.end - now)
+    }
+
+    pub(crate) fn end(&mut self, sessions: EndedSessions, now: Instant) -> usize {
+        self.0.retain(|_, entry| entry.end > now);
+        let before = self.0.len();
         match sessions {
             EndedSessions::One(id) => drop(self.0.remove(&id)),
             EndedSessions::OfHolder(holder) => self.0.retain(|_, entry| entry.holder != holder),
         }
+        before - self.0.len()
     }
 
     fn live(&self, id: SessionId, now: Instant) -> Option<&SessionEntry> {

@@ -121,7 +121,11 @@ impl SessionStore for BrokenStore {
         self.store.live_sessions(ids)
     }
 
-    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn session_ttl(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Duration>, StoreError>> {
+        self.store.session_ttl(id)
+    }
+
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<usize, StoreError>> {
         self.store.end_sessions(sessions)
     }
 }

@@ -451,6 +451,23 @@ async fn end_of_a_login_revokes_its_tokens_at_gitlab() {
     gitlab.assert_no_violations();
 }
 
+/// Both replicas know the login, and end it at the same time.
+#[tokio::test(start_paused = true)]
+async fn one_replica_revokes_the_tokens_of_a_login_at_its_end() {
+    const HOURS: Duration = Duration::from_secs(8 * 3600);
+    let page = Page::new().await;
+    let browser = page.log_in(0, "alice").await;
+    assert_eq!(page.elsewhere(&browser, 1).get(SESSION).await.status(), 200);
+    let Page { gitlab, fleet, _agent: agent, .. } = page;
+    // Its pings would make eight hours long.
+    agent.stop().await;
+    drop(browser);
+    sleep(HOURS + Duration::from_secs(60)).await;
+    assert_eq!((gitlab.requests(Endpoint::OauthRevoke), gitlab.state().oauth.tokens()), (1, (0, 0)));
+    gitlab.assert_no_violations();
+    drop(fleet);
+}
+
 #[tokio::test(start_paused = true)]
 async fn failed_login_says_why_and_begins_no_session() {
     let page = Page::new().await;

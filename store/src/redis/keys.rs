@@ -246,7 +246,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit append_events begin_session check cleanup deployments disabled end_sessions environments event_cursor heartbeat instances join last_event latest_events lease leave look lookup members name_projects notify project projects publish read_events record_event sessions stage unknown views }
+scripts! { admit append_events begin_session check cleanup deployments disabled end_sessions environments event_cursor heartbeat instances join last_event latest_events lease leave look lookup members name_projects notify project projects publish read_events record_event session_ttl sessions stage unknown views }
 
 #[cfg(test)]
 mod tests {

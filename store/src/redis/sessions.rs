@@ -1,5 +1,7 @@
 //! The sessions of browsers, which all replicas share. Their records are encrypted by the caller.
 
+use std::time::Duration;
+
 use futures_util::future::BoxFuture;
 use redis::FromRedisValue;
 
@@ -50,7 +52,18 @@ impl SessionStore for RedisStore {
         })
     }
 
-    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn session_ttl(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Duration>, StoreError>> {
+        Box::pin(async move {
+            let (shared, keys) = (&self.0, &self.0.keys);
+            let mut script = shared.scripts.session_ttl.key(keys.session(id));
+            script.key(keys.sessions()).arg(id.to_string());
+            let milliseconds: i64 = shared.query(&script).await?;
+            // It is negative if there is no session.
+            Ok(u64::try_from(milliseconds).ok().map(Duration::from_millis))
+        })
+    }
+
+    fn end_sessions(&self, sessions: EndedSessions) -> BoxFuture<'_, Result<usize, StoreError>> {
         Box::pin(async move {
             let (shared, keys) = (&self.0, &self.0.keys);
             let (key, id) = match sessions {

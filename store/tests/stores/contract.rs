@@ -401,11 +401,17 @@ async fn session_is_read_by_all_replicas_until_it_ends(here: TestStore<'_>, ther
         assert_eq!(store.live(&[9, 2, 1]).await, [false, true, true]);
         assert!(store.live(&[]).await.is_empty());
     }
+    let ttl = async |store: TestStore<'_>, number| store.store.session_ttl(session(number)).await.unwrap();
+    let hour = ttl(there, 1).await.unwrap();
+    assert!(hour <= Duration::from_secs(3600) && hour > Duration::from_secs(3590), "{hour:?}");
     tokio::time::sleep(Duration::from_millis(1600)).await;
     assert_eq!(there.live(&[1, 2]).await, [true, false], "its time has passed");
-    for _ in 0..2 {
-        there.store.end_sessions(EndedSessions::One(session(1))).await.unwrap();
+    assert_eq!((ttl(there, 2).await, ttl(here, 9).await), (None, None));
+    for (store, expected) in [(there, 1), (here, 0)] {
+        let ended = store.store.end_sessions(EndedSessions::One(session(1))).await.unwrap();
+        assert_eq!(ended, expected, "one of the replicas has ended it");
         assert_eq!(here.store.session(session(1)).await.unwrap(), None);
+        assert_eq!(ttl(here, 1).await, None);
     }
 }
 
@@ -413,7 +419,8 @@ async fn sessions_of_a_holder_end_together(here: TestStore<'_>, there: TestStore
     for (number, holder) in [(11, 1), (12, 1), (13, 2)] {
         here.begin(number, holder, Duration::from_secs(3600)).await;
     }
-    there.store.end_sessions(EndedSessions::OfHolder(SessionHolder([1; 16]))).await.unwrap();
+    let ended = there.store.end_sessions(EndedSessions::OfHolder(SessionHolder([1; 16]))).await.unwrap();
+    assert_eq!(ended, 2);
     assert_eq!(here.live(&[11, 12, 13]).await, [false, false, true]);
     there.store.end_sessions(EndedSessions::OfHolder(SessionHolder([2; 16]))).await.unwrap();
     assert_eq!(here.live(&[13]).await, [false]);

@@ -46,11 +46,11 @@ use oidc::{AuthorizationRequest, EndpointUrl, LoginError, Tokens};
 use proto::{AgentId, Reason};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
-use store::{EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionLimits, Store};
-use tokio::{task::JoinSet, time::timeout};
+use store::{EndedSessions, NewSession, SESSION_TTL, SessionHolder, SessionLimits, Store, StoreError};
+use tokio::sync::Semaphore;
 
 use self::{
-    ends::LoginEnds,
+    ends::{DueLogin, LoginEnds},
     known::{Access, Login, login_ended, unavailable},
     members::{Member, Place, PlaceAccess},
     oauth::OauthApplication,
@@ -76,9 +76,7 @@ const CAPACITY: u64 = 10_000;
 const RETENTION: Duration = Duration::from_secs(3600);
 /// The greatest age of an answer with which the rights for an agent are decided, so that it is not used for a second period.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// The time after which a login makes room for the end of another one, although GitLab has not answered.
-const REVOCATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most logins that end at the same time, so that a GitLab that hangs does not delay all others.
+/// The most logins that end at the same time, so that they leave the budget of GitLab to others.
 const MAX_ENDING: usize = 16;
 /// The most projects and groups about which GitLab is asked for the list of a user's agents.
 const MAX_PLACES_OF_LIST: usize = 2_000;
@@ -178,19 +176,51 @@ impl GitLabLogins {
 
     /// Ends the logins that began here, or that this replica has served, when their time is over. The future never completes.
     pub(crate) async fn run(&self) {
-        let mut ending = JoinSet::new();
+        let ending = Arc::new(Semaphore::new(MAX_ENDING));
         loop {
-            let token = self.ends.next().await;
+            // The end of a login holds it until GitLab has answered, or its client gives up.
+            let permit = Arc::clone(&ending).acquire_owned().await;
+            let due = self.ends.next().await;
             let logins = self.clone();
-            ending.spawn(async move {
-                // A logout that has begun goes on.
-                drop(timeout(REVOCATION_TIMEOUT, logins.log_out(&token)).await);
+            tokio::spawn(async move {
+                logins.end_due(&due).await;
+                drop(permit);
             });
-            while ending.try_join_next().is_some() {}
-            if ending.len() >= MAX_ENDING {
-                ending.join_next().await;
-            }
         }
+    }
+
+    /// Ends a login whose time is over. Of the replicas that know it, the one that removes its record revokes its tokens.
+    async fn end_due(&self, due: &DueLogin) {
+        let ttl = self.source.store.session_ttl(record::id(&due.token)).await;
+        if ttl.is_ok() {
+            self.ends.on_store_response();
+        }
+        match &ttl {
+            Ok(Some(remaining)) if self.ends.postpone(due, *remaining) => return,
+            Err(error) if self.ends.retry(due, error) => return,
+            Ok(_) | Err(_) => {}
+        }
+        let known = self.forget(&due.token).await;
+        let tokens = match (self.source.take(&due.token).await, known) {
+            (Ok(tokens), _) => tokens,
+            (Err(_), Some(login)) => Some(login.tokens().await),
+            (Err(error), None) => {
+                self.ends.retry(due, &error);
+                None
+            }
+        };
+        if let Some(tokens) = tokens {
+            self.source.revoke(&tokens).await;
+        }
+    }
+
+    /// Removes a login that this replica knows, and ends its streams. Tokens that are being renewed are not stored any more.
+    async fn forget(&self, token: &SecretString) -> Option<Arc<Login>> {
+        let known = self.known.remove(&TokenHash::of(token)).await;
+        if let Some(login) = &known {
+            login.end();
+        }
+        known
     }
 
     /// Returns whether a token is one of a login.
@@ -239,7 +269,7 @@ impl GitLabLogins {
                 return Err(login_ended());
             };
             // The replica at which it began may have stopped.
-            self.ends.add(token.clone(), end);
+            self.ends.add_again(token.clone(), end);
             Ok(Arc::new(Login::new(token.clone(), tokens, end)))
         };
         let found = self.known.try_get_with(TokenHash::of(token), load).await;
@@ -280,6 +310,8 @@ impl GitLabLogins {
         let result = login.access(&self.source, places, share, max_age).await;
         if let Err(error) = &result
             && error.reason == Reason::Unauthorized
+            // By a clock that is ahead, a login ends early: `end_due` asks the store for its end.
+            && SystemTime::now() < login.end
         {
             self.known.remove(&TokenHash::of(login.token())).await;
             // Another replica may have a login that goes on.
@@ -391,10 +423,7 @@ impl GitLabLogins {
         let (logins, token) = (self.clone(), token.clone());
         self.ends.remove(&token);
         let ended = tokio::spawn(async move {
-            let known = logins.known.remove(&TokenHash::of(&token)).await;
-            if let Some(login) = &known {
-                login.end();
-            }
+            let known = logins.forget(&token).await;
             // Another replica may have renewed the tokens.
             let stored = logins.source.load(&token).await.ok().flatten().map(|record| record.tokens);
             logins.source.remove(&token).await;
@@ -433,6 +462,14 @@ impl LoginSource {
         if let Err(error) = self.store.end_sessions(EndedSessions::One(record::id(token))).await {
             tracing::debug!(%error, "record of a login at GitLab not removed");
         }
+    }
+
+    /// Removes the record of a login. Returns its tokens, unless another replica has removed it.
+    async fn take(&self, token: &SecretString) -> Result<Option<Tokens>, StoreError> {
+        let id = record::id(token);
+        let Some(record) = self.store.session(id).await? else { return Ok(None) };
+        let ended = self.store.end_sessions(EndedSessions::One(id)).await?;
+        Ok(LoginRecord::open(token, record).filter(|_| ended > 0).map(|record| record.tokens))
     }
 
     /// Lets GitLab forget tokens. The refresh token is revoked with the access token.
