@@ -28,7 +28,10 @@ pub use self::{
     dial_target::{AgentUrl, AgentUrlError, DialCredentials, DialTarget},
     oidc::VerifiedClaims,
 };
-use self::{gitlab_agents::GitLabAgents, oidc::OidcRule};
+use self::{
+    gitlab_agents::{GitLabAgents, any_contains},
+    oidc::OidcRule,
+};
 use crate::{rights::ServiceRights, token::TokenHash};
 use request_info::prometheus::SeriesLabels;
 use settings::{AllowedNetworks, ConfigError};
@@ -272,13 +275,17 @@ impl Identity {
         })
     }
 
-    /// Returns whether any caller with tokens of an issuer may use a service of an agent of GitLab.
-    pub fn issuer_may_use_agents_of_gitlab(&self, issuer: &str, service: &ServiceName) -> bool {
-        self.oidc_rules.iter().any(|rule| {
-            rule.issuer == issuer
-                && !rule.rights.gitlab_agents.is_empty()
-                && rule.rights.may_use_service(service)
-        })
+    /// Returns whether any caller with tokens of an issuer may use a service of this agent, which is one of GitLab, or `None` if an
+    /// unknown attribute of the agent decides.
+    pub fn issuer_may_use_agent_of_gitlab(
+        &self,
+        issuer: &str,
+        agent: AgentAttributes<'_>,
+        service: &ServiceName,
+    ) -> Option<bool> {
+        let rules = self.oidc_rules.iter().filter(|rule| rule.issuer == issuer);
+        let rules = rules.filter(|rule| rule.rights.may_use_service(service));
+        any_contains(rules.flat_map(|rule| &rule.rights.gitlab_agents), agent)
     }
 
     /// Checks that each issuer of an entry is configured. `path` is for errors.
@@ -450,6 +457,11 @@ impl Caller {
     /// Returns whether the entry of the caller names this agent, which is one of GitLab.
     pub fn may_use_agent_of_gitlab(&self, agent: AgentAttributes<'_>) -> bool {
         self.rights.gitlab_agents.iter().any(|agents| agents.contain(agent))
+    }
+
+    /// Returns the same, or `None` if an unknown attribute of the agent decides.
+    pub fn may_use_agent_of_gitlab_if_known(&self, agent: AgentAttributes<'_>) -> Option<bool> {
+        any_contains(&self.rights.gitlab_agents, agent)
     }
 
     /// Returns whether the caller may use all agents of the file.

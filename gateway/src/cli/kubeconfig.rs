@@ -16,12 +16,15 @@ use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use cli::{CliError, CommandResult, print, warn};
 use environments_wire::{EnvironmentAgent, GitLabToken};
 use files::unreadable;
-use proto::{AgentId, AgentName, ServiceName};
+use proto::{AgentId, ServiceName};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use secrecy::{ExposeSecret as _, SecretString};
 use webpki::EndEntityCert;
 
-use self::{agent::ChosenAgent, server::ServerUrl};
+use self::{
+    agent::{ChosenAgent, context_of_gitlab},
+    server::ServerUrl,
+};
 use super::{ConfigFile, environment::EnvironmentName, private_file};
 use crate::config::{Config, IdentityConfig};
 
@@ -29,9 +32,9 @@ pub(super) use self::file::{KubeconfigText, UserCredential};
 
 /// Write a kubeconfig for a caller of an agent's cluster
 ///
-/// The context has the name of the agent and is the current one. The token must be that of a caller in the identity file, and
-/// this caller must be allowed to use the service kubernetes of the agent. With --exec the kubeconfig has no token: kubectl runs
-/// `kas login`, with which a person logs in at an OIDC issuer.
+/// The context has the name of the agent, or `gitlab-<id>` for one of GitLab, and is the current one. The token must be that of
+/// a caller in the identity file, and this caller must be allowed to use the service kubernetes of the agent. With --exec the
+/// kubeconfig has no token: kubectl runs `kas login`, with which a person logs in at an OIDC issuer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Kubeconfig {
@@ -143,7 +146,7 @@ impl Kubeconfig {
         let config = Config::read(&self.config.path)?;
         if let Some(file) = &self.gitlab_token_file {
             let (agent, namespace, token) = self.gitlab_place(&config, file)?;
-            let name = AgentName::of_id(agent);
+            let name = context_of_gitlab(agent);
             let token = UserCredential::Token(&token);
             return self.write(&config, (name.as_str(), &agent), "gitlab", namespace.as_deref(), token);
         }
@@ -158,7 +161,8 @@ impl Kubeconfig {
         let agent = place.as_ref().map(|place| &place.agent).or(self.agent.as_ref());
         let agent = agent.expect("clap requires the agent or the environment");
         let namespace = self.namespace.as_deref().or_else(|| place.as_ref().map(|place| &*place.namespace));
-        let agent = ChosenAgent::find(&identity, agent, config.gitlab.is_some()).ok_or_else(|| {
+        let found = ChosenAgent::find(&identity, agent, config.gitlab.is_some())?;
+        let agent = found.ok_or_else(|| {
             let file = identity_file.value.display();
             let hint = config.gitlab.as_ref().map_or("", |_| "; of an agent of GitLab, write the id");
             CliError::usage(format!("there is no agent {agent:?} in {file}{hint}"))

@@ -286,21 +286,55 @@ async fn kubeconfig_for_an_agent_of_gitlab_has_its_id() {
     for agent in ["42", "gitlab:42"] {
         let text = workspace.stdout(&command(&format!("--agent {agent} --token-file caller-token"))).await;
         assert!(text.contains("server: https://kas/agents/42/kubernetes\n"), "{text}");
-        assert!(text.contains("current-context: agent-42\n"), "{text}");
+        assert!(text.contains("current-context: gitlab-42\n"), "{text}");
     }
     let output = workspace.run(&command("--agent 43 --token-file caller-token")).await;
     let warning = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && warning.contains("43 of GitLab is one of them"), "{warning}");
 
+    caller("'gitlab:42'");
+    let (exit, text) = workspace.failure(&command("--agent 43 --token-file caller-token")).await;
+    assert!(exit == 77 && text.contains("may not use the agent 43 of GitLab"), "all entries are ids: {text}");
+
     caller("production");
     for (agent, code, expected) in [
         ("42", 77, "caller me may not use the agent 42 of GitLab"),
-        ("gitlab:1", 64, "there is no agent \"gitlab:1\""),
+        ("gitlab:1", 64, "1 is an agent of the identity file, which wins over GitLab: write production"),
         ("gitlab:shop/web:prod", 64, "of an agent of GitLab, write the id"),
     ] {
         let arguments = command(&format!("--agent {agent} --token-file caller-token"));
         let (exit, text) = workspace.failure(&arguments).await;
         assert!(exit == code && text.contains(expected), "{agent}: {exit} {text}");
+    }
+}
+
+#[tokio::test]
+async fn kubeconfig_with_a_login_is_for_agents_of_gitlab_that_an_entry_may_name() {
+    let workspace = Workspace::new().await;
+    let config = workspace.read("kas.yaml")
+        + "\ngitlab: {address: 'https://gitlab.example.com', authentication_secret_file: secret}\n\
+           oidc: {issuers: [{name: dex, issuer: 'https://dex.example.com', audiences: [kas]}]}\n";
+    workspace.write("kas.yaml", &config);
+    for (agents, code, expected) in [
+        ("'gitlab:42'", 0, ""),
+        ("'gitlab:**'", 0, ""),
+        ("'gitlab:shop/**', 'gitlab:42'", 0, ""),
+        ("'gitlab:41', 'gitlab:shop/**'", 0, "42 of GitLab is one of them"),
+        ("'gitlab:41'", 77, "no caller with oidc.issuer dex may use the service kubernetes of 42 of GitLab"),
+    ] {
+        let caller = format!(
+            "{{name: dev, oidc: {{issuer: dex, claims: {{groups: dev}}}}, agents: [{agents}], services: [kubernetes]}}"
+        );
+        workspace.write("identity.yaml", &format!("callers: [{caller}]\n"));
+        let output =
+            workspace.run("kubeconfig --config kas.yaml --agent 42 --exec dex --server https://kas").await;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(code) && text.contains(expected), "{agents}: {text}");
+        assert_eq!(
+            text.contains("by projects or groups"),
+            code == 0 && !expected.is_empty(),
+            "{agents}: {text}"
+        );
     }
 }
 
@@ -330,7 +364,7 @@ async fn kubeconfig_takes_agent_and_namespace_from_gitlab() {
         "/agents/7/kubernetes\n",
         "namespace: shop\n",
         "token: pat:7:glpat-a\n",
-        "current-context: agent-7\n",
+        "current-context: gitlab-7\n",
     ] {
         assert!(text.contains(expected), "{expected} in {text}");
     }

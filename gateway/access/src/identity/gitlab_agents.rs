@@ -48,6 +48,32 @@ impl GitLabAgents {
             Self::Below(path) => agent.project_path.is_some_and(|known| is_at_or_below(known, path)),
         }
     }
+
+    /// Returns the same, or `None` if an unknown attribute decides.
+    fn contain_if_known(&self, agent: AgentAttributes<'_>) -> Option<bool> {
+        let is_known = match self {
+            Self::All | Self::Id(_) => true,
+            Self::Named(..) => agent.name.is_some() && agent.project_path.is_some(),
+            Self::Below(_) => agent.project_path.is_some(),
+        };
+        is_known.then(|| self.contain(agent))
+    }
+}
+
+/// Returns whether an agent, which is one of GitLab, is one of these, or `None` if an unknown attribute decides.
+pub(super) fn any_contains<'a>(
+    agents: impl IntoIterator<Item = &'a GitLabAgents>,
+    agent: AgentAttributes<'_>,
+) -> Option<bool> {
+    let mut result = Some(false);
+    for some in agents {
+        match some.contain_if_known(agent) {
+            Some(true) => return Some(true),
+            Some(false) => {}
+            None => result = None,
+        }
+    }
+    result
 }
 
 impl FromStr for GitLabAgents {
@@ -107,6 +133,23 @@ mod tests {
                 agents.contain(AgentAttributes { id: *id, name: name.as_ref(), project_path: *project_path })
             });
             assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn agent_without_known_names_is_decided_by_its_id_alone() {
+        let agent = AgentAttributes { id: AgentId(50), name: None, project_path: None };
+        for (texts, expected) in [
+            (&["51", "50"][..], Some(true)),
+            (&["shop/**", "50"], Some(true)),
+            (&["shop/web:prod", "**"], Some(true)),
+            (&["51", "52"], Some(false)),
+            (&[], Some(false)),
+            (&["51", "shop/**"], None),
+            (&["shop/web:prod"], None),
+        ] {
+            let agents: Vec<GitLabAgents> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            assert_eq!(any_contains(&agents, agent), expected, "{texts:?}");
         }
     }
 
