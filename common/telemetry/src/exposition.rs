@@ -8,7 +8,7 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 /// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpositionFormat {
-    /// OpenMetrics 1.0, for clients that name it, as Prometheus does.
+    /// OpenMetrics 1.0, for clients that name it and do not refuse it, as Prometheus does.
     OpenMetrics,
     /// The text format 0.0.4 of Prometheus, for all others.
     Prometheus,
@@ -18,7 +18,7 @@ impl ExpositionFormat {
     /// Returns the format for a request with these headers.
     pub fn accepted(headers: &HeaderMap) -> Self {
         let mut accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-        if accepted.any(|value| value.contains("application/openmetrics-text")) {
+        if accepted.any(|value| value.split(',').any(accepts_open_metrics)) {
             Self::OpenMetrics
         } else {
             Self::Prometheus
@@ -42,6 +42,17 @@ impl ExpositionFormat {
             Self::Prometheus => from_open_metrics(&text),
         }
     }
+}
+
+/// Returns whether a media range names OpenMetrics with a weight above 0 (RFC 9110 sections 12.4.2 and 12.5.1).
+fn accepts_open_metrics(range: &str) -> bool {
+    let mut parts = range.split(';').map(str::trim);
+    let names_it = parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
+    let is_refused = |parameter: &str| {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        name.trim().eq_ignore_ascii_case("q") && value.trim().parse::<f32>().is_ok_and(|weight| weight <= 0.0)
+    };
+    names_it && !parts.any(is_refused)
 }
 
 /// Converts OpenMetrics. The format 0.0.4 has no units and no end.
@@ -89,8 +100,16 @@ mod tests {
     fn client_that_names_open_metrics_gets_it() {
         let of_prometheus =
             "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        let of_prometheus_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+                               application/openmetrics-text;version=0.0.1;q=0.5,\
+                               text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for (accept, expected) in [
             (&[of_prometheus][..], ExpositionFormat::OpenMetrics),
+            (&[of_prometheus_3], ExpositionFormat::OpenMetrics),
+            (&["text/plain, Application/OpenMetrics-Text ; Q=0.001"], ExpositionFormat::OpenMetrics),
+            (&["application/openmetrics-text;q=0, text/plain"], ExpositionFormat::Prometheus),
+            (&["application/openmetrics-text; version=1.0.0; Q=0.000"], ExpositionFormat::Prometheus),
+            (&["application/openmetrics-text-2"], ExpositionFormat::Prometheus),
             (&["text/html", "application/openmetrics-text"], ExpositionFormat::OpenMetrics),
             (&["text/plain;version=0.0.4"], ExpositionFormat::Prometheus),
             (&["*/*"], ExpositionFormat::Prometheus),

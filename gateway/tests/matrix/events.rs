@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     callers,
-    requests::{Failure, Running},
+    requests::{self, Failure, Running},
     support::{Kas, eventually, run},
-    values::{AgentKind, Event, Policy},
+    values::{AgentKind, Event, Policy, Request},
     world::World,
 };
 
@@ -41,6 +41,14 @@ impl Policy {
 /// Sends the request while the event of the case happens.
 pub(crate) fn try_event(world: &World) {
     world.send().unwrap();
+    // The caller of another service may have no right to kubernetes.
+    let is_plain =
+        matches!(world.case.request, Request::Get | Request::List | Request::Post | Request::PodProxy);
+    if world.case.policy == Policy::Labels && is_plain {
+        // GitLab's protocol does not carry the header with the reason.
+        let refusal = requests::request_unlabelled_namespace(world);
+        assert!(refusal.is(403, "the policy of this cluster"), "{refusal:?}");
+    }
     match world.case.event {
         Event::Nothing => {}
         Event::AgentStops | Event::KasStops | Event::Age => try_unnoticed(world),

@@ -1,5 +1,5 @@
-//! Everything that can meet, meets in a test: pairs of callers, agents, transports, replicas, names, requests, sizes and events, with the real
-//! programs.
+//! Everything that can meet, meets in a test: pairs of callers, agents, transports, replicas, names, requests, sizes, events and policies, with the
+//! real programs.
 //!
 //! `make matrix` runs all cases; the name of a case is its values, and a part of a name selects cases:
 //! `cargo test -p gateway --test matrix -- pat/independent`. `MATRIX_CASES` has the names of any cases to run in place of the generated ones,

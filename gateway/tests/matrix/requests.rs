@@ -119,6 +119,11 @@ pub(crate) fn send(world: &World) -> Result<(), Failure> {
     }
 }
 
+/// Sends a request of the same caller to a namespace that does not have the label of the cases. The answer is returned as a refusal.
+pub(crate) fn request_unlabelled_namespace(world: &World) -> Failure {
+    Failure::of_response(&world.client.cluster("/api/v1/namespaces/default/configmaps", &[]))
+}
+
 /// Requests a list of all clusters, in which that of the agent has answered, or says why it cannot.
 fn all_clusters(world: &World, list: &str) -> Result<(), Failure> {
     let request = || world.client.list(&format!("/agents/{list}"));
