@@ -10,14 +10,24 @@ from pathlib import Path
 CHARTS = Path(__file__).resolve().parent.parent
 ROOT = CHARTS.parent.parent
 LABEL = "app.kubernetes.io/component in (server, agent)"
+# The pods of all optional features of agentk, too.
+ALL_LABEL = "app.kubernetes.io/component in (server, agent, admission, audit)"
 
 
 class AcceptanceError(Exception):
     """Says what was expected and what happened."""
 
 
+def complete(*command: str, text: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, which may be a failure."""
+    try:
+        return subprocess.run(command, input=text, text=True, capture_output=True, check=False, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise AcceptanceError(f"`{' '.join(command)[:200]}` has not ended within {timeout:.0f} s") from error
+
+
 def run(*command: str, text: str | None = None, timeout: float = 120) -> str:
-    result = subprocess.run(command, input=text, text=True, capture_output=True, check=False, timeout=timeout)
+    result = complete(*command, text=text, timeout=timeout)
     if result.returncode != 0:
         raise AcceptanceError(f"`{' '.join(command)[:200]}` failed: {result.stderr.strip()[-1500:]}")
     return result.stdout
@@ -62,9 +72,9 @@ class Cluster:
     def helm(self, command: str, namespace: str, *arguments: str, text: str | None = None) -> str:
         return run(self.helm_program, command, f"--namespace={namespace}", *arguments, text=text, timeout=180)
 
-    def pods(self, namespace: str) -> dict[str, dict]:
+    def pods(self, namespace: str, selector: str = LABEL) -> dict[str, dict]:
         """Returns the pods of a chart that are not being deleted, by their names."""
-        items = self.objects("pods", f"--namespace={namespace}", f"--selector={LABEL}")
+        items = self.objects("pods", f"--namespace={namespace}", f"--selector={selector}")
         return {item["metadata"]["name"]: item for item in items if "deletionTimestamp" not in item["metadata"]}
 
     def ready(self, namespace: str) -> set[str]:
@@ -113,6 +123,6 @@ class Cluster:
     def print_state(self) -> None:
         for namespace in (self.kas, self.agentk):
             print(f"== {namespace}")
-            for command in (["get", "pods", "--output=wide"], ["get", "events"], ["logs", f"--selector={LABEL}", "--prefix", "--tail=30"]):
+            for command in (["get", "pods", "--output=wide"], ["get", "events"], ["logs", f"--selector={ALL_LABEL}", "--prefix", "--tail=30"]):
                 result = subprocess.run(["kubectl", f"--namespace={namespace}", *command], text=True, capture_output=True, check=False)
                 print(result.stdout + result.stderr)
