@@ -29,6 +29,17 @@ beside() {
   trap "kill $!" EXIT
 }
 
+# timed_out COMMAND...: runs a command whose time is over before it succeeds. kubectl has one error for a time that is over before the first
+# list, and another one afterwards, which the speed of the machine decides. Both become one; all other errors stay.
+timed_out() {
+  local code
+  {
+    "$@" 2>&1 >&3 | sed -E 's/^.*(timed out waiting for the condition|context deadline exceeded).*$/the time is over/' >&2
+    code=${PIPESTATUS[0]}
+  } 3>&1
+  return "$code"
+}
+
 # forwarded TARGET PATH: requests a path through kubectl port-forward.
 forwarded() {
   beside "$TMP/forward" kubectl port-forward "$1" :8080

@@ -86,9 +86,8 @@ setup kubectl rollout status deployment/web --timeout=50s
 0@1.23 kubectl wait --for=jsonpath='{.status.phase}'=Running pods --all
 1     kubectl wait --for=delete deployment/web --timeout=0
 1     kubectl wait --for=condition=NoSuch deployment/web --timeout=0
-# The message says whether the time was over before or after the first list, which a slow machine decides.
-1     kubectl wait --for=delete deployment/web --timeout=3s 2>/dev/null
-1     kubectl wait --for=condition=NoSuch deployment/web --timeout=3s 2>/dev/null
+1     timed_out kubectl wait --for=delete deployment/web --timeout=3s
+1     timed_out kubectl wait --for=condition=NoSuch deployment/web --timeout=3s
 
 # auth
 0     kubectl auth can-i create pods
