@@ -38,6 +38,12 @@ pub struct Certificate {
     current: Arc<CertificateResolver>,
 }
 
+/// Returns the last second in which a certificate is valid, in seconds since 1970, or `None` if the text begins with no certificate.
+pub fn expiry(pem: &str) -> Option<i64> {
+    let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+    Validity::parse(&certificate).map(Validity::not_after)
+}
+
 /// Accepts TLS connections. Cheap to clone; a new configuration applies to all clones.
 #[derive(Clone)]
 pub struct Acceptor(Arc<ArcSwap<ServerConfig>>);

@@ -1,7 +1,7 @@
 //! Files that only this user can read.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
@@ -11,8 +11,11 @@ use std::{
 ///
 /// # Errors
 ///
-/// The file exists, or cannot be written.
-pub(super) fn create(file: &Path, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
-    file.write_all(text.as_bytes())
+/// The file exists, or cannot be written. A file that cannot be written to its end is removed.
+pub(super) fn create(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes()).inspect_err(|_| {
+        // The error of the write is the one to report.
+        let _ = fs::remove_file(path);
+    })
 }

@@ -5,7 +5,11 @@ mod directory;
 mod host;
 mod next_steps;
 
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use clap::ValueHint;
 use cli::{CliError, CommandResult, print};
@@ -35,7 +39,7 @@ pub(super) struct Quickstart {
     directory: PathBuf,
     /// The names and addresses at which the cluster reaches this machine; agentk uses the first one
     ///
-    /// The default is the first address of this machine that is not loopback.
+    /// The default is the first address of this machine that is not loopback, of IPv4 if it has one.
     #[arg(long = "host", value_name = "NAME", value_delimiter = ',')]
     hosts: Vec<Host>,
     /// The name of the agent; the default is laptop
@@ -55,7 +59,8 @@ Examples:
 
 Exit codes:
   0   the files are written, or have been written before
-  64  the command line is invalid, or the files were written with other flags
+  64  the command line is invalid, the files were written with other flags,
+      or another user can change them
   73  a file exists already, or cannot be written
   With --run, those of kas serve.";
 
@@ -66,8 +71,21 @@ impl Quickstart {
     pub(super) fn run(self) -> CommandResult {
         let directory = std::path::absolute(&self.directory)
             .map_err(|error| CliError::usage(format!("--directory: {error}")))?;
-        let (options, existed) = self.prepare(&directory)?;
-        print(&NextSteps { directory: &directory, options: &options, existed }.to_string())?;
+        let addresses = NetworkEnv::from_process().reachable_addresses();
+        let addresses: Vec<Host> = addresses.into_iter().map(Host::from).collect();
+        let (options, existed) = self.prepare(&directory, &addresses)?;
+        let program = env::current_exe().unwrap_or_else(|_| "kas".into());
+        let next_steps = NextSteps {
+            directory: &directory,
+            options: &options,
+            existed,
+            program: &program,
+            runs: self.run,
+            expiry: directory::expiry(&directory)?,
+            now: SystemTime::now(),
+            other_addresses: other_addresses(&options, &addresses),
+        };
+        print(&next_steps.to_string())?;
         if !self.run {
             return Ok(());
         }
@@ -75,13 +93,13 @@ impl Quickstart {
     }
 
     /// Returns the options of the directory, and whether it existed.
-    fn prepare(&self, directory: &Path) -> Result<(QuickstartOptions, bool), CliError> {
+    fn prepare(&self, directory: &Path, addresses: &[Host]) -> Result<(QuickstartOptions, bool), CliError> {
+        directory::check_owner(directory)?;
         if let Some(written) = directory::read_options(directory)? {
             self.check_flags(directory, &written)?;
             return Ok((written, true));
         }
-        let options =
-            self.options(|| NetworkEnv::from_process().first_reachable_address().map(Host::from))?;
+        let options = self.options(addresses)?;
         directory::write(directory, &options)?;
         Ok((options, false))
     }
@@ -95,25 +113,34 @@ impl Quickstart {
         }
         let hosts: Vec<_> = written.hosts().map(Host::to_string).collect();
         Err(CliError::usage(format!(
-            "{} was written with --agent {} --host {}, and existing files are not changed: leave out these flags, or name another \
-             --directory",
+            "{} was written with --agent {} --host {}, and existing files are not changed: leave out these flags, remove the \
+             directory, or name another --directory",
             directory.display(),
             written.agent,
             hosts.join(",")
         )))
     }
 
-    /// Returns the options for new files. `own_address` is looked up if there is no `--host`.
-    fn options(&self, own_address: impl FnOnce() -> Option<Host>) -> Result<QuickstartOptions, CliError> {
+    /// Returns the options for new files. Without `--host`, agentk uses the first of the addresses of this machine.
+    fn options(&self, addresses: &[Host]) -> Result<QuickstartOptions, CliError> {
         let agent = self.agent.clone();
         let agent = agent.unwrap_or_else(|| DEFAULT_AGENT.parse().expect("it is the name of an agent"));
         let mut hosts = self.hosts.iter().cloned();
-        let Some(host) = hosts.next().or_else(own_address) else {
+        let Some(host) = hosts.next().or_else(|| addresses.first().cloned()) else {
             let what = "this machine has no address beside loopback: name it with --host";
             return Err(CliError::usage(what));
         };
         Ok(QuickstartOptions { agent, host, other_hosts: hosts.collect() })
     }
+}
+
+/// Returns the addresses of this machine that agentk could use in place of the chosen one; none if agentk uses a name.
+fn other_addresses(options: &QuickstartOptions, addresses: &[Host]) -> Vec<Host> {
+    if !addresses.contains(&options.host) {
+        return Vec::new();
+    }
+    let is_other = |address: &&Host| !options.hosts().any(|host| host == *address);
+    addresses.iter().filter(is_other).cloned().collect()
 }
 
 #[cfg(test)]
@@ -132,23 +159,41 @@ mod tests {
         Command::try_parse_from(["kas"].into_iter().chain(arguments.split_whitespace())).unwrap().quickstart
     }
 
-    fn options(arguments: &str, own_address: Option<&str>) -> Result<QuickstartOptions, CliError> {
-        command(arguments).options(|| own_address.map(|text| text.parse().unwrap()))
+    fn hosts(texts: &[&str]) -> Vec<Host> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn options(arguments: &str, addresses: &[&str]) -> Result<QuickstartOptions, CliError> {
+        command(arguments).options(&hosts(addresses))
     }
 
     #[test]
     fn first_host_is_for_agentk_and_the_address_of_the_machine_is_the_default() {
-        let named = options("--host kas.test,::1 --agent edge", Some("192.0.2.7")).unwrap();
+        let named = options("--host kas.test,::1 --agent edge", &["192.0.2.7"]).unwrap();
         assert_eq!((named.agent.as_str(), &*named.host.to_string()), ("edge", "kas.test"));
         assert_eq!(named.other_hosts, ["::1".parse::<Host>().unwrap()]);
-        let default = options("", Some("192.0.2.7")).unwrap();
+        let default = options("", &["192.0.2.7", "172.17.0.1"]).unwrap();
         assert_eq!((default.agent.as_str(), &*default.host.to_string()), ("laptop", "192.0.2.7"));
-        assert!(options("", None).unwrap_err().message.contains("name it with --host"));
+        assert!(options("", &[]).unwrap_err().message.contains("name it with --host"));
+    }
+
+    #[test]
+    fn other_addresses_are_those_that_no_flag_names() {
+        let addresses = ["192.0.2.7", "172.17.0.1", "2001:db8::7"];
+        for (flags, expected) in [
+            ("", "172.17.0.1 2001:db8::7"),
+            ("--host 172.17.0.1,192.0.2.7", "2001:db8::7"),
+            ("--host kas.test", ""),
+        ] {
+            let options = options(flags, &addresses).unwrap();
+            let expected: Vec<_> = expected.split_whitespace().collect();
+            assert_eq!(other_addresses(&options, &hosts(&addresses)), hosts(&expected), "{flags}");
+        }
     }
 
     #[test]
     fn flags_of_a_second_run_are_those_of_the_first_one_or_none() {
-        let written = options("--host a.test,b.test --agent edge", None).unwrap();
+        let written = options("--host a.test,b.test --agent edge", &[]).unwrap();
         let check = |flags: &str| command(flags).check_flags(Path::new("/q"), &written);
         for same in ["", "--agent edge", "--host a.test,b.test", "--host a.test --host b.test"] {
             assert!(check(same).is_ok(), "{same}");

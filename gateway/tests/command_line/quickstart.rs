@@ -53,6 +53,7 @@ async fn written_files_connect_kas_an_agent_and_a_caller() {
     let secrets = ["agent-token", "caller-token", "kas.key"].map(|name| workspace.read(name));
     assert!(secrets.iter().all(|secret| !printed.contains(secret)), "{printed}");
     assert!(printed.contains("config.kasAddress=wss://kas.test:8150"), "{printed}");
+    assert!(printed.contains("/kas serve --config "), "the path of the program: {printed}");
     let good = "kas.yaml: good; 1 agents, 1 tokens of callers\n";
     assert_eq!(workspace.stdout("check-config kas.yaml").await, good);
     let again = workspace.stdout("quickstart --directory .").await;
@@ -99,7 +100,10 @@ async fn existing_files_are_not_changed() {
     fs::create_dir(workspace.directory.path().join("b")).unwrap();
     workspace.write("b/kas.yaml", "mine");
     let (exit, text) = workspace.failure("quickstart --directory b --host kas.test").await;
-    assert!(exit == 73 && text.contains("b/kas.yaml exists, and is not changed"), "{exit} {text}");
+    assert!(
+        exit == 73 && text.contains("b has files that are not changed: remove kas.yaml, or"),
+        "{exit} {text}"
+    );
     assert_eq!(workspace.read("b/kas.yaml"), "mine");
     assert_eq!(fs::read_dir(workspace.directory.path().join("b")).unwrap().count(), 1);
 }

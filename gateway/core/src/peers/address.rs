@@ -98,9 +98,11 @@ impl NetworkEnv {
         }
     }
 
-    /// Returns the first address of this machine that others can reach.
-    pub fn first_reachable_address(&self) -> Option<IpAddr> {
-        self.addresses.iter().copied().find(is_reachable)
+    /// Returns the addresses of this machine that others can reach, those of IPv4 first.
+    pub fn reachable_addresses(&self) -> Vec<IpAddr> {
+        let mut addresses: Vec<IpAddr> = self.addresses.iter().copied().filter(is_reachable).collect();
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        addresses
     }
 
     /// Returns the address that this replica publishes: that of [`URL`], or an address in the networks of [`CIDR`], or the
@@ -297,9 +299,15 @@ mod tests {
     }
 
     #[test]
-    fn first_reachable_address_is_neither_loopback_nor_link_local() {
-        assert_eq!(pod(|_| {}).first_reachable_address(), Some("10.1.2.3".parse().unwrap()));
-        assert_eq!(pod(|pod| pod.addresses.truncate(3)).first_reachable_address(), None);
+    fn reachable_addresses_are_neither_loopback_nor_link_local() {
+        let addresses = ["10.1.2.3", "192.0.2.7", "2001:db8::7"].map(|text| text.parse().unwrap());
+        let [_, second, ipv6] = addresses;
+        let machine = pod(|pod| {
+            pod.addresses.insert(0, ipv6);
+            pod.addresses.push(second);
+        });
+        assert_eq!(machine.reachable_addresses(), addresses, "those of IPv4 are first");
+        assert!(pod(|pod| pod.addresses.truncate(3)).reachable_addresses().is_empty());
     }
 
     #[test]

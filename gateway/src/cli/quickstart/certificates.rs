@@ -8,7 +8,7 @@ use rcgen::{
 };
 
 /// The days for which the certificates are valid.
-pub(super) const VALID_DAYS: u64 = 365;
+const VALID_DAYS: u64 = 365;
 /// The clock of a node may be behind that of this machine.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 

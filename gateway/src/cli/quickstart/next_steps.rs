@@ -1,6 +1,6 @@
 //! The commands after `kas quickstart`. They name the files of secrets.
 
-use std::{fmt, path::Path};
+use std::{fmt, path::Path, time::SystemTime};
 
 use cli::{
     chart,
@@ -8,12 +8,16 @@ use cli::{
 };
 
 use super::{
-    certificates::VALID_DAYS,
     directory::{AGENT_TOKEN, AUTHORITY, CONFIG, FILES, KUBECONFIG, QuickstartOptions},
+    host::Host,
 };
 
 /// The chart in a checkout of the repository of kas.
 const CHART: &str = "deploy/charts/agentk";
+/// The address of kas for agentk on the same machine. Each certificate has this name.
+const LOCAL_ADDRESS: &str = "wss://localhost:8150";
+/// The listener of agentk on the same machine. Its default is on all interfaces.
+const AGENTK_OBSERVABILITY: &str = "127.0.0.1:8080";
 
 /// The text for a directory.
 pub(super) struct NextSteps<'a> {
@@ -22,6 +26,15 @@ pub(super) struct NextSteps<'a> {
     pub(super) options: &'a QuickstartOptions,
     /// True if an earlier run has written the files.
     pub(super) existed: bool,
+    /// The path of this program.
+    pub(super) program: &'a Path,
+    /// True if this process runs kas.
+    pub(super) runs: bool,
+    /// The time at which the certificate of kas expires.
+    pub(super) expiry: SystemTime,
+    pub(super) now: SystemTime,
+    /// The addresses of this machine that agentk could use in place of the chosen one.
+    pub(super) other_addresses: Vec<Host>,
 }
 
 impl NextSteps<'_> {
@@ -34,14 +47,48 @@ impl NextSteps<'_> {
     fn set_file(&self, key: &str, name: &str) -> String {
         format!("--set-file {}", shell_word(&chart::file_value(key, &self.directory.join(name))))
     }
+
+    /// Returns the sentences about the certificates and the addresses.
+    fn notes(&self) -> String {
+        let expiry = humantime::format_rfc3339_seconds(self.expiry);
+        let directory = self.directory.display();
+        let mut notes = if self.expiry <= self.now {
+            format!(
+                "Its certificates expired at {expiry}, so that agentk and kubectl refuse them: remove {directory}, run this again, and \
+                 install agentk with the new token."
+            )
+        } else {
+            format!("Its certificates are valid until {expiry}.")
+        };
+        if !self.other_addresses.is_empty() {
+            let others: Vec<_> = self.other_addresses.iter().map(Host::to_string).collect();
+            notes += &format!(
+                "\nagentk connects to {}. This machine has other addresses, too: {}. To use one of them, remove\n{directory}, and \
+                 name the address with --host.",
+                self.options.host,
+                others.join(", ")
+            );
+        }
+        notes
+    }
+
+    /// Returns the step that runs kas, unless this process does.
+    fn serve(&self, program: &str, config: &str) -> String {
+        if self.runs {
+            return String::new();
+        }
+        format!(
+            "Run kas on this machine. Agents reach port 8150 on all of its interfaces:\n\n  {program} serve --config {config}\n\n"
+        )
+    }
 }
 
 impl fmt::Display for NextSteps<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let QuickstartOptions { agent, host, .. } = self.options;
         let (directory, kas) = (self.directory.display(), format!("wss://{}:8150", host.in_url()));
-        let (kas_argument, kas_value) =
-            (shell_argument(&kas), shell_word(&format!("config.kasAddress={kas}")));
+        let kas_value = shell_word(&format!("config.kasAddress={kas}"));
+        let program = shell_argument(&self.program.display().to_string());
         let [config, authority, token, kubeconfig] =
             [CONFIG, AUTHORITY, AGENT_TOKEN, KUBECONFIG].map(|name| self.file(name));
         let [token_value, authority_value] = [("config.token", AGENT_TOKEN), ("config.kasCaCert", AUTHORITY)]
@@ -51,39 +98,41 @@ impl fmt::Display for NextSteps<'_> {
             chart::DEFAULT_IMAGE,
             FILES.join(", "),
         );
+        let (notes, serve) = (self.notes(), self.serve(&program, &config));
         write!(
             f,
             "\
 {directory} {written}:
   {files}
-Its certificates are valid for {VALID_DAYS} days after they were made.
+{notes}
 
-Run kas on this machine:
-
-  kas serve --config {config}
-
-Install agentk, which connects to {kas}, in a checkout of the repository of kas. The cluster needs the image
-{image}: docs/install.md has the ways to make it, and deploy/quickstart does it for kind, k3d and minikube.
+{serve}\
+Install agentk, which connects to {kas}, in a checkout of the repository of kas. helm uses the current context of
+your own kubeconfig, and not the kubeconfig of kas. The cluster needs the image {image}: docs/install.md has the ways to
+make it, and deploy/quickstart does it for kind, k3d and minikube.
 
   helm upgrade --install agentk {CHART} --namespace agentk --create-namespace \\
     --set {kas_value} \\
     {token_value} \\
     {authority_value}
 
-Or run agentk on this machine, for the cluster of your kubeconfig:
+Or run agentk on this machine, for the cluster of your own kubeconfig:
 
-  agentk --kas-address {kas_argument} --token-file {token} \\
-    --kas-ca-cert-file {authority}
+  agentk --kas-address {LOCAL_ADDRESS} --token-file {token} \\
+    --kas-ca-cert-file {authority} \\
+    --observability-listen-address {AGENTK_OBSERVABILITY}
 
-Then send requests through kas. The second command adds the context {agent} to your kubeconfig for this shell:
+Then send requests through kas. This kubeconfig has the context {agent} only:
 
   kubectl --kubeconfig {kubeconfig} get pods --all-namespaces
-  export KUBECONFIG=${{KUBECONFIG:-$HOME/.kube/config}}:{kubeconfig}
-  kubectl config use-context {agent}
+
+Other programs, such as helm, use kas in a shell of its own with
+
+  export KUBECONFIG={kubeconfig}
 
 The connected agents:
 
-  kas agents --config {config}
+  {program} agents --config {config}
 "
         )
     }
@@ -91,15 +140,33 @@ The connected agents:
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn text(directory: &str, host: &str, existed: bool) -> String {
+        text_with(directory, host, |steps| steps.existed = existed)
+    }
+
+    fn text_with(directory: &str, host: &str, edit: impl FnOnce(&mut NextSteps<'_>)) -> String {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let options = QuickstartOptions {
             agent: "edge".parse().unwrap(),
             host: host.parse().unwrap(),
             other_hosts: Vec::new(),
         };
-        NextSteps { directory: Path::new(directory), options: &options, existed }.to_string()
+        let mut steps = NextSteps {
+            directory: Path::new(directory),
+            options: &options,
+            existed: false,
+            program: Path::new("/usr/bin/kas"),
+            runs: false,
+            expiry: now + Duration::from_secs(3600),
+            now,
+            other_addresses: Vec::new(),
+        };
+        edit(&mut steps);
+        steps.to_string()
     }
 
     #[test]
@@ -107,15 +174,38 @@ mod tests {
         let text = text("/home/me/q", "2001:db8::7", false);
         for expected in [
             "/home/me/q has the files of kas:\n",
-            "kas serve --config /home/me/q/kas.yaml\n",
+            "are valid until 2027-01-15T09:00:00Z.\n",
+            "/usr/bin/kas serve --config /home/me/q/kas.yaml\n",
+            "/usr/bin/kas agents --config /home/me/q/kas.yaml\n",
             "--set config.kasAddress='wss://[2001:db8::7]:8150' \\\n",
             "--set-file config.token=/home/me/q/agent-token \\\n",
             "--set-file config.kasCaCert=/home/me/q/ca.crt\n",
-            "--kas-ca-cert-file /home/me/q/ca.crt\n",
-            "kubectl config use-context edge\n",
+            "agentk --kas-address wss://localhost:8150 --token-file /home/me/q/agent-token \\\n",
+            "--kas-ca-cert-file /home/me/q/ca.crt \\\n",
+            "--observability-listen-address 127.0.0.1:8080\n",
+            "kubectl --kubeconfig /home/me/q/kubeconfig get pods",
+            "  export KUBECONFIG=/home/me/q/kubeconfig\n",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }
+        // It would change the current context of the user's own kubeconfig.
+        assert!(!text.contains("use-context") && !text.contains(".kube/config"), "{text}");
+    }
+
+    #[test]
+    fn text_names_the_state_of_the_certificate_and_other_addresses() {
+        let expired = text_with("/q", "192.0.2.7", |steps| steps.expiry = steps.now);
+        let expected = "expired at 2027-01-15T08:00:00Z, so that agentk and kubectl refuse them: remove /q,";
+        assert!(expired.contains(expected), "{expired}");
+        let others: [Host; 2] = ["172.17.0.1", "2001:db8::7"].map(|host| host.parse().unwrap());
+        let text = text_with("/q", "192.0.2.7", |steps| steps.other_addresses = others.to_vec());
+        assert!(text.contains("other addresses, too: 172.17.0.1, 2001:db8::7. To use"), "{text}");
+    }
+
+    #[test]
+    fn kas_that_runs_already_is_no_step() {
+        let text = text_with("/q", "kas.test", |steps| steps.runs = true);
+        assert!(!text.contains("Run kas on this machine") && text.contains("\n\nInstall agentk"), "{text}");
     }
 
     #[test]
