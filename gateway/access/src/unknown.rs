@@ -10,7 +10,7 @@ use crate::{address_key, error::RequestError};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Limits how many credentials that nobody has an address may send.
+/// Limits how many unknown credentials an address may send.
 ///
 /// Only refused credentials count, so that the callers behind a NAT have no common limit. From an address above the limit, GitLab
 /// and issuers are not asked about further unknown credentials. Credentials that this replica knows to be good always pass.
@@ -36,7 +36,7 @@ impl UnknownCredentials {
         self.limit.check(address_key(address)).map_err(|wait| self.refusal(wait))
     }
 
-    /// Counts a credential that nobody has.
+    /// Counts an unknown credential.
     ///
     /// # Errors
     ///

@@ -19,6 +19,11 @@ pub struct KeyChange {
     text: &'static str,
 }
 
+const BARE_NAMES: &str = "a rule of kas disable, with --fleet as well, that has a bare name means an agent of the identity file only and \
+                          disables nothing for agents of GitLab: give the rules for them their ids before the update";
+const EMPTY_PREFIX: &str =
+    "an issuer with an empty prefix cannot have names that could be those of another issuer or of GitLab";
+
 /// The changes of the last two minor versions. No key of 0.1.0 was renamed or removed, and none has another default.
 const CHANGES: &[KeyChange] = &[
     KeyChange {
@@ -69,7 +74,7 @@ const CHANGES: &[KeyChange] = &[
         default: Some("60"),
         section: "",
         decided_by: &["agent.kubernetes_api.limits.unknown_credentials_per_address_per_minute"],
-        text: "more credentials that nobody has are 429 for their address: behind a proxy, name it in \
+        text: "more unknown credentials are 429 for their address: behind a proxy, name it in \
                agent.kubernetes_api.listen.trusted_proxies",
     },
     KeyChange {
@@ -111,7 +116,39 @@ const CHANGES: &[KeyChange] = &[
         default: None,
         section: "disabled.file",
         decided_by: &[],
-        text: "a rule with a bare name means an agent of the identity file only: agents of GitLab are project/path:name or an id",
+        text: BARE_NAMES,
+    },
+    KeyChange {
+        since: "0.2.0",
+        key: "redis",
+        default: None,
+        section: "redis",
+        decided_by: &[],
+        text: BARE_NAMES,
+    },
+    KeyChange {
+        since: "0.2.0",
+        key: "oidc.issuers[].username_prefix",
+        default: None,
+        section: "oidc.issuers[].username_prefix",
+        decided_by: &[],
+        text: EMPTY_PREFIX,
+    },
+    KeyChange {
+        since: "0.2.0",
+        key: "oidc.issuers[].groups_prefix",
+        default: None,
+        section: "oidc.issuers[].groups_prefix",
+        decided_by: &[],
+        text: EMPTY_PREFIX,
+    },
+    KeyChange {
+        since: "0.2.0",
+        key: "gitlab.api_rate_limit",
+        default: None,
+        section: "gitlab.api_rate_limit",
+        decided_by: &[],
+        text: "each of five kinds of requests has a fifth of the rate while its requests wait: raise a rate that is only just enough",
     },
 ];
 
@@ -148,6 +185,8 @@ impl KeyChange {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn keys(text: &str) -> Vec<String> {
@@ -168,6 +207,7 @@ mod tests {
         for decided in ["{allow_plaintext: true}", "{listen: {certificate_file: c}}"] {
             assert_eq!(keys(&format!("private_api: {decided}"))[0], "private_api", "{decided}");
         }
+        assert_eq!(keys("redis: {}"), ["redis", ALWAYS[0], ALWAYS[1], ALWAYS[2], "redis"]);
         let limits = "agent: {kubernetes_api: {limits: {min_body_rate: 0}}}";
         assert_eq!(keys(limits), ALWAYS[..2]);
     }
@@ -177,14 +217,24 @@ mod tests {
         let text = "oidc: {issuers: [{name: a, stream_grace: 1h}, {name: b, allowed_networks: []}]}";
         let expected = ["oidc.issuers[0].allowed_networks", "oidc.issuers[1].stream_grace"];
         assert_eq!(keys(text)[3..], expected);
+        let prefixes = keys("oidc: {issuers: [{username_prefix: ''}, {groups_prefix: ''}]}");
+        let expected = ["oidc.issuers[0].username_prefix", "oidc.issuers[1].groups_prefix"];
+        assert!(prefixes.ends_with(&expected.map(str::to_owned)), "{prefixes:?}");
+    }
+
+    /// Returns the keys in the table of the upgrade guide. The first cell of a row has one, or several.
+    fn guide_keys() -> BTreeSet<&'static str> {
+        let guide = include_str!("../../../docs/upgrade.md");
+        let cells = guide.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
+        cells.flat_map(|cell| cell.split('`').step_by(2)).filter(|key| !key.trim().is_empty()).collect()
     }
 
     #[test]
     fn keys_and_defaults_are_documented() {
+        let keys: BTreeSet<&str> = CHANGES.iter().map(|change| change.key).collect();
+        assert_eq!(keys, guide_keys(), "each key of the table in docs/upgrade.md has an entry here");
         let reference = include_str!("../../../docs/configuration.md");
-        let guide = include_str!("../../../docs/upgrade.md");
         for change in CHANGES {
-            assert!(guide.contains(&format!("`{}`", change.key)), "docs/upgrade.md has no {}", change.key);
             let Some(default) = change.default else { continue };
             let row = format!("| `{}` |", change.key);
             let row = reference.lines().find(|line| line.starts_with(&row)).expect(change.key);

@@ -103,7 +103,7 @@ pub struct CallerLimits {
     /// tunnels to N replicas may have N times as many.
     #[serde(with = "Within::<1, 1_000_000>")]
     pub max_requests_per_agent: u32,
-    /// Credentials of one address that nobody has, per minute.
+    /// Unknown credentials of one address, per minute.
     #[serde(with = "Within::<1, 1_000_000>")]
     pub unknown_credentials_per_address_per_minute: u32,
     /// Header fields of one request.

@@ -32,7 +32,7 @@ struct Answer {
     expires: Instant,
 }
 
-/// Removes the refusal of a credential that nobody has when it expires. It replaces no caller whose streams are open.
+/// Removes the refusal of an unknown credential when it expires. It replaces no caller whose streams are open.
 struct RefusalExpiry;
 
 impl Expiry<TokenHash, Arc<Answer>> for RefusalExpiry {
