@@ -91,28 +91,43 @@ fn images_and_packages_of_the_same_programs_are_the_same_bytes() {
         }
     }
 
-    let mut debs = fs::read_dir(path("deb-1")).unwrap().map(|entry| entry.unwrap().path());
-    let agentk = debs.find(|path| path.to_string_lossy().contains("/agentk_")).unwrap();
-    let contents = contents(&agentk);
-    for (mode, file) in [
-        ("-rwxr-xr-x", "./usr/bin/agentk"),
-        ("-rw-r--r--", "./usr/lib/systemd/system/agentk.service"),
-        ("-rw-r--r--", "./usr/lib/sysusers.d/agentk.conf"),
-        ("-rw-r--r--", "./usr/share/bash-completion/completions/agentk"),
-        ("-rw-r--r--", "./usr/share/doc/agentk/copyright"),
-        ("-rw-r--r--", "./usr/share/doc/agentk/examples/policy.example.yaml"),
-        ("-rw-r--r--", "./usr/share/man/man1/agentk.1.gz"),
-    ] {
-        assert!(contents.contains(&(mode.to_owned(), file.to_owned())), "{mode} {file}: {contents:#?}");
+    check_package(&path("deb-1"), "agentk", "agentk", "policy.example.yaml", &["agentk.1"]);
+    // `man --directory` of the small program writes no pages.
+    check_package(&path("deb-1"), "kas", "kas serve", "kas.example.yaml", &[]);
+}
+
+/// Checks the files, the unit and the scripts of the package of a program.
+fn check_package(packages: &Path, name: &str, command: &str, example: &str, pages: &[&str]) {
+    let mut debs = fs::read_dir(packages).unwrap().map(|entry| entry.unwrap().path());
+    let package = debs.find(|path| path.to_string_lossy().contains(&format!("/{name}_"))).unwrap();
+    let contents = contents(&package);
+    let files = [
+        ("-rwxr-xr-x", format!("./usr/bin/{name}")),
+        ("-rw-r--r--", format!("./usr/lib/systemd/system/{name}.service")),
+        ("-rw-r--r--", format!("./usr/lib/sysusers.d/{name}.conf")),
+        ("-rw-r--r--", format!("./usr/share/bash-completion/completions/{name}")),
+        ("-rw-r--r--", format!("./usr/share/doc/{name}/copyright")),
+        ("-rw-r--r--", format!("./usr/share/doc/{name}/examples/{example}")),
+    ];
+    let pages = pages.iter().map(|page| ("-rw-r--r--", format!("./usr/share/man/man1/{page}.gz")));
+    for (mode, file) in files.into_iter().chain(pages) {
+        assert!(contents.contains(&(mode.to_owned(), file.clone())), "{mode} {file}: {contents:#?}");
     }
-    let extracted = path("extracted");
-    let status = Command::new("dpkg-deb").arg("--extract").args([&agentk, &extracted]).status().unwrap();
+
+    let extracted = tempfile::tempdir().unwrap();
+    let status =
+        Command::new("dpkg-deb").arg("--raw-extract").arg(&package).arg(extracted.path()).status().unwrap();
     assert!(status.success());
-    let notices = fs::read_to_string(extracted.join("usr/share/doc/agentk/copyright")).unwrap();
-    assert!(
-        notices.contains("b 2.0.0 (MIT)\nc 3.0.0 (MIT)\n") && notices.contains("the text of a licence"),
-        "{notices}"
-    );
-    let unit = fs::read_to_string(extracted.join("usr/lib/systemd/system/agentk.service")).unwrap();
-    assert!(unit.contains("ExecStart=/usr/bin/agentk\n"), "{unit}");
+    let read = |file: &str| fs::read_to_string(extracted.path().join(file)).unwrap();
+    let notices = read(&format!("usr/share/doc/{name}/copyright"));
+    let has_text =
+        notices.contains("b 2.0.0 (MIT)\nc 3.0.0 (MIT)\n") && notices.contains("the text of a licence");
+    assert!(has_text, "{notices}");
+    let unit = read(&format!("usr/lib/systemd/system/{name}.service"));
+    assert!(unit.contains(&format!("ExecStart=/usr/bin/{command}")), "{unit}");
+    let postinst = read("DEBIAN/postinst");
+    assert!(postinst.contains(&format!("systemd-sysusers /usr/lib/sysusers.d/{name}.conf\n")), "{postinst}");
+    // An update keeps the mode that the owner of the machine has given the directory.
+    let directory = format!("  [ -d /etc/{name} ] || install -d -m 750 -g {name} /etc/{name}\n");
+    assert!(postinst.contains(&directory), "{postinst}");
 }
