@@ -235,7 +235,7 @@ impl App {
                 Arc::clone(&callers),
                 &agents,
                 WebCallers { users, project_agents },
-                &web.listen,
+                web,
                 WebEnvironments { sources: environments.clone(), deployments: Arc::new(deployments.clone()) },
                 recent,
                 &mut registry,

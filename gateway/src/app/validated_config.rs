@@ -82,8 +82,11 @@ impl fmt::Debug for AuditOutput {
 impl ValidatedConfig {
     /// Reads a configuration and all files that it names. Binds no listener.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let config = Config::read(file)?;
+        let mut config = Config::read(file)?;
         config.check_addresses(file)?;
+        if let Some(web) = &mut config.web {
+            web.read_documents(file)?;
+        }
         let certificates = ListenerCertificates::read(file, &config)?;
         let receptive = &config.agent.receptive;
         let (chain, key) = (receptive.certificate_file.as_ref(), receptive.key_file.as_ref());

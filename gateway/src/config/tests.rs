@@ -137,9 +137,15 @@ fn reference_has_every_key_with_its_default() {
     for (key, value) in keys {
         let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
         let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {key}"));
-        let file = ["certificate_file", "key_file", "secret_file", "token_file", "prometheus_service"]
-            .iter()
-            .any(|end| key.ends_with(end));
+        let files = [
+            "certificate_file",
+            "key_file",
+            "secret_file",
+            "token_file",
+            "prometheus_service",
+            "docs_directory",
+        ];
+        let file = files.iter().any(|end| key.ends_with(end));
         let default = if file { "none".to_owned() } else { format!("`{value}`") };
         assert!(row.contains(&format!("| {default}")), "{key} is {default} in the example: {row}");
     }

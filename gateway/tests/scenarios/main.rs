@@ -67,6 +67,7 @@ mod views;
 mod watches;
 mod web;
 mod web_disabled;
+mod web_documents;
 mod web_gitlab;
 mod web_head;
 mod web_live;

@@ -83,7 +83,7 @@ pub(super) fn secure(response: &mut Response<Body>) {
     }
 }
 
-fn content_type(name: &str) -> &'static str {
+pub(super) fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
         Some("html") => "text/html; charset=utf-8",
         Some("js") => "text/javascript; charset=utf-8",

@@ -1,6 +1,10 @@
 //! Section `web`: the listener of the web page.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use kas_listen::{
     addresses::{AddressRules, ProxyProtocol},
@@ -10,9 +14,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use settings::{
-    Network,
+    ConfigError, Network,
     patterns::{NETWORK, SOCKET_ADDRESS},
 };
+
+use crate::documents::DocumentSite;
 
 /// Section `web`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -20,6 +26,12 @@ use settings::{
 pub struct WebConfig {
     /// The listener.
     pub listen: WebListen,
+    /// The folder of documents that `make site` wrote, which the listener serves at `/docs/`. It is read at the start.
+    #[schemars(with = "Option<PathBuf>")]
+    pub docs_directory: Option<Spanned<PathBuf>>,
+    /// The files of this folder, once they are read.
+    #[serde(skip)]
+    pub documents: Option<Arc<DocumentSite>>,
 }
 
 /// Section `web.listen`.
@@ -60,8 +72,23 @@ impl WebListen {
 impl WebConfig {
     /// Iterates over the paths of the section.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
-        let WebListen { certificate_file, key_file, .. } = &mut self.listen;
-        [certificate_file, key_file].into_iter().flatten()
+        let Self { listen: WebListen { certificate_file, key_file, .. }, docs_directory, .. } = self;
+        [certificate_file, key_file, docs_directory].into_iter().flatten()
+    }
+
+    /// Reads the folder of documents. `file` is the configuration.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be read, or has no documents.
+    pub fn read_documents(&mut self, file: &Path) -> Result<(), ConfigError> {
+        let Some(path) = &self.docs_directory else { return Ok(()) };
+        let documents = DocumentSite::read(&path.value).map_err(|error| {
+            let what = format!("{}: {error}", path.value.display());
+            ConfigError::new(file, path.referenced, "web.docs_directory", what)
+        })?;
+        self.documents = Some(Arc::new(documents));
+        Ok(())
     }
 }
 

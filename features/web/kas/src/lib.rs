@@ -6,6 +6,7 @@
 //!                     ├──► /web/v1/audit, /web/v1/requests/<id> recent entries of all replicas (`recent`)
 //!                     ├──► /web/v1/live                         the stream of a tab (`live`) ──► proxy
 //!                     └──► /agents/<agent>/<service>/…          the token of the session in place of the cookie ──► proxy
+//!           ──► /docs/                                          the folder of documents, if there is one (`documents`)
 //!           ──► everything else                                 assets
 //! ```
 //!
@@ -21,6 +22,7 @@ mod assets;
 mod config;
 mod cookies;
 mod disabled;
+mod documents;
 mod environments;
 mod feature;
 mod live;
@@ -73,6 +75,7 @@ use self::{
 };
 pub use self::{
     config::{WebConfig, WebListen},
+    documents::DocumentSite,
     environments::WebEnvironments,
     feature::WebFeature,
     recent::Recent,
@@ -116,6 +119,7 @@ pub struct WebServer {
     environments: WebEnvironments,
     inspector: AgentInspector,
     recent: Arc<Recent>,
+    documents: Option<Arc<DocumentSite>>,
     metrics: WebMetrics,
 }
 
@@ -188,11 +192,12 @@ impl WebServer {
         proxy: Arc<ProxyServer>,
         agents: &AgentServer,
         callers: WebCallers,
-        listen: &WebListen,
+        config: &WebConfig,
         environments: WebEnvironments,
         recent: Arc<Recent>,
         registry: &mut Registry,
     ) -> Self {
+        let WebConfig { listen, documents, .. } = config;
         let sessions = Sessions::new(Arc::clone(&agents.store));
         let metrics = WebMetrics::register(registry, sessions.clone());
         let logins = Logins {
@@ -212,6 +217,7 @@ impl WebServer {
             environments,
             inspector: AgentInspector::new(agents),
             recent,
+            documents: documents.clone(),
             metrics,
         }
     }
@@ -273,6 +279,15 @@ impl WebServer {
             let what =
                 "the address of this browser is in none of the networks of web.listen.allowed_networks";
             return own(refusal(StatusCode::FORBIDDEN, what));
+        }
+        // They are no secret, and a reader without a token needs them most.
+        if let Some(documents) = &self.documents
+            && documents::is_path(path)
+        {
+            return match *request.method() {
+                Method::GET | Method::HEAD => Answer::Own(documents.response(path)),
+                _ => own(wrong_method("GET, HEAD")),
+            };
         }
         if let Some(response) = self.answer_navigation(&request, client).await {
             return own(response);
