@@ -377,8 +377,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
         true
     }
 
-    /// h2 flushes after each frame of data of 256 bytes or more, and then encodes the next one. Such a flush is deferred until the task has
-    /// had another turn and read, so that the frames of all streams that are ready are one write.
+    /// h2 flushes after each frame of data of 256 bytes or more, and then encodes the next one. Such a flush is deferred until the task
+    /// is polled again and has read, so that the frames of all streams that are ready are one write.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.keepalive_state.take_ping() && self.context.can_write() {
             self.queue.push_ping();
