@@ -211,6 +211,10 @@ impl SessionStore for MemoryStore {
         Box::pin(ready(Ok(())))
     }
 
+    fn replace_session(&self, id: SessionId, record: Vec<u8>) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(ready(Ok(self.sessions.lock().replace(id, record, Instant::now()))))
+    }
+
     fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
         Box::pin(ready(Ok(self.sessions.lock().read(id, Instant::now()))))
     }

@@ -60,6 +60,9 @@ pub trait SessionStore: fmt::Debug + Send + Sync + 'static {
         limits: SessionLimits,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
+    /// Replaces the record of a session, which keeps its holder and its end. Returns whether there is such a session.
+    fn replace_session(&self, id: SessionId, record: Vec<u8>) -> BoxFuture<'_, Result<bool, StoreError>>;
+
     /// Returns the record of a session, or `None` if there is none. It is not read from memory, and not trusted.
     fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>>;
 
@@ -100,6 +103,11 @@ impl SessionTable {
             self.end_first(|_| true);
         }
         self.0.insert(id, SessionEntry { holder, record, end: now + ttl });
+    }
+
+    pub(crate) fn replace(&mut self, id: SessionId, record: Vec<u8>, now: Instant) -> bool {
+        let entry = self.0.get_mut(&id).filter(|entry| entry.end > now);
+        entry.map(|entry| entry.record = record).is_some()
     }
 
     pub(crate) fn read(&self, id: SessionId, now: Instant) -> Option<Vec<u8>> {

@@ -113,6 +113,10 @@ impl SessionStore for BrokenStore {
         self.store.begin_session(session, limits)
     }
 
+    fn replace_session(&self, id: SessionId, record: Vec<u8>) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.store.replace_session(id, record)
+    }
+
     fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
         self.store.session(id)
     }

@@ -20,7 +20,9 @@ use kas_testing::{
 };
 use proto::AgentId;
 use serde_json::{Value, json};
-use store::RouteStore as _;
+use store::{
+    EndedSessions, NewSession, RouteStore as _, SESSION_TTL, SessionHolder, SessionLimits, SessionStore as _,
+};
 use testing::gitlab::{Account, Agent, Endpoint, Fault, StandIn, User};
 use tokio::time::{sleep, timeout};
 use tunnel::Body;
@@ -28,6 +30,7 @@ use tunnel::Body;
 use crate::{
     rights::Configured,
     web::{Browser, with_page},
+    web_sessions::id,
 };
 
 const SESSION: &str = "/web/v1/session";
@@ -466,6 +469,46 @@ async fn one_replica_revokes_the_tokens_of_a_login_at_its_end() {
     assert_eq!((gitlab.requests(Endpoint::OauthRevoke), gitlab.state().oauth.tokens()), (1, (0, 0)));
     gitlab.assert_no_violations();
     drop(fleet);
+}
+
+/// The clock of the system stands still beside that of the store: by it, a login never ends.
+#[tokio::test(start_paused = true)]
+async fn renewal_of_the_tokens_does_not_move_the_end_of_a_login() {
+    let page = Page::new().await;
+    page.gitlab.state().oauth.lifetime = Some(30);
+    let browser = page.log_in(0, "alice").await;
+    let Page { gitlab, fleet, _agent: agent, .. } = page;
+    // Its pings would make eight hours long.
+    agent.stop().await;
+    let before = gitlab.requests(Endpoint::OauthToken);
+    sleep(SESSION_TTL / 2).await;
+    assert_eq!(browser.get(SESSION).await.status(), 200);
+    assert!(gitlab.requests(Endpoint::OauthToken) > before, "the tokens were renewed");
+    sleep(SESSION_TTL / 2 - Duration::from_secs(60)).await;
+    assert_eq!(gitlab.state().oauth.tokens(), (1, 1));
+    sleep(Duration::from_secs(50)).await;
+    assert_eq!(gitlab.state().oauth.tokens(), (0, 0));
+    gitlab.assert_no_violations();
+    drop(fleet);
+}
+
+/// No other replica can revoke the tokens: they are in no record.
+#[tokio::test(start_paused = true)]
+async fn login_that_the_store_has_lost_ends_when_its_tokens_are_renewed() {
+    let page = Page::new().await;
+    page.gitlab.state().oauth.lifetime = Some(30);
+    let browser = page.log_in(0, "alice").await;
+    assert_eq!(browser.get("/agents/7/kubernetes/version").await.status(), 200);
+    // The session of the browser begins again in a store for one session, and the login ends in its favour.
+    let (store, id) = (&page.fleet.store, id(&browser.cookie));
+    let record = store.session(id).await.unwrap().unwrap();
+    assert_eq!(store.end_sessions(EndedSessions::One(id)).await.unwrap(), 1);
+    let session = NewSession { id, holder: SessionHolder([7; 16]), record, ttl: SESSION_TTL };
+    store.begin_session(session, SessionLimits { sessions: 1, per_holder: 1 }).await.unwrap();
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(browser.get("/agents/7/kubernetes/version").await.status(), 401);
+    assert_eq!(page.gitlab.state().oauth.tokens(), (0, 0));
+    page.gitlab.assert_no_violations();
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,7 +54,8 @@ async fn wait_until_ended(mut stream: Incoming) {
     timeout(Duration::from_secs(5), ended).await.expect("the stream ends");
 }
 
-fn id(cookie: &str) -> SessionId {
+/// Returns the key of the session of a cookie.
+pub(crate) fn id(cookie: &str) -> SessionId {
     SessionId(Sha256::digest(cookie.strip_prefix("__Host-kas=").unwrap()).into())
 }
 

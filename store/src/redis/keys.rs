@@ -64,7 +64,7 @@ pub const SCHEMA: &str = "\
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:look:<digest>` | string | last look of a replica at a version of a repository with [manifests](gitops.md): `[1,time,\"result\"]`; the time is in milliseconds since 1970, the result is a hash of the commit, `0` after a failure, and empty while a replica looks; the digest is a hash of URL, version and names of credentials | 10 min, or 5 s while a replica looks | when a replica looks | 120 bytes per version |
 | `kas:views:<agent id>` | string | the last values of the [views](graph.md#views) of the agent, in JSON, with their time and the replica that follows them | 7 d | when a value changes, and every 15 s, while the configuration of the agent has views | at most 256 KiB per agent |
-| `{kas}:session:<id>` | string | session of a browser on the [web page](web.md#sessions): its holder, and its token, encrypted with a key that is derived from the cookie; the id is a hash of the cookie | until its end, at most 8 h | at a login | 300 bytes per session, with an OIDC token its length more |
+| `{kas}:session:<id>` | string | session of a browser on the [web page](web.md#sessions): its holder, and its token, encrypted with a key that is derived from the cookie; the id is a hash of the cookie | until its end, at most 8 h | at a login, and when the tokens of a login at GitLab are renewed | 300 bytes per session, with an OIDC token its length more |
 | `{kas}:sessions` | sorted set | ids of all sessions by their ends, in milliseconds since 1970; at most 10,000 | 8 h | at a login or logout | 130 bytes per session |
 | `{kas}:sessions:<holder>` | sorted set | the same for one token or user; the holder is a hash of the token's hash, or of the user; at most 50 | 8 h | at a login or logout | 130 bytes per session |
 | `{kas}:projects` | sorted set | the projects that the configurations of agents [name](project-events.md), by the last time in milliseconds since 1970; at most 10,000 | 365 d | when an agent with such a configuration connects or its configuration changes | 150 bytes per project |
@@ -246,7 +246,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit append_events begin_session check cleanup deployments disabled end_sessions environments event_cursor heartbeat instances join last_event latest_events lease leave look lookup members name_projects notify project projects publish read_events record_event session_ttl sessions stage unknown views }
+scripts! { admit append_events begin_session check cleanup deployments disabled end_sessions environments event_cursor heartbeat instances join last_event latest_events lease leave look lookup members name_projects notify project projects publish read_events record_event replace_session session_ttl sessions stage unknown views }
 
 #[cfg(test)]
 mod tests {

@@ -33,6 +33,15 @@ impl SessionStore for RedisStore {
         })
     }
 
+    fn replace_session(&self, id: SessionId, record: Vec<u8>) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            let shared = &self.0;
+            let mut script = shared.scripts.replace_session.key(shared.keys.session(id));
+            script.arg(record);
+            shared.query(&script).await
+        })
+    }
+
     fn session(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
         Box::pin(async move {
             let bytes = SESSION_HOLDER_LENGTH..SESSION_HOLDER_LENGTH + NewSession::MAX_RECORD;

@@ -57,6 +57,7 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     leases_go_to_replicas_that_can_dial(here, there).await;
     older_lease_request_is_ignored(here, there).await;
     session_is_read_by_all_replicas_until_it_ends(here, there).await;
+    session_that_is_replaced_keeps_its_end(here, there).await;
     sessions_of_a_holder_end_together(here, there).await;
     session_that_ends_first_ends_in_favour_of_a_new_one(here, there).await;
     events::check_contract((here.store, here.id), (there.store, there.id)).await;
@@ -413,6 +414,27 @@ async fn session_is_read_by_all_replicas_until_it_ends(here: TestStore<'_>, ther
         assert_eq!(here.store.session(session(1)).await.unwrap(), None);
         assert_eq!(ttl(here, 1).await, None);
     }
+}
+
+async fn session_that_is_replaced_keeps_its_end(here: TestStore<'_>, there: TestStore<'_>) {
+    let replace = async |number, record: &[u8]| {
+        there.store.replace_session(session(number), record.to_vec()).await.unwrap()
+    };
+    here.begin(41, 4, Duration::from_secs(3600)).await;
+    here.begin(42, 4, Duration::from_millis(1500)).await;
+    // A shorter record and a longer one.
+    for record in [b"new".as_slice(), b"newer than the first record"] {
+        assert!(replace(41, record).await && replace(42, record).await);
+        assert_eq!(here.store.session(session(41)).await.unwrap().unwrap(), record);
+    }
+    let ttl = here.store.session_ttl(session(41)).await.unwrap().unwrap();
+    assert!(ttl <= Duration::from_secs(3600) && ttl > Duration::from_secs(3590), "{ttl:?}");
+    tokio::time::sleep(Duration::from_millis(1600)).await;
+    assert_eq!(here.live(&[41, 42]).await, [true, false], "its time has passed");
+    let ended = here.store.end_sessions(EndedSessions::OfHolder(SessionHolder([4; 16]))).await.unwrap();
+    assert_eq!(ended, 1, "it is still a session of its holder");
+    assert!(!replace(41, b"again").await && !replace(42, b"again").await, "there is no session");
+    assert_eq!(here.live(&[41, 42]).await, [false, false]);
 }
 
 async fn sessions_of_a_holder_end_together(here: TestStore<'_>, there: TestStore<'_>) {

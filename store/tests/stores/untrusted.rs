@@ -80,6 +80,7 @@ async fn unusable_values_of_sessions_are_no_sessions() {
     let key = format!("{{kas}}:session:{id}");
     put(&server, "HSET", &key, &[b"a", b"b"]).await;
     assert_eq!(here.store.session(id).await.unwrap(), None);
+    assert!(!here.store.replace_session(id, b"record".to_vec()).await.unwrap());
     here.store.end_sessions(EndedSessions::One(id)).await.unwrap();
     put(&server, "SET", &key, &[&[b'x'; 1 << 20]]).await;
     assert_eq!(here.store.session(id).await.unwrap().unwrap().len(), NewSession::MAX_RECORD);

@@ -281,22 +281,24 @@ impl GitLabLogins {
         let random: [u8; 32] = rand::random();
         let token = SecretString::from(format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(random)));
         let end = SystemTime::now() + SESSION_TTL;
-        let login = Arc::new(Login::new(token.clone(), tokens, end));
-        let asked = login.access(&self.source, Vec::new(), BudgetShare::UnknownCallers, MAX_AGE).await;
-        let tokens = login.tokens().await;
-        let begun = match asked {
-            Ok(_) if self.source.store(&token, &tokens, end).await => Ok(token),
-            Ok(_) => Err(unavailable("kas does not reach Redis, which has the logins")),
-            Err(error) => Err(error),
-        };
-        match &begun {
-            Ok(token) => {
-                self.ends.add(token.clone(), end);
-                self.known.insert(TokenHash::of(token), login).await;
-            }
-            Err(_) => self.source.revoke(&tokens).await,
+        // Tokens that expire soon are renewed with the first question, and are then written into the record.
+        if !self.source.begin(&token, &tokens, end).await {
+            self.source.revoke(&tokens).await;
+            return Err(unavailable("kas does not reach Redis, which has the logins"));
         }
-        begun
+        let login = Arc::new(Login::new(token.clone(), tokens, end));
+        match login.access(&self.source, Vec::new(), BudgetShare::UnknownCallers, MAX_AGE).await {
+            Ok(_) => {
+                self.ends.add(token.clone(), end);
+                self.known.insert(TokenHash::of(&token), login).await;
+                Ok(token)
+            }
+            Err(error) => {
+                self.source.remove(&token).await;
+                self.source.revoke(&login.tokens().await).await;
+                Err(error)
+            }
+        }
     }
 
     /// Returns the user of a login and its access to these places. A login whose tokens GitLab refuses has ended.
@@ -307,11 +309,13 @@ impl GitLabLogins {
         share: BudgetShare,
         max_age: Duration,
     ) -> Result<Access, RequestError> {
+        if SystemTime::now() >= login.end {
+            // The record stays, because the clock of this replica may be ahead: `end_due` asks the store for the end.
+            return Err(login_ended());
+        }
         let result = login.access(&self.source, places, share, max_age).await;
         if let Err(error) = &result
             && error.reason == Reason::Unauthorized
-            // By a clock that is ahead, a login ends early: `end_due` asks the store for its end.
-            && SystemTime::now() < login.end
         {
             self.known.remove(&TokenHash::of(login.token())).await;
             // Another replica may have a login that goes on.
@@ -443,18 +447,30 @@ impl GitLabLogins {
 }
 
 impl LoginSource {
-    /// Writes the record of a login. Returns whether it is written.
-    async fn store(&self, token: &SecretString, tokens: &Tokens, end: SystemTime) -> bool {
-        let ttl = end.duration_since(SystemTime::now()).unwrap_or_default();
+    /// Writes the record of a login that begins. Returns whether it is written.
+    async fn begin(&self, token: &SecretString, tokens: &Tokens, end: SystemTime) -> bool {
         let record = LoginRecord { tokens: tokens.clone(), end }.seal(token);
         let id = record::id(token);
         // A login is the only one of its holder: it cannot end another one.
         let holder = SessionHolder(TokenHash::of(token).digest());
-        let written = self.store.begin_session(NewSession { id, holder, record, ttl }, LIMITS).await;
+        let session = NewSession { id, holder, record, ttl: SESSION_TTL };
+        let written = self.store.begin_session(session, LIMITS).await;
         if let Err(error) = &written {
             tracing::warn!(%error, "login at GitLab not written to the store");
         }
         written.is_ok()
+    }
+
+    /// Writes renewed tokens into the record of a login, which keeps its end. Returns false if there is no record: the login has ended, or
+    /// the store has lost it.
+    async fn replace(
+        &self,
+        token: &SecretString,
+        tokens: &Tokens,
+        end: SystemTime,
+    ) -> Result<bool, StoreError> {
+        let record = LoginRecord { tokens: tokens.clone(), end }.seal(token);
+        self.store.replace_session(record::id(token), record).await
     }
 
     /// Removes the record of a login.

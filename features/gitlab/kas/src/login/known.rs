@@ -63,7 +63,7 @@ pub(super) struct Login {
     /// Held while GitLab is asked.
     question: Arc<Mutex<()>>,
     tokens: Mutex<StoredTokens>,
-    /// The user has logged out.
+    /// The user has logged out, the time of the login is over, or the store does not have it any more.
     has_ended: AtomicBool,
     /// The rights of the user that are of no agent.
     grant: parking_lot::Mutex<Option<Arc<Grant>>>,
@@ -176,7 +176,7 @@ impl Login {
         share: BudgetShare,
         max_age: Duration,
     ) -> Result<Access, RequestError> {
-        if SystemTime::now() >= self.end || self.has_ended.load(Relaxed) {
+        if self.has_ended.load(Relaxed) {
             return Err(login_ended());
         }
         let known = || self.answers.lock().known(&places, max_age);
@@ -270,7 +270,7 @@ impl Login {
     async fn valid_token(&self, source: &LoginSource) -> Result<SecretString, RequestError> {
         let mut stored = self.tokens.lock().await;
         if stored.unsaved {
-            stored.unsaved = !source.store(&self.token, &stored.tokens, self.end).await;
+            self.save(source, &mut stored).await?;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if !stored.tokens.is_valid(now + RENEWAL)
@@ -299,9 +299,8 @@ impl Login {
                 Err(login_ended())
             }
             Ok(renewed) => {
-                let unsaved = !source.store(&self.token, &renewed, self.end).await;
-                *stored = StoredTokens { tokens: renewed, unsaved };
-                Ok(())
+                *stored = StoredTokens { tokens: renewed, unsaved: true };
+                self.save(source, stored).await
             }
             Err(LoginError::Refused(error)) if error.error == INVALID_GRANT => {
                 let deadline = Instant::now() + OTHER_RENEWAL;
@@ -315,6 +314,24 @@ impl Login {
             }
             Err(error) => Err(unavailable(&error.to_string())),
         }
+    }
+
+    /// Writes the tokens of this replica into the record of the login. A login without a record has ended at another replica, or the store
+    /// has lost it: no other replica can revoke these tokens.
+    async fn save(&self, source: &LoginSource, stored: &mut StoredTokens) -> Result<(), RequestError> {
+        match source.replace(&self.token, &stored.tokens, self.end).await {
+            Ok(true) => stored.unsaved = false,
+            Ok(false) => {
+                self.end();
+                source.revoke(&stored.tokens).await;
+                return Err(login_ended());
+            }
+            // The next question tries it again.
+            Err(error) => {
+                tracing::warn!(%error, "renewed tokens of a login at GitLab not written to the store");
+            }
+        }
+        Ok(())
     }
 
     /// Returns the rights of the user that are of no agent.
