@@ -63,9 +63,8 @@ impl SessionStore for RedisStore {
 
     fn session_ttl(&self, id: SessionId) -> BoxFuture<'_, Result<Option<Duration>, StoreError>> {
         Box::pin(async move {
-            let (shared, keys) = (&self.0, &self.0.keys);
-            let mut script = shared.scripts.session_ttl.key(keys.session(id));
-            script.key(keys.sessions()).arg(id.to_string());
+            let shared = &self.0;
+            let script = shared.scripts.session_ttl.key(shared.keys.session(id));
             let milliseconds: i64 = shared.query(&script).await?;
             // It is negative if there is no session.
             Ok(u64::try_from(milliseconds).ok().map(Duration::from_millis))

@@ -104,6 +104,10 @@ async fn unusable_values_of_sessions_are_no_sessions() {
     begin(SessionId([3; 32])).await.unwrap();
     begin(SessionId([4; 32])).await.unwrap();
     assert!(here.store.session(SessionId([4; 32])).await.unwrap().is_some());
+    // Redis has evicted the set, and the record is there.
+    put(&server, "DEL", all, &[]).await;
+    let remaining = here.store.session_ttl(SessionId([4; 32])).await.unwrap().unwrap();
+    assert!(remaining > Duration::from_secs(30), "{remaining:?}");
 }
 
 /// MACs that everybody who knows the word can compute.

@@ -8,7 +8,7 @@ for _, command in ipairs({
   { 'SET', key, '1', 'PX', 10000 }, { 'GET', key }, { 'GETRANGE', key, 0, 1 }, { 'EXISTS', key }, { 'TYPE', key }, { 'DEL', key },
   { 'HSET', key, 'a', '1' }, { 'HGET', key, 'a' }, { 'HMGET', key, 'a' }, { 'HKEYS', key }, { 'HLEN', key }, { 'HSTRLEN', key, 'a' }, { 'HGETALL', key },
   { 'HSCAN', key, '0' }, { 'HEXISTS', key, 'a' },
-  { 'PEXPIRE', key, 10000 }, { 'RENAME', key, key }, { 'HDEL', key, 'a' }, { 'SADD', key, 'a' }, { 'SRANDMEMBER', key, 1 },
+  { 'PEXPIRE', key, 10000 }, { 'PTTL', key }, { 'RENAME', key, key }, { 'HDEL', key, 'a' }, { 'SADD', key, 'a' }, { 'SRANDMEMBER', key, 1 },
   { 'SREM', key, 'a' }, { 'DEL', key }, { 'LPUSH', key, 'a' }, { 'LTRIM', key, 0, 0 }, { 'LRANGE', key, 0, 0 },
   { 'RPUSH', key, 'a' }, { 'LLEN', key }, { 'LPOP', key }, { 'LREM', key, 1, 'a' }, { 'DEL', key },
   { 'XADD', key, '1-1', 'a', 'b' }, { 'XLEN', key }, { 'XRANGE', key, '-', '+', 'COUNT', 1 },
