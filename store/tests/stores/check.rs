@@ -6,7 +6,10 @@ use store::{
     redis::{RedisReport, RedisSettings, RedisStore},
 };
 
-use crate::{TestReplica, redis, server::replica};
+use crate::{
+    TestReplica, redis,
+    server::{Server, replica},
+};
 
 async fn check(settings: RedisSettings) -> RedisReport {
     let (store, _sync) = RedisStore::new(settings, replica(ReplicaId::random()), "0.1.0");
@@ -37,20 +40,29 @@ async fn usable_redis_passes_unnoticed_by_replicas() {
     assert_eq!(replica.store.metrics().rejected.get(), 0);
 }
 
+/// Returns the settings of a new user with these permissions.
+async fn limited(server: &Server, permissions: &str) -> RedisSettings {
+    server.run::<()>(&format!("ACL SETUSER limited on >secret {permissions}")).await;
+    let password = server.directory().join("password");
+    std::fs::write(&password, "secret").unwrap();
+    RedisSettings { username: Some("limited".into()), password_file: Some(password), ..server.settings() }
+}
+
+#[tokio::test]
+async fn documented_permissions_suffice() {
+    let Some(server) = redis() else { return };
+    let (_, section) = include_str!("../../../docs/redis.md").split_once("\n## Permissions\n").unwrap();
+    // The commands of kas, those of the scripts, the keys and the channel.
+    let permissions: Vec<&str> = section.split('`').skip(1).step_by(2).take(4).collect();
+    let report = check(limited(&server, &permissions.join(" ")).await).await;
+    assert_eq!(failures(&report), []);
+}
+
 #[tokio::test]
 async fn forbidden_command_is_reported() {
     let Some(server) = redis() else { return };
-    server
-        .run::<()>("ACL SETUSER limited on >secret ~{kas}:* ~kas:* &kas:events +@all -sadd -publish -info")
-        .await;
-    let password = server.directory().join("password");
-    std::fs::write(&password, "secret").unwrap();
-    let limited = RedisSettings {
-        username: Some("limited".into()),
-        password_file: Some(password),
-        ..server.settings()
-    };
-    let report = check(limited).await;
+    let settings = limited(&server, "~{kas}:* ~kas:* &kas:events +@all -sadd -publish -info").await;
+    let report = check(settings).await;
     let failed = failures(&report);
     assert!(
         matches!(&failed[..], [("redis commands", error), ("redis events", _)] if error.contains("2 of them fail, the first is SADD")),

@@ -145,6 +145,39 @@ fn oldest_supported_versions_are_those_of_charts_and_pages() {
     assert!(row("GitLab |").contains("no real GitLab was tried"), "no test here proves a version");
 }
 
+/// Collects the commands in this script of Redis, each of which follows one of the marks.
+fn redis_commands(script: &str, marks: &[&str], commands: &mut BTreeSet<String>) {
+    for mark in marks {
+        let calls = script.split(mark).skip(1);
+        commands.extend(calls.map(|rest| rest.split('\'').next().unwrap().to_lowercase()));
+    }
+}
+
+/// A script needs the permissions of the commands that it runs.
+#[test]
+fn permissions_for_redis_are_the_commands_of_the_scripts() {
+    let (mut run, mut tried) = (BTreeSet::new(), BTreeSet::new());
+    for entry in fs::read_dir(root().join("store/src/redis/scripts")).unwrap() {
+        let path = entry.unwrap().path();
+        let script = fs::read_to_string(&path).unwrap();
+        if path.ends_with("check.lua") {
+            redis_commands(&script, &["{ '"], &mut tried);
+        } else {
+            redis_commands(&script, &["redis.call('", "redis.pcall('"], &mut run);
+            let calls = script.matches("redis.call(").count() + script.matches("redis.pcall(").count();
+            let named = script.matches("redis.call('").count() + script.matches("redis.pcall('").count();
+            assert_eq!(calls, named, "{}: a command that the test does not find", path.display());
+        }
+    }
+    let page = fs::read_to_string(root().join("docs/redis.md")).unwrap();
+    let (_, list) = page.split_once("and, for the scripts, `").unwrap();
+    let (list, _) = list.split_once('`').unwrap();
+    let documented: BTreeSet<String> =
+        list.split_whitespace().map(|command| command.trim_start_matches('+').to_owned()).collect();
+    assert_eq!(documented, run, "docs/redis.md lists the commands of the scripts");
+    assert_eq!(tried, run, "check.lua tries the commands of the scripts");
+}
+
 /// The commands are the rows of the tables that begin with an exit code.
 #[test]
 fn documents_have_the_number_of_compared_commands() {
