@@ -11,7 +11,7 @@ use kas_gitlab::{
     GitLabClient, GitLabSessions, InFlightCounters, InternalApiAuthorizer, LoginSettings,
 };
 use kas_listen::metrics::Limit;
-use kas_oidc::OidcAuthorizer;
+use kas_oidc::{OidcAuthorizer, TokenDeployments};
 use oidc::Issuers;
 use std::sync::Arc;
 
@@ -94,7 +94,15 @@ pub(super) fn access_control(
         let (identities, in_flight) = (identities.clone(), in_flight.clone());
         sources.push(Arc::new(InternalApiAuthorizer::new(verifier, identities, names.clone(), in_flight)));
     }
-    let oidc = Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), file, Arc::clone(&unknown)));
+    let oidc = OidcAuthorizer::new(issuers.clone(), identities.clone(), file, Arc::clone(&unknown));
+    let oidc = Arc::new(match &config.gitlab {
+        Some(section) => {
+            let urls = [Some(section.address.to_string()), section.external_url.clone()];
+            let records = Arc::new(deployments.clone());
+            oidc.with_deployments(TokenDeployments::new(records, urls.into_iter().flatten()))
+        }
+        None => oidc,
+    });
     sources.push(Arc::clone(&oidc) as Arc<dyn CallerAuthorizer>);
     let gitlab = gitlab.zip(names).map(|(GitLabParts { client, facts, manifests, login, .. }, names)| {
         let authorizer = GitLabAuthorizer::new(

@@ -6,7 +6,9 @@ use std::{io, path::Path, pin::pin, sync::Arc, time::Duration};
 use access::kill_switch::{DisableRule, file};
 use agentk_core::Services;
 use bytes::Bytes;
+use environments_wire::{DeploymentRecords as _, DeploymentStatus, Tier};
 use futures_util::{StreamExt as _, stream};
+use gateway::config::Config;
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -15,7 +17,7 @@ use kas_testing::{
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
     world::{RunningAgent, World, endless, text},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::Notify,
@@ -69,7 +71,7 @@ async fn watch(world: &World, token: &str) -> Incoming {
     body
 }
 
-fn app() -> serde_json::Value {
+fn app() -> Value {
     claims(json!({"project": "app"}))
 }
 
@@ -470,6 +472,76 @@ fn watched(second_event: Arc<Notify>) -> Services {
 fn expiry(token: &str) -> u64 {
     use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
     let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
-    let claims: serde_json::Value = serde_json::from_slice(&claims).unwrap();
+    let claims: Value = serde_json::from_slice(&claims).unwrap();
     claims["exp"].as_u64().unwrap()
+}
+
+/// Returns a kas with a GitLab at this URL, whose jobs of `shop/web` may use the cluster and read the graph.
+fn with_gitlab_at(key: &IssuerKey, url: &str) -> World {
+    let edit = |config: &mut Config| {
+        let section =
+            json!({"address": "http://gitlab", "authentication_secret_file": "secret", "external_url": url});
+        config.gitlab = Some(serde_json::from_value(section).unwrap());
+    };
+    let world = World::with_issuer_and(&TestIssuer::new(&[key]), "", edit);
+    world.set_callers(
+        "{name: jobs, oidc: {issuer: test, claims: {project_path: shop/web}}, agents: [prod], \
+         services: [kubernetes, graph]}",
+    );
+    world
+}
+
+/// Returns an ID token of a job of GitLab, to whose claims these are added.
+fn job_token(key: &IssuerKey, job: u64, added: Value) -> String {
+    let mut job = json!({
+        "job_id": job.to_string(), "pipeline_id": "301", "project_id": "30", "project_path": "shop/web",
+        "user_login": "alice", "ref": "main", "sha": "714a629c0b401fdce83e847fc9589983fc6f46bc",
+    });
+    job.as_object_mut().unwrap().extend(added.as_object().unwrap().clone());
+    key.token(&claims(job))
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_of_gitlab_with_an_environment_is_a_deployment() {
+    let key = IssuerKey::ec("a");
+    let world = with_gitlab_at(&key, TestIssuer::URL);
+    let _agent = world.agent(services()).await;
+    let environment = json!({"environment": "review/1-foo", "deployment_tier": "development"});
+    let deploy = job_token(&key, 302, environment.clone());
+    let graph = get(&world, "/agents/prod/graph/stream", &format!("Bearer {deploy}")).await;
+    assert!(![401, 403].contains(&graph.status().as_u16()), "{}", graph.status());
+    assert!(world.kas.deployments.list().await.unwrap().is_empty(), "it has only read");
+
+    let mut stop = environment.clone();
+    stop["environment_action"] = json!("stop");
+    let mut again = environment;
+    again["jti"] = json!("another token of the same job");
+    let tokens = [
+        deploy.clone(),
+        deploy,
+        job_token(&key, 302, again),
+        job_token(&key, 303, stop),
+        job_token(&key, 304, json!({})),
+    ];
+    for token in tokens {
+        assert_eq!(status(&world, &token).await, 200);
+    }
+    let deployments = world.kas.deployments.list().await.unwrap();
+    let jobs: Vec<_> = deployments.iter().map(|deployment| deployment.job).collect();
+    assert_eq!(jobs, [302]);
+    let found = &deployments[0];
+    assert_eq!((&*found.environment, found.tier), ("review-1-foo-9tdj0u", Tier::Development));
+    assert_eq!((found.project.as_deref(), found.project_id), (Some("shop/web"), 30));
+    assert_eq!(found.commit.as_deref(), Some("714a629c0b401fdce83e847fc9589983fc6f46bc"));
+    assert_eq!((found.username.as_deref(), found.facts.status), (Some("alice"), DeploymentStatus::Unknown));
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_of_another_issuer_than_gitlab_is_no_deployment() {
+    let key = IssuerKey::ec("a");
+    let world = with_gitlab_at(&key, "https://gitlab.example.com");
+    let _agent = world.agent(services()).await;
+    let token = job_token(&key, 302, json!({"environment": "prod", "deployment_tier": "production"}));
+    assert_eq!(status(&world, &token).await, 200);
+    assert!(world.kas.deployments.list().await.unwrap().is_empty());
 }

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::SystemTime};
 
 use futures_util::future::BoxFuture;
-use proto::AgentId;
+use proto::{AgentId, ServiceName, Verb};
 use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 use store::StoreError;
@@ -44,6 +44,12 @@ pub trait DeploymentRecords: fmt::Debug + Send + Sync {
     ///
     /// Redis did not answer.
     fn list(&self) -> BoxFuture<'_, Result<Arc<[Deployment]>, StoreError>>;
+}
+
+/// Returns whether a job with an environment that uses the service deploys. A job that only reads the graph or the state of manifests
+/// deploys nothing.
+pub fn deploys(service: &ServiceName) -> bool {
+    !matches!(service.verbs(), [Verb::Read, ..])
 }
 
 /// A source of the results of jobs, for the records of their deployments.

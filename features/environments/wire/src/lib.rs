@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     deployment::{
         Deployment, DeploymentFacts, DeploymentOrigin, DeploymentRecords, DeploymentStatus,
-        EnvironmentDeployment, JobFacts, JobResults, LastDeployments,
+        EnvironmentDeployment, JobFacts, JobResults, LastDeployments, deploys,
     },
     names::{is_label, is_name, is_project},
     query::{EnvironmentQuery, EnvironmentSelection, MAX_ENVIRONMENTS, MissingEnvironments, NamePattern},

@@ -37,10 +37,10 @@ use access::{
     AuthorizedCaller, CallerAgents, CallerAuthorizer, Credential, Grant, ProjectAgentName, RequestError,
     Target, UnknownCredentials, unauthorized,
 };
-use environments_wire::DeploymentRecords;
+use environments_wire::{DeploymentRecords, deploys};
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
 use gitops_wire::ManifestOrigins;
-use proto::{AgentId, AgentName, Reason, ServiceName, Verb};
+use proto::{AgentId, AgentName, Reason, ServiceName};
 use secrecy::ExposeSecret as _;
 use store::Store;
 use tokio::time::{sleep, timeout};
@@ -325,8 +325,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 let (kind, subject) = caller.usage(agent);
                 self.usage.count_request(kind, subject);
             }
-            // A job that only reads the graph or the state of manifests deploys nothing.
-            if is_of_deployment(&target.service)
+            if deploys(&target.service)
                 && let Some(deployment) = caller.take_deployment(agent)
                 && let Err(error) = self.deployments.record(deployment, &credential.token).await
             {
@@ -359,11 +358,6 @@ fn no_logins() -> RequestError {
     unauthorized(
         "people cannot log in at GitLab any more: gitlab.login is missing in the configuration of kas",
     )
-}
-
-/// Returns whether a job with an environment that uses the service deploys.
-fn is_of_deployment(service: &ServiceName) -> bool {
-    !matches!(service.verbs(), [Verb::Read, ..])
 }
 
 /// Checks that the path names the agent of the credential.

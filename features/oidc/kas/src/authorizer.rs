@@ -1,6 +1,7 @@
 //! The authorizer: verifies tokens, and keeps them with their rights.
 
 use std::{
+    collections::HashSet,
     net::IpAddr,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -12,14 +13,16 @@ use access::{
     UserAuthenticator, UserLoginError, VerifiedClaims, token::TokenHash, unauthorized,
 };
 use arc_swap::ArcSwapOption;
+use environments_wire::deploys;
 use futures_util::future::BoxFuture;
 use moka::sync::Cache;
 use oidc::{Issuer, Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken};
-use proto::Reason;
+use parking_lot::Mutex;
+use proto::{AgentId, Reason};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 
-use crate::ci_job;
+use crate::{ci_job, deployments::TokenDeployments};
 
 /// The time for which a token is not verified again. A key that its issuer has removed is used for this time longer.
 const CACHE_TIME: Duration = Duration::from_secs(300);
@@ -36,6 +39,7 @@ pub struct OidcAuthorizer {
     callers: FileCallers,
     verified: Cache<TokenHash, Arc<CachedToken>>,
     pub(crate) unknown: Arc<UnknownCredentials>,
+    deployments: Option<TokenDeployments>,
 }
 
 /// A verified token, and its rights in one version of the identity file.
@@ -46,6 +50,8 @@ struct CachedToken {
     expires: u64,
     bytes: u32,
     rights: ArcSwapOption<VersionedRights>,
+    /// The agents whose deployment by the job of this token is recorded.
+    deployed_with: Mutex<HashSet<AgentId>>,
 }
 
 /// A valid token with rights.
@@ -76,7 +82,13 @@ impl OidcAuthorizer {
             .weigher(|_, cached: &Arc<CachedToken>| cached.bytes)
             .time_to_live(CACHE_TIME)
             .build();
-        Self { issuers, identities, callers, verified, unknown }
+        Self { issuers, identities, callers, verified, unknown, deployments: None }
+    }
+
+    /// Records the deployments of jobs.
+    #[must_use]
+    pub fn with_deployments(self, deployments: TokenDeployments) -> Self {
+        Self { deployments: Some(deployments), ..self }
     }
 
     async fn authenticate(
@@ -100,9 +112,29 @@ impl OidcAuthorizer {
         credential: &Credential,
         target: &Target<'_>,
     ) -> Result<Option<AuthorizedCaller>, RequestError> {
-        let Some(Granted { grant, login, .. }) = self.grant(credential).await? else { return Ok(None) };
+        let Some(Granted { grant, token, login }) = self.grant(credential).await? else { return Ok(None) };
         let caller = self.callers.authorize(&grant, credential, target).await?;
+        if let Some(caller) = caller.as_ref().filter(|_| deploys(&target.service)) {
+            self.record_deployment(&token, caller.agent).await;
+        }
         Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
+    }
+
+    /// Records the deployment of a job with its first request to an agent.
+    async fn record_deployment(&self, token: &CachedToken, agent: AgentId) {
+        let Some(deployments) = &self.deployments else { return };
+        if token.deployed_with.lock().contains(&agent) {
+            return;
+        }
+        let VerifiedClaims { claims, job, .. } = &token.claims;
+        let deployment = job.as_ref().and_then(|job| deployments.gitlab.deployment(claims, job, agent));
+        let Some(deployment) = deployment else { return };
+        let is_first = token.deployed_with.lock().insert(agent);
+        if is_first && let Err(error) = deployments.records.record(deployment).await {
+            // The next request tries it again.
+            token.deployed_with.lock().remove(&agent);
+            tracing::debug!(agent.id = %agent, %error, "deployment not recorded");
+        }
     }
 
     /// Verifies a token, and returns its rights. Returns `None` if it is not one for this source.
@@ -189,7 +221,7 @@ impl CachedToken {
         let job = ci_job::of_claims(&token.claims).map(Box::new);
         let VerifiedToken { issuer, claims, username, impersonation, expires, streams_end } = token;
         let claims = VerifiedClaims { issuer, claims, username, impersonation, streams_end, job };
-        Self { claims, expires, bytes, rights: ArcSwapOption::empty() }
+        Self { claims, expires, bytes, rights: ArcSwapOption::empty(), deployed_with: Mutex::default() }
     }
 
     /// Returns the rights of the token in this version of the identity file.

@@ -31,7 +31,7 @@ pub(crate) fn of_claims(claims: &Claims) -> Option<CiJob> {
 }
 
 /// Returns a claim as a text: issuers send ids as texts or as numbers.
-fn text(value: &Value) -> Option<String> {
+pub(crate) fn text(value: &Value) -> Option<String> {
     let text = match value {
         Value::String(text) => text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect(),
         Value::Number(number) => number.to_string(),

@@ -3,6 +3,7 @@
 
 mod authorizer;
 mod ci_job;
+mod deployments;
 mod login;
 
-pub use self::authorizer::OidcAuthorizer;
+pub use self::{authorizer::OidcAuthorizer, deployments::TokenDeployments};
