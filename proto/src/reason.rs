@@ -147,11 +147,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_is_documented_with_status_and_fault() {
+    fn each_reason_is_documented_with_status_fault_and_anchor() {
         let documentation = include_str!("../../docs/errors.md");
         for reason in Reason::ALL {
             let fault = format!("{:?}", reason.fault()).to_lowercase();
-            let row = format!("| `{reason}` | {} | {fault} |", reason.status().as_u16());
+            let status = reason.status().as_u16();
+            let row = format!("| `{reason}` | {status} | {fault} | <a id=\"{reason}\"></a>");
             assert!(documentation.contains(&row), "docs/errors.md has no row {row}");
         }
     }

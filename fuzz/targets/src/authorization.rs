@@ -186,7 +186,10 @@ fn secrets(value: &HeaderValue) -> Vec<String> {
 fn all_texts(failure: &RequestError) -> String {
     let id = HeaderValue::from_static("id-1");
     let answers = [ErrorDialect::Kubernetes, ErrorDialect::Prometheus, ErrorDialect::Plain].map(|dialect| {
-        format!("{:?}", failure.render(&ErrorFormat::new(dialect, &HeaderMap::new()), &id, None).headers())
+        format!(
+            "{:?}",
+            failure.render(&ErrorFormat::new(dialect, &HeaderMap::new()), &id, None, None).headers()
+        )
     });
     format!("{failure} {failure:?} {}", answers.concat())
 }

@@ -3,6 +3,7 @@
 //! A Kubernetes client receives a `Status`, a Prometheus client the Prometheus error envelope, and any other client JSON. All
 //! responses have the reason in `Kas-Error`, which no response of a cluster has, and the id of the request.
 
+mod docs_url;
 mod format;
 
 use std::{fmt::Display, net::IpAddr, time::Duration};
@@ -16,8 +17,11 @@ use serde_json::json;
 use telemetry::TraceId;
 use tunnel::{Body, BodyError};
 
-pub use self::format::{ErrorDialect, ErrorFormat};
-use self::format::{RequestIds, StatusEncoding};
+use self::format::{ErrorReferences, StatusEncoding};
+pub use self::{
+    docs_url::DocsUrl,
+    format::{ErrorDialect, ErrorFormat},
+};
 use crate::identity::CallerNames;
 
 /// The reason for which kas refuses or fails a request.
@@ -79,14 +83,21 @@ impl RequestError {
         self
     }
 
-    /// Builds the response to the caller. `id` is the id of the request, and `trace` that of its trace, if it is traced.
-    pub fn render(&self, format: &ErrorFormat, id: &HeaderValue, trace: Option<TraceId>) -> Response<Body> {
+    /// Builds the response to the caller. `id` is the id of the request, and `trace` that of its trace, if it is traced. With `docs`, the
+    /// body has a link to the section about the reason.
+    pub fn render(
+        &self,
+        format: &ErrorFormat,
+        id: &HeaderValue,
+        trace: Option<TraceId>,
+        docs: Option<&DocsUrl>,
+    ) -> Response<Body> {
         let dialect = format.dialect;
-        let ids = RequestIds::new(id, trace);
+        let references = ErrorReferences::new(id, trace, docs.map(|docs| docs.of_reason(self.reason)));
         let (content_type, body) = match dialect {
-            ErrorDialect::Kubernetes => self.status_object(format.encoding(), &ids),
-            ErrorDialect::Prometheus => ("application/json", self.prometheus_envelope(&ids)),
-            ErrorDialect::Plain => ("application/json", self.plain_object(&ids)),
+            ErrorDialect::Kubernetes => self.status_object(format.encoding(), &references),
+            ErrorDialect::Prometheus => ("application/json", self.prometheus_envelope(&references)),
+            ErrorDialect::Plain => ("application/json", self.plain_object(&references)),
         };
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = self.reason.status();
@@ -115,7 +126,11 @@ impl RequestError {
     }
 
     /// Returns the content type and the text of a `Status` (meta/v1), in the encoding that the caller accepts.
-    fn status_object(&self, encoding: StatusEncoding, ids: &RequestIds) -> (&'static str, String) {
+    fn status_object(
+        &self,
+        encoding: StatusEncoding,
+        references: &ErrorReferences,
+    ) -> (&'static str, String) {
         let code = self.reason.status().as_u16();
         let reason = match code {
             400 => "BadRequest",
@@ -129,10 +144,10 @@ impl RequestError {
             504 => "Timeout",
             _ => "",
         };
-        let message = format!("kas: {}{}", self.message, ids.suffix());
+        let message = format!("kas: {}{}", self.message, references.suffix());
         let causes: Vec<_> = [(self.reason.as_str(), &*self.message)]
             .into_iter()
-            .chain(ids.iter())
+            .chain(references.iter())
             .map(|(reason, message)| json!({"reason": reason, "message": message}))
             .collect();
         let mut details = json!({"causes": causes});
@@ -156,7 +171,7 @@ impl RequestError {
                 ("application/yaml", yaml)
             }
             StatusEncoding::Text => {
-                ("text/plain; charset=utf-8", format!("{message}\nrequest-id: {}\n", ids.request))
+                ("text/plain; charset=utf-8", format!("{message}\nrequest-id: {}\n", references.request))
             }
         }
     }
@@ -169,7 +184,7 @@ impl RequestError {
     }
 
     /// Returns the Prometheus error envelope. `infos` is the place of Prometheus for annotations.
-    fn prometheus_envelope(&self, ids: &RequestIds) -> String {
+    fn prometheus_envelope(&self, references: &ErrorReferences) -> String {
         let error_type = match self.reason.status().as_u16() {
             400 | 413 => "bad_data",
             401 | 403 => "forbidden",
@@ -180,14 +195,14 @@ impl RequestError {
             429 => "too_many_requests",
             _ => "internal",
         };
-        let infos: Vec<_> = ids.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-        let error = format!("kas: {}{}", self.message, ids.suffix());
+        let infos: Vec<_> = references.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        let error = format!("kas: {}{}", self.message, references.suffix());
         json!({"status": "error", "errorType": error_type, "error": error, "infos": infos}).to_string()
     }
 
-    fn plain_object(&self, ids: &RequestIds) -> String {
+    fn plain_object(&self, references: &ErrorReferences) -> String {
         let mut object = json!({"error": self.reason.as_str(), "message": self.message});
-        for (name, value) in ids.iter() {
+        for (name, value) in references.iter() {
             object[name] = value.into();
         }
         format!("{object}\n")
@@ -222,8 +237,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(USER_AGENT, HeaderValue::from_static(agent));
-        let response =
-            failure.render(&ErrorFormat::new(dialect, &headers), &HeaderValue::from_static("id-1"), None);
+        let response = failure.render(
+            &ErrorFormat::new(dialect, &headers),
+            &HeaderValue::from_static("id-1"),
+            None,
+            None,
+        );
         let (head, body) = response.into_parts();
         let text = body.collect().await.unwrap().to_bytes();
         (Response::from_parts(head, ()), String::from_utf8(text.to_vec()).unwrap())
@@ -267,7 +286,7 @@ mod tests {
         let headers = |failure: &RequestError, discovery| {
             let reader =
                 ErrorFormat::new(ErrorDialect::Kubernetes, &HeaderMap::new()).with_discovery(discovery);
-            failure.render(&reader, &HeaderValue::from_static("id-1"), None).into_parts().0.headers
+            failure.render(&reader, &HeaderValue::from_static("id-1"), None, None).into_parts().0.headers
         };
         assert_eq!(headers(&away(), true)["warning"], "299 kas \"agent prod has no tunnel\"");
         let odd = RequestError::new(Reason::UnknownPath, "a \"quoted\" \\ …\r\n");
@@ -309,7 +328,7 @@ mod tests {
         let trace = TraceId::from_hex("4bf92f3577b34da6a3ce929d0e0e4736").unwrap();
         let body = async |dialect| {
             let reader = ErrorFormat::new(dialect, &HeaderMap::new());
-            let response = away().render(&reader, &HeaderValue::from_static("id-1"), Some(trace));
+            let response = away().render(&reader, &HeaderValue::from_static("id-1"), Some(trace), None);
             let text = response.into_body().collect().await.unwrap().to_bytes();
             serde_json::from_slice::<Value>(&text).unwrap()
         };
@@ -324,6 +343,31 @@ mod tests {
         let object = body(ErrorDialect::Plain).await;
         assert_eq!(object["request-id"], "id-1");
         assert_eq!(object["trace-id"], trace.to_string());
+    }
+
+    #[tokio::test]
+    async fn every_dialect_links_to_the_documents_of_the_reason() {
+        let docs: DocsUrl = "https://kas.example.com/docs".parse().unwrap();
+        let link = "https://kas.example.com/docs/errors.html#agent-not-connected";
+        let body = async |dialect, accept| {
+            let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
+            let format = ErrorFormat::new(dialect, &headers);
+            let response = away().render(&format, &HeaderValue::from_static("id-1"), None, Some(&docs));
+            let text = response.into_body().collect().await.unwrap().to_bytes();
+            String::from_utf8(text.to_vec()).unwrap()
+        };
+        let parsed = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+        let message = format!("kas: agent prod has no tunnel. See {link}");
+        let status = parsed(body(ErrorDialect::Kubernetes, "*/*").await);
+        assert_eq!(status["message"], message);
+        assert_eq!(status["details"]["causes"][2], json!({"reason": "docs", "message": link}));
+        let text = body(ErrorDialect::Kubernetes, "text/plain").await;
+        assert_eq!(text, format!("{message}\nrequest-id: id-1\n"));
+        let envelope = parsed(body(ErrorDialect::Prometheus, "*/*").await);
+        assert_eq!(envelope["error"], message);
+        assert_eq!(envelope["infos"][1], format!("docs: {link}"));
+        let object = parsed(body(ErrorDialect::Plain, "*/*").await);
+        assert_eq!((&object["message"], &object["docs"]), (&json!("agent prod has no tunnel"), &json!(link)));
     }
 
     #[tokio::test]

@@ -47,7 +47,7 @@ pub use self::{
         RepositoryPlace, is_about_managed_resources, read_repository, template_path,
     },
     credential::{BrowserSession, Credential, MAX_TOKEN, SessionParser, TokenKind, take_websocket_token},
-    error::{ErrorDialect, ErrorFormat, RequestError},
+    error::{DocsUrl, ErrorDialect, ErrorFormat, RequestError},
     file_callers::FileCallers,
     identity::{
         AccessAs, AgentAttributes, AgentAuthenticator, AgentIdentity, AgentSources, AgentUrl, AgentUrlError,

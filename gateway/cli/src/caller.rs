@@ -232,14 +232,17 @@ fn refused(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> CliError {
     let text = String::from_utf8_lossy(&body[..body.len().min(1000)]);
     let text = if text.trim().is_empty() { "without a message" } else { text.trim() };
     let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or(text);
+    let docs = parsed.as_ref().and_then(|body| body["docs"].as_str());
+    let link = docs.map_or_else(String::new, |docs| format!("; see {docs}"));
+    let message = format!("{message} ({status}){link}");
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
     // The pod that serves it may be replaced now.
     let is_not_served =
         headers.get(header::ERROR).is_some_and(|reason| reason == Reason::UnknownService.as_str());
     if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS || is_not_served {
-        CliError::unavailable(format!("{message} ({status})"))
+        CliError::unavailable(message)
     } else {
-        CliError::usage(format!("{message} ({status})"))
+        CliError::usage(message)
     }
 }
 
@@ -259,6 +262,15 @@ mod tests {
         ] {
             assert_eq!(without_api(server), expected);
         }
+    }
+
+    #[test]
+    fn refusal_has_the_link_to_the_documents_if_kas_sent_it() {
+        let message = |body: &str| refused(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes()).message;
+        assert_eq!(message(r#"{"message": "not allowed"}"#), "not allowed (403 Forbidden)");
+        let linked =
+            message(r#"{"message": "not allowed", "docs": "https://kas/docs/errors.html#forbidden"}"#);
+        assert_eq!(linked, "not allowed (403 Forbidden); see https://kas/docs/errors.html#forbidden");
     }
 
     #[test]

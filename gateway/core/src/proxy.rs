@@ -268,7 +268,8 @@ async fn serve_request(request: ProxyRequest) -> Response<GuardedBody> {
 async fn refuse(context: &RequestContext, error: &RequestError) -> Response<GuardedBody> {
     let log = &context.log;
     log.refused(&context.server.observers, error);
-    let mut response = error.render(&context.error_format, &log.id, log.trace_id());
+    let mut response =
+        error.render(&context.error_format, &log.id, log.trace_id(), context.server.config.docs_url.as_ref());
     context.body.finish(context.version, response.headers_mut()).await;
     response.map(GuardedBody::untracked)
 }

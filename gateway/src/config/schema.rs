@@ -109,6 +109,7 @@ mod tests {
             "agent: {listen: {network: unix}}",
             "agent: {kubernetes_api: {url_path_prefix: k8s-proxy}}",
             "agent: {kubernetes_api: {url_path_prefix: /a//b}}",
+            "agent: {kubernetes_api: {docs_url: /docs}}",
             "observability: {listen: {network: udp}}",
             "redis: {server: {address: 'redis:6379'}, network: udp}",
             "config: {commands: a}",

@@ -36,6 +36,21 @@ async fn request_reaches_the_cluster_and_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_request_links_to_the_documents_of_its_reason() {
+    let docs = "https://kas.example.com/docs/0.2.0/docs/";
+    let world = World::with(|config| config.agent.kubernetes_api.docs_url = Some(docs.parse().unwrap()));
+    let link = format!("{docs}errors.html#unknown-agent");
+    let kubernetes = text(world.get("/agents/other/kubernetes/api").await).await;
+    let status: serde_json::Value = serde_json::from_str(&kubernetes).unwrap();
+    assert!(status["message"].as_str().unwrap().ends_with(&format!(". See {link}")), "{kubernetes}");
+    let prometheus = text(world.get("/agents/other/prometheus/api/v1/query?query=up").await).await;
+    assert!(prometheus.contains(&format!("\"docs: {link}\"")), "{prometheus}");
+
+    let without = text(World::new().get("/agents/other/kubernetes/api").await).await;
+    assert!(without.contains("unknown-agent") && !without.contains("errors.html"), "{without}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn slow_caller_does_not_stall_others() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {

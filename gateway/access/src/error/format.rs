@@ -35,10 +35,11 @@ pub(super) enum StatusEncoding {
     Text,
 }
 
-/// The ids with which a request is found in logs and traces.
-pub(super) struct RequestIds {
+/// The ids with which a request is found in logs and traces, and the link to the documents of its error.
+pub(super) struct ErrorReferences {
     pub(super) request: String,
     trace: Option<String>,
+    docs: Option<String>,
 }
 
 impl ErrorFormat {
@@ -81,20 +82,23 @@ impl ErrorFormat {
     }
 }
 
-impl RequestIds {
-    pub(super) fn new(id: &HeaderValue, trace: Option<TraceId>) -> Self {
+impl ErrorReferences {
+    pub(super) fn new(id: &HeaderValue, trace: Option<TraceId>, docs: Option<String>) -> Self {
         let request = String::from_utf8_lossy(id.as_bytes()).into_owned();
-        Self { request, trace: trace.map(|trace| trace.to_string()) }
+        Self { request, trace: trace.map(|trace| trace.to_string()), docs }
     }
 
-    /// Iterates over the ids with their names in a body.
+    /// Iterates over the references with their names in a body.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let trace = self.trace.as_deref().map(|trace| ("trace-id", trace));
-        [("request-id", &*self.request)].into_iter().chain(trace)
+        let docs = self.docs.as_deref().map(|docs| ("docs", docs));
+        [("request-id", &*self.request)].into_iter().chain(trace).chain(docs)
     }
 
-    /// Returns the trace id as the end of a message: kubectl and Grafana show only the message.
+    /// Returns the trace id and the link as the end of a message: kubectl and Grafana show only the message.
     pub(super) fn suffix(&self) -> String {
-        self.trace.as_ref().map_or_else(String::new, |trace| format!(". Trace ID: {trace}"))
+        let trace = self.trace.as_ref().map_or_else(String::new, |trace| format!(". Trace ID: {trace}"));
+        let docs = self.docs.as_ref().map_or_else(String::new, |docs| format!(". See {docs}"));
+        trace + &docs
     }
 }

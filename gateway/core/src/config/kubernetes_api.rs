@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use access::UrlPathPrefix;
+use access::{DocsUrl, UrlPathPrefix};
 use kas_listen::{
     addresses::{AddressRules, ProxyProtocol},
     listen_address::{self, ListenNetwork},
@@ -41,6 +41,9 @@ pub struct KubernetesApiConfig {
     /// Response headers that are allowed in addition to the harmless ones.
     #[schemars(with = "Vec<String>")]
     pub extra_allowed_response_headers: Vec<ExtraHeader>,
+    /// The folder of the documents that has `errors.html`, to which errors link. Without it errors have no link.
+    #[schemars(with = "Option<String>", regex(pattern = HTTP_URL))]
+    pub docs_url: Option<DocsUrl>,
     /// The time for which an answer of GitLab about a CI job or a user is valid.
     #[serde(with = "Timeout")]
     pub allowed_agent_cache_ttl: Duration,
@@ -151,6 +154,7 @@ impl Default for KubernetesApiConfig {
             hosts: Vec::new(),
             allowed_origins: Vec::new(),
             extra_allowed_response_headers: Vec::new(),
+            docs_url: None,
             allowed_agent_cache_ttl: Duration::from_secs(60),
             allowed_agent_cache_error_ttl: Duration::from_secs(10),
             stream_recheck_timeout: Duration::from_secs(300),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use access::{AccessControl, UrlPathPrefix, kill_switch::KillSwitch};
+use access::{AccessControl, DocsUrl, UrlPathPrefix, kill_switch::KillSwitch};
 use cores::TaskGroup;
 use kas_listen::addresses::AddressRules;
 
@@ -74,6 +74,8 @@ pub struct ProxyConfig {
     pub hosts: AgentHosts,
     /// Response headers that the operator allows in addition to the harmless ones.
     pub extra_headers: Vec<ExtraHeader>,
+    /// The documents to which errors link.
+    pub docs_url: Option<DocsUrl>,
 }
 
 impl CallerConnections {
@@ -94,6 +96,7 @@ impl ProxyConfig {
             url_path_prefix: section.url_path_prefix.clone(),
             hosts: AgentHosts::new(section.hosts.clone()),
             extra_headers: section.extra_allowed_response_headers.clone(),
+            docs_url: section.docs_url.clone(),
         }
     }
 }
