@@ -433,6 +433,10 @@ async fn files_have_a_strict_policy() {
         assert_eq!(headers["cache-control"], "no-cache");
         let compressed = browser.send(Method::GET, path, "", &[(ACCEPT_ENCODING.as_str(), "br, gzip")]).await;
         assert_eq!(compressed.headers()["content-encoding"], "gzip");
+        let etag = headers["etag"].to_str().unwrap();
+        let known = browser.send(Method::GET, path, "", &[("if-none-match", etag)]).await;
+        assert_eq!(known.status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(known.headers()["etag"], etag);
         let page = text(response).await;
         assert!(!page.contains("style=") && !page.contains("onload="), "{page}");
     }

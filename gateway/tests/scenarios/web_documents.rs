@@ -6,8 +6,12 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 use gateway::config::WebConfig;
 use http::{
     Method,
-    header::{ALLOW, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION},
+    header::{
+        ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
+        LOCATION, VARY,
+    },
 };
+use http_body_util::BodyExt as _;
 use kas_testing::world::{World, text};
 
 use crate::web::{Browser, with_page};
@@ -71,6 +75,44 @@ async fn documents_need_no_session_and_stay_in_their_folder() {
     assert_eq!((refused.status().as_u16(), &refused.headers()[ALLOW]), (405, &"GET, HEAD".parse().unwrap()));
     let page = text(get("/docsother").await).await;
     assert!(page.contains("<!doctype html>") || page.contains("<!DOCTYPE html>"), "{page}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn documents_are_compressed_and_sent_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let page = "<p>a paragraph of a page</p>\n".repeat(100);
+    fs::write(directory.path().join("index.html"), &page).unwrap();
+    fs::write(directory.path().join("windows.html"), "<script>\r\nstart()\r\n</script>").unwrap();
+    fs::write(directory.path().join("unix.html"), "<script>\nstart()\n</script>").unwrap();
+    let mut web = config(directory.path());
+    web.read_documents(Path::new("kas.yaml")).unwrap();
+    let world = World::with(|config| {
+        with_page(config);
+        config.web = Some(web);
+    });
+    let browser = Browser::of(world);
+
+    let gzip = browser.send(Method::GET, "/docs/", "", &[(ACCEPT_ENCODING.as_str(), "gzip")]).await;
+    assert_eq!(gzip.headers()[CONTENT_ENCODING], "gzip");
+    assert_eq!(gzip.headers()[VARY], "accept-encoding");
+    let length = gzip.into_body().collect().await.unwrap().to_bytes().len();
+    assert!(length < page.len() / 10, "{length}");
+    let whole = browser.send(Method::GET, "/docs/", "", &[]).await;
+    let etag = whole.headers()[ETAG].to_str().unwrap().to_owned();
+    assert_eq!(text(whole).await, page);
+    for tags in [etag.clone(), format!("W/\"other\", {etag}"), "*".to_owned()] {
+        let known = browser.send(Method::GET, "/docs/", "", &[(IF_NONE_MATCH.as_str(), &*tags)]).await;
+        assert!(known.headers().contains_key(CONTENT_SECURITY_POLICY));
+        assert_eq!((known.status().as_u16(), text(known).await.as_str()), (304, ""), "{tags}");
+    }
+    let other = browser.send(Method::GET, "/docs/", "", &[(IF_NONE_MATCH.as_str(), "W/\"other\"")]).await;
+    assert_eq!(other.status(), 200);
+
+    let policy = async |path: &'static str| {
+        let response = browser.send(Method::GET, path, "", &[]).await;
+        response.headers()[CONTENT_SECURITY_POLICY].clone()
+    };
+    assert_eq!(policy("/docs/windows.html").await, policy("/docs/unix.html").await, "as browsers read both");
 }
 
 #[test]

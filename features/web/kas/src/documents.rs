@@ -7,16 +7,17 @@ use std::{
     path::Path,
 };
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use flate2::Compression;
 use http::{
-    HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION},
+    HeaderMap, HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, LOCATION},
 };
 use percent_encoding::percent_decode_str;
 use sha2::{Digest as _, Sha256};
 
-use crate::assets;
+use crate::{assets, static_file::StaticFile};
 
 /// The path of the folder.
 const ROOT: &str = "/docs";
@@ -24,12 +25,14 @@ const ROOT: &str = "/docs";
 const INDEX: &str = "index.html";
 /// The most bytes of all files.
 const MAX_BYTES: u64 = 256 << 20;
+/// Documents may change with each start of kas.
+const CACHE: &str = "no-cache";
 
 /// The files of a folder, by their paths in it. They are in memory, so that no path of a request leads out of the folder.
 pub struct DocumentSite(HashMap<String, Document>);
 
 struct Document {
-    content: Bytes,
+    file: StaticFile,
     policy: HeaderValue,
 }
 
@@ -57,23 +60,22 @@ impl DocumentSite {
         Ok(Self(files))
     }
 
-    /// Returns the response to GET for a path of the documents.
-    pub(super) fn response(&self, path: &str) -> Response<Body> {
+    /// Returns the response to GET for a path of the documents. `request` is the headers.
+    pub(super) fn response(&self, path: &str, request: &HeaderMap) -> Response<Body> {
         let name = percent_decode_str(path.strip_prefix(ROOT).unwrap_or(path)).decode_utf8_lossy();
         let file = name.strip_prefix('/').map(|name| match name.rsplit('/').next() {
             None | Some("") => format!("{name}{INDEX}"),
             Some(_) => name.to_owned(),
         });
-        let mut response = Response::new(Body::empty());
-        assets::secure(&mut response);
-        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        if let Some((name, document)) = file.as_deref().and_then(|name| self.0.get_key_value(name)) {
-            let headers = response.headers_mut();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(assets::content_type(name)));
-            headers.insert(CONTENT_SECURITY_POLICY, document.policy.clone());
-            *response.body_mut() = Body::from(document.content.clone());
+        if let Some(document) = file.as_deref().and_then(|name| self.0.get(name)) {
+            let mut response = document.file.response(request, CACHE);
+            assets::secure(&mut response);
+            response.headers_mut().insert(CONTENT_SECURITY_POLICY, document.policy.clone());
             return response;
         }
+        let mut response = Response::new(Body::empty());
+        assets::secure(&mut response);
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(CACHE));
         // Links of a page are relative to its folder.
         let is_folder = file.is_none_or(|name| self.0.contains_key(&format!("{name}/{INDEX}")));
         match HeaderValue::try_from(format!("{path}/")) {
@@ -114,7 +116,9 @@ fn read_folder(
             *remaining = left.ok_or_else(|| Error::other("the files have more than 256 MiB"))?;
             let content = fs::read(&path)?;
             let policy = content_security_policy(&name, &content);
-            files.insert(name, Document { content: content.into(), policy });
+            // 256 MiB would delay the start by many seconds with a better level.
+            let file = StaticFile::new(&name, content.into(), Compression::fast());
+            files.insert(name, Document { file, policy });
         }
     }
     Ok(())
@@ -125,6 +129,8 @@ fn read_folder(
 /// URLs in its styles.
 fn content_security_policy(name: &str, content: &[u8]) -> HeaderValue {
     let text = if name.ends_with(".html") { String::from_utf8_lossy(content) } else { "".into() };
+    // Browsers do the same before they compare digests (HTML standard, "preprocessing the input stream").
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let scripts = text.split("<script>").skip(1).filter_map(|rest| rest.split_once("</script>"));
     let digest = |script: &str| format!(" 'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(script)));
     let digests: String = scripts.map(|(script, _)| digest(script)).collect();

@@ -34,6 +34,7 @@ mod response;
 mod session_body;
 mod session_record;
 mod sessions;
+mod static_file;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -285,7 +286,7 @@ impl WebServer {
             && documents::is_path(path)
         {
             return match *request.method() {
-                Method::GET | Method::HEAD => Answer::Own(documents.response(path)),
+                Method::GET | Method::HEAD => Answer::Own(documents.response(path, request.headers())),
                 _ => own(wrong_method("GET, HEAD")),
             };
         }

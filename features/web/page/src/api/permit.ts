@@ -9,11 +9,17 @@ const STREAMS = 3;
 const PAUSE = 2000;
 const SHORT_PAUSE = 100;
 
-/** Returns whether this page was loaded over a protocol with one request in a connection. */
+/** Returns whether kas answers over a protocol with one request in a connection. */
 export function isScarce(): boolean {
-  const [navigation] = performance.getEntriesByType("navigation");
-  const { nextHopProtocol = "" } = (navigation ?? {}) as Partial<PerformanceResourceTiming>;
-  return nextHopProtocol.startsWith("http/1") && "locks" in navigator;
+  const types = ["navigation", "resource"];
+  const entries = types.flatMap((type) => performance.getEntriesByType(type) as PerformanceResourceTiming[]);
+  // A response from the cache of the browser has no protocol, also if kas has confirmed it.
+  const known = entries.find((entry) => entry.nextHopProtocol);
+  // Without TLS, browsers do not use HTTP/2.
+  const isHttp1 = known
+    ? known.nextHopProtocol.startsWith("http/1")
+    : entries.some((entry) => entry.name.startsWith("http:"));
+  return isHttp1 && "locks" in navigator;
 }
 
 /** Waits for a permit. Calls `onWait` if other tabs have all of them. Returns the function that gives it back. */
