@@ -378,7 +378,7 @@ fn write(file: &Path, text: &str) -> CommandResult {
 }
 
 /// Reads the certificates of a PEM file. There is at least one.
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub(super) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let bytes = files::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
     let certificates =
         CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>().unwrap_or_default();
@@ -397,8 +397,8 @@ fn own_authority(mut chain: Vec<CertificateDer<'static>>) -> Vec<CertificateDer<
     chain
 }
 
-/// Encodes certificates as PEM. The file may also have a private key, which must not reach the kubeconfig.
-fn pem(certificates: &[CertificateDer<'_>]) -> Option<String> {
+/// Encodes certificates as PEM, or returns `None` if there are none. Their file may also have a private key, which is not copied.
+pub(super) fn pem(certificates: &[CertificateDer<'_>]) -> Option<String> {
     /// The length of a line (RFC 7468 section 2).
     const LINE: usize = 64;
     let block = |certificate: &CertificateDer<'_>| {

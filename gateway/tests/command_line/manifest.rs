@@ -63,6 +63,11 @@ async fn manifests_need_a_token_on_standard_input() {
             "the exact name of a namespace",
         ),
         (&["prod"], "t", "--kas-address"),
+        (
+            &["prod", "--kas-address", "wss://kas.test", "--kas-cacert", "/none/ca.crt"],
+            "t",
+            "--kas-cacert /none/ca.crt: ",
+        ),
     ] {
         let refused = manifest(arguments, token).await;
         let error = String::from_utf8(refused.stderr).unwrap();

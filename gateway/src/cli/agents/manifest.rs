@@ -7,21 +7,27 @@
     reason = "these comments are help texts, where brackets mean optional"
 )]
 
-use std::io::Read as _;
+use std::{io::Read as _, path::PathBuf};
 
+use clap::ValueHint;
+use cli::{CliError, CommandResult, chart, print, shell::shell_word};
 use proto::AgentName;
 
-use cli::{CliError, CommandResult, chart, print};
+use crate::cli::kubeconfig::{certificates, pem};
 
 /// The manifests, as helm renders them. CI compares this file with the chart.
 const RENDERED: &str = include_str!("../../../../deploy/kubernetes/agentk.yaml");
 /// The secret in the rendered manifests.
 const SECRET: &str = "agentk-token";
+/// The variable that names the certificates to trust. They are in the secret, whose volume has all of its keys.
+const AUTHORITY: &str = "
+            - name: AGENTK_KAS_CA_CERT_FILE
+              value: /etc/agentk/token/ca.crt";
 
 /// Print the manifests of agentk for an agent
 ///
 /// The token of the agent comes from standard input, and the manifests contain it. Before them is a comment with the helm
-/// command that installs the same. For certificates, proxies, namespaces and other settings, use the chart.
+/// command that installs the same. For proxies, a scope of namespaces and other settings, use the chart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Manifest {
@@ -37,6 +43,9 @@ pub(super) struct Manifest {
     /// The image of agentk
     #[arg(long, value_name = "IMAGE", default_value = chart::DEFAULT_IMAGE, value_parser = chart::image)]
     image: String,
+    /// The certificates (PEM) that agentk trusts for kas instead of those of its image
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    kas_cacert: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -53,16 +62,25 @@ impl Manifest {
         input.map_err(|error| {
             CliError::usage(format!("the token cannot be read from standard input: {error}"))
         })?;
-        print(&self.render(token(&text).map_err(CliError::usage)?)?)
+        let token = token(&text).map_err(CliError::usage)?;
+        let read = self.kas_cacert.as_deref().map(certificates).transpose();
+        let authority = read.map_err(|error| CliError::usage(format!("--kas-cacert {error}")))?;
+        print(&self.render(token, authority.and_then(|certificates| pem(&certificates)).as_deref())?)
     }
 
-    fn render(&self, token: &str) -> Result<String, CliError> {
-        let Self { agent, kas_address, namespace, image } = self;
+    fn render(&self, token: &str, authority: Option<&str>) -> Result<String, CliError> {
+        let Self { agent, kas_address, namespace, image, kas_cacert } = self;
+        let (authority, variable) = match authority {
+            Some(pem) => {
+                (format!("\n  ca.crt: |\n    {}", pem.trim_end().replace('\n', "\n    ")), AUTHORITY)
+            }
+            None => (String::new(), ""),
+        };
         let (_, objects) = RENDERED.split_once("---\n").ok_or_else(|| changed("---"))?;
         let mut objects = objects.to_owned();
         let rendered_image = concat!("image: agentk:", env!("CARGO_PKG_VERSION"), "\n");
         for (placeholder, value, count) in [
-            ("\"wss://kas.example.com:8150\"", format!("\"{kas_address}\""), 1),
+            ("\"wss://kas.example.com:8150\"", format!("\"{kas_address}\"{variable}"), 1),
             (rendered_image, format!("image: {image}\n"), 1),
             ("\n  namespace: agentk\n", format!("\n  namespace: {namespace}\n"), 4),
             ("\n    namespace: agentk\n", format!("\n    namespace: {namespace}\n"), 1),
@@ -73,7 +91,11 @@ impl Manifest {
             }
             objects = objects.replace(placeholder, &value);
         }
-        let helm = helm_image(image);
+        let mut helm = helm_image(image);
+        if let Some(file) = kas_cacert {
+            let value = chart::file_value("config.kasCaCert", file);
+            helm += &format!(" \\\n#     --set-file {}", shell_word(&value));
+        }
         Ok(format!(
             "\
 # agentk for the agent {agent}. This file contains its token.
@@ -95,7 +117,7 @@ metadata:
   name: {SECRET}
   namespace: {namespace}
 stringData:
-  token: \"{token}\"
+  token: \"{token}\"{authority}
 ---
 {objects}"
         ))
@@ -138,12 +160,13 @@ mod tests {
             kas_address: "wss://kas.test/agents".to_owned(),
             namespace: namespace.to_owned(),
             image: image.to_owned(),
+            kas_cacert: None,
         }
     }
 
     #[test]
     fn placeholders_are_filled_and_nothing_else_changes() {
-        let text = manifest("registry.test:5000/a/agentk:1", "tools").render("s3cret").unwrap();
+        let text = manifest("registry.test:5000/a/agentk:1", "tools").render("s3cret", None).unwrap();
         let (_, rendered) = RENDERED.split_once("---\n").unwrap();
         let (head, objects) = text.split_once("# Source: ").unwrap();
         let objects = format!("# Source: {objects}");
@@ -172,6 +195,29 @@ mod tests {
                 .contains("--set image.repository=registry.test:5000/a/agentk --set-string image.tag=1\n"),
             "{head}"
         );
+    }
+
+    #[test]
+    fn certificates_are_in_the_secret_that_agentk_mounts() {
+        let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let manifest = Manifest { kas_cacert: Some("my ca.crt".into()), ..manifest("agentk:1", "agentk") };
+        let text = manifest.render("s3cret", Some(pem)).unwrap();
+        assert!(text.contains("\n#     --set-file config.kasCaCert='my ca.crt'\n"), "{text}");
+        let object = |kind: &str| -> serde_json::Value {
+            let mut objects = text.split("\n---\n");
+            let object = objects.find(|object| object.contains(&format!("\nkind: {kind}\n"))).unwrap();
+            serde_saphyr::from_str(&format!("{object}\n")).unwrap()
+        };
+        let data = &object("Secret")["stringData"];
+        assert_eq!((data["token"].as_str(), data["ca.crt"].as_str()), (Some("s3cret"), Some(pem)));
+        let pod = &object("Deployment")["spec"]["template"]["spec"];
+        assert_eq!(pod["volumes"][0]["secret"]["secretName"], SECRET);
+        let container = &pod["containers"][0];
+        let variables = container["env"].as_array().unwrap();
+        let variable = variables.iter().find(|variable| variable["name"] == "AGENTK_KAS_CA_CERT_FILE");
+        let file = variable.unwrap()["value"].as_str().unwrap();
+        let folder = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
+        assert_eq!(file, format!("{folder}/ca.crt"));
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl fmt::Display for NextSteps<'_> {
         let QuickstartOptions { agent, host, .. } = self.options;
         let (directory, kas) = (self.directory.display(), format!("wss://{}:8150", host.in_url()));
         let kas_value = shell_word(&format!("config.kasAddress={kas}"));
+        let kas_address = shell_argument(&kas);
         let program = shell_argument(&self.program.display().to_string());
         let [config, authority, token, kubeconfig] =
             [CONFIG, AUTHORITY, AGENT_TOKEN, KUBECONFIG].map(|name| self.file(name));
@@ -115,6 +116,11 @@ make it, and deploy/quickstart does it for kind, k3d and minikube.
     --set {kas_value} \\
     {token_value} \\
     {authority_value}
+
+Or install it without helm and without a checkout. The manifests have the token, so that they are passed on without a file:
+
+  {program} agents manifest {agent} --kas-address {kas_address} --kas-cacert {authority} \\
+    < {token} | kubectl apply -f -
 
 Or run agentk on this machine, for the cluster of your own kubeconfig:
 
@@ -180,6 +186,8 @@ mod tests {
             "--set config.kasAddress='wss://[2001:db8::7]:8150' \\\n",
             "--set-file config.token=/home/me/q/agent-token \\\n",
             "--set-file config.kasCaCert=/home/me/q/ca.crt\n",
+            "/usr/bin/kas agents manifest edge --kas-address 'wss://[2001:db8::7]:8150' --kas-cacert /home/me/q/ca.crt \\\n",
+            "    < /home/me/q/agent-token | kubectl apply -f -\n",
             "agentk --kas-address wss://localhost:8150 --token-file /home/me/q/agent-token \\\n",
             "--kas-ca-cert-file /home/me/q/ca.crt \\\n",
             "--observability-listen-address 127.0.0.1:8080\n",
