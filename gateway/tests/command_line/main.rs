@@ -1,6 +1,7 @@
 //! Tests of the subcommands of the binary: check-config, token, kubeconfig, agents and others.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod documents;
 mod gitlab_files;
 mod hosts;
 mod login;
