@@ -14,6 +14,10 @@ use crate::config::Config;
 /// --config, the events come from the kas that runs with this configuration, at its observability.listen.address, and are those of all
 /// agents. Otherwise they are those of one agent, for which the caller needs the service events.
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("server", |server| server.required(false)),
+    mut_arg("token_file", |file| file.required(false))
+)]
 #[command(after_help = "\
 Examples:
   kas events --config kas.yaml --since 2h
@@ -40,5 +44,24 @@ impl Events {
             None => None,
         };
         self.command.run(listen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Parser as _, error::ErrorKind::MissingRequiredArgument};
+
+    use crate::cli::Cli;
+
+    #[test]
+    fn operator_needs_no_credential_of_a_caller() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(drop).map_err(|error| error.kind());
+        assert_eq!(parse("kas events --config kas.yaml --since 2h"), Ok(()));
+        assert_eq!(parse("kas events --agent a --server https://kas --token-file token"), Ok(()));
+        assert_eq!(
+            parse("kas events --agent a --server https://kas"),
+            Err(MissingRequiredArgument),
+            "no token"
+        );
     }
 }
