@@ -234,6 +234,70 @@ fn values_that_the_documents_give_to_helm_exist() {
     assert!(known > 30, "{known}");
 }
 
+/// Returns the commands of a document: in its blocks for a shell, and in backticks.
+fn commands(text: &str) -> Vec<String> {
+    let (mut commands, parts) = (Vec::new(), text.split("```"));
+    for (index, part) in parts.enumerate() {
+        if index % 2 == 0 {
+            commands.extend(part.split('`').skip(1).step_by(2).map(str::to_owned));
+        } else if let Some((_, script)) =
+            part.split_once('\n').filter(|(of, _)| ["sh", "console"].contains(of))
+        {
+            let lines = script.lines().map(|line| line.split(" #").next().unwrap_or_default());
+            commands.extend(lines.flat_map(|line| line.split(['&', ';', '|'])).map(str::to_owned));
+        }
+    }
+    commands
+}
+
+#[test]
+fn targets_of_make_in_the_documents_exist() {
+    let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
+    let targets: BTreeSet<_> = makefile.lines().filter_map(|line| Some(line.split_once(':')?.0)).collect();
+    let (mut known, mut unknown) = (0, Vec::new());
+    for document in documents() {
+        for command in commands(&fs::read_to_string(&document).unwrap()) {
+            let mut words = command.split_whitespace().skip_while(|word| *word == "$");
+            if words.next() != Some("make") {
+                continue;
+            }
+            // Variables follow the targets.
+            for target in words.take_while(|word| !word.contains('=')) {
+                if targets.contains(target) {
+                    known += 1;
+                } else {
+                    unknown.push(format!("{}: make {target}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+    assert!(known > 70, "{known}");
+}
+
+/// Pages name files of `deploy` in commands, in which no link is checked.
+#[test]
+fn files_of_deploy_in_the_documents_exist() {
+    let is_made = |path: &str| path.starts_with("deploy/compose/local");
+    // `kubectl exec deploy/agentk` is about a Deployment.
+    let is_deployment = |path: &str| ["deploy/kas", "deploy/agentk"].contains(&path);
+    let (mut known, mut unknown) = (0, Vec::new());
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && !"_./-".contains(c));
+        let paths = words.map(|word| word.trim_end_matches('.')).filter(|word| word.starts_with("deploy/"));
+        for path in paths.filter(|path| !is_made(path) && !is_deployment(path)) {
+            if root().join(path).exists() {
+                known += 1;
+            } else {
+                unknown.push(format!("{}: {path}", document.display()));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+    assert!(known > 50, "{known}");
+}
+
 #[test]
 fn paths_in_backticks_exist() {
     let mut missing = Vec::new();
