@@ -136,7 +136,7 @@ charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, 
 charts-server: ## The part of make charts that needs KUBECONFIG: its API server reads what the charts render
 	$(CHART_TEST) --only-server
 
-HELM ?= $(or $(shell command -v helm),target/go/bin/helm)
+HELM ?= $(or $(shell command -v helm),target/clients/bin/helm)
 
 .PHONY: charts-package
 charts-package: ## Write archives of both charts into target/charts; HELM_KEY, and HELM_KEYRING for its file, add signed provenance
