@@ -49,11 +49,15 @@ smoke: ## The same without waiting: checks the answers and exits with the result
 	$(PROGRAMS_FOR_TESTS)
 	$(PROGRAMS)/loadtest demo --smoke $(DEMO_FLAGS)
 
+# A command that starts a cluster and runs its arguments with KUBECONFIG, as .ci/with-cluster does. Without one, KUBECONFIG names the cluster.
+WITH_CLUSTER ?=
+
 .PHONY: test
 # The tests write down what they skip.
 test: export SKIPPED_FILE := $(CURDIR)/target/skipped
-test: tools lint doc unit web e2e e2e-gitlab matrix web-e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
+test: tools lint doc unit web smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
 	$(MAKE) smoke DEMO_FLAGS=--simulate
+	$(WITH_CLUSTER) $(MAKE) e2e e2e-gitlab matrix web-e2e
 	@./.ci/skipped
 
 .PHONY: tools
@@ -77,9 +81,8 @@ doc: ## The documentation builds without warnings, private items included
 	cargo doc --workspace --lib --bins --no-deps --document-private-items --quiet
 
 .PHONY: compile
-compile: tools lint doc ## Lints, documentation, and everything that the tests run, without a test
-	cargo nextest run --workspace --no-run
-	$(PROGRAMS_FOR_TESTS)
+compile: lint doc ## Lints, documentation, and everything that the tests run, without a test
+	cargo build --workspace --all-targets
 
 .PHONY: unit
 unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
