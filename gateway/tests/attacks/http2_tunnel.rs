@@ -89,7 +89,8 @@ async fn attack_02_provoked_resets_are_cheap_for_agentk() {
 async fn attack_02_malformed_responses_fail_only_their_requests() {
     let world = World::new();
     let mut agent = agent(&world, &[]).await;
-    for _ in 0..2000 {
+    // More than the 1,024 resets for which h2 ends a connection by default.
+    for _ in 0..1100 {
         let (asking, stream) = asked(&world, &mut agent).await;
         agent.send(&headers(stream, 0, &[(":status", "200"), ("content-length", "1")])).await;
         agent.send(&frame(DATA, END_STREAM, stream, b"too long")).await;

@@ -44,10 +44,10 @@ async fn replica_that_stops_closes_connections_of_callers_after_their_next_respo
 
 #[tokio::test(start_paused = true)]
 async fn draining_under_load_loses_no_request() {
-    // Two minutes of load, in which every tunnel is replaced about a dozen times.
+    // Forty seconds of load, in which every tunnel is replaced about four times.
     let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(10).into());
     let _agent = world.agent(services()).await;
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + Duration::from_secs(40);
     let callers = (0..20).map(|_| {
         let world = world.clone();
         async move {
@@ -62,7 +62,7 @@ async fn draining_under_load_loses_no_request() {
         }
     });
     let answered: u32 = join_all(callers).await.into_iter().sum();
-    assert!(answered > 20 * 1000, "{answered}");
+    assert!(answered > 20 * 300, "{answered}");
     world.tunnels(2).await;
 }
 

@@ -54,7 +54,7 @@ type Edit<'a> = dyn Fn(&ObjectId, &mut Value) + 'a;
 /// The seed of the sequences, unless `MODEL_SEED` says another one: the same commit has the same result.
 const SEED: u64 = 1;
 /// The sequences of each test, unless `MODEL_CASES` says another number.
-const CASES: u32 = 1_000;
+const CASES: u32 = 400;
 /// The passes after which a project is synced, once nothing disturbs it any more.
 const MAX_PASSES: usize = 12;
 /// The time of the first step, in milliseconds since 1970.
