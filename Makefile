@@ -27,6 +27,15 @@ image: ## Write OCI archives of kas and agentk with their lists of components in
 deb: build ## Write Debian packages of kas and agentk into target/deb (Debian, with dpkg-dev)
 	deploy/deb
 
+ZIGBUILD = target/zig/bin/cargo-zigbuild
+
+.PHONY: static
+static: ## Write archives of kas and agentk without shared libraries for x86-64 and arm64 into target/static (python3, binutils)
+	@command -v cargo-auditable >/dev/null || cargo install cargo-auditable --locked --debug
+	@[ -x $(ZIGBUILD) ] || { python3 -m venv target/zig && \
+	  target/zig/bin/python -m pip install --quiet --disable-pip-version-check cargo-zigbuild==0.24.1 ziglang==0.17.1; }
+	deploy/static
+
 # The compiler and the flags of `cargo clippy -- -D warnings`. With LINT_WHILE_BUILDING everything is built with them, so that no crate is
 # read once more for the lints.
 CLIPPY_DRIVER = $(shell rustc --print sysroot)/bin/clippy-driver

@@ -42,12 +42,12 @@ def target_libraries(triple: str) -> Path:
     return Path(run("rustc", "--print", "target-libdir", "--target", triple).strip())
 
 
-def build(command: str, *arguments: str, env: dict[str, str]) -> None:
+def build(command: str, *arguments: str, env: dict[str, str], rustflags: tuple[str, ...] = ()) -> None:
     """Builds the programs with a command of cargo. The paths of this machine do not get into them."""
     prefixes = {os.environ.get("CARGO_HOME", f"{Path.home()}/.cargo") + "/registry/src": "/registry", str(ROOT): "/src"}
     environment = {
         **os.environ,
-        "RUSTFLAGS": " ".join(f"--remap-path-prefix={path}={name}" for path, name in prefixes.items()),
+        "RUSTFLAGS": " ".join([*(f"--remap-path-prefix={path}={name}" for path, name in prefixes.items()), *rustflags]),
         "CFLAGS": " ".join(f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()),
         **env,
     }

@@ -1,14 +1,14 @@
-//! Tests of deploy/image and deploy/deb with a small program in place of kas and agentk.
+//! Tests of deploy/image, deploy/deb and deploy/static with a small program in place of kas and agentk.
 
 use std::{
     collections::BTreeMap,
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testing::skip::{installed, skipped};
 
 /// The crates of a program: the real ones take cargo seconds.
@@ -18,6 +18,14 @@ case \"$*\" in
   *'--package gateway'*) printf '0 gateway v1.0.0\\n1 b v2.0.0\\n2 c v3.0.0\\n1 c v3.0.0\\n' ;;
   *) printf '0 agent v1.0.0\\n1 c v3.0.0\\n1 b v2.0.0\\n' ;;
 esac
+";
+
+/// A program that prints its arguments, as `echo` does, and can be linked without shared libraries.
+const ECHO: &str = "#include <stdio.h>
+int main(int count, char **words) {
+  for (int i = 1; i < count; i++) printf(\"%s \", words[i]);
+  return 0;
+}
 ";
 
 fn repository() -> PathBuf {
@@ -42,23 +50,38 @@ fn write_cargo(directory: &Path) {
     fs::write(directory.join("metadata"), json!({"packages": packages}).to_string()).unwrap();
 }
 
-/// Runs a script of deploy into a directory, and returns the content of the files that it writes.
-fn build(script: &str, directory: &Path, seed: &str) -> BTreeMap<String, Vec<u8>> {
-    let (programs, output) = (directory.join("programs"), directory.join(format!("{script}-{seed}")));
+/// Runs a script of deploy with the programs of a directory.
+fn run(script: &str, directory: &Path, seed: &str) -> Output {
     let path = std::env::var("PATH").unwrap();
-    let result = Command::new(repository().join("deploy").join(script))
+    Command::new(repository().join("deploy").join(script))
         .arg("--programs")
-        .arg(programs)
+        .arg(directory.join("programs"))
         .arg("--output")
-        .arg(&output)
+        .arg(directory.join(format!("{script}-{seed}")))
         .env("PATH", format!("{}:{path}", directory.join("cargo").display()))
         // The order of sets in Python depends on it.
         .env("PYTHONHASHSEED", seed)
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+/// Runs a script of deploy, and returns the content of the files that it writes.
+fn build(script: &str, directory: &Path, seed: &str) -> BTreeMap<String, Vec<u8>> {
+    let result = run(script, directory, seed);
     assert!(result.status.success(), "{script}: {}", String::from_utf8_lossy(&result.stderr));
+    let output = directory.join(format!("{script}-{seed}"));
     let entries = fs::read_dir(output).unwrap().map(|entry| entry.unwrap());
     entries.map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap())).collect()
+}
+
+/// Runs a script of deploy twice, and checks that the files are the same.
+fn build_twice(script: &str, directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let [first, second] = ["1", "2"].map(|seed| build(script, directory, seed));
+    assert!(first.len() >= 2 && first.keys().eq(second.keys()), "{:?}", first.keys());
+    for (name, content) in &first {
+        assert!(second[name] == *content, "{name} differs");
+    }
+    first
 }
 
 /// The lines of the list of a package: modes and paths.
@@ -84,11 +107,7 @@ fn images_and_packages_of_the_same_programs_are_the_same_bytes() {
         fs::copy("/bin/echo", path("programs").join(name)).unwrap();
     }
     for script in ["image", "deb"] {
-        let [first, second] = ["1", "2"].map(|seed| build(script, directory.path(), seed));
-        assert!(first.len() >= 2 && first.keys().eq(second.keys()), "{:?}", first.keys());
-        for (name, content) in &first {
-            assert!(second[name] == *content, "{name} differs");
-        }
+        build_twice(script, directory.path());
     }
 
     check_package(&path("deb-1"), "agentk", "agentk", "policy.example.yaml", &["agentk.1"]);
@@ -130,4 +149,63 @@ fn check_package(packages: &Path, name: &str, command: &str, example: &str, page
     // An update keeps the mode that the owner of the machine has given the directory.
     let directory = format!("  [ -d /etc/{name} ] || install -d -m 750 -g {name} /etc/{name}\n");
     assert!(postinst.contains(&directory), "{postinst}");
+}
+
+#[test]
+fn static_archives_of_the_same_programs_are_the_same_bytes() {
+    let tools = ["python3", "readelf", "objcopy", "cc", "sha256sum", "tar"];
+    if let Some(missing) = tools.into_iter().find(|tool| !installed(tool)) {
+        return skipped(&format!("there is no {missing}"));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    write_cargo(&path("cargo"));
+    fs::create_dir(path("programs")).unwrap();
+    fs::write(path("echo.c"), ECHO).unwrap();
+    let link = |arguments: &[&str]| {
+        let mut command = Command::new("cc");
+        command.args(arguments).arg("-o").arg(path("programs/kas")).arg(path("echo.c"));
+        command.status().unwrap().success() && fs::copy(path("programs/kas"), path("programs/agentk")).is_ok()
+    };
+    if !link(&["-static"]) {
+        return skipped("the C library of this machine cannot be linked statically");
+    }
+    let files = build_twice("static", directory.path());
+
+    let check =
+        Command::new("sha256sum").arg("--check").arg("SHA256SUMS").current_dir(path("static-1")).output();
+    let check = String::from_utf8(check.unwrap().stdout).unwrap();
+    let archive = files.keys().find(|name| name.starts_with("agentk-") && name.ends_with(".tar.gz")).unwrap();
+    assert_eq!(check.lines().count(), files.len() - 1, "{check}");
+    assert!(check.contains(&format!("{archive}: OK\n")), "{check}");
+    let status = Command::new("tar").args(["xf", archive]).current_dir(path("static-1")).status().unwrap();
+    assert!(status.success());
+    let root = path("static-1").join(archive.trim_end_matches(".tar.gz"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+    assert_eq!(read("completion/agentk.bash"), "completion bash ");
+    assert_eq!(read("man/man1/agentk.1"), "man ");
+    assert!(read("LICENSE").contains("MIT License"), "{}", read("LICENSE"));
+    let notices = read("THIRD-PARTY-LICENSES");
+    assert!(
+        notices.contains("b 2.0.0 (MIT)\nc 3.0.0 (MIT)\n") && notices.contains("Rich Felker"),
+        "{notices}"
+    );
+    let bill: Value = serde_json::from_str(&read("agentk.cdx.json")).unwrap();
+    let names: Vec<&str> = bill["components"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|component| component["name"].as_str())
+        .collect();
+    assert_eq!(names, ["b", "c", "libunwind", "musl"]);
+    let output = Command::new(root.join("agentk")).arg("runs").output().unwrap();
+    assert_eq!(output.stdout, b"runs ");
+
+    assert!(link(&[]));
+    let refused = run("static", directory.path(), "3");
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && error.contains("programs/kas needs ") && error.contains("libc."),
+        "{error}"
+    );
 }
