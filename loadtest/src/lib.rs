@@ -25,7 +25,7 @@ pub fn init_process() {
         .with_writer(std::io::stderr)
         .init();
     // Each tunnel and connection needs a file descriptor. If the limit cannot be raised, opening them fails with an error.
-    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    process::descriptors::raise_limit();
 }
 
 /// Returns a token that SIGTERM or Ctrl-C cancels.

@@ -94,7 +94,7 @@ fn run(options: RunOptions) -> ExitCode {
         files::reload_on_sighup(reload.clone()).expect("signals can be handled")
     };
     let log = logs::start(filter, options.log_format, true);
-    descriptors::raise_limit().expect("the limits of the process can be read");
+    descriptors::raise_limit();
     // Further cores would have no tunnel.
     let count = match options.listen {
         Some(_) => cores::count(),

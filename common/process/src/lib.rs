@@ -3,7 +3,7 @@
 //! * [`logs`] writes the log by a [`LineWriter`], without blocking the program, and logs panics. A [`LogLimiter`] bounds repeated lines.
 //! * [`signals`] cancels a token on SIGTERM and Ctrl-C, and ends the process on the second one.
 //! * [`child`] runs a program with limits, and kills it together with its own children.
-//! * [`descriptors`] raises the limit of open files.
+//! * [`descriptors`] reads and raises the limit of open files.
 //! * [`listen()`] binds the address of a listener.
 //! * [`liveness`] detects blocked threads, and a [`Notifier`] sends messages to systemd.
 //! * [`memory_limit()`] is the memory that a container or a service may use.

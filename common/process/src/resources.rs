@@ -14,11 +14,12 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use rlimit::Resource;
 use rustix::{
     param::{clock_ticks_per_second, page_size},
     time::{ClockId, clock_gettime},
 };
+
+use crate::descriptors;
 
 /// Registers `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_virtual_memory_bytes`, `process_open_fds`,
 /// `process_max_fds`, `process_start_time_seconds` and `process_threads`.
@@ -90,9 +91,8 @@ impl Collector for ProcessCollector {
         if let Ok(open) = open_files() {
             encode_gauge(encoder, "process_open_fds", "Open file descriptors", None, open)?;
         }
-        if let Ok(limit) = Resource::NOFILE.get_soft() {
-            encode_gauge(encoder, "process_max_fds", "Limit of open file descriptors", None, limit)?;
-        }
+        let limit = descriptors::limit();
+        encode_gauge(encoder, "process_max_fds", "Limit of open file descriptors", None, limit)?;
         if let Some(started) = self.started {
             let (help, seconds) = ("Start of the process, as Unix time", started.as_secs_f64());
             encode_gauge(encoder, "process_start_time", help, Some(Unit::Seconds), seconds)?;

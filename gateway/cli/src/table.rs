@@ -2,39 +2,55 @@
 
 use std::time::Duration;
 
-use comfy_table::presets::NOTHING;
 pub(crate) use manifest_diff::{is_unprintable, printable};
+use unicode_width::UnicodeWidthStr as _;
+
+/// The spaces between two columns.
+const GAP: usize = 2;
 
 /// A table with two spaces between columns and no trailing spaces.
-pub struct Table(comfy_table::Table);
+#[derive(Debug)]
+pub struct Table {
+    /// The headings and the rows, each with as many cells as there are headings.
+    lines: Vec<Vec<String>>,
+}
 
 impl Table {
     /// Creates a table with these headings.
     pub fn new(heads: &[&str]) -> Self {
-        let mut table = comfy_table::Table::new();
-        table.load_style(NOTHING).set_header(heads);
-        for column in table.column_iter_mut() {
-            column.set_padding((0, 2));
-        }
-        Self(table)
+        Self { lines: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
     }
 
     /// Adds a row. An empty cell is shown as `-`, so that all lines have the same number of words.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.0.column_count());
-        self.0.add_row(cells.map(cell));
+        debug_assert_eq!(N, self.lines[0].len());
+        self.lines.push(cells.map(cell).into());
     }
 
     /// Adds a row whose cells are for people only: they may contain spaces.
     pub(crate) fn row_for_people<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.0.column_count());
-        self.0.add_row(cells.map(|text| printable(&text)));
+        debug_assert_eq!(N, self.lines[0].len());
+        self.lines.push(cells.map(|text| printable(&text)).into());
     }
 }
 
 impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{}", self.0.trim_fmt())
+        let mut widths = vec![0; self.lines[0].len()];
+        for line in &self.lines {
+            for (width, cell) in widths.iter_mut().zip(line) {
+                *width = cell.width().max(*width);
+            }
+        }
+        for line in &self.lines {
+            let mut text = String::new();
+            for (cell, width) in line.iter().zip(&widths) {
+                text.push_str(cell);
+                text.extend(std::iter::repeat_n(' ', width - cell.width() + GAP));
+            }
+            writeln!(f, "{}", text.trim_end())?;
+        }
+        Ok(())
     }
 }
 

@@ -113,7 +113,7 @@ impl Serve {
         let (cores, threads) = Cores::start(cores::count()).expect(started);
         let result = runtime.block_on(async {
             let stop = signals::stop_token(process::child::kill_all).expect("signals can be handled");
-            let open_files = descriptors::raise_limit().expect("the system tells its limits");
+            let open_files = descriptors::raise_limit();
             let bound = checked.bind(open_files).await;
             let (mut app, listeners) = bound.map_err(|error| CliError::unavailable(error.to_string()))?;
             let address =

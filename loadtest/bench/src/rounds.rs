@@ -3,11 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use indicatif::ProgressBar;
 use loadtest::{
     http::BUFFER,
     installation::stack::process,
-    load::{Plan, progress::Counter},
+    load::{
+        Plan,
+        progress::{Counter, StatusLine, bar},
+    },
 };
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +39,8 @@ impl Rounds {
         }
         let none = || candidates.iter().map(Samples::none).collect::<Vec<_>>();
         let mut samples: Vec<_> = cases.iter().map(|case| (*case, none())).collect();
-        let bar = ProgressBar::new(u64::from(self.repeats) * cases.len() as u64);
+        let (mut done, all) = (0, u64::from(self.repeats) * cases.len() as u64);
+        let line = StatusLine::default();
         'all: for _ in 0..self.repeats {
             for (case, of_case) in &mut samples {
                 for (candidate, samples) in candidates.iter().zip(of_case) {
@@ -48,10 +51,11 @@ impl Rounds {
                     }
                     samples.rounds.push(sample);
                 }
-                bar.inc(1);
+                done += 1;
+                line.show(&format!("{} {done}/{all}", bar(done, all)));
             }
         }
-        bar.finish_and_clear();
+        line.clear();
         Ok(samples.iter().flat_map(|(case, of_case)| sample::rows(*case, of_case)).collect())
     }
 }

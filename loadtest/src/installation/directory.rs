@@ -131,7 +131,7 @@ impl Directory {
     }
 
     fn tunnels(&self) -> u16 {
-        let files = rlimit::Resource::NOFILE.get_soft().unwrap_or_default();
+        let files = process::descriptors::limit();
         let two = u64::from(self.count) * 2 + OTHER_FILES <= files;
         self.tunnels.unwrap_or(if two { 2 } else { 1 })
     }

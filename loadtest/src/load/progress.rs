@@ -1,18 +1,25 @@
-//! The progress bar of a run, on standard error if that is a terminal.
+//! The progress of a run, on standard error if that is a terminal.
 
 use std::{
+    io::{self, IsTerminal as _, Write as _},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
 use tokio::{task::JoinHandle, time::interval};
 
 /// The refresh interval of the bar.
 const TICK: Duration = Duration::from_millis(200);
+/// The characters of a full bar.
+const WIDTH: u64 = 30;
+/// Moves the cursor to the start of the line.
+const START: &str = "\r";
+/// Removes the rest of the line.
+const ERASE: &str = "\x1b[K";
 
 /// The counters of a run so far. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -25,10 +32,16 @@ struct Counts {
     failures: AtomicU64,
 }
 
+/// A line of standard error that is shown again and again, if that is a terminal.
+#[derive(Debug)]
+pub struct StatusLine {
+    is_shown: Mutex<bool>,
+}
+
 /// A progress bar that fills with time. Dropping it removes the bar.
 #[derive(Debug)]
 pub struct Progress {
-    bar: ProgressBar,
+    line: Arc<StatusLine>,
     task: JoinHandle<()>,
 }
 
@@ -65,29 +78,71 @@ impl Counter {
     }
 }
 
+impl Default for StatusLine {
+    fn default() -> Self {
+        Self { is_shown: Mutex::new(io::stderr().is_terminal()) }
+    }
+}
+
+impl StatusLine {
+    /// Shows a text in place of the one before.
+    pub fn show(&self, text: &str) {
+        if *self.is_shown.lock() {
+            let _ = write!(io::stderr(), "{START}{text}{ERASE}");
+        }
+    }
+
+    /// Removes the text. Later ones are not shown.
+    pub fn clear(&self) {
+        let mut is_shown = self.is_shown.lock();
+        if std::mem::take(&mut *is_shown) {
+            let _ = write!(io::stderr(), "{START}{ERASE}");
+        }
+    }
+}
+
+/// Returns a bar of `part` of `all`.
+pub fn bar(part: u64, all: u64) -> String {
+    let filled = (part * WIDTH / all.max(1)).min(WIDTH) as usize;
+    let head = if filled < WIDTH as usize { ">" } else { "" };
+    format!("[{:<width$}]", format!("{}{head}", "=".repeat(filled)), width = WIDTH as usize)
+}
+
 impl Progress {
     /// Shows a bar with the values of `counter` for `time`.
     pub fn show(what: &str, time: Duration, counter: Counter) -> Self {
-        let style = ProgressStyle::with_template("{prefix} [{bar:30}] {elapsed}/{len}s  {msg}");
-        let bar = ProgressBar::new(time.as_secs().max(1))
-            .with_style(style.expect("a template that is a constant").progress_chars("=> "))
-            .with_prefix(what.to_owned());
-        let shown = bar.clone();
+        let (what, seconds, started) = (what.to_owned(), time.as_secs().max(1), Instant::now());
+        let line = Arc::new(StatusLine::default());
+        let shown = Arc::clone(&line);
         let task = tokio::spawn(async move {
             let mut ticks = interval(TICK);
             loop {
                 ticks.tick().await;
-                shown.set_position(shown.elapsed().as_secs());
-                shown.set_message(counter.text());
+                let elapsed = started.elapsed().as_secs();
+                let (bar, text) = (bar(elapsed, seconds), counter.text());
+                shown.show(&format!("{what} {bar} {elapsed}/{seconds}s  {text}"));
             }
         });
-        Self { bar, task }
+        Self { line, task }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
         self.task.abort();
-        self.bar.finish_and_clear();
+        self.line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bar_fills_and_does_not_grow_longer() {
+        assert_eq!(bar(0, 10), format!("[>{}]", " ".repeat(29)));
+        assert_eq!(bar(5, 10), format!("[{}>{}]", "=".repeat(15), " ".repeat(14)));
+        assert_eq!([10, 12].map(|part| bar(part, 10)), [1, 2].map(|_| format!("[{}]", "=".repeat(30))));
+        assert_eq!(bar(0, 0), bar(0, 1));
     }
 }
