@@ -2,13 +2,31 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Release},
+        },
+    },
+    task::{Context, Poll, Wake, Waker},
 };
 
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::task::AtomicWaker;
 
 #[derive(Debug)]
-struct PollOnWake<F>(FuturesUnordered<Pin<Box<F>>>);
+struct PollOnWake<F> {
+    /// `None` after it has completed.
+    future: Option<Pin<Box<F>>>,
+    wake_up: Arc<WakeUp>,
+}
+
+/// The waker of the inner future.
+#[derive(Debug)]
+struct WakeUp {
+    is_due: AtomicBool,
+    task: AtomicWaker,
+}
 
 /// Polls `future` only after it was woken, however often the returned future is polled.
 ///
@@ -17,19 +35,34 @@ struct PollOnWake<F>(FuturesUnordered<Pin<Box<F>>>);
 ///
 /// The returned future stays pending after it has completed.
 pub fn poll_on_wake<F: Future>(future: F) -> impl Future<Output = F::Output> + Unpin {
-    // Boxed, because `FuturesUnordered` has room for one more future than it holds.
-    PollOnWake(FuturesUnordered::from_iter([Box::pin(future)]))
+    let wake_up = Arc::new(WakeUp { is_due: AtomicBool::new(true), task: AtomicWaker::new() });
+    PollOnWake { future: Some(Box::pin(future)), wake_up }
+}
+
+impl Wake for WakeUp {
+    fn wake(self: Arc<Self>) {
+        self.is_due.store(true, Release);
+        self.task.wake();
+    }
 }
 
 impl<F: Future> Future for PollOnWake<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        match self.0.poll_next_unpin(cx) {
-            Poll::Ready(Some(output)) => Poll::Ready(output),
-            // `None` means that the future has completed before.
-            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        let Self { future, wake_up } = &mut *self;
+        wake_up.task.register(cx.waker());
+        // After the registration: a wake-up in between is seen here, and a later one wakes the task.
+        if !wake_up.is_due.swap(false, AcqRel) {
+            return Poll::Pending;
         }
+        let Some(inner) = future else { return Poll::Pending };
+        let waker = Waker::from(Arc::clone(wake_up));
+        let polled = inner.as_mut().poll(&mut Context::from_waker(&waker));
+        if polled.is_ready() {
+            *future = None;
+        }
+        polled
     }
 }
 
@@ -37,6 +70,7 @@ impl<F: Future> Future for PollOnWake<F> {
 mod tests {
     use std::{cell::Cell, future::poll_fn, time::Duration};
 
+    use futures_util::FutureExt as _;
     use tokio::time::{Instant, sleep};
 
     use super::*;
@@ -62,5 +96,17 @@ mod tests {
         let started = Instant::now();
         rare.await;
         assert_eq!((started.elapsed().as_secs(), polls.get()), (5, 2));
+    }
+
+    #[tokio::test]
+    async fn wake_up_during_a_poll_is_not_lost() {
+        poll_on_wake(tokio::task::yield_now()).await;
+    }
+
+    #[tokio::test]
+    async fn completed_future_stays_pending() {
+        let mut completed = poll_on_wake(async { 7 });
+        assert_eq!((&mut completed).await, 7);
+        assert_eq!((&mut completed).now_or_never(), None);
     }
 }
