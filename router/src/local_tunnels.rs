@@ -129,19 +129,18 @@ impl<T> LocalTunnels<T> {
         let Some(entries) = tunnels.get(&agent) else {
             return TunnelChoice::NoTunnel;
         };
-        let in_flight = entries.iter().map(|entry| entry.load(near));
-        let in_flight =
-            in_flight.fold(0u32, |sum, load| sum.saturating_add(load.short).saturating_add(load.long));
-        if in_flight >= self.limit {
-            return TunnelChoice::LimitReached;
-        }
-
+        let mut in_flight = 0u32;
         let candidates = entries.iter().map(|entry| {
+            let load = entry.load(near);
+            in_flight = in_flight.saturating_add(load.short).saturating_add(load.long);
             let candidate = entry.position(service).is_some() && !tried.contains(&entry.id);
-            candidate.then(|| entry.load(near))
+            candidate.then_some(load)
         });
         let chosen =
             least_loaded(candidates, self.choices.fetch_add(1, Relaxed)).map(|index| &entries[index]);
+        if in_flight >= self.limit {
+            return TunnelChoice::LimitReached;
+        }
         let Some((entry, service)) = chosen.and_then(|entry| Some((entry, entry.position(service)?))) else {
             let served = entries.iter().any(|entry| entry.position(service).is_some());
             return if served { TunnelChoice::NoTunnel } else { TunnelChoice::NotServed(services(entries)) };
