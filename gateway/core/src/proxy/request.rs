@@ -1,7 +1,7 @@
 //! The request of a caller with its guards, and the one that its agent receives.
 
 use std::{
-    array, fmt,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -278,12 +278,6 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         .get(&header::REQUEST_ID)
         .filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain));
     given.cloned().unwrap_or_else(|| {
-        let random = rand::random::<[u8; 8]>();
-        let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
-        let digits: [u8; 16] = array::from_fn(|index| {
-            let byte = random[index / 2];
-            digit(if index % 2 == 0 { byte >> 4 } else { byte & 15 })
-        });
-        HeaderValue::from_bytes(&digits).expect("hexadecimal digits")
+        HeaderValue::try_from(format!("{:016x}", rand::random::<u64>())).expect("hexadecimal digits")
     })
 }
