@@ -71,7 +71,7 @@ impl FrameQueue {
 
     /// Appends a frame with the first `length` bytes of the slices. A client masks them (RFC 6455 section 5.3).
     fn push(&mut self, opcode: OpCode, slices: &[IoSlice<'_>], length: usize) {
-        let mask = (self.role == Role::Client).then(rand::random);
+        let mask = (self.role == Role::Client).then(|| rand::random::<u32>().to_ne_bytes());
         let header = FrameHeader { opcode, mask, ..FrameHeader::default() };
         self.bytes.reserve(MESSAGE_HEADER + length);
         header.format(length as u64, &mut self.bytes).expect("a vector accepts all bytes");
