@@ -104,7 +104,7 @@ impl<'a> Target<'a> {
             .and_then(|rest| rest.split_once('/'))
             .filter(|(agent, _)| !agent.contains('?'))
             .ok_or_else(|| unknown_path(whole))?;
-        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let end = rest.bytes().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
         let service = rest[..end].parse::<ServiceName>().map_err(|_| unknown_path(whole))?;
         if service.is_internal() {
             return Err(unknown_path(whole));
