@@ -135,8 +135,7 @@ fn track(
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
 ) -> Response<GuardedBody> {
-    let may_grow = may_grow(response.headers());
-    let multiplexed = context.version == Version::HTTP_2;
+    let may_grow = monitor.is_some() && (context.version == Version::HTTP_2 || may_grow(response.headers()));
     response.map(|body| {
         let tracked = GuardedBody::new(body, guard, permit);
         // A response that has arrived whole has no stream: it needs no budget, and its request has ended. A stream of kas itself has no
@@ -145,11 +144,7 @@ fn track(
             return if is_stream { tracked.with_cut(ended) } else { tracked };
         };
         let tracked = tracked.with_cut(ended);
-        if multiplexed || may_grow {
-            tracked.with_budget(&context.server.connections.budget, monitor)
-        } else {
-            tracked
-        }
+        if may_grow { tracked.with_budget(&context.server.connections.budget, monitor) } else { tracked }
     })
 }
 
