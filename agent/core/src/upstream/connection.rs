@@ -157,18 +157,13 @@ impl Pool {
         Arc::new(Self { max_idle, idle_timeout, state })
     }
 
-    /// Returns an unused connection that can send a request now.
+    /// Returns an unused connection. If its server has closed it, hyper returns the request unsent.
     pub(super) fn checkout(self: &Arc<Self>, now: Instant) -> Option<PooledConnection> {
         let mut state = self.state.lock();
         state.expire(now, self.idle_timeout, self.max_idle);
-        while let Some(mut idle) = state.idle.pop() {
-            if idle.connection.is_ready() {
-                let unused = Some(now.duration_since(idle.since));
-                return Some(PooledConnection { unused, ..self.add(state.generation, idle.connection) });
-            }
-        }
-
-        None
+        let IdleConnection { since, connection } = state.idle.pop()?;
+        let unused = Some(now.duration_since(since));
+        Some(PooledConnection { unused, ..self.add(state.generation, connection) })
     }
 
     /// Returns a new connection as one of this pool. It was opened with the certificates of `generation`.

@@ -119,9 +119,11 @@ async fn connection_closed_by_the_server_is_replaced() {
     let upstream = upstream(&server.url, UpstreamConfig::default());
     for sent in 1..=3 {
         text(send(&upstream).await).await;
-        // The client has received the end of the connection once none is ready.
+        // The client has received the end of the connection once it is not ready.
         soon(async {
-            while let Some(pooled) = upstream.0.pools.current().checkout(Instant::now()) {
+            while let Some(mut pooled) = upstream.0.pools.current().checkout(Instant::now())
+                && pooled.connection.is_ready()
+            {
                 pooled.release();
                 tokio::task::yield_now().await;
             }
