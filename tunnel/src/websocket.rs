@@ -281,6 +281,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.end.is_none() {
             ready!(self.poll_flush_queue(cx))?;
+            // The close frame waits in tungstenite while the queue is full of pongs.
+            let _ = self.poll_with(|context, stream| context.flush(stream));
+            ready!(self.poll_flush_queue(cx))?;
         }
         ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
         // The kernel resets a socket that is closed with unread bytes, and the reset may destroy the last response. So

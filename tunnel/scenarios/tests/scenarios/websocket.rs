@@ -102,6 +102,34 @@ async fn close_frame_ends_the_stream_and_is_answered() {
     assert!(matches!(theirs.next().await, Some(Ok(Message::Close(_)))));
 }
 
+#[tokio::test(start_paused = true)]
+async fn close_frame_follows_the_pongs_to_an_end_that_did_not_read() {
+    let (mut ours, theirs) = ends(Role::Server).await;
+    let (mut sink, mut stream) = theirs.split();
+    // Their pongs are longer than the queue may be.
+    let send = async {
+        for _ in 0..3000 {
+            sink.send(Message::Ping(Bytes::from_static(&[7; 125]))).await.unwrap();
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = ours.read_u8() => panic!("no byte was sent"),
+        () = send => {}
+    }
+
+    let receive = async {
+        let mut is_closed = false;
+        while let Some(message) = stream.next().await {
+            is_closed |= matches!(message, Ok(Message::Close(_)));
+        }
+        is_closed
+    };
+    let (closed, is_closed) = tokio::join!(ours.shutdown(), receive);
+    closed.unwrap();
+    assert!(is_closed);
+}
+
 #[tokio::test]
 async fn text_message_is_refused() {
     let (mut ours, mut theirs) = ends(Role::Server).await;
