@@ -47,9 +47,11 @@ impl RequestTiming {
 /// Appends milliseconds like `0.250`. `write!` would take longer than all other changes of a head.
 fn push_millis(text: &mut String, time: Duration) {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    text.push_str(itoa::Buffer::new().format(micros / 1000));
+    let mut buffer = itoa::Buffer::new();
+    text.push_str(buffer.format(micros / 1000));
     text.push('.');
-    text.extend([100, 10, 1].map(|unit| char::from(b'0' + (micros / unit % 10) as u8)));
+    // The first digit is that of the sum.
+    text.push_str(&buffer.format(1000 + micros % 1000)[1..]);
 }
 
 #[cfg(test)]

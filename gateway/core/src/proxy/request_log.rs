@@ -56,7 +56,6 @@ pub(super) struct RequestLog {
     pub(super) id: HeaderValue,
     /// The time at which the head was complete.
     pub(super) started: Instant,
-    time: SystemTime,
     /// The method of the request.
     pub(super) method: Method,
     /// The address of the caller.
@@ -110,7 +109,6 @@ impl RequestLog {
         Self {
             id,
             started: Instant::now(),
-            time: SystemTime::now(),
             method: head.method.clone(),
             client,
             access: OnceLock::new(),
@@ -255,7 +253,7 @@ impl RequestLog {
             return;
         }
         let request = ObservedRequest {
-            time: self.time,
+            time: SystemTime::now() - self.started.elapsed(),
             id: &self.id,
             method: &self.method,
             access: self.access.get().map(|access| (&access.grant, &access.destination)),
