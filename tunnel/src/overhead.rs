@@ -152,12 +152,12 @@ impl OverheadLimit {
         &self.counter
     }
 
-    /// Adds received bytes.
+    /// Adds received bytes. The clock is read only above the burst.
     ///
     /// # Errors
     ///
     /// The overhead has exceeded its limit.
-    pub(crate) fn add_received(&mut self, bytes: usize, now: Instant) -> io::Result<()> {
+    pub(crate) fn add_received(&mut self, bytes: usize, now: impl FnOnce() -> Instant) -> io::Result<()> {
         let count = &self.counter.0;
         // Useful bytes of earlier times do not allow more overhead.
         count.overhead.fetch_max(0, AcqRel);
@@ -165,6 +165,7 @@ impl OverheadLimit {
         if overhead <= self.burst || count.trusted.load(Relaxed) {
             return Ok(());
         }
+        let now = now();
         let elapsed = i64::try_from(now.duration_since(self.refilled).as_millis()).unwrap_or(i64::MAX);
         let refill = elapsed.saturating_mul(RATE) / 1000;
         self.refilled = now;
@@ -321,10 +322,10 @@ mod tests {
         let now = Instant::now();
         let mut limit = OverheadLimit::new(now);
         for _ in 0..8 {
-            assert!(limit.add_received(MIB, now).is_ok());
+            assert!(limit.add_received(MIB, || now).is_ok());
         }
         assert!(!limit.counter().is_exceeded());
-        assert!(limit.add_received(1, now).is_err());
+        assert!(limit.add_received(1, || now).is_err());
         assert!(limit.counter().is_exceeded());
     }
 
@@ -332,12 +333,15 @@ mod tests {
     fn slow_overhead_is_never_exceeded() {
         let (mut limit, start) = (OverheadLimit::new(Instant::now()), Instant::now());
         for second in 0..1000 {
-            assert!(limit.add_received(127 << 10, start + Duration::from_secs(second)).is_ok(), "{second}");
+            assert!(
+                limit.add_received(127 << 10, || start + Duration::from_secs(second)).is_ok(),
+                "{second}"
+            );
         }
         let mut limit = OverheadLimit::new(start);
         assert!(
             (0..1000)
-                .any(|second| limit.add_received(256 << 10, start + Duration::from_secs(second)).is_err())
+                .any(|second| limit.add_received(256 << 10, || start + Duration::from_secs(second)).is_err())
         );
     }
 
@@ -346,13 +350,13 @@ mod tests {
         let now = Instant::now();
         let mut limit = OverheadLimit::new(now);
         for _ in 0..100 {
-            assert!(limit.add_received(MIB, now).is_ok());
+            assert!(limit.add_received(MIB, || now).is_ok());
             limit.subtract_payload(MIB);
             limit.counter().subtract_data();
             limit.counter().subtract_request();
             limit.counter().subtract_sent(MIB);
         }
-        assert!((0..10).any(|_| limit.add_received(MIB, now).is_err()));
+        assert!((0..10).any(|_| limit.add_received(MIB, || now).is_err()));
     }
 
     #[test]
@@ -365,7 +369,7 @@ mod tests {
         }
         // 30 bytes of HPACK for 60 kB of fields, and 3,000 PINGs.
         let mut receive = |head: usize| {
-            limit.add_received(9 + head + 3000 * 17, now)?;
+            limit.add_received(9 + head + 3000 * 17, || now)?;
             limit.add_heads(head);
             limit.counter().subtract_received_request(&uri, &fields);
             Ok::<_, io::Error>(())
@@ -373,7 +377,7 @@ mod tests {
         assert!((0..30).any(|_| receive(30).is_err()));
         let mut limit = OverheadLimit::of_stream(now);
         for _ in 0..1000 {
-            assert!(limit.add_received(60_000, now).is_ok(), "whole heads are no overhead");
+            assert!(limit.add_received(60_000, || now).is_ok(), "whole heads are no overhead");
             limit.add_heads(60_000);
             limit.counter().subtract_received_request(&uri, &fields);
         }
@@ -387,7 +391,7 @@ mod tests {
         // One byte in a frame and a masked message of its own.
         let frame = frame(DATA, 1);
         for _ in 0..MIB {
-            assert!(limit.add_received(6 + frame.len(), now).is_ok());
+            assert!(limit.add_received(6 + frame.len(), || now).is_ok());
             limit.subtract_payload(scanner.scan(&frame, 1, |_| {}).data);
             limit.counter().subtract_data();
         }

@@ -88,7 +88,7 @@ impl<T> OverheadStream<T> {
             self.received.scan_with(bytes, usize::MAX, is_reset, |_| {});
         self.limit.add_heads(heads);
         let overhead = bytes.len() - data - ignored + ignored / IGNORED_PER_BYTE;
-        self.limit.add_received(overhead, Instant::now())?;
+        self.limit.add_received(overhead, Instant::now)?;
         Ok(())
     }
 

@@ -249,7 +249,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 ));
             }
         }
-        self.overhead.add_received(bytes, Instant::now())
+        self.overhead.add_received(bytes, Instant::now)
     }
 
     /// Excludes a received ping or pong from the signs of life of the other end.
