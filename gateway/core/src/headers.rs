@@ -53,7 +53,7 @@ pub struct ProxyHeaders<'a> {
 /// its way; and `nested-impersonation` if the caller impersonates although kas does.
 pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), RequestError> {
     let impersonated = matches!(proxy_headers.access_as, AccessAs::Impersonate { .. });
-    let upgrade = hop_by_hop::upgrade_protocol(headers).filter(|_| proxy_headers.upgrade);
+    let upgrade = proxy_headers.upgrade.then(|| hop_by_hop::upgrade_protocol(headers)).flatten();
     let mut refused = None;
     hop_by_hop::strip_with(headers, |name| {
         let text = name.as_str();

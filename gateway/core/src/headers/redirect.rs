@@ -10,6 +10,10 @@ use http::{
 
 /// Rewrites the addresses of a response, or removes them.
 pub fn rewrite(headers: &mut HeaderMap, prefix: &str) {
+    // Most responses have no address.
+    if !headers.keys().any(|name| matches!(*name, LOCATION | CONTENT_LOCATION | REFRESH)) {
+        return;
+    }
     for name in [LOCATION, CONTENT_LOCATION] {
         replace(headers, &name, |value| with_prefix(value, prefix));
     }
@@ -18,10 +22,6 @@ pub fn rewrite(headers: &mut HeaderMap, prefix: &str) {
 
 /// Replaces the values of a header, or removes it if one of them has no replacement.
 fn replace(headers: &mut HeaderMap, name: &HeaderName, new: impl Fn(&str) -> Option<String>) {
-    // Most responses have none of them.
-    if !headers.contains_key(name) {
-        return;
-    }
     let values: Option<Vec<HeaderValue>> = {
         let values = headers.get_all(name).iter();
         values.map(|value| new(value.to_str().ok()?)?.parse().ok()).collect()
