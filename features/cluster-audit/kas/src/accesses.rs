@@ -217,27 +217,29 @@ impl PeerHooks for AccessRing {
 impl FairRing {
     /// Adds a request. The ring has `most` of them.
     fn push(&mut self, record: AccessRecord, most: usize) {
-        let caller = self.caller_of(&record);
-        let own = self.callers.entry(caller).or_default();
-        if own.len() >= most.div_ceil(CALLER_SHARE)
+        if self.places.len() >= 2 * most {
+            self.compact();
+        }
+        let own = self.add(record);
+        if own.len() > most.div_ceil(CALLER_SHARE)
             && let Some(oldest) = own.pop_front()
         {
             self.places[(oldest - self.first) as usize] = None;
             self.len -= 1;
         }
-        while self.len >= most {
+        while self.len > most {
             self.pop();
         }
-        if self.places.len() >= 2 * most {
-            self.compact();
-        }
-        self.add(caller, record);
     }
 
-    fn add(&mut self, caller: u64, record: AccessRecord) {
-        self.callers.entry(caller).or_default().push_back(self.first + self.places.len() as u64);
+    /// Adds a request. Returns the numbers of the places of its caller.
+    fn add(&mut self, record: AccessRecord) -> &mut VecDeque<u64> {
+        let caller = self.caller_of(&record);
+        let own = self.callers.entry(caller).or_default();
+        own.push_back(self.first + self.places.len() as u64);
         self.places.push_back(Some(record));
         self.len += 1;
+        own
     }
 
     /// Removes the first place, and its request.
@@ -260,7 +262,7 @@ impl FairRing {
         self.callers.clear();
         (self.first, self.len) = (0, 0);
         for record in std::mem::take(&mut self.places).into_iter().flatten() {
-            self.add(self.caller_of(&record), record);
+            self.add(record);
         }
     }
 
