@@ -11,9 +11,7 @@ use proto::hop_by_hop;
 /// Credentials of the caller are removed: they are for kas.
 pub fn to_upstream(headers: &mut HeaderMap) -> bool {
     let upgrade = hop_by_hop::upgrade_protocol(headers);
-    hop_by_hop::strip(headers);
-    headers.remove(AUTHORIZATION);
-    headers.remove(COOKIE);
+    hop_by_hop::strip_with(headers, |name| matches!(*name, AUTHORIZATION | COOKIE));
     headers.append(VIA, HeaderValue::from_static("2 agentk"));
     let Some(protocol) = upgrade else {
         if headers.contains_key(TE) {
