@@ -15,7 +15,6 @@ use proto::{Reason, ServiceName, header, impersonation};
 use telemetry::{RequestSpan, Tracer};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
-use tracing::field::display;
 use tunnel::{Body, IncomingRequest};
 
 use crate::{
@@ -90,16 +89,21 @@ impl Dispatcher {
                 *response.body_mut() = Body::empty();
             }
             let duration = started.elapsed();
-            metrics.record_response(&response, duration);
             // Headers of an upstream that begin with `kas-` were removed, so that this one is agentk's.
             response.headers_mut().insert(header::UPSTREAM_TIME, micros(duration));
             let error = response.headers().get(header::ERROR).and_then(|reason| reason.to_str().ok());
+            metrics.record_response(response.status(), error.is_some(), duration);
             trace.add_event("response.head", Duration::ZERO);
             trace.set_response(response.status(), error);
-            let [service, id] =
-                [&service, &id].map(|value| value.as_ref().and_then(|value| value.to_str().ok()));
-            let (trace_id, status) = (trace.trace_id().map(display), response.status().as_u16());
-            tracing::debug!(request.id = id, trace_id, service, status, error, ?duration, "request answered");
+            tracing::debug!(
+                request.id = id.as_ref().and_then(|id| id.to_str().ok()),
+                trace_id = trace.trace_id().map(display),
+                service = service.as_ref().and_then(|name| name.to_str().ok()),
+                status = response.status().as_u16(),
+                error,
+                ?duration,
+                "request answered"
+            );
             if let Some(request) = response.extensions_mut().remove::<PermittedRequest>() {
                 // There is one response, so that the cell is empty.
                 let _ = permitted.set(request);
@@ -121,11 +125,13 @@ impl Dispatcher {
     /// Begins the trace of a request. Requests of kas itself are not traced: they have no id. Those of a kas of GitLab have none either,
     /// and are all for the Kubernetes API.
     fn trace(&self, request: &Request<Body>, target: &DispatchTarget) -> RequestSpan {
+        let Some(tracer) = &self.tracer else { return RequestSpan::default() };
         let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        let of_kas =
-            text(header::REQUEST_ID).is_none() && text(header::SERVICE) != Some(ServiceName::KUBERNETES);
+        if text(header::REQUEST_ID).is_none() && text(header::SERVICE) != Some(ServiceName::KUBERNETES) {
+            return RequestSpan::default();
+        }
         // Requests in a tunnel have the scheme `http`, whatever carries the tunnel.
-        let mut trace = RequestSpan::start(self.tracer.as_ref().filter(|_| !of_kas), "http", request, true);
+        let mut trace = RequestSpan::start(Some(tracer), "http", request, true);
         if let DispatchTarget::Service(_) = target {
             trace.set_service(text(header::SERVICE).unwrap_or_default(), request.method());
         }

@@ -8,7 +8,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::Registry,
 };
-use proto::{ServiceName, header};
+use proto::ServiceName;
 use strum::{EnumCount, VariantNames};
 use telemetry::{CallbackMetric, DurationHistogram, HistogramFamily, Label, RegistryExt as _};
 use tunnel::{CloseReason, StallCounter};
@@ -172,11 +172,10 @@ impl ServiceMetrics {
         InFlightGuard(self.in_flight.clone())
     }
 
-    /// Records the head of a response, and the time until it.
-    pub(crate) fn record_response<B>(&self, response: &http::Response<B>, duration: Duration) {
+    /// Records the head of a response, and the time until it. `failed`: it is an error of agentk.
+    pub(crate) fn record_response(&self, status: StatusCode, failed: bool, duration: Duration) {
         self.upstream.observe(duration);
-        let failed = response.headers().contains_key(header::ERROR);
-        let class = if failed { StatusClass::Failed } else { StatusClass::of(response.status()) };
+        let class = if failed { StatusClass::Failed } else { StatusClass::of(status) };
         self.requests[class as usize].inc();
     }
 }
