@@ -184,15 +184,16 @@ fn into_response(
 fn wire_request(head: &Parts, bodyless: bool) -> Result<Request<()>, &'static str> {
     let mut headers = head.headers.clone();
     // RFC 9113 section 8.2.2 forbids these fields.
-    for name in [&HOST, &CONNECTION, &UPGRADE, &TRANSFER_ENCODING] {
+    for name in [&HOST, &CONNECTION, &TRANSFER_ENCODING] {
         headers.remove(name);
     }
+    let upgrade = headers.remove(UPGRADE);
 
     let mut wire = Request::new(());
     *wire.version_mut() = Version::HTTP_2;
     *wire.uri_mut() = wire_uri(&head.uri)?;
     *wire.method_mut() = head.method.clone();
-    if let Some(protocol) = head.headers.get(UPGRADE) {
+    if let Some(protocol) = upgrade {
         if !bodyless {
             return Err("a request with a body cannot become an upgrade, which would lose the body");
         }

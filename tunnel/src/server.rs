@@ -197,11 +197,11 @@ impl IncomingRequest {
         head.version = Version::HTTP_11;
         // The handler sets scheme and authority, which only HTTP/2 requires.
         head.uri = head.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
-        let method = head.headers.remove(header::UPGRADE_METHOD);
         let protocol = head.extensions.remove::<h2::ext::Protocol>();
         if let Some(protocol) = protocol
             && head.method == Method::CONNECT
         {
+            let method = head.headers.remove(header::UPGRADE_METHOD);
             head.method = method.and_then(|m| Method::from_bytes(m.as_bytes()).ok()).unwrap_or(Method::GET);
             let protocol = HeaderValue::from_str(protocol.as_str());
             head.headers.insert(UPGRADE, protocol.unwrap_or_else(|_| HeaderValue::from_static("")));
