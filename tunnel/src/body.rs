@@ -13,7 +13,10 @@ use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use proto::trailers;
 
 use crate::{
-    BodyError, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SendBody,
+    BodyError, StreamMonitor,
+    monitor::{FinishedStreams, ReceiveStream},
+    overhead::OverheadCounter,
+    send_body::SendBody,
 };
 
 /// A streaming body of [`Bytes`]. [`trailers::strip`] is applied to its trailers.
@@ -74,17 +77,19 @@ impl Body {
 
     /// Makes the body of a message whose head has just arrived. A body that has arrived whole becomes plain bytes.
     ///
-    /// `sending` is the body of the request, if it is still being sent on the same stream.
+    /// `sending` is the body of the request, if it is still being sent on the same stream. `finished` gets the stream of a body that has
+    /// arrived whole.
     pub(crate) fn received(
         mut stream: RecvStream,
         sending: Option<SendBody>,
-        overhead: &OverheadCounter,
+        (overhead, finished): (&OverheadCounter, &FinishedStreams),
         cx: &mut Context<'_>,
     ) -> Self {
         if sending.is_some() {
             return Self::tunnel(ReceiveStream::new(stream, sending, overhead), None, ReadState::Data);
         }
         if stream.is_end_stream() {
+            finished.lock().push(stream);
             return Self::empty();
         }
         match stream.poll_data(cx) {
@@ -93,6 +98,7 @@ impl Body {
                 if stream.is_end_stream() {
                     // Fails only if the connection has ended, and its window does not matter then.
                     let _ = stream.flow_control().release_capacity(data.len());
+                    finished.lock().push(stream);
                     return data.into();
                 }
                 Self::tunnel(ReceiveStream::new(stream, None, overhead), Some(data), ReadState::Data)

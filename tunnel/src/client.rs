@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Body, CallError, CallErrorKind, CloseReason, KeepaliveConfig, TunnelConfig, keepalive::KeepaliveState,
-    overhead::OverheadCounter, request_sender::RequestSender, websocket::WebSocket,
+    monitor::FinishedStreams, overhead::OverheadCounter, request_sender::RequestSender, websocket::WebSocket,
 };
 
 /// A handle to send requests to one agentk. Cheap to clone; all clones share the connection.
@@ -83,7 +83,8 @@ where
         let (sender, connection) =
             started.map_err(|error| error.into_io().unwrap_or_else(|| io::ErrorKind::InvalidData.into()))?;
         let closing = CancellationToken::new();
-        let sender = RequestSender { sender, overhead: overhead.clone(), stalls: config.stalls.clone() };
+        let (stalls, finished) = (config.stalls.clone(), FinishedStreams::default());
+        let sender = RequestSender { sender, overhead: overhead.clone(), stalls, finished };
         let tunnel = Tunnel::new(Requests::Http2(sender), Arc::clone(&keepalive_state), closing.clone());
         Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, overhead, closing }))
     }

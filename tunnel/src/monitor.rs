@@ -27,6 +27,9 @@ const JOINED_CHUNK: usize = 64 << 10;
 /// ([`DATA_FRAME_BUDGET`](crate::config)), which take longer.
 pub(crate) const COMPACT_PERIOD: Duration = Duration::from_millis(250);
 
+/// Streams that are dropped together. Clones share them.
+pub(crate) type FinishedStreams = Arc<Mutex<Vec<RecvStream>>>;
+
 /// The receiving half of a stream. Dropping it resets the stream if the other end has not finished it.
 pub(crate) struct ReceiveStream(StreamMonitor);
 

@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    mem,
     pin::Pin,
     sync::LazyLock,
     task::{Context, Poll, Waker},
@@ -23,6 +24,7 @@ use proto::header;
 
 use crate::{
     Body, CallError, CallErrorKind, StallCounter, config,
+    monitor::FinishedStreams,
     overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
     upgrade,
@@ -37,6 +39,8 @@ pub(crate) struct RequestSender {
     pub(crate) sender: SendRequest<Bytes>,
     pub(crate) overhead: OverheadCounter,
     pub(crate) stalls: StallCounter,
+    /// The streams of responses that have arrived whole. Dropping one wakes the task of the connection, as the next request does.
+    pub(crate) finished: FinishedStreams,
 }
 
 impl RequestSender {
@@ -62,15 +66,15 @@ impl RequestSender {
             Ok((response, stream)) => (PendingResponse { response, interim: false }, stream),
             Err(error) => return Err(CallError::unsent(CallErrorKind::not_sent(&error), head, body)),
         };
-        drop(sender);
+        drop((sender, mem::take(&mut *self.finished.lock())));
         self.overhead.subtract_request();
         // Boxed: most requests have no body and are no upgrade, and their futures stay small.
         match (upgrading, bodyless) {
             (true, _) => Box::pin(response_to_upgrade(response, stream, head, body, &self.overhead)).await,
-            (false, true) => response_to_head(response, head, body, &self.overhead).await,
+            (false, true) => response_to_head(response, head, body, self).await,
             (false, false) => {
                 let sending = SendBody::new(body, stream, self.stalls.clone());
-                Box::pin(response_to_body(response, sending, head, &self.overhead)).await
+                Box::pin(response_to_body(response, sending, head, self)).await
             }
         }
     }
@@ -103,11 +107,11 @@ async fn response_to_head(
     mut response: PendingResponse,
     head: Parts,
     body: Body,
-    overhead: &OverheadCounter,
+    sender: &RequestSender,
 ) -> Result<Response<Body>, CallError> {
     let result = poll_fn(|cx| {
         let polled = response.poll(cx);
-        polled.map_ok(|response| into_response(response, None, overhead, cx))
+        polled.map_ok(|response| into_response(response, None, sender, cx))
     });
     let result = result.await;
     result.map_err(|error| CallError::sent(error, head, Some(body), response.interim))
@@ -118,7 +122,7 @@ async fn response_to_body(
     mut response: PendingResponse,
     sending: SendBody,
     head: Parts,
-    overhead: &OverheadCounter,
+    sender: &RequestSender,
 ) -> Result<Response<Body>, CallError> {
     let mut sending = Some(sending);
     let mut complete = false;
@@ -137,7 +141,7 @@ async fn response_to_body(
                     body.forget_replay();
                     body
                 });
-                into_response(response, unfinished, overhead, cx)
+                into_response(response, unfinished, sender, cx)
             }))
         })
     });
@@ -171,11 +175,12 @@ async fn response_to_upgrade(
 fn into_response(
     response: Response<RecvStream>,
     sending: Option<SendBody>,
-    overhead: &OverheadCounter,
+    sender: &RequestSender,
     cx: &mut Context<'_>,
 ) -> Response<Body> {
+    let RequestSender { overhead, finished, .. } = sender;
     overhead.subtract_fields(response.headers());
-    let mut response = response.map(|stream| Body::received(stream, sending, overhead, cx));
+    let mut response = response.map(|stream| Body::received(stream, sending, (overhead, finished), cx));
     *response.version_mut() = Version::HTTP_11;
     response
 }
