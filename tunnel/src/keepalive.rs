@@ -52,6 +52,8 @@ pub(crate) struct KeepaliveState {
     first_pong: SetOnce<()>,
     /// Set by the first GOAWAY of the other end.
     goaway: SetOnce<()>,
+    /// Heads that the WebSocket has received, trailers among them.
+    heads: AtomicU64,
 }
 
 impl Default for KeepaliveState {
@@ -65,6 +67,7 @@ impl Default for KeepaliveState {
             round_trip: AtomicU64::new(0),
             first_pong: SetOnce::new(),
             goaway: SetOnce::new(),
+            heads: AtomicU64::new(0),
         }
     }
 }
@@ -119,12 +122,20 @@ impl KeepaliveState {
         self.first_pong.wait().await;
     }
 
-    /// Notes whether a received frame says that the other end accepts no more streams.
+    /// Notes whether a received frame begins a head, or says that the other end accepts no more streams.
     pub(crate) fn on_frame(&self, frame: FrameHeader) {
+        if frame.is_head() {
+            self.heads.fetch_add(1, Relaxed);
+        }
         if frame.is_goaway() {
             // Fails if it was set before.
             let _ = self.goaway.set(());
         }
+    }
+
+    /// Returns the number of heads that have arrived in a WebSocket: those of requests, and trailers.
+    pub(crate) fn heads(&self) -> u64 {
+        self.heads.load(Relaxed)
     }
 
     /// Waits until the other end accepts no more streams. Never completes if the connection ends without notice.

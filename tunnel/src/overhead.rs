@@ -54,8 +54,10 @@ const DATA: u8 = 0;
 const RST_STREAM: u8 = 3;
 /// The type of frames with which an end announces that it accepts no more streams (RFC 9113 section 6.8).
 const GOAWAY: u8 = 7;
-/// The types of frames with a part of a head: HEADERS and CONTINUATION (RFC 9113 sections 6.2 and 6.10).
-const HEADS: [u8; 2] = [1, 9];
+/// The type of frames that begin a head (RFC 9113 section 6.2).
+const HEADERS: u8 = 1;
+/// The types of frames with a part of a head: HEADERS and CONTINUATION (RFC 9113 section 6.10).
+const HEADS: [u8; 2] = [HEADERS, 9];
 
 /// Counts the overhead of one connection. Clones share the count.
 #[derive(Clone, Debug, Default)]
@@ -209,6 +211,11 @@ impl FrameHeader {
     /// Returns the stream that the frame ends at once.
     pub(crate) fn reset_stream(self) -> Option<u32> {
         (self.kind == RST_STREAM).then_some(self.stream)
+    }
+
+    /// Returns whether the frame begins a head: that of a request or response, or trailers.
+    pub(crate) fn is_head(self) -> bool {
+        self.kind == HEADERS
     }
 
     /// Returns whether the end that sent the frame accepts no more streams.

@@ -1,6 +1,6 @@
 //! The end of a tunnel that serves requests: the HTTP/2 server of agentk, and that of kas for other replicas and GitLab's agentk.
 
-use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{future::poll_fn, mem, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use cores::poll_on_wake;
@@ -154,11 +154,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
         compact_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let deadline = sleep(Duration::MAX);
         tokio::pin!(deadline);
+        let (mut requests, mut is_last) = (0, false);
         loop {
+            // h2 polls the whole connection for each request. It has done so for the last one, and has no other.
+            let accept = poll_fn(|cx| {
+                if mem::take(&mut is_last) {
+                    return Poll::Pending;
+                }
+                connection.poll_accept(cx)
+            });
             tokio::select! {
                 biased;
-                accepted = connection.accept() => match accepted {
+                accepted = accept => match accepted {
                     Some(Ok((request, respond))) => {
+                        requests += 1;
+                        is_last = requests == keepalive_state.heads();
                         let incoming = IncomingRequest::new(request, respond, stalls.clone(), &overhead);
                         if is_compacting {
                             streams.add(incoming.monitor());

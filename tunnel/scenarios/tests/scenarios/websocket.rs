@@ -30,6 +30,8 @@ use tunnel::{
     websocket::{Role, WebSocket},
 };
 
+use crate::support::pair_over;
+
 async fn ends(role: Role) -> (WebSocket<tokio::io::DuplexStream>, WebSocketStream<tokio::io::DuplexStream>) {
     let (ours, theirs) = tokio::io::duplex(4096);
     let their_role = match role {
@@ -138,25 +140,33 @@ async fn text_message_is_refused() {
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
 
-/// A byte stream that counts the writes to it.
-struct CountedWrites<T> {
+/// A byte stream that counts how often it is read and written.
+struct CountedIo<T> {
     io: T,
-    count: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
+    writes: Arc<AtomicUsize>,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for CountedWrites<T> {
+impl<T> CountedIo<T> {
+    fn new(io: T) -> Self {
+        Self { io, reads: Arc::default(), writes: Arc::default() }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for CountedIo<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.reads.fetch_add(1, Relaxed);
         Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for CountedWrites<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for CountedIo<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        self.count.fetch_add(1, Relaxed);
+        self.writes.fetch_add(1, Relaxed);
         Pin::new(&mut self.io).poll_write(cx, data)
     }
 
@@ -170,11 +180,30 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for CountedWrites<T> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_end_polls_its_connection_twice_for_a_request() {
+    const REQUESTS: usize = 20;
+    let (kas, agent) = tokio::io::duplex(1 << 20);
+    let (kas, agent) = (CountedIo::new(kas), CountedIo::new(agent));
+    let reads = [Arc::clone(&kas.reads), Arc::clone(&agent.reads)];
+    let pair = pair_over(kas, agent, |_| async { Response::new(Body::from("short")) }).await;
+    let before = reads.each_ref().map(|reads| reads.load(Relaxed));
+    for _ in 0..REQUESTS {
+        let response = pair.tunnel.call(Request::new(Body::empty())).await.unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "short");
+    }
+    for (reads, before) in reads.iter().zip(before) {
+        // One of both polls finds bytes, and then reads again.
+        let reads = reads.load(Relaxed) - before;
+        assert!(reads <= 3 * REQUESTS + 2, "{reads} reads for {REQUESTS} requests");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn responses_that_are_ready_together_are_written_together() {
     const RESPONSES: usize = 8;
     let (kas, agent) = tokio::io::duplex(1 << 20);
-    let count = Arc::new(AtomicUsize::new(0));
-    let agent = CountedWrites { io: agent, count: Arc::clone(&count) };
+    let agent = CountedIo::new(agent);
+    let count = Arc::clone(&agent.writes);
     let config = TunnelConfig::default();
     let socket = WebSocket::new(kas, Bytes::new(), Role::Server);
     let (tunnel, driver) = tunnel::open(socket, &config).await.unwrap();
@@ -209,8 +238,8 @@ async fn responses_that_are_ready_together_are_written_together() {
 async fn frames_are_written_although_the_other_end_never_pauses() {
     // Each eight of these bytes are a masked message.
     let io = tokio::io::join(tokio::io::repeat(0x82), tokio::io::sink());
-    let count = Arc::new(AtomicUsize::new(0));
-    let io = CountedWrites { io, count: Arc::clone(&count) };
+    let io = CountedIo::new(io);
+    let count = Arc::clone(&io.writes);
     let mut socket = WebSocket::new(io, Bytes::new(), Role::Server);
     let end_of_turn = poll_fn(|cx| {
         let slices = [IoSlice::new(&[0; 9]), IoSlice::new(&[7; 300])];
