@@ -70,10 +70,8 @@ pub(crate) static UNIQUE_IN_RESPONSES: [HeaderName; 2] =
 
 /// Keeps these fields out of the HPACK tables of both ends.
 pub(crate) fn mark_unindexed(headers: &mut HeaderMap, names: &[HeaderName]) {
-    for name in names {
-        if let Some(value) = headers.get_mut(name) {
-            value.set_sensitive(true);
-        }
+    for (_, value) in headers.iter_mut().filter(|(name, _)| names.contains(name)) {
+        value.set_sensitive(true);
     }
 }
 
