@@ -55,8 +55,8 @@ pub(crate) const WEBSOCKET_MAX_WRITE_BUFFER: usize = 256 << 10;
 /// Largest message that this end accepts, in bytes, which bounds its memory.
 const WEBSOCKET_MAX_MESSAGE: usize = 1 << 20;
 
-/// Largest payload of a message that this end sends, in bytes. Both ends keep a buffer of this size once they have sent
-/// or received such a message.
+/// Largest payload of a message that this end sends, in bytes. The end that receives such a message keeps a buffer of this
+/// size.
 pub(crate) const WEBSOCKET_MESSAGE: usize = 16 << 10;
 
 /// Header fields with a new value in each request. The HPACK table is small, and indexing them would evict the fields that

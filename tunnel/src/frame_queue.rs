@@ -4,7 +4,9 @@
 
 use std::{
     array,
+    cell::Cell,
     io::{self, ErrorKind, IoSlice},
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -23,7 +25,12 @@ use crate::config;
 /// Longest header of a message, in bytes (RFC 6455 section 5.2).
 pub(crate) const MESSAGE_HEADER: usize = 14;
 
-/// Whole frames, of which the socket has accepted the first bytes.
+thread_local! {
+    /// A buffer that no queue of this thread uses at the moment.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Whole frames, of which the socket has accepted the first bytes. An empty queue holds no buffer.
 #[derive(Debug)]
 pub(crate) struct FrameQueue {
     role: Role,
@@ -66,13 +73,21 @@ impl FrameQueue {
 
     /// Appends a frame that is encoded already.
     pub(crate) fn push_frame(&mut self, frame: &[u8]) {
+        self.ensure_buffer();
         self.bytes.extend_from_slice(frame);
+    }
+
+    fn ensure_buffer(&mut self) {
+        if self.bytes.capacity() == 0 {
+            self.bytes = SPARE.take();
+        }
     }
 
     /// Appends a frame with the first `length` bytes of the slices. A client masks them (RFC 6455 section 5.3).
     fn push(&mut self, opcode: OpCode, slices: &[IoSlice<'_>], length: usize) {
         let mask = (self.role == Role::Client).then(|| rand::random::<u32>().to_ne_bytes());
         let header = FrameHeader { opcode, mask, ..FrameHeader::default() };
+        self.ensure_buffer();
         self.bytes.reserve(MESSAGE_HEADER + length);
         header.format(length as u64, &mut self.bytes).expect("a vector accepts all bytes");
         let start = self.bytes.len();
@@ -91,6 +106,9 @@ impl FrameQueue {
         io: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.bytes.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         while self.written < self.bytes.len() {
             match ready!(Pin::new(&mut *io).poll_write(cx, &self.bytes[self.written..]))? {
                 0 => return Poll::Ready(Err(ErrorKind::WriteZero.into())),
@@ -98,6 +116,7 @@ impl FrameQueue {
             }
         }
         self.bytes.clear();
+        SPARE.set(mem::take(&mut self.bytes));
         self.written = 0;
         Poll::Ready(Ok(()))
     }
@@ -130,6 +149,24 @@ mod tests {
             let expected = mask.iter().cycle().map(|key| 7 ^ key).take(length);
             assert!(payload.iter().copied().eq(expected), "{length}");
         }
+    }
+
+    #[test]
+    fn empty_queues_of_a_thread_share_one_buffer() {
+        let mut queues = [Role::Server, Role::Client].map(FrameQueue::new);
+        let mut buffers = Vec::new();
+        for _ in 0..2 {
+            for queue in &mut queues {
+                queue.push_message(&[IoSlice::new(&[7; 1000])]);
+                queue.push_ping();
+                buffers.push(queue.bytes.as_ptr());
+                let written =
+                    queue.poll_write_to(&mut tokio::io::sink(), &mut Context::from_waker(Waker::noop()));
+                assert!(written.is_ready());
+                assert_eq!((queue.len(), queue.bytes.capacity()), (0, 0));
+            }
+        }
+        assert!(buffers.iter().all(|buffer| *buffer == buffers[0]), "{buffers:?}");
     }
 
     #[test]
