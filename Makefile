@@ -58,6 +58,10 @@ smoke: ## The same without waiting: checks the answers and exits with the result
 	$(PROGRAMS_FOR_TESTS)
 	$(PROGRAMS)/loadtest demo --smoke $(DEMO_FLAGS)
 
+.PHONY: smoke-bare
+smoke-bare: ## make smoke in a clone in a new Debian root with the programs of the README alone; needs root and debootstrap, about 15 minutes
+	./.ci/bare
+
 # A command that starts a cluster and runs its arguments with KUBECONFIG, as .ci/with-cluster does. Without one, KUBECONFIG names the cluster.
 WITH_CLUSTER ?=
 
