@@ -94,7 +94,7 @@ fn contents(package: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn images_and_packages_of_the_same_programs_are_the_same_bytes() {
-    let tools = ["python3", "dpkg-deb", "dpkg-shlibdeps", "objcopy"];
+    let tools = ["python3", "dpkg-deb", "dpkg-shlibdeps", "readelf", "objcopy"];
     if let Some(missing) = tools.into_iter().find(|tool| !installed(tool)) {
         return skipped(&format!("there is no {missing}"));
     }
