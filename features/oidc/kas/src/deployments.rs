@@ -44,6 +44,9 @@ impl GitLabUrls {
 
     /// Returns the deployment with an agent, if these are the claims of a job of GitLab that deploys to an environment.
     pub(crate) fn deployment(&self, claims: &Claims, job: &CiJob, agent: AgentId) -> Option<Deployment> {
+        let CiJob { environment, environment_tier, project, commit, user, .. } = job;
+        // Most jobs have none, and each of their requests comes here.
+        let environment = environment.as_deref()?;
         let claim = |name: &str| ci_job::text(claims.get(name)?);
         let issuer = claim("iss")?;
         let url = issuer.trim_end_matches('/');
@@ -52,7 +55,6 @@ impl GitLabUrls {
         if !deploys || !self.0.iter().any(|known| known == url) {
             return None;
         }
-        let CiJob { environment, environment_tier, project, commit, user, .. } = job;
         let id: u64 = job.id.as_deref()?.parse().ok()?;
         let pipeline: Option<u64> = job.pipeline.as_deref().and_then(|id| id.parse().ok());
         let page = |path: String| project.as_ref().map(|project| format!("{url}/{project}/-/{path}"));
@@ -71,7 +73,7 @@ impl GitLabUrls {
             namespace: None,
             project_id: job.project_id.as_deref()?.parse().ok()?,
             project: project.clone(),
-            environment: slug(environment.as_deref()?),
+            environment: slug(environment),
             tier: Tier::of(environment_tier.as_deref().unwrap_or_default()),
             job: id,
             commit: commit.clone(),
