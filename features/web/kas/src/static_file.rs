@@ -12,6 +12,9 @@ use http::{
 use proto::header::{accepts_gzip, tokens};
 use sha2::{Digest as _, Sha256};
 
+/// The mark of a weak ETag.
+const WEAK: &str = "W/";
+
 /// A file in memory.
 pub(super) struct StaticFile {
     content: Bytes,
@@ -29,7 +32,7 @@ impl StaticFile {
         let is_compressed = matches!(content_type, "image/png" | "font/woff2");
         let gzip = (!is_compressed).then(|| compress(&content, level)).flatten();
         let digest = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&content));
-        let etag = HeaderValue::try_from(format!("W/\"{digest}\"")).expect("base64 and constants");
+        let etag = HeaderValue::try_from(format!("{WEAK}\"{digest}\"")).expect("base64 and constants");
         Self { content, gzip, etag, content_type }
     }
 
@@ -40,7 +43,10 @@ impl StaticFile {
         headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static(cache_control));
         headers.insert(ETAG, self.etag.clone());
-        if tokens(request, &IF_NONE_MATCH).any(|tag| tag == "*" || tag.as_bytes() == self.etag.as_bytes()) {
+        // The comparison is weak (RFC 9110 section 13.1.2): a proxy may have removed the mark.
+        let opaque = &self.etag.as_bytes()[WEAK.len()..];
+        let is_known = |tag: &str| tag == "*" || tag.strip_prefix(WEAK).unwrap_or(tag).as_bytes() == opaque;
+        if tokens(request, &IF_NONE_MATCH).any(is_known) {
             *response.status_mut() = StatusCode::NOT_MODIFIED;
             return response;
         }
