@@ -537,6 +537,26 @@ async fn job_of_gitlab_with_an_environment_is_a_deployment() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn job_records_no_deployments_with_ids_of_no_agent() {
+    let key = IssuerKey::ec("a");
+    let world = with_gitlab_at(&key, TestIssuer::URL);
+    world.set_callers(
+        "{name: jobs, oidc: {issuer: test, claims: {project_path: shop/web}}, agents: [prod, 'gitlab:**'], \
+         services: [kubernetes]}",
+    );
+    let _agent = world.agent(services()).await;
+    let token = job_token(&key, 302, json!({"environment": "prod"}));
+    for id in 4711..4714 {
+        let path = format!("/agents/{id}/kubernetes/api");
+        let response = get(&world, &path, &format!("Bearer {token}")).await;
+        assert_eq!(response.status(), 503, "the caller may use agents of GitLab with any id");
+    }
+    assert!(world.kas.deployments.list().await.unwrap().is_empty());
+    assert_eq!(status(&world, &token).await, 200);
+    assert_eq!(world.kas.deployments.list().await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn job_of_another_issuer_than_gitlab_is_no_deployment() {
     let key = IssuerKey::ec("a");
     let world = with_gitlab_at(&key, "https://gitlab.example.com");

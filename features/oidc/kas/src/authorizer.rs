@@ -114,7 +114,9 @@ impl OidcAuthorizer {
     ) -> Result<Option<AuthorizedCaller>, RequestError> {
         let Some(Granted { grant, token, login }) = self.grant(credential).await? else { return Ok(None) };
         let caller = self.callers.authorize(&grant, credential, target).await?;
-        if let Some(caller) = caller.as_ref().filter(|_| deploys(&target.service)) {
+        // A caller with `gitlab:**` may name ids of no agent: their records would remove all others from the list.
+        let is_deployment = |caller: &&AuthorizedCaller| caller.name.is_some() && deploys(&target.service);
+        if let Some(caller) = caller.as_ref().filter(is_deployment) {
             self.record_deployment(&token, caller.agent).await;
         }
         Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
