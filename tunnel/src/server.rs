@@ -15,6 +15,7 @@ use http::{
 use proto::header;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    task::coop::has_budget_remaining,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -168,12 +169,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                 accepted = accept => match accepted {
                     Some(Ok((request, respond))) => {
                         requests += 1;
-                        is_last = requests == keepalive_state.heads();
                         let incoming = IncomingRequest::new(request, respond, stalls.clone(), &overhead);
                         if is_compacting {
                             streams.add(incoming.monitor());
                         }
                         on_request(incoming);
+                        // Without a budget, `select!` would not poll `accept` in this poll of the task, but in the next one, for which
+                        // the connection may have woken it.
+                        is_last = requests == keepalive_state.heads() && has_budget_remaining();
                     }
                     // kas may close as soon as it has the last response, before it reads the last frame of this end.
                     Some(Err(_)) if draining && !connection.has_streams() => return CloseReason::Graceful,

@@ -4,12 +4,13 @@
 use std::{
     future::poll_fn,
     io::{self, IoSlice},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -19,7 +20,8 @@ use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     sync::Barrier,
-    task::JoinSet,
+    task::{JoinSet, coop},
+    time::{Instant, sleep},
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -30,7 +32,7 @@ use tunnel::{
     websocket::{Role, WebSocket},
 };
 
-use crate::support::pair_over;
+use crate::support::{get, pair_over};
 
 async fn ends(role: Role) -> (WebSocket<tokio::io::DuplexStream>, WebSocketStream<tokio::io::DuplexStream>) {
     let (ours, theirs) = tokio::io::duplex(4096);
@@ -196,6 +198,62 @@ async fn each_end_polls_its_connection_twice_for_a_request() {
         let reads = reads.load(Relaxed) - before;
         assert!(reads <= 3 * REQUESTS + 2, "{reads} reads for {REQUESTS} requests");
     }
+}
+
+/// A byte stream that uses up the budget of the task with each read of bytes, as 128 reads of a socket do.
+struct CostlyReads<T>(T);
+
+impl<T: AsyncRead + Unpin> AsyncRead for CostlyReads<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.0).poll_read(cx, buf))?;
+        while coop::has_budget_remaining() {
+            let _ = pin!(coop::consume_budget()).poll(cx);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for CostlyReads<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_arrives_at_once_after_one_that_used_up_the_budget() {
+    let (kas, agent) = tokio::io::duplex(1 << 20);
+    let both = Arc::new(Barrier::new(2));
+    // No response wakes the connection before the second request has arrived.
+    let handler = move |_: Request<Body>| {
+        let both = Arc::clone(&both);
+        async move {
+            both.wait().await;
+            Response::new(Body::empty())
+        }
+    };
+    let pair = pair_over(kas, CostlyReads(agent), handler).await;
+    let started = Instant::now();
+    let later = async {
+        // The agent has received the first request then, and sleeps.
+        sleep(Duration::from_secs(1)).await;
+        pair.tunnel.call(get("/second")).await
+    };
+    let (first, second) = tokio::join!(pair.tunnel.call(get("/first")), later);
+    assert!(first.is_ok() && second.is_ok());
+    // The next ping, after 20 s, would wake the connection, too.
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
