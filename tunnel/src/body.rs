@@ -77,19 +77,24 @@ impl Body {
 
     /// Makes the body of a message whose head has just arrived. A body that has arrived whole becomes plain bytes.
     ///
-    /// `sending` is the body of the request, if it is still being sent on the same stream. `finished` gets the stream of a body that has
-    /// arrived whole.
+    /// `sending` is the body of the request, if it is still being sent on the same stream. `finished`, if there is one, gets the stream of
+    /// a body that has arrived whole.
     pub(crate) fn received(
         mut stream: RecvStream,
         sending: Option<SendBody>,
-        (overhead, finished): (&OverheadCounter, &FinishedStreams),
+        (overhead, finished): (&OverheadCounter, Option<&FinishedStreams>),
         cx: &mut Context<'_>,
     ) -> Self {
+        let keep = |stream| {
+            if let Some(finished) = finished {
+                finished.lock().push(stream);
+            }
+        };
         if sending.is_some() {
             return Self::tunnel(ReceiveStream::new(stream, sending, overhead), None, ReadState::Data);
         }
         if stream.is_end_stream() {
-            finished.lock().push(stream);
+            keep(stream);
             return Self::empty();
         }
         match stream.poll_data(cx) {
@@ -98,7 +103,7 @@ impl Body {
                 if stream.is_end_stream() {
                     // Fails only if the connection has ended, and its window does not matter then.
                     let _ = stream.flow_control().release_capacity(data.len());
-                    finished.lock().push(stream);
+                    keep(stream);
                     return data.into();
                 }
                 Self::tunnel(ReceiveStream::new(stream, None, overhead), Some(data), ReadState::Data)

@@ -39,7 +39,8 @@ pub(crate) struct RequestSender {
     pub(crate) sender: SendRequest<Bytes>,
     pub(crate) overhead: OverheadCounter,
     pub(crate) stalls: StallCounter,
-    /// The streams of responses that have arrived whole. Dropping one wakes the task of the connection, as the next request does.
+    /// The streams of requests without a body whose responses have arrived whole. Dropping one wakes the task of the connection, as the
+    /// next request does.
     pub(crate) finished: FinishedStreams,
 }
 
@@ -66,7 +67,9 @@ impl RequestSender {
             Ok((response, stream)) => (PendingResponse { response, interim: false }, stream),
             Err(error) => return Err(CallError::unsent(CallErrorKind::not_sent(&error), head, body)),
         };
-        drop((sender, mem::take(&mut *self.finished.lock())));
+        let finished = mem::take(&mut *self.finished.lock());
+        // Dropped without the lock, because dropping a stream locks the connection.
+        drop((sender, finished));
         self.overhead.subtract_request();
         // Boxed: most requests have no body and are no upgrade, and their futures stay small.
         match (upgrading, bodyless) {
@@ -74,7 +77,7 @@ impl RequestSender {
             (false, true) => response_to_head(response, head, body, self).await,
             (false, false) => {
                 let sending = SendBody::new(body, stream, self.stalls.clone());
-                Box::pin(response_to_body(response, sending, head, self)).await
+                Box::pin(response_to_body(response, sending, head, &self.overhead)).await
             }
         }
     }
@@ -111,7 +114,8 @@ async fn response_to_head(
 ) -> Result<Response<Body>, CallError> {
     let result = poll_fn(|cx| {
         let polled = response.poll(cx);
-        polled.map_ok(|response| into_response(response, None, sender, cx))
+        polled
+            .map_ok(|response| into_response(response, None, (&sender.overhead, Some(&sender.finished)), cx))
     });
     let result = result.await;
     result.map_err(|error| CallError::sent(error, head, Some(body), response.interim))
@@ -122,7 +126,7 @@ async fn response_to_body(
     mut response: PendingResponse,
     sending: SendBody,
     head: Parts,
-    sender: &RequestSender,
+    overhead: &OverheadCounter,
 ) -> Result<Response<Body>, CallError> {
     let mut sending = Some(sending);
     let mut complete = false;
@@ -141,7 +145,8 @@ async fn response_to_body(
                     body.forget_replay();
                     body
                 });
-                into_response(response, unfinished, sender, cx)
+                // The stream is not kept: h2 may still hold bytes of the request, and the waker of this task.
+                into_response(response, unfinished, (overhead, None), cx)
             }))
         })
     });
@@ -175,10 +180,9 @@ async fn response_to_upgrade(
 fn into_response(
     response: Response<RecvStream>,
     sending: Option<SendBody>,
-    sender: &RequestSender,
+    (overhead, finished): (&OverheadCounter, Option<&FinishedStreams>),
     cx: &mut Context<'_>,
 ) -> Response<Body> {
-    let RequestSender { overhead, finished, .. } = sender;
     overhead.subtract_fields(response.headers());
     let mut response = response.map(|stream| Body::received(stream, sending, (overhead, finished), cx));
     *response.version_mut() = Version::HTTP_11;
