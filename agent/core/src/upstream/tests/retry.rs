@@ -9,7 +9,7 @@ use std::{
 
 use http::{Method, Request};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex},
     time::{advance, pause, resume},
 };
 use tunnel::Body;
@@ -93,6 +93,18 @@ async fn request_that_hyper_returns_unsent_is_sent_on_a_new_connection() {
     pooled(&upstream, EndsAtRead).await;
     assert_eq!(text(soon(upstream.send(request(Method::POST, "body"))).await.unwrap()).await, "ok");
     assert_eq!(server.connections(), 1);
+}
+
+/// hyper finds the bytes before it takes the request, so that they are not the response to it.
+#[tokio::test]
+async fn response_that_was_sent_before_the_request_is_discarded() {
+    let server = Server::answering(OK).await;
+    let (upstream, mut end) = with_pooled_connection(&server, Duration::ZERO).await;
+    end.write_all(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+    assert_eq!(text(soon(upstream.send(request(Method::POST, "body"))).await.unwrap()).await, "ok");
+    let mut received = Vec::new();
+    end.read_to_end(&mut received).await.unwrap();
+    assert_eq!((received.len(), server.connections()), (0, 1));
 }
 
 #[tokio::test]
