@@ -60,7 +60,7 @@ pub struct WebSocket<T> {
     queue: FrameQueue,
     /// The queue has frames whose flush was deferred.
     is_flush_due: bool,
-    /// Set once the close frame of this end is queued: the deadline for that of the other end.
+    /// Set once this end closes: the deadline for the close frame of the other end.
     closing: Option<Pin<Box<Sleep>>>,
     /// Bytes that were read since then.
     read_after_close: usize,
@@ -281,8 +281,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.end.is_none() {
             ready!(self.poll_flush_queue(cx))?;
-            // The close frame waits in tungstenite while the queue is full of pongs.
+            // Pongs that found the queue full wait in tungstenite, which drops a close frame for which its buffer has no room.
             let _ = self.poll_with(|context, stream| context.flush(stream));
+            if self.context.can_write() {
+                let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
+                let _ = self.poll_with(|context, stream| context.close(stream, Some(close)));
+            }
             ready!(self.poll_flush_queue(cx))?;
         }
         ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
@@ -398,8 +402,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.closing.is_none() {
             self.closing = Some(Box::pin(sleep(CLOSE_TIMEOUT)));
-            let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-            let _ = self.poll_with(|context, stream| context.close(stream, Some(close)));
         }
         match self.poll_close(cx) {
             Poll::Pending => {

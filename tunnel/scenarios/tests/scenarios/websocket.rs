@@ -110,10 +110,10 @@ async fn close_frame_ends_the_stream_and_is_answered() {
 async fn close_frame_follows_the_pongs_to_an_end_that_did_not_read() {
     let (mut ours, theirs) = ends(Role::Server).await;
     let (mut sink, mut stream) = theirs.split();
-    // Their pongs are longer than the queue may be.
+    // Their pongs are longer than the queue may be, and then fill the buffer of tungstenite to the last byte but one.
     let send = async {
-        for _ in 0..3000 {
-            sink.send(Message::Ping(Bytes::from_static(&[7; 125]))).await.unwrap();
+        for _ in 0..4000 {
+            sink.send(Message::Ping(Bytes::from_static(&[7; 83]))).await.unwrap();
         }
     };
     tokio::select! {
