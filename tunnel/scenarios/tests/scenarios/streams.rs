@@ -323,6 +323,17 @@ async fn drain_ends_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn tunnel_ends_with_its_last_handle_after_whole_responses() {
+    let Pair { tunnel, kas, .. } = pair(|_| async { Response::new(Body::from("short")) }).await;
+    for _ in 0..2 {
+        assert_eq!(text(tunnel.call(get("/")).await.unwrap()).await, "short");
+    }
+    drop(tunnel);
+    let ended = tokio::time::timeout(Duration::from_secs(1), kas).await.unwrap().unwrap();
+    assert!(matches!(ended, CloseReason::Graceful), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn closed_tunnel_aborts_requests_and_refuses_new_ones() {
     let pair = pair(|_| async { Response::new(endless("watching")) }).await;
 
