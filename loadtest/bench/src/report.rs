@@ -99,6 +99,11 @@ impl fmt::Display for BenchReport {
         if !self.peer.is_empty() {
             write!(f, "\n### Through a peer\n\n{}", peer::table(&self.peer))?;
         }
+        let rows = self.sections.iter().flat_map(|section| &section.rows).chain(&self.peer);
+        let latencies = sample::latency_table(rows);
+        if !latencies.is_empty() {
+            write!(f, "\n### Distribution of latencies\n\n{latencies}")?;
+        }
         if !self.steps.is_empty() {
             write!(f, "\n### Cost of the steps of a request\n\n{}", steps::table(&self.steps))?;
         }

@@ -7,7 +7,7 @@ use loadtest::{
     http::BUFFER,
     installation::stack::process,
     load::{
-        Plan,
+        Plan, Tally,
         progress::{Counter, StatusLine, bar},
     },
 };
@@ -44,12 +44,12 @@ impl Rounds {
         'all: for _ in 0..self.repeats {
             for (case, of_case) in &mut samples {
                 for (candidate, samples) in candidates.iter().zip(of_case) {
-                    let sample = sample(candidate, case, self.duration, stop).await?;
+                    let (sample, tally) = sample(candidate, case, self.duration, stop).await?;
                     // An interrupted measurement is discarded.
                     if stop.is_cancelled() {
                         break 'all;
                     }
-                    samples.rounds.push(sample);
+                    samples.add(sample, tally);
                 }
                 done += 1;
                 line.show(&format!("{} {done}/{all}", bar(done, all)));
@@ -66,7 +66,7 @@ async fn sample(
     case: &Case,
     duration: Duration,
     stop: &CancellationToken,
-) -> anyhow::Result<Sample> {
+) -> anyhow::Result<(Sample, Tally)> {
     let plan = Plan {
         connections: case.connections,
         duration,
@@ -90,7 +90,7 @@ async fn sample(
     for ((used, before), after) in used.iter_mut().zip(before).zip(after) {
         *used = (after? - before?).as_secs_f64() * 1e6 / units;
     }
-    Ok(Sample {
+    let sample = Sample {
         per_second: tally.in_time as f64 / duration.as_secs_f64(),
         megabytes_per_second: tally.bytes as f64 / duration.as_secs_f64() / 1e6,
         p50_ms: tally.quantile(0.5),
@@ -98,7 +98,8 @@ async fn sample(
         near_us: used[0],
         far_us: used[1],
         errors: tally.errors(),
-    })
+    };
+    Ok((sample, tally))
 }
 
 #[cfg(test)]

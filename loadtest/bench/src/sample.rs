@@ -1,12 +1,15 @@
 //! The measurements of each candidate in each case, and their table.
 
 use loadtest::load::{
-    median,
-    report::{Table, number},
+    Tally, median,
+    report::{Latency, Table, number},
 };
 use serde::Serialize;
 
 use crate::candidate::Candidate;
+
+/// The numbers of connections in [`latency_table`].
+const LATENCY_CONNECTIONS: [usize; 2] = [64, 256];
 
 /// A request path and a number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -53,7 +56,9 @@ impl Sample {
 pub(super) struct Samples {
     candidate: String,
     other_build: bool,
-    pub(super) rounds: Vec<Sample>,
+    rounds: Vec<Sample>,
+    /// The sum of the tallies of all rounds.
+    tally: Option<Tally>,
 }
 
 /// The summary of one candidate in one case.
@@ -68,6 +73,8 @@ pub(super) struct Row {
     pub(super) to_nginx: Option<f64>,
     /// For another build, the ratio of its speed to that of this build.
     pub(super) to_kas: Option<f64>,
+    /// The latencies of the requests of all rounds together.
+    pub(super) latency_ms: Option<Latency>,
     pub(super) rounds: Vec<Sample>,
 }
 
@@ -75,7 +82,16 @@ impl Samples {
     /// Creates a candidate without samples.
     pub(super) fn none(candidate: &Candidate) -> Self {
         let Candidate { name, other_build, .. } = candidate;
-        Self { candidate: name.clone(), other_build: *other_build, rounds: Vec::new() }
+        Self { candidate: name.clone(), other_build: *other_build, rounds: Vec::new(), tally: None }
+    }
+
+    /// Adds the measurements of a round.
+    pub(super) fn add(&mut self, sample: Sample, tally: Tally) {
+        self.rounds.push(sample);
+        match &mut self.tally {
+            Some(sum) => sum.add(&tally),
+            None => self.tally = Some(tally),
+        }
     }
 }
 
@@ -85,7 +101,7 @@ pub(super) fn rows(case: Case, samples: &[Samples]) -> Vec<Row> {
         median(mine.iter().zip(base).map(|(mine, base)| mine.speed(&case) / base.speed(&case)))
     };
     let named = |name| samples.iter().find(|one| one.candidate == name).map(|one| &one.rounds);
-    let rows = samples.iter().map(|Samples { candidate, other_build, rounds }| {
+    let rows = samples.iter().map(|Samples { candidate, other_build, rounds, tally }| {
         let of = |field: fn(&Sample) -> f64| median(rounds.iter().map(field));
         Row {
             case,
@@ -102,6 +118,7 @@ pub(super) fn rows(case: Case, samples: &[Samples]) -> Vec<Row> {
             to_direct: samples.first().map_or(f64::NAN, |direct| ratio(rounds, &direct.rounds)),
             to_nginx: named("nginx proxy").map(|nginx| ratio(rounds, nginx)),
             to_kas: named("kas").filter(|_| *other_build).map(|kas| ratio(rounds, kas)),
+            latency_ms: tally.as_ref().map(Latency::of),
             rounds: rounds.clone(),
         }
     });
@@ -137,6 +154,17 @@ pub(super) fn table(rows: &[Row], bulk: bool) -> Table {
     table
 }
 
+/// Returns the table of the latencies with many connections.
+pub(super) fn latency_table<'a>(rows: impl Iterator<Item = &'a Row>) -> Table {
+    let mut table = Table::new(["what", "conns", "path", "p50 ms", "p90", "p99", "p99.9", "max"]);
+    for row in rows.filter(|row| LATENCY_CONNECTIONS.contains(&row.case.connections)) {
+        let Some(Latency { p50, p90, p99, p999, max, .. }) = row.latency_ms else { continue };
+        let cells = [row.case.what.to_owned(), row.case.connections.to_string(), row.candidate.clone()];
+        table.row(cells.into_iter().chain([p50, p90, p99, p999, max].map(number)));
+    }
+    table
+}
+
 /// Formats a CPU time, or an empty text for candidates without such a process.
 fn used(microseconds: f64) -> String {
     if microseconds == 0.0 { "-".to_owned() } else { number(microseconds) }
@@ -144,6 +172,8 @@ fn used(microseconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -151,7 +181,12 @@ mod tests {
         let case = Case { what: "x", path: "/one/200", connections: 1 };
         let samples = |candidate: &str, speeds: [f64; 3]| {
             let rounds = speeds.map(|per_second| Sample { per_second, ..Sample::default() }).to_vec();
-            Samples { candidate: candidate.to_owned(), other_build: candidate == "before", rounds }
+            Samples {
+                candidate: candidate.to_owned(),
+                other_build: candidate == "before",
+                rounds,
+                tally: None,
+            }
         };
         // The machine becomes slower: kas has half the speed of direct in each round.
         let rows = rows(
@@ -167,5 +202,31 @@ mod tests {
         assert_eq!([&rows[0], &rows[1], &rows[2]].map(|row| row.to_kas), [None, None, Some(0.8)]);
         assert!(table(&rows, false).to_string().contains("× kas"));
         assert!(!table(&rows[..2], false).to_string().contains("× kas"));
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_requests_of_all_rounds() {
+        let start = Instant::now();
+        let tally = |requests: u32, milliseconds: u64| {
+            let mut tally = Tally::new(start, start + Duration::from_secs(1));
+            for _ in 0..requests {
+                tally.answered(start, start + Duration::from_millis(milliseconds), 200, true);
+            }
+            tally
+        };
+        let mut samples =
+            Samples { candidate: "kas".to_owned(), other_build: false, rounds: Vec::new(), tally: None };
+        // A slow round has fewer requests. The average of both medians would be 5 ms.
+        samples.add(Sample::default(), tally(950, 1));
+        samples.add(Sample::default(), tally(50, 9));
+        let row = |connections| {
+            let case = Case { what: "x", path: "/one/200", connections };
+            rows(case, std::slice::from_ref(&samples)).remove(0)
+        };
+        let table = latency_table([row(1), row(64)].iter()).to_string();
+        let rows: Vec<Vec<_>> = table.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
+        assert_eq!(rows.len(), 3, "only the case with 64 connections: {table}");
+        assert_eq!(rows[2][1..4], ["x", "64", "kas"]);
+        assert_eq!(rows[2][4..9], ["1.00", "1.00", "9.00", "9.00", "9.00"]);
     }
 }
