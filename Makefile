@@ -210,7 +210,7 @@ e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that the
 	cargo nextest run --workspace --test e2e --profile large --no-capture -E 'test(/^large::/)'
 
 .PHONY: bench
-bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx; redis-server for two replicas)
+bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx; more with redis-server, strace)
 	cargo build --release --workspace --bins
 	target/release/bench $(BENCH_FLAGS)
 

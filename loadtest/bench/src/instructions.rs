@@ -87,8 +87,17 @@ async fn count(work: &Path, upstream: &Nginx, requests: u64) -> anyhow::Result<I
 
 async fn send(target: &LoadTarget, requests: u64) -> anyhow::Result<()> {
     let mut connection = LoadConnection::open(target, 16 * 1024, Counter::default()).await?;
+    repeat(&mut connection, &target.requests()[0], requests).await
+}
+
+/// Sends a request again and again over one connection. Any status but 200 is an error.
+pub(super) async fn repeat(
+    connection: &mut LoadConnection,
+    request: &[u8],
+    requests: u64,
+) -> anyhow::Result<()> {
     for _ in 0..requests {
-        let (head, _) = connection.exchange(&target.requests()[0]).await?;
+        let (head, _) = connection.exchange(request).await?;
         ensure!(head.status == 200, "status {}", head.status);
     }
     Ok(())

@@ -5,6 +5,7 @@
 //!        └─► rounds: case × candidate, interleaved ─► summary: medians, ratios within a round ─► report
 //!   steps: functions, each timed alone
 //!   idle: memory without requests, what Redis is asked  instructions: of one request, counted by valgrind
+//!   system calls: for each request, counted by strace
 //! ```
 
 mod candidate;
@@ -19,6 +20,7 @@ mod report;
 mod rounds;
 mod sample;
 mod steps;
+mod system_calls;
 
 use std::{
     io::Write as _,
@@ -66,15 +68,11 @@ struct Bench {
     /// words, all must match
     #[arg(long, value_name = "WORD")]
     only: Vec<String>,
-    /// Only count the instructions of one request with valgrind
-    #[arg(long, conflicts_with_all = ["quick", "beside", "only"])]
-    instructions: bool,
+    #[command(flatten)]
+    single: SingleMeasurement,
     /// With --instructions: the file of a former run (instructions.json); fail if a number is more than 5 % higher
-    #[arg(long, value_name = "FILE", requires = "instructions")]
+    #[arg(long, value_name = "FILE", requires = "instructions", conflicts_with_all = ["system_calls", "steps"])]
     against: Option<PathBuf>,
-    /// Only time the steps of a request, each alone in this process
-    #[arg(long, conflicts_with_all = ["quick", "beside", "only", "instructions"])]
-    steps: bool,
     /// Number of rounds; by default 3, or 2 with --quick
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
@@ -84,6 +82,21 @@ struct Bench {
     /// Directory for configuration, logs and the report
     #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
     directory: PathBuf,
+}
+
+/// The measurements that can run alone, one at a time.
+#[derive(Clone, Debug, clap::Args)]
+#[group(multiple = false, conflicts_with_all = ["quick", "beside", "only"])]
+struct SingleMeasurement {
+    /// Only count the instructions of one request with valgrind
+    #[arg(long)]
+    instructions: bool,
+    /// Only count the system calls for each request with strace
+    #[arg(long)]
+    system_calls: bool,
+    /// Only time the steps of a request, each alone in this process
+    #[arg(long)]
+    steps: bool,
 }
 
 /// The delay in each direction of the tunnel with a long round trip.
@@ -113,12 +126,15 @@ impl Bench {
         std::fs::create_dir_all(&self.directory).with_context(cannot)?;
         let directory = self.directory.canonicalize()?;
         let work = tempfile::Builder::new().prefix("run-").tempdir_in(&directory)?;
-        if self.steps {
+        if self.single.steps {
             return Ok(load::print(&steps::table(&time_steps(work.path()).await?))?);
         }
         let upstream = Nginx::upstream(&work.path().join("upstream")).await?;
-        if self.instructions {
+        if self.single.instructions {
             return instructions::run(work.path(), &upstream, &directory, before, &stop).await;
+        }
+        if self.single.system_calls {
+            return system_calls::run(work.path(), &upstream, &stop).await;
         }
         let repeats = self.rounds.unwrap_or(if self.quick { 2 } else { 3 });
         let rounds = Rounds { repeats, duration: self.duration };
@@ -161,6 +177,8 @@ impl Bench {
         if self.quick {
             return Ok(());
         }
+        let counted = system_calls::measure(work, upstream);
+        report.system_calls = stop.run_until_cancelled(counted).await.transpose()?.unwrap_or_default();
         for tls in [false, true] {
             let measured = idle::processes(work, upstream, tls);
             report.processes.extend(stop.run_until_cancelled(measured).await.transpose()?);
@@ -322,5 +340,16 @@ mod tests {
     #[test]
     fn command_line_definition_is_valid() {
         Bench::command().debug_assert();
+    }
+
+    #[test]
+    fn single_measurement_excludes_other_options() {
+        let parse = |options: &str| Bench::try_parse_from(format!("bench {options}").split(' '));
+        for options in ["--steps --system-calls", "--instructions --quick", "--system-calls --only 64"] {
+            assert!(parse(options).is_err(), "{options}");
+        }
+        assert!(parse("--system-calls --directory x").is_ok_and(|bench| bench.single.system_calls));
+        assert!(parse("--instructions --against x").is_ok());
+        assert!(parse("--system-calls --against x").is_err());
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     rounds::Rounds,
     sample::{self, Row},
     steps::{self, Step},
+    system_calls::{self, SystemCalls},
 };
 
 #[derive(Debug, Serialize)]
@@ -33,6 +34,7 @@ pub(super) struct BenchReport {
     /// Rows of one hop and of two hops, in turn.
     pub(super) peer: Vec<Row>,
     pub(super) steps: Vec<Step>,
+    pub(super) system_calls: Vec<SystemCalls>,
     pub(super) directory: Option<DirectoryReport>,
     pub(super) idle: Vec<IdleTunnels>,
     pub(super) processes: Vec<IdleProcesses>,
@@ -58,6 +60,7 @@ impl BenchReport {
             sections: Vec::new(),
             peer: Vec::new(),
             steps: Vec::new(),
+            system_calls: Vec::new(),
             directory: None,
             idle: Vec::new(),
             processes: Vec::new(),
@@ -106,6 +109,10 @@ impl fmt::Display for BenchReport {
         }
         if !self.steps.is_empty() {
             write!(f, "\n### Cost of the steps of a request\n\n{}", steps::table(&self.steps))?;
+        }
+        if !self.system_calls.is_empty() {
+            let table = system_calls::table(&self.system_calls);
+            write!(f, "\n### System calls for each request\n\n{}\n\n{table}", system_calls::NOTE)?;
         }
         if let Some(cost) = &self.directory {
             write!(f, "\n### Load of idle agents on Redis\n\n{cost}\n")?;

@@ -9,8 +9,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
-pub use testing::process::Signal;
-use testing::process::send_signal;
+pub use testing::process::{Signal, send_signal};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, Command},
