@@ -104,8 +104,17 @@ struct Inner {
 /// The error of one attempt to send a request.
 struct AttemptError {
     error: UpstreamError,
-    /// The request, if it may be sent again.
-    retryable: Option<Box<Request<Body>>>,
+    retry: Retry,
+}
+
+/// The connections on which a request may be sent again.
+enum Retry {
+    /// The server may have received it.
+    None,
+    /// A new one: a copy of a request whose bytes were written.
+    NewConnection(Box<Request<Body>>),
+    /// Any: no byte of the request was written.
+    AnyConnection(Box<Request<Body>>),
 }
 
 impl Default for UpstreamConfig {
@@ -149,15 +158,15 @@ impl Upstream {
     ///
     /// # Retry
     ///
-    /// A request that was sent on a pooled connection is sent once more, on a new connection, if the server had closed the
-    /// pooled one:
+    /// A request is sent again if the server had closed the pooled connection:
     ///
-    /// * hyper returns the request, because it has written no byte of it; or
-    /// * the method is GET, HEAD or OPTIONS, the body is empty, it is no upgrade, the connection had been unused for at
-    ///   least a second, and it was closed before the first byte of a response (RFC 9110 section 9.2.2).
+    /// * on another pooled connection that is still open, or else on a new one, if hyper returns the request, because it has
+    ///   written no byte of it; or
+    /// * on a new connection, if the method is GET, HEAD or OPTIONS, the body is empty, it is no upgrade, the connection had
+    ///   been unused for at least a second, and it was closed before the first byte of a response (RFC 9110 section 9.2.2).
     ///
-    /// It is never sent a third time. Any other request may have reached the server, so that only the caller can decide to
-    /// repeat it.
+    /// At most two connections receive bytes of it. Any other request may have reached the server, so that only the caller
+    /// can decide to repeat it.
     ///
     /// # Time
     ///
@@ -178,13 +187,23 @@ impl Upstream {
         let upgrading = request.headers().contains_key(UPGRADE);
 
         let pool = self.0.pools.current();
-        if let Some(pooled) = pool.checkout(Instant::now()) {
-            match self.exchange(pooled, request, upgrading, response_timeout).await {
-                Ok(response) => return Ok(self.without_base_path(response)),
-                Err(AttemptError { error, retryable: None }) => return Err(error),
-                Err(AttemptError { error, retryable: Some(retryable) }) => {
-                    tracing::debug!(%error, "pooled connection closed; sending the request on a new one");
-                    request = *retryable;
+        while let Some(pooled) = pool.checkout(Instant::now()) {
+            let AttemptError { error, retry } =
+                match self.exchange(pooled, request, upgrading, response_timeout).await {
+                    Ok(response) => return Ok(self.without_base_path(response)),
+                    Err(failed) => failed,
+                };
+            tracing::debug!(%error, "request failed on a pooled connection");
+            match retry {
+                Retry::None => return Err(error),
+                Retry::NewConnection(copy) => {
+                    request = *copy;
+                    break;
+                }
+                // A server that closes one connection has often closed many. With a response timeout, each attempt wraps the body.
+                Retry::AnyConnection(unsent) => {
+                    request = *unsent;
+                    pool.discard_closed();
                 }
             }
         }
@@ -227,15 +246,20 @@ impl Upstream {
             ExchangeError::Http { error, unsent, response_began } => {
                 let error = UpstreamError::exchange(self.url(), error);
                 let closed = matches!(error, UpstreamError::ClosedBeforeResponse { .. }) && !response_began;
-                AttemptError { error, retryable: unsent.or_else(|| copy.filter(|_| closed)) }
+                let retry = match (unsent, copy) {
+                    (Some(unsent), _) => Retry::AnyConnection(unsent),
+                    (None, Some(copy)) if closed => Retry::NewConnection(copy),
+                    _ => Retry::None,
+                };
+                AttemptError { error, retry }
             }
             ExchangeError::Timeout(after) => {
                 let address = self.url().to_string();
-                AttemptError { error: UpstreamError::ResponseTimeout { address, after }, retryable: None }
+                AttemptError { error: UpstreamError::ResponseTimeout { address, after }, retry: Retry::None }
             }
             ExchangeError::Refused(cause) => {
                 let (address, cause) = (self.url().to_string(), cause.into());
-                AttemptError { error: UpstreamError::InvalidResponse { address, cause }, retryable: None }
+                AttemptError { error: UpstreamError::InvalidResponse { address, cause }, retry: Retry::None }
             }
         })
     }

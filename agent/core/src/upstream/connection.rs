@@ -166,6 +166,11 @@ impl Pool {
         Some(PooledConnection { unused, ..self.add(state.generation, connection) })
     }
 
+    /// Closes the unused connections that their server has closed.
+    pub(super) fn discard_closed(&self) {
+        self.state.lock().discard_closed();
+    }
+
     /// Returns a new connection as one of this pool. It was opened with the certificates of `generation`.
     pub(super) fn add(self: &Arc<Self>, generation: u64, connection: UpstreamConnection) -> PooledConnection {
         PooledConnection { connection, unused: None, generation, pool: Arc::clone(self) }
@@ -197,6 +202,10 @@ impl PoolState {
         let expired = self.idle.partition_point(|idle| unused(idle) >= timeout);
         self.idle.drain(..expired.max(surplus));
     }
+
+    fn discard_closed(&mut self) {
+        self.idle.retain_mut(|idle| idle.connection.is_ready());
+    }
 }
 
 impl PooledConnection {
@@ -223,7 +232,7 @@ async fn reap(pool: Weak<Pool>) {
         let Some(pool) = pool.upgrade() else { return };
         let mut state = pool.state.lock();
         state.expire(Instant::now(), pool.idle_timeout, pool.max_idle);
-        state.idle.retain_mut(|idle| idle.connection.is_ready());
+        state.discard_closed();
         if state.idle.is_empty() {
             state.has_reaper = false;
             return;

@@ -16,8 +16,8 @@ use tunnel::Body;
 
 use super::{
     super::{Upstream, UpstreamConfig, UpstreamError},
-    get, pooled,
-    server::{OK, Server, head},
+    get, idle, pooled,
+    server::{OK, Server, answer, head},
     soon, text, upstream,
 };
 
@@ -27,15 +27,29 @@ fn request(method: Method, body: &'static str) -> Request<Body> {
     Request::builder().method(method).uri("/").body(Body::from(body)).unwrap()
 }
 
-/// Returns an upstream with a pooled connection that has been unused for `idle`, and the server's end of it.
-async fn with_pooled_connection(server: &Server, idle: Duration) -> (Upstream, DuplexStream) {
+/// Returns an upstream with pooled connections that have been unused for `idle`, and the server's ends of them. The last one
+/// is used first.
+async fn with_pooled_connections(
+    server: &Server,
+    count: usize,
+    idle: Duration,
+) -> (Upstream, Vec<DuplexStream>) {
     let upstream = upstream(&server.url, UpstreamConfig::default());
-    let (client, end) = duplex(1024);
-    pooled(&upstream, client).await;
+    let mut ends = Vec::new();
+    for _ in 0..count {
+        let (client, end) = duplex(1024);
+        pooled(&upstream, client).await;
+        ends.push(end);
+    }
     pause();
     advance(idle).await;
     resume();
-    (upstream, end)
+    (upstream, ends)
+}
+
+async fn with_pooled_connection(server: &Server, idle: Duration) -> (Upstream, DuplexStream) {
+    let (upstream, mut ends) = with_pooled_connections(server, 1, idle).await;
+    (upstream, ends.pop().unwrap())
 }
 
 /// Sends a request on a pooled connection; the server reads its head, writes `partial` and closes.
@@ -61,6 +75,32 @@ async fn connection_that_was_closed_before_the_request_is_replaced() {
     drop(end);
     assert_eq!(text(soon(upstream.send(request(Method::POST, "body"))).await.unwrap()).await, "ok");
     assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn open_pooled_connection_is_used_after_closed_ones() {
+    let server = Server::answering(OK).await;
+    let (upstream, mut ends) = with_pooled_connections(&server, 4, Duration::ZERO).await;
+    ends.truncate(1);
+    let mut open = ends.pop().unwrap();
+    let sending = upstream.send(request(Method::POST, "body"));
+    let (response, _) = soon(async { tokio::join!(sending, answer(&mut open, OK)) }).await;
+    assert_eq!(text(response.unwrap()).await, "ok");
+    assert_eq!(server.connections(), 0, "no connection is opened while one is open");
+    idle(&upstream, 1).await;
+}
+
+/// More connections than tokio lets one task read without a pause.
+#[tokio::test]
+async fn request_reaches_a_server_that_has_closed_hundreds_of_connections() {
+    let server = Server::answering(OK).await;
+    let (upstream, ends) = with_pooled_connections(&server, 300, Duration::ZERO).await;
+    drop(ends);
+    let timeout = Some(Duration::from_secs(60));
+    let response = soon(upstream.send_within(timeout, request(Method::POST, "body"))).await.unwrap();
+    assert_eq!(text(response).await, "ok");
+    assert_eq!(server.connections(), 1);
+    idle(&upstream, 1).await;
 }
 
 /// The server closes the connection before hyper writes.
@@ -115,6 +155,20 @@ async fn safe_request_on_a_stale_connection_is_sent_again() {
         assert_eq!(send_and_close(stale, request(method, ""), "").await.unwrap(), "");
         assert_eq!(server.connections(), 1);
     }
+}
+
+/// The other pooled connection has been unused for longer, and there is no third attempt.
+#[tokio::test]
+async fn request_that_was_sent_is_sent_again_on_a_new_connection_only() {
+    let server = Server::answering(OK).await;
+    let (upstream, mut ends) = with_pooled_connections(&server, 2, IDLE).await;
+    let stale = (upstream.clone(), ends.pop().unwrap());
+    assert_eq!(send_and_close(stale, get("/"), "").await.unwrap(), "ok");
+    assert_eq!(server.connections(), 1);
+    drop(upstream);
+    let mut received = Vec::new();
+    soon(ends[0].read_to_end(&mut received)).await.unwrap();
+    assert_eq!(received, b"");
 }
 
 #[tokio::test]
