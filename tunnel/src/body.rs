@@ -82,7 +82,8 @@ impl Body {
     pub(crate) fn received(
         mut stream: RecvStream,
         sending: Option<SendBody>,
-        (overhead, finished): (&OverheadCounter, Option<&FinishedStreams>),
+        overhead: &OverheadCounter,
+        finished: Option<&FinishedStreams>,
         cx: &mut Context<'_>,
     ) -> Self {
         let keep = |stream| {

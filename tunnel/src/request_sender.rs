@@ -114,8 +114,7 @@ async fn response_to_head(
 ) -> Result<Response<Body>, CallError> {
     let result = poll_fn(|cx| {
         let polled = response.poll(cx);
-        polled
-            .map_ok(|response| into_response(response, None, (&sender.overhead, Some(&sender.finished)), cx))
+        polled.map_ok(|response| into_response(response, None, &sender.overhead, Some(&sender.finished), cx))
     });
     let result = result.await;
     result.map_err(|error| CallError::sent(error, head, Some(body), response.interim))
@@ -146,7 +145,7 @@ async fn response_to_body(
                     body
                 });
                 // The stream is not kept: h2 may still hold bytes of the request, and the waker of this task.
-                into_response(response, unfinished, (overhead, None), cx)
+                into_response(response, unfinished, overhead, None, cx)
             }))
         })
     });
@@ -180,11 +179,12 @@ async fn response_to_upgrade(
 fn into_response(
     response: Response<RecvStream>,
     sending: Option<SendBody>,
-    (overhead, finished): (&OverheadCounter, Option<&FinishedStreams>),
+    overhead: &OverheadCounter,
+    finished: Option<&FinishedStreams>,
     cx: &mut Context<'_>,
 ) -> Response<Body> {
     overhead.subtract_fields(response.headers());
-    let mut response = response.map(|stream| Body::received(stream, sending, (overhead, finished), cx));
+    let mut response = response.map(|stream| Body::received(stream, sending, overhead, finished, cx));
     *response.version_mut() = Version::HTTP_11;
     response
 }
