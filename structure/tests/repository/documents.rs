@@ -145,6 +145,39 @@ fn oldest_supported_versions_are_those_of_charts_and_pages() {
     assert!(row("GitLab |").contains("no real GitLab was tried"), "no test here proves a version");
 }
 
+/// Returns the versions in the names of images, archives and packages of kas and agentk.
+fn versions_in_names(text: &str) -> impl Iterator<Item = &str> {
+    let names = ["kas:", "kas-", "kas_", "agentk:", "agentk-", "agentk_"];
+    let rests = names.into_iter().flat_map(move |name| text.split(name).skip(1));
+    let versions = rests.map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        rest[..end].trim_end_matches('.')
+    });
+    // Ports and names of pods are no versions.
+    versions.filter(|version| version.split('.').count() == 3)
+}
+
+/// The page about upgrades and the changelog name old versions, too.
+#[test]
+fn images_and_packages_in_the_documents_have_the_version_in_work() {
+    let has_old_versions =
+        |file: &PathBuf| ["docs/upgrade.md", "CHANGELOG.md"].iter().any(|name| file.ends_with(name));
+    let compose = ["deploy/compose.yaml", "deploy/compose/prepare"].map(|name| root().join(name));
+    let (mut known, mut old) = (0, Vec::new());
+    for file in documents().into_iter().chain(compose).filter(|file| !has_old_versions(file)) {
+        let text = fs::read_to_string(&file).unwrap();
+        for version in versions_in_names(&text) {
+            if version == env!("CARGO_PKG_VERSION") {
+                known += 1;
+            } else {
+                old.push(format!("{}: {version}", file.display()));
+            }
+        }
+    }
+    assert!(old.is_empty(), "{old:#?}");
+    assert!(known > 15, "{known}");
+}
+
 /// Collects the commands in this script of Redis, each of which follows one of the marks.
 fn redis_commands(script: &str, marks: &[&str], commands: &mut BTreeSet<String>) {
     for mark in marks {
