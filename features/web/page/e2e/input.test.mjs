@@ -5,7 +5,16 @@ import { createServer } from "node:http";
 import { after, before, it } from "node:test";
 import { Demo } from "./demo.mjs";
 import { bomb, Front } from "./front.mjs";
-import { checkAccess, launch, openTab, SCREENSHOTS, showOnly, streamOfNodes, watchErrors } from "./tab.mjs";
+import {
+  checkAccess,
+  launch,
+  openTab,
+  SCREENSHOTS,
+  showOnly,
+  splitWords,
+  streamOfNodes,
+  watchErrors,
+} from "./tab.mjs";
 
 /** The most memory that a tab may use while it reads a bomb, in bytes. */
 const MAX_HEAP = 512 << 20;
@@ -80,6 +89,35 @@ it("a name of 253 characters and hostile labels fit into 320 px", async () => {
   const overflow = await drawer.evaluate((element) => element.scrollWidth - element.clientWidth);
   assert.ok(overflow <= 0, `the object is ${overflow} px too wide`);
   await page.screenshot({ path: `${SCREENSHOTS}long-object.png` });
+  await close();
+});
+
+it("a table whose words are wider than the window scrolls by itself", async () => {
+  const { page, logIn, close } = await open({ width: 760, address: front.address });
+  serve(pod());
+  // The longest word that stays whole with the punctuation after it, and names that may break.
+  const word = "W".repeat(27);
+  const long = "n".repeat(63);
+  const event = {
+    metadata: { uid: "e" },
+    involvedObject: { uid: "gone", kind: word, name: `${word}.${long}`, namespace: long },
+    type: "Warning",
+    reason: word,
+    message: `${word} ${long}`,
+    lastTimestamp: new Date().toISOString(),
+  };
+  const mend = front.answer(/\/api\/v1\/events\?/, respond(JSON.stringify({ items: [event] })));
+  await logIn();
+  await page.goto(`${front.address}/agents/demo?view=events`);
+  const table = page.getByRole("group", { name: "Table that scrolls" });
+  await table.waitFor();
+  assert.deepEqual(await splitWords(page), []);
+  await checkAccess(page, "events");
+  await page.screenshot({ path: `${SCREENSHOTS}long-events.png` });
+  await table.focus();
+  await page.keyboard.press("ArrowRight");
+  await page.waitForFunction((box) => box.scrollLeft > 0, await table.elementHandle());
+  mend();
   await close();
 });
 
