@@ -31,8 +31,7 @@ pub mod test_support {
         traces::{RequestTrace, Traces},
     };
     pub use kas_listen::{
-        addresses::AddressRules,
-        forwarded::{ForwardedFor, PeerAddress},
+        addresses::{AddressRules, ForwardedFor, PeerAddress},
         listener::proxy_header,
     };
     pub use strangers::Stranger;

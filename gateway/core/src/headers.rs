@@ -12,7 +12,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE, VIA},
 };
-use kas_listen::forwarded::{ForwardedFor, is_forwarded};
+use kas_listen::addresses::{ForwardedFor, is_forwarded};
 use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 
 pub use self::{
@@ -134,7 +134,7 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kas_listen::forwarded::PeerAddress;
+    use kas_listen::addresses::PeerAddress;
 
     use super::*;
 

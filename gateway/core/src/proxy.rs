@@ -46,7 +46,7 @@ use http_body_util::{Either, Empty};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
-use kas_listen::{forwarded::PeerAddress, http_limits::HttpLimits, io::StallGuard, metrics::Limit};
+use kas_listen::{addresses::PeerAddress, http_limits::HttpLimits, io::StallGuard, metrics::Limit};
 use proto::{Reason, hop_by_hop};
 use strangers::Stranger;
 use tokio::{

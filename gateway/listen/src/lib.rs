@@ -8,8 +8,7 @@
 //! ```
 //!
 //! * [`listener`] has the accept loop. A connection is a task on one of the [`cores`].
-//! * [`addresses`] decides which address a client has, and whether it may connect. [`forwarded`] reads the addresses that proxies
-//!   wrote into a request.
+//! * [`addresses`] decides which address a client has, and whether it may connect.
 //! * [`tls`] has certificates that are read again when their files change.
 //! * [`io`] has an accepted connection, and wrappers that limit the time of its writes.
 //! * [`http_limits`] has the limits of HTTP for all listeners. [`http_server`] serves routes on an internal listener, whose
@@ -20,7 +19,6 @@
 #![warn(missing_docs)]
 
 pub mod addresses;
-pub mod forwarded;
 pub mod hold_open;
 pub mod http_limits;
 pub mod http_server;

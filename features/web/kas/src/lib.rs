@@ -48,7 +48,7 @@ use access::{Grant, ProjectAgents, UserSources};
 use axum::body::Body;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use kas_listen::{addresses::AddressRules, forwarded::PeerAddress};
+use kas_listen::addresses::{AddressRules, PeerAddress};
 use prometheus_client::registry::Registry;
 use proto::{Reason, ReplicaId, Verb, percent};
 use secrecy::{ExposeSecret as _, SecretString};

@@ -29,7 +29,7 @@ use futures_util::{
 };
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt as _, Limited};
-use kas_listen::forwarded::PeerAddress;
+use kas_listen::addresses::PeerAddress;
 use proto::header::ERROR;
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};

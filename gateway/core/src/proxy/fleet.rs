@@ -13,7 +13,7 @@ use http::{
     },
 };
 use http_body_util::{BodyExt as _, Limited};
-use kas_listen::forwarded::{PeerAddress, is_forwarded};
+use kas_listen::addresses::{PeerAddress, is_forwarded};
 use proto::{AgentId, Reason, ServiceName, agent_path, header};
 use serde::Deserialize;
 use tunnel::Body;

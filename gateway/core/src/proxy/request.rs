@@ -17,7 +17,7 @@ use http::{
 use hyper::upgrade::OnUpgrade;
 use ipnet::IpNet;
 use kas_listen::{
-    forwarded::{ForwardedFor, PeerAddress},
+    addresses::{ForwardedFor, PeerAddress},
     metrics::Limit,
 };
 use proto::{Reason, header};

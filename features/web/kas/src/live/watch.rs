@@ -17,7 +17,7 @@ use http::{
     uri::InvalidUri,
 };
 use http_body_util::{BodyExt as _, Limited};
-use kas_listen::forwarded::PeerAddress;
+use kas_listen::addresses::PeerAddress;
 use proto::{
     ServiceName, agent_path,
     graph::WATCH_PATH,
