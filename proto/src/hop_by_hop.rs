@@ -1,16 +1,20 @@
-//! Hop-by-hop header fields: pure functions that kas and agentk share.
+//! Fields that end at a hop: pure functions that kas and agentk share.
+//!
+//! Hop-by-hop fields are about one connection. Some receivers merge trailers into the headers: a trailer on which they would act ends here.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{
-        CONNECTION, CONTENT_LENGTH, EXPECT, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL,
-        TE, TRANSFER_ENCODING, UPGRADE,
+        AGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, COOKIE, DATE, EXPECT, EXPIRES, HOST,
+        LOCATION, MAX_FORWARDS, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, REFRESH, RETRY_AFTER,
+        SEC_WEBSOCKET_PROTOCOL, SET_COOKIE, STRICT_TRANSPORT_SECURITY, TE, TRAILER, TRANSFER_ENCODING,
+        UPGRADE, VARY, VIA, WARNING, WWW_AUTHENTICATE,
     },
 };
 
 use crate::{
     header::{self, tokens},
-    trailers,
+    impersonation,
 };
 
 /// Returns whether a field is about the connection and is never forwarded (RFC 9110 section 7.6.1).
@@ -69,7 +73,7 @@ pub fn strip(headers: &mut HeaderMap) {
 
 /// Removes the fields that [`strip`] removes, and in the same pass those for whose name `remove` returns true.
 pub fn strip_with(headers: &mut HeaderMap, mut remove: impl FnMut(&HeaderName) -> bool) {
-    let trailers = trailers::accepted(headers);
+    let trailers = accepts_trailers(headers);
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
         .collect();
@@ -109,6 +113,109 @@ fn strip_bearer(headers: &mut HeaderMap) {
     if let Some(others) = others {
         headers.insert(SEC_WEBSOCKET_PROTOCOL, others);
     }
+}
+
+/// Trailers for framing, routing, authentication and caching, which a receiver needs before the body (RFC 9110 section
+/// 6.5.1), and fields that control a browser.
+static FORBIDDEN_TRAILERS: [HeaderName; 26] = [
+    AGE,
+    AUTHORIZATION,
+    CACHE_CONTROL,
+    CONNECTION,
+    COOKIE,
+    DATE,
+    EXPECT,
+    EXPIRES,
+    HOST,
+    HeaderName::from_static("keep-alive"),
+    LOCATION,
+    MAX_FORWARDS,
+    PRAGMA,
+    RANGE,
+    REFRESH,
+    RETRY_AFTER,
+    SET_COOKIE,
+    STRICT_TRANSPORT_SECURITY,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    VARY,
+    VIA,
+    WARNING,
+    WWW_AUTHENTICATE,
+];
+
+/// Trailers that control a browser, or a proxy in front of it. Browsers ignore trailers, but a proxy may merge them into the
+/// headers.
+const BROWSER_CONTROL: &[&str] = &[
+    "alt-svc",
+    "authentication-info",
+    "clear-site-data",
+    "expect-ct",
+    "feature-policy",
+    "link",
+    "nel",
+    "origin-agent-cluster",
+    "permissions-policy",
+    "referrer-policy",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "set-cookie2",
+    "sourcemap",
+    "timing-allow-origin",
+    "x-content-type-options",
+    "x-frame-options",
+    "x-request-id",
+    "x-sendfile",
+    "x-sourcemap",
+    "x-xss-protection",
+];
+
+/// Prefixes of further trailers of both lists.
+const FORBIDDEN_PREFIXES: &[&str] = &[
+    header::PREFIX,
+    impersonation::PREFIX,
+    "access-control-",
+    "content-",
+    "cross-origin-",
+    "gitlab-",
+    "if-",
+    "proxy-",
+    "public-key-pins",
+    "sec-",
+    "x-accel-",
+    "x-forwarded-",
+    "x-remote-",
+];
+
+/// A trailer that begins like a forbidden one. It is computed from the body, so it is sent as a trailer (RFC 9530 section 2).
+const CONTENT_DIGEST: &str = "content-digest";
+
+/// Returns whether the sender of these headers accepts trailers in the response (RFC 9110 section 10.1.4).
+pub fn accepts_trailers(headers: &HeaderMap) -> bool {
+    let coding =
+        |token: &str| token.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("trailers");
+    tokens(headers, &TE).any(coding)
+}
+
+/// Removes trailers that a receiver would act on if they were headers: some receivers merge the two.
+pub fn strip_trailers(trailers: &mut HeaderMap) {
+    let forbidden: Vec<HeaderName> =
+        trailers.keys().filter(|name| is_forbidden_trailer(name)).cloned().collect();
+    for name in forbidden {
+        trailers.remove(name);
+    }
+}
+
+fn is_forbidden_trailer(name: &HeaderName) -> bool {
+    // Some servers treat `X_Foo` as `X-Foo`.
+    let name = name.as_str().replace('_', "-");
+    let listed = FORBIDDEN_TRAILERS.iter().any(|forbidden| forbidden.as_str() == name)
+        || BROWSER_CONTROL.contains(&&*name);
+    let prefixed = FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    (listed || prefixed) && name != CONTENT_DIGEST
 }
 
 #[cfg(test)]
@@ -201,5 +308,46 @@ mod tests {
         let mut headers = map(&[("connection", "te"), ("te", "gzip, Trailers;q=0.5"), ("trailer", "digest")]);
         strip(&mut headers);
         assert_eq!(headers, map(&[("te", "trailers"), ("trailer", "digest")]));
+    }
+
+    fn stripped_trailers(names: &[&'static str]) -> Vec<String> {
+        let field = |name: &&'static str| (HeaderName::from_static(name), HeaderValue::from_static("1"));
+        let mut trailers: HeaderMap = names.iter().map(field).collect();
+        strip_trailers(&mut trailers);
+        trailers.keys().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn trailers_about_the_body_stay() {
+        let allowed = ["grpc-status", "content-digest", "x-checksum", "server-timing", "etag"];
+        assert_eq!(stripped_trailers(&allowed).len(), allowed.len());
+    }
+
+    #[test]
+    fn trailers_that_are_trusted_as_headers_are_removed() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(
+            stripped_trailers(&[
+                "authorization",
+                "content-length",
+                "content-type",
+                "cookie",
+                "host",
+                "impersonate-user",
+                "impersonate_user",
+                "kas-error",
+                "nel",
+                "proxy-authorization",
+                "set-cookie",
+                "set_cookie",
+                "te",
+                "trailer",
+                "transfer-encoding",
+                "transfer_encoding",
+                "x-forwarded-for",
+                "x-remote-user",
+            ]),
+            none
+        );
     }
 }

@@ -41,7 +41,6 @@ pub mod provision;
 mod reason;
 mod request_verb;
 mod short_line;
-pub mod trailers;
 mod tunnel_protocol;
 mod verb;
 pub mod webhook_signature;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
-use proto::trailers;
+use proto::hop_by_hop::strip_trailers;
 
 use crate::{
     BodyError, StreamMonitor,
@@ -19,7 +19,7 @@ use crate::{
     send_body::SendBody,
 };
 
-/// A streaming body of [`Bytes`]. [`trailers::strip`] is applied to its trailers.
+/// A streaming body of [`Bytes`]. [`strip_trailers`] is applied to its trailers.
 #[derive(Default)]
 pub struct Body(BodyKind);
 
@@ -204,7 +204,7 @@ impl http_body::Body for Body {
         // Every body is polled here at both ends, so no handler can forget to strip trailers.
         polled.map_ok(|mut frame| {
             if let Some(trailers) = frame.trailers_mut() {
-                trailers::strip(trailers);
+                strip_trailers(trailers);
             }
             frame
         })

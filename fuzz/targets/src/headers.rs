@@ -26,9 +26,8 @@ use http::{
     header::{CONNECTION, LOCATION, UPGRADE, VIA},
 };
 use proto::{
-    Reason, ServiceName, header,
+    Reason, ServiceName, header, hop_by_hop,
     impersonation::{self, Impersonation},
-    trailers,
 };
 use url::Url;
 
@@ -210,7 +209,7 @@ fn check_agent(input: &HeaderMap) {
     let mut request = input.clone();
     let upgrade = agentk_core::services::headers::to_upstream(&mut request);
     assert_eq!(upgrade, request.contains_key(UPGRADE));
-    let options = match (upgrade, trailers::accepted(input)) {
+    let options = match (upgrade, hop_by_hop::accepts_trailers(input)) {
         (true, _) => vec!["upgrade"],
         (false, true) => vec!["te"],
         (false, false) => vec![],
@@ -248,7 +247,11 @@ fn check_upgrade(input: &HeaderMap, output: &HeaderMap) {
 
 /// Checks that `TE` is `trailers` if trailers are wanted, and absent otherwise.
 fn check_te(input: &HeaderMap, output: &HeaderMap) {
-    assert_eq!(values(output, "te"), vec!["trailers"; usize::from(trailers::accepted(input))], "{input:?}");
+    assert_eq!(
+        values(output, "te"),
+        vec!["trailers"; usize::from(hop_by_hop::accepts_trailers(input))],
+        "{input:?}"
+    );
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a HeaderValue> {
