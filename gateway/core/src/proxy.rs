@@ -13,9 +13,9 @@
 //! read. A `ResponseGuard` holds its tunnel, its connection and its metrics until the response has ended.
 
 mod budget;
-mod caller_io;
 mod connection;
 mod fleet;
+mod idle_connections;
 mod request;
 mod request_body;
 mod request_log;
@@ -61,8 +61,7 @@ pub use self::request::ConcurrencyPermit;
 pub use self::request_log::RequestObservers;
 pub use self::server::{CallerConnections, ProxyConfig, ProxyServer, RequestHandling};
 use self::{
-    caller_io::CallerIo,
-    connection::ConnectionState,
+    connection::{CallerIo, ConnectionState},
     request::{ProxyRequest, RequestContext},
     response::GuardedBody,
 };

@@ -1,37 +1,38 @@
-//! The connections of callers. Idle ones are closed: all of them after `idle_timeout`, and some earlier while there are too many.
+//! The connection of a caller: its requests in flight, how long the head of one may take, and how the connection is closed.
 //!
-//! Requests only count themselves. A task compares the counters of all connections from time to time, so that a request neither
-//! reads the clock nor sets a timer, and an idle connection wakes no task.
+//! The timer of hyper for heads also runs while the connection waits for the first byte. It would close idle connections that a
+//! load balancer reuses. It also allocates a timer for each request; this one starts only if a part of a head has arrived.
 
 use std::{
-    collections::HashMap,
+    io,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use kas_listen::{http_limits::RequestCount, metrics::Limit};
-use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
+use kas_listen::http_limits::RequestCount;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use strangers::Stranger;
 use telemetry::GaugeGuard;
 use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Notify,
-    time::{Instant, sleep},
+    time::{Sleep, sleep},
 };
+use tunnel::StallTimer;
 
-use crate::{config::CallerLimits, metrics::Metrics};
+/// The first bytes of HTTP/2 (RFC 9113 section 3.4). Later bytes of an idle HTTP/2 connection, such as PINGs, are no heads.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The idle time after which a connection may be closed while too many are open.
-const MIN_IDLE: Duration = Duration::from_secs(60);
+/// The time for which the peer may send after the shutdown.
+const LINGER: Duration = Duration::from_secs(2);
 
-/// The percentage of `max_connections` from which too many connections are open.
-const CROWDED_PERCENT: usize = 80;
-
-/// The number of comparisons within the shorter of the two idle times.
-const SAMPLES: u32 = 6;
+/// The size of one read that is discarded.
+const DISCARD: usize = 4096;
 
 /// Counts the requests of one connection.
 #[derive(Debug)]
@@ -49,44 +50,34 @@ pub(super) struct ConnectionState {
 #[derive(Debug)]
 pub struct RequestGuard(Arc<ConnectionState>);
 
-/// The open connections of callers that can be closed.
+/// Fails a read if a part of a head has arrived on HTTP/1.1 and its rest does not follow in time.
+///
+/// After a shutdown, a connection on HTTP/1.1 discards the bytes that arrive, until the peer closes or two seconds have passed. A
+/// TCP connection that is closed with unread bytes is reset, and the reset can discard a response that was already written
+/// (RFC 9112 section 9.6). A caller whose upload was refused would then not receive the reason. HTTP/2 connections do not
+/// linger: no caller waits for the GOAWAY, and an attack that was cut must not continue.
 #[derive(Debug)]
-pub struct IdleConnections {
-    timeout: Duration,
-    max_connections: usize,
-    connections: Mutex<Connections>,
-}
-
-/// The connections, by a number that is not used again.
-#[derive(Debug, Default)]
-struct Connections {
-    next: u64,
-    by_number: HashMap<u64, Sampled>,
-}
-
-/// A connection, and when it was last seen with a request.
-#[derive(Debug)]
-struct Sampled {
+pub(super) struct CallerIo<T> {
+    io: T,
+    /// Once the connection was upgraded, a shutdown is a half-close, and the bytes after it belong to the new protocol.
     state: Arc<ConnectionState>,
-    /// The requests before the next one at the last comparison, or `None` if one was in flight.
-    requests: Option<u64>,
-    idle_since: Instant,
-    /// It was asked to close.
-    closing: bool,
+    protocol: Protocol,
+    head_timer: StallTimer,
+    head_timeouts: Counter,
+    /// The number of requests before the one whose head has begun to arrive.
+    begun: Option<u64>,
+    /// The peer has closed.
+    ended: bool,
+    lingering: Option<Pin<Box<Sleep>>>,
 }
 
-/// Removes a connection once it has ended.
-#[derive(Debug)]
-pub(super) struct IdleGuard<'a> {
-    connections: &'a IdleConnections,
-    number: u64,
-}
-
-/// The numbers of connections that one comparison closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Closed {
-    timed_out: usize,
-    excess: usize,
+/// The protocol of a connection, as far as its first bytes show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    /// All bytes so far are the beginning of [`HTTP2`]. The value is their number.
+    Unknown(usize),
+    Http1,
+    Http2,
 }
 
 impl ConnectionState {
@@ -156,169 +147,180 @@ impl Drop for RequestGuard {
     }
 }
 
-impl IdleConnections {
-    /// Creates the table, without connections.
-    pub(crate) fn new(limits: &CallerLimits) -> Self {
-        let (timeout, max_connections) = (limits.idle_timeout, limits.max_connections);
-        Self { timeout, max_connections, connections: Mutex::default() }
+impl<T> CallerIo<T> {
+    /// Wraps a connection. `head_timeouts` counts the heads that did not arrive within `head_timeout`.
+    pub(super) fn new(
+        io: T,
+        state: Arc<ConnectionState>,
+        head_timeout: Duration,
+        head_timeouts: Counter,
+    ) -> Self {
+        Self {
+            io,
+            state,
+            protocol: Protocol::Unknown(0),
+            head_timer: StallTimer::new(head_timeout),
+            head_timeouts,
+            begun: None,
+            ended: false,
+            lingering: None,
+        }
     }
 
-    /// Adds a connection, until the guard is dropped.
-    pub(super) fn insert(&self, state: &Arc<ConnectionState>) -> IdleGuard<'_> {
-        IdleGuard { connections: self, number: self.connections.lock().insert(state, Instant::now()) }
+    fn on_bytes(&mut self, bytes: &[u8]) {
+        self.protocol = self.protocol.after(bytes);
+        self.begun = match self.protocol {
+            Protocol::Http2 => None,
+            // Bytes during a request belong to its body.
+            _ => self.state.requests_before_next(),
+        };
     }
+}
 
-    /// Closes idle connections. The future never completes.
-    pub async fn run(&self, metrics: &Metrics) {
-        let period = self.timeout.min(MIN_IDLE) / SAMPLES;
-        loop {
-            sleep(period).await;
-            // Connections that were upgraded are open, but not among those that can be closed.
-            let open = usize::try_from(metrics.connections.get()).unwrap_or(0);
-            let excess = open.saturating_sub(self.max_connections * CROWDED_PERCENT / 100);
-            let closed = self.connections.lock().close_idle(Instant::now(), self.timeout, excess);
-            metrics.limit_counter(Limit::Idle).inc_by(closed.timed_out as u64);
-            if closed.excess > 0 {
-                metrics.limit_counter(Limit::IdleConnections).inc_by(closed.excess as u64);
-                tracing::warn!(
-                    open,
-                    closed = closed.excess,
-                    max_connections = self.max_connections,
-                    "over 80 % of max_connections are open: those that were idle for the longest time are closed"
-                );
+impl Protocol {
+    fn after(self, bytes: &[u8]) -> Self {
+        let Self::Unknown(matched) = self else { return self };
+        let rest = &HTTP2[matched..];
+        let compared = rest.len().min(bytes.len());
+        match bytes[..compared] == rest[..compared] {
+            true if compared == rest.len() => Self::Http2,
+            true => Self::Unknown(matched + compared),
+            false => Self::Http1,
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> CallerIo<T> {
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut bytes = [0; DISCARD];
+        while !self.ended {
+            let mut buf = ReadBuf::new(&mut bytes);
+            let read = ready!(Pin::new(&mut self.io).poll_read(cx, &mut buf));
+            self.ended = read.is_err() || buf.filled().is_empty();
+        }
+        Poll::Ready(())
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for CallerIo<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let filled = buf.filled().len();
+        if let Poll::Ready(read) = Pin::new(&mut this.io).poll_read(cx, buf) {
+            let bytes = &buf.filled()[filled..];
+            this.ended |= read.is_err() || (bytes.is_empty() && buf.remaining() > 0);
+            this.on_bytes(bytes);
+            return Poll::Ready(read);
+        }
+        if this.begun.is_none() || this.begun != this.state.requests_before_next() {
+            this.head_timer.disarm();
+            return Poll::Pending;
+        }
+        ready!(this.head_timer.poll_expired(cx));
+        this.head_timeouts.inc();
+        Poll::Ready(Err(io::Error::other("the head of a request did not arrive in time")))
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CallerIo<T> {
+    tunnel::forward_write!(io);
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.lingering.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
+            if this.protocol != Protocol::Http1 || this.state.is_upgraded() {
+                return Poll::Ready(Ok(()));
             }
         }
-    }
-}
-
-impl Connections {
-    fn insert(&mut self, state: &Arc<ConnectionState>, now: Instant) -> u64 {
-        let (state, requests) = (Arc::clone(state), Some(0));
-        self.next += 1;
-        self.by_number.insert(self.next, Sampled { state, requests, idle_since: now, closing: false });
-        self.next
-    }
-
-    /// Closes connections that are idle for `timeout`, and up to `excess` others that are idle for a minute, the longest idle
-    /// ones first. Their idle times are up to one period longer than measured.
-    fn close_idle(&mut self, now: Instant, timeout: Duration, excess: usize) -> Closed {
-        let mut closed = Closed::default();
-        let mut closing = 0;
-        let mut idlest = Vec::new();
-        for connection in self.by_number.values_mut() {
-            let idle = connection.idle_time(now);
-            if connection.closing {
-                closing += 1;
-            } else if idle >= timeout {
-                connection.close();
-                closed.timed_out += 1;
-            } else if excess > 0 && idle >= MIN_IDLE {
-                idlest.push(connection);
-            }
+        if this.poll_discard(cx).is_pending() {
+            let lingering = this.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+            ready!(lingering.as_mut().poll(cx));
         }
-        closed.excess = excess.saturating_sub(closing + closed.timed_out).min(idlest.len());
-        if closed.excess < idlest.len() {
-            idlest.sort_unstable_by_key(|connection| connection.idle_since);
-        }
-        for connection in idlest.into_iter().take(closed.excess) {
-            connection.close();
-        }
-        closed
-    }
-}
-
-impl Sampled {
-    /// Returns the time since the connection was first seen without a request.
-    fn idle_time(&mut self, now: Instant) -> Duration {
-        let requests = self.state.requests_before_next();
-        if requests.is_none() || requests != self.requests {
-            (self.requests, self.idle_since) = (requests, now);
-        }
-        now - self.idle_since
-    }
-
-    fn close(&mut self) {
-        self.closing = true;
-        self.state.close();
-    }
-}
-
-impl Drop for IdleGuard<'_> {
-    fn drop(&mut self) {
-        self.connections.connections.lock().by_number.remove(&self.number);
+        Poll::Ready(Ok(()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+        time::Instant,
+    };
+
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(4200);
-
-    struct World {
-        connections: Connections,
-        states: Vec<Arc<ConnectionState>>,
-        start: Instant,
+    /// A connection that has received its first bytes.
+    async fn pair(first: &[u8], upgraded: bool) -> (CallerIo<DuplexStream>, DuplexStream) {
+        let (near, mut far) = duplex(16);
+        let state = Arc::new(ConnectionState::new(&Gauge::default(), Arc::new(Stranger::default())));
+        if upgraded {
+            RequestGuard::new(&state).set_upgraded();
+        }
+        let mut near = CallerIo::new(near, state, LINGER, Counter::default());
+        far.write_all(first).await.unwrap();
+        near.read_exact(&mut vec![0; first.len()]).await.unwrap();
+        (near, far)
     }
 
-    impl World {
-        /// Opens a connection each second.
-        fn new(count: u64) -> Self {
-            let (mut connections, start) = (Connections::default(), Instant::now());
-            let gauge = Gauge::default();
-            let states: Vec<_> =
-                (0..count).map(|_| Arc::new(ConnectionState::new(&gauge, Arc::default()))).collect();
-            for (second, state) in (0..).zip(&states) {
-                connections.insert(state, start + Duration::from_secs(second));
-            }
-            Self { connections, states, start }
-        }
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_discards_until_the_peer_closes() {
+        let (mut near, mut far) = pair(b"POST / ", false).await;
+        let sending = tokio::spawn(async move {
+            far.write_all(&[0; 4096]).await.unwrap();
+        });
+        let started = Instant::now();
+        near.shutdown().await.unwrap();
+        sending.await.unwrap();
+        assert!(started.elapsed() < LINGER);
+    }
 
-        /// Returns the connections that timed out and that were closed because there were too many.
-        fn close(&mut self, second: u64, excess: usize) -> (usize, usize) {
-            let now = self.start + Duration::from_secs(second);
-            let Closed { timed_out, excess: closed } = self.connections.close_idle(now, TIMEOUT, excess);
-            (timed_out, closed)
-        }
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_ends_although_the_peer_stays() {
+        let (mut near, _far) = pair(b"PROPFIND", false).await;
+        let started = Instant::now();
+        near.shutdown().await.unwrap();
+        assert_eq!(started.elapsed().as_secs(), LINGER.as_secs());
+    }
 
-        fn closing(&self) -> Vec<u64> {
-            let closing = self.connections.by_number.iter().filter(|(_, connection)| connection.closing);
-            let mut numbers: Vec<u64> = closing.map(|(number, _)| *number).collect();
-            numbers.sort_unstable();
-            numbers
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_of_http2_or_before_the_first_byte_does_not_wait() {
+        for first in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+            let (mut near, _far) = pair(first, false).await;
+            let started = Instant::now();
+            near.shutdown().await.unwrap();
+            assert_eq!(started.elapsed(), Duration::ZERO);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_after_an_upgrade_discards_nothing() {
+        let (mut near, mut far) = pair(b"POST / ", true).await;
+        far.write_all(b"raw").await.unwrap();
+        near.shutdown().await.unwrap();
+        let mut rest = [0; 3];
+        near.read_exact(&mut rest).await.unwrap();
+        assert_eq!(&rest, b"raw");
     }
 
     #[test]
-    fn connection_is_closed_after_the_timeout_and_only_once() {
-        let mut world = World::new(1);
-        assert_eq!(world.close(4199, 0), (0, 0));
-        assert_eq!(world.close(4200, 0), (1, 0));
-        assert_eq!(world.close(4210, 0), (0, 0));
-    }
-
-    #[test]
-    fn longest_idle_connections_are_closed_first() {
-        let mut world = World::new(5);
-        assert_eq!(world.close(59, 2), (0, 0), "nothing is idle for a minute");
-        assert_eq!(world.close(100, 2), (0, 2));
-        assert_eq!(world.closing(), [1, 2]);
-        assert_eq!(world.close(110, 2), (0, 0), "the closing ones are the excess");
-        assert_eq!(world.close(120, 9), (0, 3), "only as many as are idle");
-    }
-
-    #[test]
-    fn connection_with_a_request_is_not_idle() {
-        let mut world = World::new(2);
-        let request = RequestGuard::new(&world.states[0]);
-        assert_eq!(world.close(5000, 2), (1, 0));
-        assert_eq!(world.closing(), [2]);
-        drop(request);
-        // It became idle after the last comparison.
-        assert_eq!(world.close(5010, 2), (0, 0));
-        assert_eq!(world.close(5069, 2), (0, 0));
-        drop(RequestGuard::new(&world.states[0]));
-        assert_eq!(world.close(5071, 2), (0, 0), "a short request between two comparisons");
-        assert_eq!(world.close(5131, 2), (0, 1));
+    fn http2_is_detected_from_bytes_in_any_pieces() {
+        let protocol = |pieces: &[&str]| {
+            pieces.iter().fold(Protocol::Unknown(0), |protocol, piece| protocol.after(piece.as_bytes()))
+        };
+        let preface = str::from_utf8(HTTP2).unwrap();
+        for pieces in
+            [&[preface][..], &["P", &preface[1..]], &["P", "", &preface[1..7], &preface[7..], "GET"]]
+        {
+            assert_eq!(protocol(pieces), Protocol::Http2, "{pieces:?}");
+        }
+        for pieces in [&["GET / HTTP/1.1\r\n"][..], &["PO", "ST"], &["P", "UT", preface]] {
+            assert_eq!(protocol(pieces), Protocol::Http1, "{pieces:?}");
+        }
+        assert_eq!(protocol(&["PRI *"]), Protocol::Unknown(5));
     }
 }

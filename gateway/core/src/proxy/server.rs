@@ -6,7 +6,7 @@ use access::{AccessControl, DocsUrl, UrlPathPrefix, kill_switch::KillSwitch};
 use cores::TaskGroup;
 use kas_listen::addresses::AddressRules;
 
-use super::{budget::ResponseBudget, connection::IdleConnections, request_log::RequestObservers};
+use super::{budget::ResponseBudget, idle_connections::IdleConnections, request_log::RequestObservers};
 use crate::{
     config::{CallerLimits, KubernetesApiConfig},
     cors::Cors,
