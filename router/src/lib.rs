@@ -7,12 +7,10 @@
 //! This crate opens no connections: the type of a tunnel is a parameter of [`LocalTunnels`].
 #![warn(missing_docs)]
 
-mod choice;
 mod local_tunnels;
 mod retry;
 
-pub use self::choice::RequestClass;
 pub use self::local_tunnels::{
-    LocalTunnels, RegistrationGuard, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
+    LocalTunnels, RegistrationGuard, RequestClass, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
 };
 pub use self::retry::RetryPolicy;

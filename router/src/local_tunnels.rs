@@ -1,4 +1,4 @@
-//! [`LocalTunnels`]: the tunnels to this replica.
+//! [`LocalTunnels`]: the tunnels to this replica, and the choice between them.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,21 @@ use parking_lot::Mutex;
 use proto::{AgentId, ServiceName, TunnelId};
 use store::Waiters;
 
-use crate::choice::{RequestClass, TunnelLoad, least_loaded};
+/// The cost of a long stream in short ones, so that interactive requests take a tunnel without bulk.
+const LONG_COST: u32 = 4;
+
+/// A tunnel on another core costs 2×load + SLACK: each wake-up of another core costs both cores some microseconds, but
+/// bulk in the same tunnel costs more.
+const SLACK: u32 = 8;
+
+/// The load that a request puts on its tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RequestClass {
+    /// A request that ends with its response; its caller waits for it.
+    Short,
+    /// A watch, `logs -f`, exec or port-forward: a stream that stays open and may be bulk.
+    Streaming,
+}
 
 /// The table of the tunnels to this replica by agent. `T` is the handle to send requests with.
 #[derive(Debug)]
@@ -42,6 +56,17 @@ struct ServiceLoad {
     name: ServiceName,
     short: AtomicU32,
     long: AtomicU32,
+}
+
+/// The present load of a tunnel, by which it is compared with the others of its agent.
+#[derive(Clone, Copy, Debug)]
+struct TunnelLoad {
+    short: u32,
+    long: u32,
+    /// The tunnel drains: it is chosen only if no other tunnel can be.
+    draining: bool,
+    /// The tunnel runs on another core than the request.
+    on_other_core: bool,
 }
 
 /// The result of [`LocalTunnels::choose`].
@@ -267,6 +292,27 @@ impl ServiceLoad {
     }
 }
 
+impl TunnelLoad {
+    fn cost(self) -> u32 {
+        let load = self.long.saturating_mul(LONG_COST).saturating_add(self.short);
+        if self.on_other_core { load.saturating_mul(2).saturating_add(SLACK) } else { load }
+    }
+}
+
+/// Returns the index of the least loaded candidate. `None` in `candidates` is a tunnel that cannot be chosen.
+///
+/// Among equals the first from `start` on is chosen; a `start` that grows with each request makes equals take turns.
+fn least_loaded(
+    candidates: impl ExactSizeIterator<Item = Option<TunnelLoad>>,
+    start: usize,
+) -> Option<usize> {
+    let count = candidates.len();
+    let loads = candidates.enumerate().filter_map(|(index, load)| Some((index, load?)));
+    let least = loads
+        .min_by_key(|(index, load)| (load.draining, load.cost(), (index + count - start % count) % count));
+    least.map(|(index, _)| index)
+}
+
 fn services<T>(entries: &[Arc<RegisteredTunnel<T>>]) -> Vec<ServiceName> {
     let served = entries.iter().flat_map(|entry| &entry.services);
     let mut services: Vec<_> = served.map(|served| served.name.clone()).collect();
@@ -276,119 +322,4 @@ fn services<T>(entries: &[Arc<RegisteredTunnel<T>>]) -> Vec<ServiceName> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const AGENT: AgentId = AgentId(7);
-
-    fn service(name: &str) -> ServiceName {
-        name.parse().unwrap()
-    }
-
-    fn table() -> Arc<LocalTunnels<u8>> {
-        Arc::new(LocalTunnels::new(3))
-    }
-
-    fn register(tunnels: &Arc<LocalTunnels<u8>>, handle: u8) -> RegistrationGuard<u8> {
-        tunnels.register(AGENT, TunnelId::random(), vec![service("kubernetes")], handle, None)
-    }
-
-    fn choose(tunnels: &LocalTunnels<u8>, tried: &[TunnelId]) -> Option<RequestPermit<u8>> {
-        match tunnels.choose(AGENT, &service("kubernetes"), RequestClass::Short, tried, None) {
-            TunnelChoice::Tunnel(permit) => Some(permit),
-            TunnelChoice::NotServed(_) | TunnelChoice::NoTunnel | TunnelChoice::LimitReached => None,
-        }
-    }
-
-    #[test]
-    fn tunnel_is_available_while_registered() {
-        let tunnels = table();
-        assert!(choose(&tunnels, &[]).is_none());
-        let registration = register(&tunnels, 1);
-        assert_eq!(*choose(&tunnels, &[]).unwrap().handle(), 1);
-        drop(registration);
-        assert!(choose(&tunnels, &[]).is_none());
-        assert!(!tunnels.contains(AGENT));
-    }
-
-    #[test]
-    fn requests_spread_by_load() {
-        let tunnels = table();
-        let _registrations = [register(&tunnels, 1), register(&tunnels, 2)];
-        let first = choose(&tunnels, &[]).unwrap();
-        let second = choose(&tunnels, &[]).unwrap();
-        assert_ne!(first.handle(), second.handle());
-        let free = *first.handle();
-        drop(first);
-        assert_eq!(*choose(&tunnels, &[]).unwrap().handle(), free);
-    }
-
-    #[test]
-    fn tried_tunnels_are_skipped_and_draining_ones_are_last() {
-        let tunnels = table();
-        let (a, _b) = (register(&tunnels, 1), register(&tunnels, 2));
-        a.drain();
-        let permit = choose(&tunnels, &[]).unwrap();
-        assert_eq!(*permit.handle(), 2);
-        let second = choose(&tunnels, &[permit.tunnel()]).unwrap();
-        assert_eq!(*second.handle(), 1, "a draining tunnel is used if there is no other");
-        assert!(choose(&tunnels, &[permit.tunnel(), second.tunnel()]).is_none());
-    }
-
-    #[test]
-    fn unserved_service_returns_served_ones() {
-        let tunnels = table();
-        let _registration = register(&tunnels, 1);
-        match tunnels.choose(AGENT, &service("prometheus"), RequestClass::Short, &[], None) {
-            TunnelChoice::NotServed(served) => assert_eq!(served, [service("kubernetes")]),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn views_show_requests_in_flight_by_service() {
-        let tunnels = table();
-        let both = vec![service("kubernetes"), service("prometheus")];
-        let a = tunnels.register(AGENT, TunnelId::random(), both, 1, None);
-        let _b = tunnels.register(AgentId(8), TunnelId::random(), vec![], 2, None);
-        let TunnelChoice::Tunnel(_watch) =
-            tunnels.choose(AGENT, &service("prometheus"), RequestClass::Streaming, &[], None)
-        else {
-            panic!("there is a tunnel");
-        };
-        let _get = choose(&tunnels, &[]).unwrap();
-        a.drain();
-
-        let mut views = tunnels.views();
-        views.sort_by_key(|view| view.agent);
-        assert_eq!(views.iter().map(|view| *view.handle()).collect::<Vec<_>>(), [1, 2]);
-        assert!(views[0].is_draining() && !views[1].is_draining());
-        let seen: Vec<_> = views[0].services().map(|(name, now)| (name.as_str(), now)).collect();
-        let (short, long) = (RequestsInFlight { short: 1, long: 0 }, RequestsInFlight { short: 0, long: 1 });
-        assert_eq!(seen, [("kubernetes", short), ("prometheus", long)]);
-        let of = |agent| tunnels.views_of(agent).iter().map(|view| *view.handle()).collect::<Vec<_>>();
-        assert_eq!((of(AGENT), of(AgentId(8)), of(AgentId(9))), (vec![1], vec![2], vec![]));
-    }
-
-    #[test]
-    fn requests_in_flight_to_an_agent_are_limited() {
-        let tunnels = table();
-        let _registrations = [register(&tunnels, 1), register(&tunnels, 2)];
-        let mut permits: Vec<_> = (0..3).map(|_| choose(&tunnels, &[]).unwrap()).collect();
-        let busy = tunnels.choose(AGENT, &service("kubernetes"), RequestClass::Streaming, &[], None);
-        assert!(matches!(busy, TunnelChoice::LimitReached));
-        permits.pop();
-        assert!(choose(&tunnels, &[]).is_some());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn registration_wakes_waiters_of_its_agent_only() {
-        let tunnels = table();
-        let own = tunnels.registered(AGENT);
-        let other = tunnels.registered(AgentId(8));
-        let _registration = register(&tunnels, 1);
-        own.await;
-        let waited = tokio::time::timeout(std::time::Duration::from_secs(1), other).await;
-        assert!(waited.is_err());
-    }
-}
+mod tests;
