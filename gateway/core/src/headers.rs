@@ -4,7 +4,6 @@
 //! own. The order matters: `Connection: Impersonate-User` must not remove a header that kas added (CVE-2021-31999). A
 //! response keeps only headers of an allowlist, because the agent is not trusted.
 
-mod redirect;
 mod response;
 
 use access::{AccessAs, RequestError};
@@ -15,10 +14,7 @@ use http::{
 use kas_listen::addresses::{ForwardedFor, is_forwarded};
 use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 
-pub use self::{
-    redirect::rewrite as rewrite_addresses,
-    response::{ResponsePolicy, to_caller},
-};
+pub use self::response::{ResponsePolicy, rewrite_addresses, to_caller};
 
 pub(crate) use self::response::ExtraHeader;
 

@@ -1,4 +1,8 @@
 //! The headers of responses. Only those of an allowlist pass, because the agent is not trusted.
+//!
+//! Of the addresses in them (`Location`, `Content-Location`, `Refresh`), only paths pass: a redirect to another origin could send the
+//! token of the caller there. The service knows its paths as it receives them, so that those that begin with `/` get the prefix by
+//! which kas serves the agent.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
@@ -159,6 +163,65 @@ fn is_inert(content_type: &HeaderValue) -> bool {
     !text.contains(',') && INERT.iter().any(|known| kind.eq_ignore_ascii_case(known))
 }
 
+/// Rewrites the addresses of a response, or removes them.
+pub fn rewrite_addresses(headers: &mut HeaderMap, prefix: &str) {
+    // Most responses have no address.
+    if !headers.keys().any(|name| matches!(*name, LOCATION | CONTENT_LOCATION | REFRESH)) {
+        return;
+    }
+    for name in [LOCATION, CONTENT_LOCATION] {
+        replace(headers, &name, |value| with_prefix(value, prefix));
+    }
+    replace(headers, &REFRESH, |value| refresh(value, prefix));
+}
+
+/// Replaces the values of a header, or removes it if one of them has no replacement.
+fn replace(headers: &mut HeaderMap, name: &HeaderName, new: impl Fn(&str) -> Option<String>) {
+    let values: Option<Vec<HeaderValue>> = {
+        let values = headers.get_all(name).iter();
+        values.map(|value| new(value.to_str().ok()?)?.parse().ok()).collect()
+    };
+    headers.remove(name);
+    for value in values.into_iter().flatten() {
+        headers.append(name, value);
+    }
+}
+
+/// Returns the address as the caller needs it, or `None` if it leaves this origin or the paths of the agent.
+fn with_prefix(address: &str, prefix: &str) -> Option<String> {
+    if !is_within_origin(address) {
+        return None;
+    }
+    let rest = address.strip_prefix(prefix);
+    let is_complete = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?', '#']));
+    if !address.starts_with('/') || prefix.is_empty() || is_complete {
+        return Some(address.to_owned());
+    }
+    let path = address.split(['?', '#']).next().unwrap_or_default();
+    let is_parent = |part: &str| part.to_ascii_lowercase().replace("%2e", ".") == "..";
+    (!path.split('/').any(is_parent)).then(|| format!("{prefix}{address}"))
+}
+
+/// Rewrites `5; url=/path` (HTML, section 7.1.9 of the standard). A value without an address stays.
+fn refresh(value: &str, prefix: &str) -> Option<String> {
+    let Some(at) = value.find([';', ',']) else { return Some(value.to_owned()) };
+    let (time, rest) = value.split_at(at);
+    let rest = rest[1..].trim_start();
+    let named = rest.get(..3).is_some_and(|name| name.eq_ignore_ascii_case("url"));
+    let address = named.then(|| rest[3..].trim_start().strip_prefix('=')).flatten().unwrap_or(rest);
+    let address = address.trim_matches([' ', '"', '\'']);
+    Some(format!("{time}; url={}", with_prefix(address, prefix)?))
+}
+
+/// Returns whether an address is a path, or relative to one as in Go's redirects (`logs/`).
+///
+/// Browsers read `\\` as `/` and drop tabs, so `/\\evil.example` is neither. A colon in the first segment ends a scheme
+/// (RFC 3986 section 4.2).
+fn is_within_origin(address: &str) -> bool {
+    let first = address.split(['/', '?', '#']).next().unwrap_or_default();
+    !address.starts_with("//") && !address.contains(['\\', '\t']) && !first.contains(':')
+}
+
 /// The name of an additional response header.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -206,139 +269,4 @@ impl TryFrom<String> for ExtraHeader {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::headers::tests::map;
-
-    fn passes(name: &str, policy: ResponsePolicy<'_>) -> bool {
-        let mut headers = map(&[(name, "x")]);
-        to_caller(&mut headers, policy, &HeaderValue::from_static("id-1"));
-        headers.get(name).is_some_and(|value| value == "x")
-    }
-
-    #[test]
-    fn response_keeps_only_allowed_headers() {
-        let mut headers = map(&[
-            ("content-type", "application/json"),
-            ("set-cookie", "a=b"),
-            ("nel", "{}"),
-            ("access-control-allow-origin", "*"),
-            ("kas-error", "internal"),
-            ("connection", "upgrade"),
-        ]);
-        to_caller(&mut headers, ResponsePolicy::default(), &HeaderValue::from_static("id-1"));
-        let expected = map(&[
-            ("content-type", "application/json"),
-            ("x-content-type-options", "nosniff"),
-            ("via", "2 kas"),
-            ("x-request-id", "id-1"),
-        ]);
-        assert_eq!(headers, expected);
-    }
-
-    #[test]
-    fn extra_headers_are_allowed() {
-        let extra: Vec<ExtraHeader> = serde_json::from_str(r#"["X-Custom"]"#).unwrap();
-        let mut headers = map(&[("x-custom", "1"), ("x-other", "1")]);
-        let policy = ResponsePolicy { extra: &extra, ..ResponsePolicy::default() };
-        to_caller(&mut headers, policy, &HeaderValue::from_static("id-1"));
-        assert!(headers.contains_key("x-custom"));
-        assert!(!headers.contains_key("x-other"));
-    }
-
-    #[test]
-    fn types_that_are_not_inert_are_sandboxed() {
-        for (types, sandboxed) in [
-            (&["application/json"][..], false),
-            (&["Application/JSON; charset=utf-8"], false),
-            (&["application/json;stream=watch"], false),
-            (&["text/plain; version=0.0.4"], false),
-            (&["text/html"], true),
-            (&["image/svg+xml"], true),
-            (&["application/javascript"], true),
-            (&["application/xhtml+xml"], true),
-            (&["text/plain, text/html"], true),
-            (&["text/plain", "text/html"], true),
-            (&["text/html;application/json"], true),
-            (&[], true),
-        ] {
-            let mut headers = HeaderMap::new();
-            for kind in types {
-                headers.append(CONTENT_TYPE, kind.parse().unwrap());
-            }
-            sandbox(&mut headers);
-            assert_eq!(headers.contains_key(CONTENT_SECURITY_POLICY), sandboxed, "{types:?}");
-        }
-    }
-
-    #[test]
-    fn reserved_headers_cannot_be_allowed() {
-        for name in ["Kas-Error", "Access-Control-Allow-Origin", "Set-Cookie", "connection", "a b", ""] {
-            assert!(ExtraHeader::try_from(name.to_owned()).is_err(), "{name}");
-        }
-        assert_eq!(ExtraHeader::try_from("X-Custom".to_owned()).unwrap().name(), "x-custom");
-    }
-
-    /// A server that sees the left header of a request answers with the right one.
-    #[test]
-    fn answer_to_each_offer_that_passes_passes() {
-        let upgraded = ResponsePolicy { upgraded: true, ..ResponsePolicy::default() };
-        for (offer, answer, policy) in [
-            ("upgrade", "upgrade", upgraded),
-            ("sec-websocket-key", "sec-websocket-accept", upgraded),
-            ("sec-websocket-protocol", "sec-websocket-protocol", upgraded),
-            ("sec-websocket-extensions", "sec-websocket-extensions", upgraded),
-            ("x-stream-protocol-version", "x-stream-protocol-version", upgraded),
-            ("accept-encoding", "content-encoding", ResponsePolicy::default()),
-            ("accept-language", "content-language", ResponsePolicy::default()),
-            ("range", "content-range", ResponsePolicy::default()),
-            ("if-none-match", "etag", ResponsePolicy::default()),
-            ("te", "trailer", ResponsePolicy::default()),
-        ] {
-            assert!(passes(answer, policy), "{offer} passes, and {answer} does not");
-        }
-        assert!(!passes("sec-websocket-extensions", ResponsePolicy::default()));
-    }
-
-    #[test]
-    fn application_behind_the_proxy_of_an_api_server_keeps_its_headers() {
-        let application = ResponsePolicy { application: true, ..ResponsePolicy::default() };
-        for name in [
-            "www-authenticate",
-            "link",
-            "server",
-            "age",
-            "x-total-count",
-            "x-csrf-token",
-            "x-amz-request-id",
-            "x-elastic-product",
-            "docker-distribution-api-version",
-            "grpc-status",
-            "ratelimit-remaining",
-            "sec-websocket-version",
-        ] {
-            assert!(passes(name, application), "{name}");
-            assert!(!passes(name, ResponsePolicy::default()), "{name} of the Kubernetes API");
-        }
-        for name in [
-            "set-cookie",
-            "kas-error",
-            "access-control-allow-origin",
-            "alt-svc",
-            "clear-site-data",
-            "strict-transport-security",
-            "nel",
-            "report-to",
-            "service-worker-allowed",
-            "proxy-authenticate",
-            "content-security-policy",
-            "x-accel-redirect",
-            "x-sendfile",
-            "x-envoy-immediate-health-check-fail",
-            "x-forwarded-for",
-            "x-request-id",
-        ] {
-            assert!(!passes(name, application), "{name}");
-        }
-    }
-}
+mod tests;
