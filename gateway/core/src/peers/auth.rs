@@ -4,11 +4,9 @@
 //! method, path, time, sequence number, and the headers that decide about identity. A replica accepts requests to its own URL only,
 //! so that nobody can stand between two replicas by changing a URL in the route store. The MAC does not cover other headers and the
 //! body, and it hides nothing: TLS is for that.
-//! A signed request is valid for a few seconds, and [`replay`] accepts it once.
+//! A signed request is valid for a few seconds, and accepted once.
 
-mod replay;
-
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use hmac::Mac as _;
 use http::{
@@ -16,18 +14,23 @@ use http::{
     header::{AUTHORIZATION, COOKIE},
 };
 use parking_lot::Mutex;
-use proto::{ServiceName, header};
+use proto::{ReplicaId, ServiceName, header};
 use settings::Secret;
 use store::Replica;
 use tokio::time::Instant;
 
-use self::replay::ReplayFilter;
 use super::header::{Mac, PEER_HEADER, PeerHeader, now_ms};
 use crate::metrics::ServedResult;
 
 /// The largest age of a request, and the largest lead of its sender's clock. Replicas in one place can be expected to agree
 /// within it.
 pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
+
+/// The sequence numbers in the window of a sender: more than the fastest sender uses in two seconds.
+const WINDOW_SIZE: u64 = 1 << 16;
+
+/// The time after which all requests of a sender have expired.
+const WINDOW_TTL: Duration = CLOCK_TOLERANCE.saturating_mul(2);
 
 /// The parts of a request that its MAC covers.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +80,23 @@ pub(super) enum VerifyError {
     Expired { header: PeerHeader, now_ms: u64 },
     /// The MAC is valid, but a request with this sequence number was accepted before.
     Replayed,
+}
+
+/// The sequence numbers that were received from each sender: each is accepted once.
+///
+/// As in IPsec (RFC 4303 section 3.4.3), the receiver has a window for each sender that ends at the highest sequence number
+/// received, with one bit for each number. Requests may overtake one another within the window; older numbers are refused. A
+/// window is created only for requests with a valid MAC, so that strangers cannot use up memory, and it is deleted once all
+/// requests of its sender have expired.
+#[derive(Debug, Default)]
+struct ReplayFilter(HashMap<ReplicaId, ReplayWindow>);
+
+/// The newest sequence numbers of one sender: a ring of bits.
+#[derive(Debug)]
+struct ReplayWindow {
+    highest: u64,
+    bits: Vec<u64>,
+    last: Instant,
 }
 
 impl SignedRequest<'_> {
@@ -211,165 +231,49 @@ impl VerifyError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use base64::{Engine as _, prelude::BASE64_STANDARD};
-    use http::HeaderValue;
-    use proto::{AgentId, ReplicaId};
-    use router::RequestClass;
-
-    use super::{super::header::PeerRequestKind, *};
-
-    fn secret(byte: u8) -> Secret {
-        Secret::parse(&BASE64_STANDARD.encode([byte; 32])).unwrap()
-    }
-
-    fn replica(id: ReplicaId) -> Replica {
-        Replica { id, url: "http://b:8155".to_owned() }
-    }
-
-    fn headers(headers: &[(&'static str, &'static str)]) -> HeaderMap {
-        let pair = |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
-        headers.iter().map(pair).collect()
-    }
-
-    fn header() -> PeerHeader {
-        PeerHeader {
-            kind: PeerRequestKind::Forward,
-            from: ReplicaId::from_bytes([0xab; 16]),
-            agent: AgentId(1),
-            class: RequestClass::Short,
-            sent_ms: 1000,
-            sequence: 1,
-            mac: None,
+impl ReplayFilter {
+    /// Returns true if the sequence number is new, and marks it as used.
+    fn insert(&mut self, sender: ReplicaId, sequence: u64, now: Instant) -> bool {
+        if !self.0.contains_key(&sender) {
+            self.0.retain(|_, window| now.saturating_duration_since(window.last) <= WINDOW_TTL);
         }
-    }
-
-    #[test]
-    fn changed_request_has_an_invalid_mac() {
-        let (from, to) = (ReplicaId::random(), replica(ReplicaId::random()));
-        let (method, uri) = (Method::POST, Uri::from_static("/api/v1/pods?limit=1"));
-        let headers =
-            headers(&[("impersonate-user", "alice"), ("impersonate-group", "a"), ("impersonate-group", "b")]);
-        let mut header = PeerHeader {
-            kind: PeerRequestKind::Forward,
-            from,
-            agent: AgentId(1),
-            class: RequestClass::Short,
-            sent_ms: 1000,
-            sequence: 1,
-            mac: None,
-        };
-        let (to, headers, method, uri) = (&to, &headers, &method, &uri);
-        let request = SignedRequest { header: &header, to, service: "kubernetes", method, uri, headers };
-        assert!(!request.verify(&secret(1)), "no MAC");
-        header.mac = Some(request.sign(&secret(1)));
-        let request = SignedRequest { header: &header, to, service: "kubernetes", method, uri, headers };
-        assert!(request.verify(&secret(1)));
-        assert!(!request.verify(&secret(2)), "another secret");
-
-        let other = Uri::from_static("/api/v1/pods?limit=2");
-        for (part, changed) in [
-            ("receiver", SignedRequest { to: &replica(from), ..request }),
-            ("URL", SignedRequest { to: &Replica { url: "http://c:8155".into(), ..to.clone() }, ..request }),
-            ("service", SignedRequest { service: "prometheus", ..request }),
-            ("method", SignedRequest { method: &Method::DELETE, ..request }),
-            ("path", SignedRequest { uri: &other, ..request }),
-        ] {
-            assert!(!changed.verify(&secret(1)), "{part}");
-        }
-        for (field, changed) in [
-            ("kind", PeerHeader { kind: PeerRequestKind::Probe, ..header.clone() }),
-            ("from", PeerHeader { from: to.id, ..header.clone() }),
-            ("agent", PeerHeader { agent: AgentId(2), ..header.clone() }),
-            ("class", PeerHeader { class: RequestClass::Streaming, ..header.clone() }),
-            ("sent_ms", PeerHeader { sent_ms: 1001, ..header.clone() }),
-            ("sequence", PeerHeader { sequence: 2, ..header.clone() }),
-        ] {
-            assert!(!SignedRequest { header: &changed, ..request }.verify(&secret(1)), "{field}");
-        }
-    }
-
-    #[test]
-    fn mac_covers_the_headers_that_decide_about_identity() {
-        let (to, uri) = (replica(ReplicaId::from_bytes([0xcd; 16])), Uri::from_static("/"));
-        let header = header();
-        let sign = |headers: &HeaderMap| {
-            let (to, uri) = (&to, &uri);
-            SignedRequest { header: &header, to, service: "kubernetes", method: &Method::GET, uri, headers }
-                .sign(&secret(1))
-        };
-        let signed = [("impersonate-user", "alice"), ("impersonate-group", "a"), ("impersonate-group", "b")];
-        let mac = sign(&headers(&signed));
-        let other_order =
-            [("impersonate-group", "a"), ("impersonate-user", "alice"), ("impersonate-group", "b")];
-        assert_eq!(sign(&headers(&other_order)), mac);
-        assert_eq!(sign(&headers(&[&signed[..], &[("accept", "*/*")]].concat())), mac, "others may change");
-        for changed in [
-            vec![("impersonate-user", "root"), signed[1], signed[2]],
-            vec![signed[0], signed[2], signed[1]],
-            vec![signed[0], signed[1]],
-            vec![signed[0], ("impersonate-group", "ab")],
-            vec![signed[0], signed[1], signed[2], ("impersonate-uid", "1")],
-            vec![signed[0], signed[1], signed[2], ("impersonate-extra-scopes", "x")],
-            vec![signed[0], signed[1], signed[2], ("authorization", "Bearer x")],
-            vec![signed[0], signed[1], signed[2], ("x-request-id", "1")],
-            vec![signed[0], signed[1], signed[2], ("x-forwarded-for", "192.0.2.1")],
-            vec![signed[0], signed[1], signed[2], ("x-remote-user", "root")],
-        ] {
-            assert_ne!(sign(&headers(&changed)), mac, "{changed:?}");
-        }
-    }
-
-    /// Replicas of two versions run side by side in a rolling update.
-    #[test]
-    fn macs_are_those_of_v2() {
-        let header = header();
-        let (to, uri) =
-            (replica(ReplicaId::from_bytes([0xcd; 16])), Uri::from_static("/api/v1/pods?limit=1"));
-        let (to, uri, headers) = (&to, &uri, &headers(&[("impersonate-user", "alice")]));
-        let request =
-            SignedRequest { header: &header, to, service: "kubernetes", method: &Method::POST, uri, headers };
-        let first_bytes = |mac: Mac| u64::from_be_bytes(*mac.0.first_chunk().unwrap());
-        assert_eq!(first_bytes(request.sign(&secret(1))), 0x53bb_a712_7232_0d84);
-        let key = ResponseKey { secret: &secret(1), request_mac: &Mac([7; 32]) };
-        assert_eq!(first_bytes(key.sign(&["holds", ""])), 0x1b72_59c5_f1bb_fd03);
-    }
-
-    #[test]
-    fn response_is_valid_for_one_request() {
-        let (secret, other, mac) = (secret(1), secret(2), Mac([1; 32]));
-        let key = ResponseKey { secret: &secret, request_mac: &mac };
-        let signed = key.sign(&["holds", ""]);
-        assert!(key.verify(&["holds", ""], &signed));
-        assert!(!key.verify(&["hold", "s"], &signed));
-        assert!(!ResponseKey { request_mac: &Mac([2; 32]), ..key }.verify(&["holds", ""], &signed));
-        assert!(!ResponseKey { secret: &other, ..key }.verify(&["holds", ""], &signed));
-    }
-
-    /// The three steps in which operators replace a key while replicas have different versions of the file.
-    #[test]
-    fn neighbouring_steps_of_a_key_rotation_trust_each_other() {
-        let keys = |bytes: &[u8]| {
-            let lines: Vec<_> = bytes.iter().map(|byte| BASE64_STANDARD.encode([*byte; 32])).collect();
-            Secret::parse(&lines.join("\n")).unwrap()
-        };
-        let steps = [keys(&[1]), keys(&[1, 2]), keys(&[2, 1]), keys(&[2])];
-        let request_mac = Mac([1; 32]);
-        let trusts = |one: &Secret, other: &Secret| {
-            let [one, other] = [one, other].map(|secret| ResponseKey { secret, request_mac: &request_mac });
-            one.verify(&["holds", ""], &other.sign(&["holds", ""]))
-        };
-        for pair in steps.windows(2) {
-            assert!(trusts(&pair[0], &pair[1]) && trusts(&pair[1], &pair[0]));
-        }
-        assert!(!trusts(&steps[0], &steps[3]) && !trusts(&steps[0], &steps[2]));
-    }
-
-    #[test]
-    fn request_expires_after_five_seconds() {
-        assert!(is_within_tolerance(10_000, 15_000) && is_within_tolerance(15_000, 10_000));
-        assert!(!is_within_tolerance(10_000, 15_001) && !is_within_tolerance(15_001, 10_000));
-        assert!(!is_within_tolerance(0, u64::MAX));
+        let window = self.0.entry(sender).or_insert_with(|| ReplayWindow::new(sequence, now));
+        window.last = now;
+        window.insert(sequence)
     }
 }
+
+impl ReplayWindow {
+    fn new(sequence: u64, now: Instant) -> Self {
+        Self { highest: sequence, bits: vec![0; (WINDOW_SIZE / 64) as usize], last: now }
+    }
+
+    fn insert(&mut self, sequence: u64) -> bool {
+        if sequence > self.highest {
+            // The bits of numbers that leave the window become those of the numbers that enter it.
+            let first = (self.highest + 1).max(sequence.saturating_sub(WINDOW_SIZE - 1));
+            for entering in first..=sequence {
+                *self.word(entering) &= !bit(entering);
+            }
+            self.highest = sequence;
+        } else if self.highest - sequence >= WINDOW_SIZE {
+            return false;
+        }
+
+        let word = self.word(sequence);
+        let new = *word & bit(sequence) == 0;
+        *word |= bit(sequence);
+        new
+    }
+
+    fn word(&mut self, sequence: u64) -> &mut u64 {
+        &mut self.bits[(sequence % WINDOW_SIZE / 64) as usize]
+    }
+}
+
+const fn bit(sequence: u64) -> u64 {
+    1 << (sequence % 64)
+}
+
+#[cfg(test)]
+mod tests;
