@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs};
 use structure::root;
 
 /// The lists, with the number of their files. The numbers may only get smaller.
-const LISTS: [(&str, usize); 3] = [("Spine", 20), ("Beside it", 51), ("Through another replica", 14)];
+const LISTS: [(&str, usize); 3] = [("Spine", 20), ("Beside it", 48), ("Through another replica", 12)];
 
 /// Returns the files that a section of the architecture names.
 fn files<'a>(text: &'a str, section: &str) -> Vec<&'a str> {
