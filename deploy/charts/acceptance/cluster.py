@@ -97,17 +97,16 @@ class Cluster:
             subprocess.run(["kubectl", "annotate", "pod", pod, f"--namespace={namespace}", "--overwrite", f"refreshed={time.time()}"],
                            capture_output=True, check=False)
 
-    def import_images(self, directory: Path, tag: str, tags: tuple[str, ...]) -> None:
-        """Imports the archives, and gives each image further tags."""
+    def import_images(self, directory: Path, tag: str, tags: tuple[str, ...], prefix: str = "library/") -> None:
+        """Imports the archives, and gives each image further tags in a repository that begins with the prefix."""
         for name in ("kas", "agentk"):
             run(*self.ctr, "images", "import", str(directory / f"{name}.oci.tar"))
             for other in tags:
-                image = f"docker.io/library/{name}"
-                run(*self.ctr, "images", "tag", "--force", f"{image}:{tag}", f"{image}:{other}")
+                run(*self.ctr, "images", "tag", "--force", f"docker.io/library/{name}:{tag}", f"docker.io/{prefix}{name}:{other}")
 
-    def remove_images(self, tags: tuple[str, ...]) -> None:
+    def remove_images(self, tags: tuple[str, ...], prefix: str = "library/") -> None:
         for name in ("kas", "agentk"):
-            subprocess.run([*self.ctr, "images", "rm", *(f"docker.io/library/{name}:{tag}" for tag in tags)], capture_output=True, check=False)
+            subprocess.run([*self.ctr, "images", "rm", *(f"docker.io/{prefix}{name}:{tag}" for tag in tags)], capture_output=True, check=False)
 
     def create_namespaces(self) -> None:
         for namespace in (self.kas, self.agentk, self.work):
