@@ -180,6 +180,11 @@ acceptance: ## Install, upgrade, rotate and remove both charts under load in KUB
 	deploy/image --programs $(ACCEPTANCE_PROGRAMS) --output target/acceptance --tag acceptance
 	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
 
+.PHONY: upgrade-test
+upgrade-test: ## Follow docs/upgrade.md under load from the last release, or OLDER, in both orders and back; as make acceptance, about 20 minutes
+	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),$(PROGRAMS_FOR_TESTS))
+	deploy/charts/acceptance/upgrade --programs $(ACCEPTANCE_PROGRAMS) $(if $(OLDER),--older $(OLDER))
+
 .PHONY: compose
 compose: ## Start deploy/compose.yaml with podman and KUBECONFIG, by the commands of docs/install.md; less than a minute
 	$(PROGRAMS_FOR_TESTS)

@@ -153,9 +153,10 @@ class Installation:
     def streams(self) -> Iterator[tuple[list[Exec], Watches]]:
         """Opens execs and watches, and closes them at the end."""
         kubeconfig = self.caller.kubeconfig(self.directory / "kubeconfig")
-        execs = [Exec(kubeconfig, self.cluster.work, "web") for _ in range(EXECS)]
         watches = Watches(self.caller, self.cluster.work, WATCHES)
+        execs: list[Exec] = []
         try:
+            execs.extend(Exec(kubeconfig, self.cluster.work, "web") for _ in range(EXECS))
             for session in execs:
                 if not session.first.wait(20):
                     raise AcceptanceError("kubectl exec prints nothing")

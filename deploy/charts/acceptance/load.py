@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster import AcceptanceError
+
 
 @dataclass
 class Caller:
@@ -70,6 +72,10 @@ class Requests:
         self.caller, self.pause = caller, threads / rate
         self.sent, self.slowest = 0, 0.0
         self.failures: list[str] = []
+        self.failed_at: list[float] = []
+        self.started = self.succeeded_at = time.time()
+        # The longest time without a response of 200: its begin and its end.
+        self.outage = (self.started, self.started)
         self.stopped, self.lock = threading.Event(), threading.Lock()
         self.threads = [threading.Thread(target=self.loop, args=(number / rate,), daemon=True) for number in range(threads)]
         for thread in self.threads:
@@ -90,6 +96,10 @@ class Requests:
                 self.slowest = max(self.slowest, time.monotonic() - start)
                 if failure:
                     self.failures.append(f"{time.strftime('%H:%M:%S')} {failure}")
+                    self.failed_at.append(time.time())
+                else:
+                    since, self.succeeded_at = self.succeeded_at, time.time()
+                    self.outage = max(self.outage, (since, self.succeeded_at), key=lambda period: period[1] - period[0])
 
     def send(self, kept: http.client.HTTPSConnection | None) -> tuple[http.client.HTTPSConnection | None, str | None]:
         for connection in filter(None, (kept, self.caller.connect(15))):
@@ -105,6 +115,12 @@ class Requests:
             failure = None if response.status == 200 else f"{response.status} {body[:300]!r}"
             return None if response.will_close else connection, failure
         raise AssertionError("the last connection returns or raises")
+
+    def succeed_for(self, seconds: float) -> bool:
+        """Returns `True` if requests have succeeded for so long, and none has failed."""
+        with self.lock:
+            now, since = time.time(), max([self.started, *self.failed_at[-1:]])
+            return now - self.succeeded_at < 1 and now - max(since, self.outage[1]) >= seconds
 
     def stop(self) -> None:
         self.stopped.set()
@@ -126,7 +142,7 @@ class Watches:
         self.caller, self.namespace = caller, namespace
         status, body = caller.get(f"/api/v1/namespaces/{namespace}/configmaps")
         if status != 200:
-            raise RuntimeError(f"the list of a watch failed: {status} {body[:300]!r}")
+            raise AcceptanceError(f"the list of a watch failed: {status} {body[:300]!r}")
         self.version = json.loads(body)["metadata"]["resourceVersion"]
         self.stopped = threading.Event()
         self.watches = [Watch() for _ in range(count)]
