@@ -144,7 +144,8 @@ pub enum LogLevel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scope {
-    /// The namespaces. Requests for other namespaces and for cluster-scoped objects are refused.
+    /// The namespaces. Requests for other namespaces and for cluster-scoped objects are refused, but for reviews of the caller's own
+    /// name and rights.
     pub namespaces: Vec<String>,
 }
 

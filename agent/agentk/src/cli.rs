@@ -231,7 +231,8 @@ pub struct RunOptions {
 
     /// Namespaces that requests may reach, separated by commas
     ///
-    /// Requests for other namespaces and for cluster-scoped objects are refused, whatever agentk may do in the cluster. A scope of
+    /// Requests for other namespaces and for cluster-scoped objects are refused, whatever agentk may do in the cluster, but for the
+    /// discovery of APIs, kubectl auth can-i and kubectl auth whoami. A scope of
     /// the configuration from kas restricts them further, and cannot extend them.
     #[arg(long, value_name = "NAMESPACE,...", env = "AGENTK_NAMESPACES", value_parser = scope, help_heading = "Cluster")]
     pub namespaces: Option<Scope>,
@@ -239,7 +240,8 @@ pub struct RunOptions {
     /// Refuse requests without a scope from kas
     ///
     /// Without the flag, requests may reach all namespaces until kas has sent the configuration of this agent, and if that has no
-    /// scope.namespaces. With the flag, only the discovery of APIs passes then. See docs/configuration-from-git.md.
+    /// scope.namespaces. With the flag, only the discovery of APIs, kubectl auth can-i and kubectl auth whoami pass then.
+    /// See docs/configuration-from-git.md.
     #[arg(long, env = "AGENTK_REQUIRE_SCOPE", help_heading = "Cluster")]
     pub require_scope: bool,
 

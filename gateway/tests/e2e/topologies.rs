@@ -154,6 +154,17 @@ fn three_agents_in_one_cluster_serve_their_namespaces() {
         }
         let discovery = world.curl(&format!("/agents/{account}/kubernetes/apis"), &[]);
         assert_eq!(discovery.status, 200, "{account}");
+
+        // RBAC answers, also outside of the scope.
+        let kubectl = world.kubectl_for_agent(account);
+        assert_eq!(
+            kubectl.run(&["auth", "can-i", "list", "pods", "--namespace", &shop.name]).text(),
+            "yes\n"
+        );
+        assert_eq!(
+            kubectl.run(&["auth", "can-i", "delete", "pods", "--namespace", &web.name]).text(),
+            "no\n"
+        );
     }
 
     // The list of agents has the scopes, and the cluster where agentk may read it.

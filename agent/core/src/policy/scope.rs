@@ -199,6 +199,9 @@ fn out_of_scope<'a>(scope: &Scope, info: &RequestInfo<'a>) -> Option<OutOfScope<
         RequestTarget::Path(path) => {
             (!matches!(info.verb, "get" | "head") || !is_discovery(path)).then_some(OutOfScope::Path)
         }
+        RequestTarget::Resource(target) if info.verb == "create" && is_question_about_the_caller(target) => {
+            None
+        }
         RequestTarget::Resource(ResourceTarget { namespace: None, .. }) => Some(OutOfScope::ClusterScoped),
         RequestTarget::Resource(ResourceTarget { namespace: Some(namespace), .. })
             if !contains(namespace) =>
@@ -219,6 +222,19 @@ fn out_of_scope<'a>(scope: &Scope, info: &RequestInfo<'a>) -> Option<OutOfScope<
 fn is_discovery(path: &str) -> bool {
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     matches!(first, "" | "api" | "apis" | "openapi" | "version" | "healthz" | "livez" | "readyz")
+}
+
+/// Returns true for the requests of `kubectl auth can-i` and `kubectl auth whoami`, with which clients such as k9s and Headlamp
+/// begin. The response says who the caller is, or which rights its identity has.
+fn is_question_about_the_caller(target: &ResourceTarget<'_>) -> bool {
+    let questions = [
+        ("authorization.k8s.io", "selfsubjectaccessreviews"),
+        ("authorization.k8s.io", "selfsubjectrulesreviews"),
+        ("authentication.k8s.io", "selfsubjectreviews"),
+    ];
+    questions
+        .iter()
+        .any(|&(group, resource)| *target == ResourceTarget { group, resource, ..ResourceTarget::default() })
 }
 
 fn message(scope: &Scope, why: OutOfScope<'_>) -> String {
@@ -249,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_for_namespaces_of_the_scope_and_discovery_pass() {
+    fn requests_for_namespaces_of_the_scope_discovery_and_questions_about_the_caller_pass() {
         for request in [
             "GET /api/v1/namespaces/shop/pods",
             "GET /api/v1/namespaces/shop/pods?watch=1",
@@ -266,6 +282,9 @@ mod tests {
             "HEAD /version",
             "GET /openapi/v3/apis/apps/v1?hash=1",
             "GET /readyz/etcd",
+            "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            "POST /apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+            "POST /apis/authentication.k8s.io/v1/selfsubjectreviews?pretty=true",
         ] {
             assert!(allows(request), "{request}");
         }
@@ -289,7 +308,15 @@ mod tests {
             "PATCH /api/v1/namespaces/shop",
             "GET /api/v1/nodes/n",
             "GET /api/v1/nodes/n/proxy/logs",
-            "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            "POST /apis/authorization.k8s.io/v1/subjectaccessreviews",
+            "POST /apis/authorization.k8s.io/v1/namespaces/other/localsubjectaccessreviews",
+            "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews/x/status",
+            "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews/x",
+            "POST /apis/authorization.k8s.io/v1/namespaces/other/selfsubjectaccessreviews",
+            "PUT /apis/authorization.k8s.io/v1/selfsubjectaccessreviews/x",
+            "POST /apis/example.com/v1/selfsubjectaccessreviews",
+            "POST /api/v1/selfsubjectreviews",
+            "POST /apis/authentication.k8s.io/v1/tokenreviews",
             "GET /apis/rbac.authorization.k8s.io/v1/clusterroles",
             "GET /metrics",
             "GET /logs",
