@@ -101,7 +101,7 @@ compile: lint doc ## Lints, documentation, and everything that the tests run, wi
 
 .PHONY: unit
 unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
-	cargo nextest run --workspace --test-threads 6 -E 'not binary(e2e) and not binary(matrix)'
+	cargo nextest run --workspace --test-threads 8 -E 'not binary(e2e) and not binary(matrix)'
 
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
