@@ -104,18 +104,21 @@ impl Tokens {
         let hash = |token: &SecretString| TokenHash::of(token).to_string();
         let agent_tokens = if revoked { vec![] } else { vec![hash(&self.agent)] };
         let impersonate = json!({"impersonate": {"username": "alice"}});
-        let identity = json!({
+        let mut identity = json!({
             "agents": [
                 {"id": 7, "name": AGENT, "tokens": agent_tokens},
                 {"id": 8, "name": "absent", "tokens": []},
             ],
             "callers": [
-                {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"],
-                 "cluster_audit": true},
-                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes", "gitops", "graph"],
+                {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"]},
+                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes"],
                  "access_as": impersonate},
             ],
         });
+        if Kas::has_all_keys() {
+            identity["callers"][0]["cluster_audit"] = json!(true);
+            identity["callers"][1]["services"] = json!(["kubernetes", "gitops", "graph"]);
+        }
         // JSON is valid YAML. Operators should replace the file atomically, too.
         fs::write(directory.join("identity.new"), identity.to_string()).unwrap();
         fs::rename(directory.join("identity.new"), directory.join("identity.yaml")).unwrap();
@@ -177,6 +180,11 @@ impl Kas {
     /// Returns the path of the binary: that of this build, or of the version in `E2E_KAS`.
     pub(crate) fn program() -> PathBuf {
         std::env::var_os("E2E_KAS").map_or_else(|| env!("CARGO_BIN_EXE_kas").into(), PathBuf::from)
+    }
+
+    /// Returns false for the version in `E2E_KAS`, which may refuse keys that it does not know.
+    fn has_all_keys() -> bool {
+        std::env::var_os("E2E_KAS").is_none()
     }
 
     /// Returns whether `/readiness` responds with 200.
@@ -283,15 +291,8 @@ impl KasOptions {
         if !self.hosts.is_empty() {
             config["agent"]["kubernetes_api"]["hosts"] = json!(self.hosts);
         }
-        // Tests do not wait long for a look at a repository.
-        config["agent"]["gitops"] = json!({"min_interval": "200ms", "render": {}});
-        for tool in ["kustomize", "helm"] {
-            if let Some(program) = testing::skip::program_path(tool) {
-                config["agent"]["gitops"]["render"][tool] = json!(program);
-            }
-        }
-        for (key, value) in &self.gitops {
-            config["agent"]["gitops"][key] = value.clone();
+        if Kas::has_all_keys() {
+            config["agent"]["gitops"] = self.gitops();
         }
         if let Some(receptive) = &self.receptive {
             config["agent"]["receptive"] = receptive.clone();
@@ -320,6 +321,20 @@ impl KasOptions {
             config[name] = section.clone();
         }
         config
+    }
+
+    fn gitops(&self) -> Value {
+        // Tests do not wait long until kas reads a repository.
+        let mut gitops = json!({"min_interval": "200ms", "render": {}});
+        for tool in ["kustomize", "helm"] {
+            if let Some(program) = testing::skip::program_path(tool) {
+                gitops["render"][tool] = json!(program);
+            }
+        }
+        for (key, value) in &self.gitops {
+            gitops[key] = value.clone();
+        }
+        gitops
     }
 }
 
