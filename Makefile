@@ -181,7 +181,7 @@ acceptance: ## Install, upgrade, rotate and remove both charts under load in KUB
 	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
 
 .PHONY: upgrade-test
-upgrade-test: ## Follow docs/upgrade.md under load from the last release, or OLDER, in both orders and back; as make acceptance, about 20 minutes
+upgrade-test: ## Follow docs/upgrade.md under load from the last release, or OLDER, in both orders and back; as make acceptance, about 8 minutes
 	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),$(PROGRAMS_FOR_TESTS))
 	deploy/charts/acceptance/upgrade --programs $(ACCEPTANCE_PROGRAMS) $(if $(OLDER),--older $(OLDER))
 
