@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use testing::skip::{installed, skipped};
 
 /// The crates of a program: the real ones take cargo seconds.
@@ -92,16 +93,23 @@ fn contents(package: &Path) -> Vec<(String, String)> {
     text.lines().map(words).map(|words| (words[0].clone(), words[5].clone())).collect()
 }
 
+/// Returns a directory with a stand-in for cargo, and a folder for programs. Skips the test if one of the tools is missing.
+fn workspace_or_skip(tools: &[&str]) -> Option<TempDir> {
+    if let Some(missing) = tools.iter().find(|tool| !installed(tool)) {
+        skipped(&format!("there is no {missing}"));
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    write_cargo(&directory.path().join("cargo"));
+    fs::create_dir(directory.path().join("programs")).unwrap();
+    Some(directory)
+}
+
 #[test]
 fn images_and_packages_of_the_same_programs_are_the_same_bytes() {
     let tools = ["python3", "dpkg-deb", "dpkg-shlibdeps", "readelf", "objcopy"];
-    if let Some(missing) = tools.into_iter().find(|tool| !installed(tool)) {
-        return skipped(&format!("there is no {missing}"));
-    }
-    let directory = tempfile::tempdir().unwrap();
+    let Some(directory) = workspace_or_skip(&tools) else { return };
     let path = |name: &str| directory.path().join(name);
-    write_cargo(&path("cargo"));
-    fs::create_dir(path("programs")).unwrap();
     for name in ["kas", "agentk"] {
         // It prints its arguments in place of a manual page.
         fs::copy("/bin/echo", path("programs").join(name)).unwrap();
@@ -154,13 +162,8 @@ fn check_package(packages: &Path, name: &str, command: &str, example: &str, page
 #[test]
 fn static_archives_of_the_same_programs_are_the_same_bytes() {
     let tools = ["python3", "readelf", "objcopy", "cc", "sha256sum", "tar"];
-    if let Some(missing) = tools.into_iter().find(|tool| !installed(tool)) {
-        return skipped(&format!("there is no {missing}"));
-    }
-    let directory = tempfile::tempdir().unwrap();
+    let Some(directory) = workspace_or_skip(&tools) else { return };
     let path = |name: &str| directory.path().join(name);
-    write_cargo(&path("cargo"));
-    fs::create_dir(path("programs")).unwrap();
     fs::write(path("echo.c"), ECHO).unwrap();
     let link = |arguments: &[&str]| {
         let mut command = Command::new("cc");
