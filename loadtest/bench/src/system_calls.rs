@@ -191,7 +191,7 @@ pub(super) fn table(measured: &[SystemCalls]) -> Table {
 mod tests {
     use super::*;
 
-    /// What strace 6.1 wrote about a program with four threads.
+    /// The summary that strace 6.1 wrote about a program with four threads.
     const SUMMARY: &str = "\
 % time     seconds  usecs/call     calls    errors syscall
 ------ ----------- ----------- --------- --------- ----------------
