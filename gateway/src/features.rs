@@ -134,6 +134,10 @@ mod tests {
             ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Streaming),
             ("/k8s-proxy/api/v1/pods?watch=false", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods?watch=0&x=1", RequestClass::Short),
+            ("/k8s-proxy/api/v1/watch/pods", RequestClass::Streaming),
+            ("/k8s-proxy/apis/apps/v1/watch/deployments", RequestClass::Streaming),
+            ("/k8s-proxy/api/v1/namespaces/watch/pods", RequestClass::Short),
+            ("/k8s-proxy/api/v1/namespaces/a/services/b/proxy/watch/", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods?watched=1", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods", RequestClass::Short),
         ] {
@@ -167,6 +171,31 @@ mod tests {
         let facts = [(changes, "Change"), (reads_secret, "SecretRead"), (unclear_path, "UnclearPath")];
         let facts: Vec<_> = facts.into_iter().filter_map(|(is, fact)| is.then_some(fact)).collect();
         format!("{verb} {}", facts.join(",")).trim().to_owned()
+    }
+
+    #[test]
+    fn is_watch_follows_from_service_and_path() {
+        for (service, uri, expected) in [
+            ("kubernetes", "/api/v1/pods?watch=1", true),
+            ("kubernetes", "/api/v1/watch/pods", true),
+            ("kubernetes", "/apis/apps/v1/watch/deployments", true),
+            ("kubernetes", "/api/v1/pods?watch=0", false),
+            ("kubernetes", "/api/v1/namespaces/a/pods/b/log?follow=true", false),
+            ("kubernetes", "/api/v1/namespaces/a/pods/b/log?follow=true&watch=1", false),
+            ("kubernetes", "/api/v1/namespaces/a/pods/b/exec?command=sh&watch=1", false),
+            ("kubernetes", "/api/v1/namespaces/a/services/b/proxy/watch/", false),
+            ("kubernetes", "/api/v1/namespaces/a/services/b/proxy/?watch=1", false),
+            ("graph", "/v1/watch?kind=Pod", true),
+            ("graph", "/v1/tree", false),
+            ("prometheus", "/api/v1/notifications/live", true),
+            ("prometheus.thanos", "/api/v1/notifications/live", true),
+            ("prometheus", "/api/v1/query?query=up&watch=1", false),
+            ("other", "/?watch=1", false),
+        ] {
+            let (types, service) = (request_types(), service.parse().unwrap());
+            let is_watch = types.of(&service).is_watch(&http::Method::GET, &uri.parse().unwrap());
+            assert_eq!(is_watch, expected, "{service} {uri}");
+        }
     }
 
     #[test]

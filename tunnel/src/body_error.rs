@@ -6,7 +6,7 @@ pub enum BodyError {
     /// The stream was reset by the other end, or the tunnel was lost.
     #[error("the tunnel ended in the middle of a body: {0}")]
     Tunnel(#[from] h2::Error),
-    /// [`StreamMonitor::reset`](crate::StreamMonitor::reset) reset the stream.
+    /// This end reset the stream: [`StreamMonitor::reset`](crate::StreamMonitor::reset) or [`end_at`](crate::end_at).
     #[error("this end reset the stream")]
     Reset,
     /// The error of the inner body of [`Body::new`](crate::Body::new).

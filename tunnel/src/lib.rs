@@ -28,7 +28,7 @@
 //! * [`Tunnel`] and [`Driver`] are the end of kas, [`TunnelServer`] and [`IncomingRequest`] are the end of agentk.
 //! * [`TunnelConfig`] and its module hold every limit of HTTP/2 and WebSocket.
 //! * [`Body`] is the only type of body: frames move from one connection to the other and are never collected.
-//!   [`StreamMonitor`] observes the reader of a body.
+//!   [`StreamMonitor`] observes the reader of a body, and [`end_at`] ends that of a watch.
 //! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
 //! * [`OverheadStream`] limits the bytes without effect on a connection of HTTP/2 that has no WebSocket of this crate.
 //!   [`CountedBody`] makes frames useful that are read there.
@@ -43,6 +43,7 @@ mod client;
 mod config;
 pub mod direct;
 mod drain;
+mod ending;
 mod error;
 mod forward_write;
 mod frame_queue;
@@ -69,6 +70,7 @@ pub use self::{
     client::{CallFuture, Driver, Tunnel, open},
     config::TunnelConfig,
     drain::DrainHandle,
+    ending::{WatchEnds, end_at},
     error::{CallError, CallErrorKind, CloseReason},
     idle_timeout::{IDLE_TIMEOUT_HINT, IdleTimeoutDetector},
     keepalive::KeepaliveConfig,

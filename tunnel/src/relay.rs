@@ -3,10 +3,11 @@
 use std::{future::poll_fn, task::Poll};
 
 use bytes::Bytes;
+use cores::poll_on_wake;
 use h2::{Reason, server::SendResponse};
 
 use crate::{
-    CallError, Delivery, StallCounter, Tunnel,
+    CallError, Delivery, StallCounter, Tunnel, WatchEnds, end_at,
     monitor::ReceiveStream,
     server::{IncomingRequest, send_response},
     upgrade::{self, UpgradedStream},
@@ -54,12 +55,13 @@ impl RelayError {
 impl IncomingRequest {
     /// Forwards the request into another connection, and the response back.
     ///
-    /// When the sender resets its stream, the request is cancelled in the other connection.
+    /// When the sender resets its stream, the request is cancelled in the other connection. `ends` are for a watch, which has to end
+    /// when this process stops.
     ///
     /// # Errors
     ///
     /// If there is no response.
-    pub async fn relay(self, into: &Tunnel) -> Result<(), RelayError> {
+    pub async fn relay(self, into: &Tunnel, ends: Option<&WatchEnds>) -> Result<(), RelayError> {
         let Self { request, mut respond, raw, stalls } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return Ok(());
@@ -76,6 +78,10 @@ impl IncomingRequest {
 
         let Some(inner) = upgrade::take(&mut response) else {
             let monitor = response.body().monitor();
+            let response = match ends {
+                Some(ends) => end_at(response, ends.next()),
+                None => response,
+            };
             let sending = send_response(response, respond, stalls);
             match monitor {
                 Some(monitor) => monitor.compact_during(sending).await,
@@ -92,7 +98,15 @@ impl IncomingRequest {
         if let Ok(stream) = respond.send_response(head, false) {
             let (outer, monitor) = (UpgradedStream::new(stream, raw), inner.monitor());
             let spliced = upgrade::splice_streams(outer, inner);
-            if let Err(error) = Box::pin(monitor.compact_during(spliced)).await {
+            let mut spliced = Box::pin(monitor.compact_during(spliced));
+            let spliced = match ends {
+                None => spliced.await,
+                Some(ends) => tokio::select! {
+                    result = &mut spliced => result,
+                    () = poll_on_wake(ends.next()) => Ok(()),
+                },
+            };
+            if let Err(error) = spliced {
                 tracing::debug!(%error, "an upgraded connection was aborted");
             }
         }

@@ -277,6 +277,8 @@ pub struct RunOptions {
     pub observability_listen_address: SocketAddr,
     /// Time that requests in flight may take after SIGTERM
     ///
+    /// Watches end within 5 s, because their clients send them again.
+    ///
     /// Keep it below the pod's terminationGracePeriodSeconds, whose default is 30 s. A second signal ends agentk at once.
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = settings::duration::parse,
         help_heading = "Process")]

@@ -9,19 +9,20 @@ use std::{
     time::Duration,
 };
 
+use cores::poll_on_wake;
 use futures_util::FutureExt as _;
-use http::{HeaderValue, Method, Request, Response};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use proto::{Reason, ServiceName, header, impersonation};
 use telemetry::{RequestSpan, Tracer};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
-use tunnel::{Body, IncomingRequest};
+use tunnel::{Body, IncomingRequest, WatchEnds, end_at};
 
 use crate::{
     ServiceError, Services,
     metrics::{AgentMetrics, ServiceMetrics},
     policy::PermittedRequest,
-    services::{BoxService, control::ControlService},
+    services::{BoxService, control::ControlService, response::WatchResponse},
 };
 
 /// The services that pass requests on. The others respond to HEAD as to GET.
@@ -33,6 +34,8 @@ pub struct Dispatcher {
     unknown: ServiceMetrics,
     control: ServiceMetrics,
     tracer: Option<Tracer>,
+    /// Decides when watches end.
+    watches: WatchEnds,
 }
 
 struct Route {
@@ -49,7 +52,12 @@ enum DispatchTarget {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(services: Services, metrics: &AgentMetrics, tracer: Option<Tracer>) -> Self {
+    pub(crate) fn new(
+        services: Services,
+        metrics: &AgentMetrics,
+        tracer: Option<Tracer>,
+        watches: WatchEnds,
+    ) -> Self {
         let metrics_of = |name: &str| metrics.service(&name.parse().expect("a constant"));
         let routes = services.into_iter().map(|(name, service)| {
             let metrics = metrics.service(&name);
@@ -60,15 +68,18 @@ impl Dispatcher {
             unknown: metrics_of("unknown"),
             control: metrics_of(ServiceName::CONTROL),
             tracer,
+            watches,
         }
     }
 
     /// Serves one request until the last byte of its response is sent, or until a new policy refuses it. A panic of the
     /// service ends this request only.
+    ///
+    /// A [watch](WatchResponse) ends when agentk stops.
     pub async fn serve(self: Arc<Self>, incoming: IncomingRequest, control: ControlService) {
         let (target, metrics) = self.find(incoming.request(), control);
         let _in_flight = metrics.start_request();
-        let permitted = OnceLock::new();
+        let (permitted, upgraded_watch) = (OnceLock::new(), OnceLock::new());
         // The span ends with this function.
         let mut trace = self.trace(incoming.request(), &target);
         let trace = &mut trace;
@@ -87,6 +98,13 @@ impl Dispatcher {
             let mut response = target.respond(request).await;
             if without_body {
                 *response.body_mut() = Body::empty();
+            }
+            if response.extensions_mut().remove::<WatchResponse>().is_some() {
+                response = end_at(response, self.watches.next());
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    // There is one response, so that the cell is empty.
+                    let _ = upgraded_watch.set(());
+                }
             }
             let duration = started.elapsed();
             // Headers of an upstream that begin with `kas-` were removed, so that this one is agentk's.
@@ -115,10 +133,15 @@ impl Dispatcher {
             let request = poll_fn(|_| permitted.get().map_or(Poll::Pending, Poll::Ready)).await;
             request.clone().revoked().await
         };
+        let watch_ended = async {
+            poll_fn(|_| upgraded_watch.get().map_or(Poll::Pending, |()| Poll::Ready(()))).await;
+            poll_on_wake(self.watches.next()).await
+        };
         tokio::select! {
             biased;
             () = incoming.respond(respond) => {}
             error = revoked => tracing::debug!(%error, "stream ended: a new version of the policy refuses its request"),
+            () = watch_ended => {}
         }
     }
 

@@ -8,7 +8,7 @@ use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
 use telemetry::Tracer;
 use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tunnel::{IdleTimeoutDetector, TunnelConfig};
+use tunnel::{IdleTimeoutDetector, TunnelConfig, WatchEnds};
 
 use crate::{AgentToken, ClusterStatus, Observability, Services, dispatch::Dispatcher};
 
@@ -79,12 +79,15 @@ impl ServeConfig {
 
 impl TunnelContext {
     pub(crate) fn new(config: ServeConfig, services: Services, observability: Observability) -> Self {
+        let (names, shutdown) = (services.names(), CancellationToken::new());
+        let (metrics, tracer) = (&observability.metrics, config.tracer.clone());
+        let watches = WatchEnds::new(shutdown.clone(), config.grace);
         Self {
-            services: services.names(),
-            dispatcher: Arc::new(Dispatcher::new(services, &observability.metrics, config.tracer.clone())),
+            services: names,
+            dispatcher: Arc::new(Dispatcher::new(services, metrics, tracer, watches)),
             observability,
             idle_timeouts: Mutex::default(),
-            shutdown: CancellationToken::new(),
+            shutdown,
             tunnels: TaskTracker::new(),
             requests: TaskTracker::new(),
             config,

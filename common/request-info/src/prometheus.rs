@@ -37,6 +37,9 @@ impl AllowlistMatch {
     }
 }
 
+/// The path of the notifications of a server: server-sent events, whose reader connects again after their end.
+pub const NOTIFICATIONS_PATH: &str = "/api/v1/notifications/live";
+
 const GET: &str = "GET";
 const POST: &str = "POST";
 const GET_POST: &str = "GET, POST";
@@ -80,7 +83,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("/api/v1/status/walreplay", GET),
     ("/api/v1/features", GET),
     ("/api/v1/notifications", GET),
-    ("/api/v1/notifications/live", GET),
+    (NOTIFICATIONS_PATH, GET),
     ("/api/v1/read", POST),
     ("/federate", GET),
     ("/-/healthy", GET_HEAD),

@@ -35,6 +35,11 @@ pub trait RequestType: Debug + Send + Sync {
         asks_for_stream(query)
     }
 
+    /// Returns whether the request is a watch, which its client sends again when the response ends.
+    fn is_watch(&self, _method: &Method, _uri: &Uri) -> bool {
+        false
+    }
+
     /// Returns whether the response is one of an application in the cluster, to which the service only forwards.
     fn is_application(&self, _path: &str) -> bool {
         false
@@ -110,7 +115,11 @@ impl RequestType for Kubernetes {
     }
 
     fn is_streaming(&self, path: &str, query: &str) -> bool {
-        path.starts_with("/api/v1/watch/") || asks_for_stream(query)
+        is_deprecated_watch(path) || asks_for_stream(query)
+    }
+
+    fn is_watch(&self, method: &Method, uri: &Uri) -> bool {
+        self.operation(method, uri).verb == "watch"
     }
 
     fn is_application(&self, path: &str) -> bool {
@@ -220,6 +229,15 @@ impl RequestTypes {
 
 fn not_enforceable() -> RequestError {
     RequestError::new(Reason::NotEnforceable, "kas cannot restrict requests of this type")
+}
+
+/// Returns whether a path is that of a watch without a parameter, which API servers still serve: `/apis/apps/v1/watch/deployments`.
+fn is_deprecated_watch(path: &str) -> bool {
+    let version = path.strip_prefix("/api/").or_else(|| {
+        let (_group, rest) = path.strip_prefix("/apis/")?.split_once('/')?;
+        Some(rest)
+    });
+    version.and_then(|version| version.split_once('/')).is_some_and(|(_, rest)| rest.starts_with("watch/"))
 }
 
 /// Returns whether a parameter of the query makes the response of an API server a stream. The server treats every value except

@@ -19,7 +19,7 @@ use settings::Secret;
 use store::{AddressRateLimiter, KeyedRateLimiter, RateLimiter, Replica, Store, redis::RedisStore};
 use telemetry::Exporter;
 use tokio::time::Instant;
-use tunnel::TunnelConfig;
+use tunnel::{TunnelConfig, WatchEnds};
 
 use crate::config::Config;
 use kas_core::{
@@ -169,6 +169,7 @@ impl SharedState {
         });
         let fleet = features.fleet_requests(&self.store);
         let cors = Cors::new(config.allowed_origins());
+        let grace = config.agent.kubernetes_api.listen.shutdown_grace_period;
         let config = ProxyConfig::new(&config.agent.kubernetes_api, cors);
         ProxyServer {
             access,
@@ -182,7 +183,7 @@ impl SharedState {
                 features: features.request_observers(),
                 log_limit: LogLimiter::new(LOG_PERIOD),
             },
-            connections: CallerConnections::new(self.caller_connections.clone(), &config.limits),
+            connections: CallerConnections::new(self.caller_connections.clone(), &config.limits, grace),
             config,
         }
     }
@@ -199,7 +200,9 @@ impl SharedState {
         let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
         let (settings, metrics) = (config.peer_settings(), self.metrics.clone());
         let server = PeerServer::new(own, secret, tunnels, peers, store, settings, metrics);
-        let server = server.with_grace(config.agent.kubernetes_api.listen.shutdown_grace_period);
+        let grace = config.agent.kubernetes_api.listen.shutdown_grace_period;
+        let watches = WatchEnds::new(self.caller_connections.draining.clone(), grace);
+        let server = server.with_grace(grace).with_watches(self.request_types.clone(), watches);
         server.with_hooks(features.peer_hooks())
     }
 

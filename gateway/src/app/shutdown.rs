@@ -65,7 +65,7 @@ impl From<GracePeriods> for Deadlines {
 ///    `listen_grace_period`, and closes those of callers after their next response.
 /// 2. It accepts no more connections of callers and agents. Callers' idle connections close. Agents are asked to leave:
 ///    each opens a tunnel to another replica before it closes the one to this replica.
-/// 3. Requests of callers finish. After `shutdown_grace_period` their connections are cut.
+/// 3. Requests of callers finish, and [watches](tunnel::WatchEnds) end. After `shutdown_grace_period` their connections are cut.
 /// 4. Meanwhile other replicas are served. Their new requests are accepted for `private_api.listen.listen_grace_period`,
 ///    until their route store has the new owners of the agents. Their requests in flight may finish until the later end of both
 ///    periods. Then their connections are cut.

@@ -1,10 +1,10 @@
-//! A replica that stops while another one uses its tunnels.
+//! A replica that stops while it serves watches, or while another one uses its tunnels.
 
 use std::process::Command;
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, Fleet, Process, Redis, Simulator, eventually};
+use crate::support::{AGENT, Cluster, Fleet, Installation, Process, Redis, Simulator, eventually};
 
 #[test]
 fn stopping_replica_exits_while_another_replica_watches() {
@@ -27,6 +27,26 @@ fn stopping_replica_exits_while_another_replica_watches() {
 
         owner.process.terminate();
         assert_eq!(owner.process.exit_code(), 0);
-        watch.exit_code();
+        // The response is complete: a client sends a watch again that ends, and reports one that is cut.
+        assert_eq!(watch.exit_code(), 0);
     }
+}
+
+/// A watch that is cut is an error, and one that goes on holds kas for an hour.
+#[test]
+fn stopping_kas_ends_watches_of_kubectl() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let mut world = Installation::start(&cluster.kubeconfig, |options, certificates| {
+        options.public_tls = Some(certificates);
+        options.shutdown_grace = 3600;
+    });
+    let namespace = cluster.namespace("stopping-kas");
+    namespace.kubectl.ok(&["create", "configmap", "watched"]);
+    let path = format!("/api/v1/namespaces/{}/configmaps?watch=true", namespace.name);
+    let kubectl = world.kubectl();
+    let mut watch = kubectl.start(&["get", "--raw", &kubectl.raw_path(&path)]);
+    watch.line("an event", |line| line.contains("watched"));
+    world.kas.process.terminate();
+    assert_eq!(watch.exit_code(), 0);
+    assert_eq!(world.kas.process.exit_code(), 0);
 }

@@ -6,7 +6,7 @@ use crate::support::{DialResponse, Kas, options, start, tls::certificates};
 use agentk_core::{
     ServiceError, Services,
     cluster::{Cluster, KubeconfigOptions},
-    services::{KubernetesService, PrometheusService},
+    services::{KubernetesService, PrometheusService, RequestHandler as _, response::WatchResponse},
     upstream::UpstreamConfig,
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -271,6 +271,27 @@ async fn silent_api_server_times_out_and_a_watch_waits() {
 
     watched.write_all(OK.as_bytes()).await.unwrap();
     assert_eq!(watch.await.unwrap().unwrap().status(), 200);
+}
+
+/// Only responses of watches are marked, which agentk ends when it stops.
+#[tokio::test]
+async fn response_of_a_watch_is_marked() {
+    let (kubernetes, _heads) = cluster("token: ours", OK).await;
+    for (path, expected) in [
+        ("/api/v1/pods?watch=1", true),
+        ("/apis/apps/v1/watch/deployments", true),
+        ("/api/v1/pods?limit=500", false),
+        ("/api/v1/namespaces/a/pods/b/log?follow=true", false),
+        ("/api/v1/namespaces/a/services/b/proxy/?watch=1", false),
+    ] {
+        let response = kubernetes.handle(request(Request::get(path))).await.unwrap();
+        assert_eq!(response.extensions().get::<WatchResponse>().is_some(), expected, "{path}");
+    }
+    let (port, _heads) = server(None, OK).await;
+    for (path, expected) in [("/api/v1/notifications/live", true), ("/api/v1/query?query=up", false)] {
+        let response = prometheus(port).handle(request(Request::get(path))).await.unwrap();
+        assert_eq!(response.extensions().get::<WatchResponse>().is_some(), expected, "{path}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Tests of an agent and a kas: how tunnels are opened, replaced and drained.
 
 use std::{
-    fs,
+    fs, io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -9,14 +9,21 @@ use std::{
 };
 
 use crate::support::{DialResponse, Kas, OpenedTunnel, echo, options, start, text};
-use agentk_core::{AgentToken, Services, SessionConfig};
-use http::{Request, Response};
+use agentk_core::{AgentToken, Services, SessionConfig, services::response::WatchResponse};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use proto::{Hello, ReplicaId};
 use tokio::{
     sync::mpsc,
     time::{Duration, Instant, timeout},
 };
-use tunnel::{Body, CloseReason};
+use tunnel::{
+    Body, CloseReason,
+    upgrade::{self, UpgradedConnection},
+};
 
 /// Returns a service `held` that responds when the test sends to the channel.
 fn held() -> (Services, mpsc::UnboundedSender<()>) {
@@ -307,6 +314,7 @@ async fn single_replica_is_dialled_once_for_each_tunnel() {
 
     let (_first, second) = (kas.opened().await, kas.opened().await);
     agent.tunnels(2).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(kas.dials(), 2);
     second.driver.abort();
     let _third = kas.opened().await;
@@ -378,6 +386,52 @@ async fn stopping_agent_cuts_requests_after_the_grace_period() {
     agent.ended().await;
     assert!((25..28).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(in_flight.await.unwrap().is_err());
+}
+
+/// A watch is sent again by its client, so that agentk does not wait for it. It waits for a log.
+#[tokio::test(start_paused = true)]
+async fn stopping_agent_ends_watches_and_waits_for_logs() {
+    let (mut kas, dial) = Kas::new(|_| DialResponse::Accept(ReplicaId::random()));
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        let event = stream::once(async { Ok::<_, io::Error>(Frame::data(Bytes::from_static(b"event"))) });
+        let mut response =
+            Response::new(Body::new(StreamBody::new(Box::pin(event.chain(stream::pending())))));
+        if request.uri().query() == Some("watch=1") {
+            response.extensions_mut().insert(WatchResponse);
+        }
+        if request.headers().contains_key("upgrade") {
+            let (near, far) = tokio::io::duplex(64);
+            response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            response.extensions_mut().insert(WatchResponse);
+            response.extensions_mut().insert(UpgradedConnection::new(near));
+            // The cluster keeps its end open.
+            tokio::spawn(async move {
+                let _far = far;
+                std::future::pending::<()>().await;
+            });
+        }
+        response
+    });
+    let agent = start(options(1), dial, services);
+
+    let tunnel = kas.opened().await;
+    let watch = tunnel.get("kubernetes", "/api/v1/pods?watch=1").await;
+    let log = tunnel.get("kubernetes", "/api/v1/namespaces/a/pods/b/log?follow=true").await;
+    let head = Request::get("/api/v1/pods?watch=1").header("kas-service", "kubernetes");
+    let head = head.header("connection", "upgrade").header("upgrade", "websocket");
+    let mut upgraded = tunnel.tunnel.call(head.body(Body::empty()).unwrap()).await.unwrap();
+    let upgraded = upgrade::take(&mut upgraded).expect("an upgrade");
+    let started = Instant::now();
+    agent.shut_down();
+    assert_eq!(text(watch).await, "event");
+    assert!((2..=5).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+    let (caller, _browser) = tokio::io::duplex(64);
+    let spliced = upgrade::splice(upgraded, caller);
+    assert!(timeout(Duration::from_secs(4), spliced).await.is_ok(), "the watch by WebSocket has ended");
+    assert!(log.into_body().collect().await.is_err(), "the log was cut");
+    assert_eq!(started.elapsed().as_secs(), 25);
+    agent.ended().await;
 }
 
 #[tokio::test(start_paused = true)]

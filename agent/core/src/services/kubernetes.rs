@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::time::timeout;
 use tunnel::Body;
 
-use super::{RequestHandler, ServiceError, headers};
+use super::{RequestHandler, ServiceError, headers, response::WatchResponse};
 use crate::{
     cluster::Cluster,
     upstream::{Upstream, UpstreamConfig},
@@ -267,11 +267,13 @@ impl KubernetesService {
 }
 
 impl RequestHandler for KubernetesService {
-    fn handle(
-        &self,
-        request: Request<Body>,
-    ) -> impl Future<Output = Result<Response<Body>, ServiceError>> + Send {
-        self.send(request)
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let is_watch = is_watch(request.method(), request.uri());
+        let mut response = self.send(request).await?;
+        if is_watch {
+            response.extensions_mut().insert(WatchResponse);
+        }
+        Ok(response)
     }
 }
 
@@ -325,6 +327,16 @@ struct Review {
 #[derive(Deserialize)]
 struct ReviewStatus {
     allowed: bool,
+}
+
+/// Returns true if the request is a watch.
+fn is_watch(method: &Method, uri: &Uri) -> bool {
+    // Most requests are no watches, and are not parsed a second time.
+    if uri.query().is_none() && !uri.path().contains("/watch/") {
+        return false;
+    }
+    let Ok(path) = DecodedPath::new(uri) else { return false };
+    RequestInfo::new(method, &path, uri.query()).is_ok_and(|info| info.verb == "watch")
 }
 
 /// Returns true if the API server itself limits the time of such a request: it is no watch, no log and no stream.

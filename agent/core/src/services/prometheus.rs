@@ -10,11 +10,11 @@ mod server;
 
 use http::{Request, Response};
 use proto::Reason;
-use request_info::prometheus::{self as allowlist, AllowlistMatch};
+use request_info::prometheus::{self as allowlist, AllowlistMatch, NOTIFICATIONS_PATH};
 use tunnel::Body;
 
 use self::{discovery::DiscoveredServer, server::PrometheusServer};
-use super::{RequestHandler, ServiceError};
+use super::{RequestHandler, ServiceError, response::WatchResponse};
 use crate::{
     cluster::CredentialFile,
     upstream::{ServerUrl, UpstreamConfig},
@@ -49,10 +49,15 @@ impl PrometheusService {
             });
         }
 
-        match &self.0 {
-            ServerSource::Configured(server) => server.send(request).await,
-            ServerSource::Discovered(discovered) => discovered.server().await?.send(request).await,
+        let is_watch = path == NOTIFICATIONS_PATH;
+        let mut response = match &self.0 {
+            ServerSource::Configured(server) => server.send(request).await?,
+            ServerSource::Discovered(discovered) => discovered.server().await?.send(request).await?,
+        };
+        if is_watch {
+            response.extensions_mut().insert(WatchResponse);
         }
+        Ok(response)
     }
 }
 

@@ -16,6 +16,11 @@ use super::ServiceError;
 /// The type of a stream whose lines are JSON.
 pub const JSON_LINES: &str = "application/x-ndjson";
 
+/// Marks a response as that of a watch, in its extensions. agentk ends it when it stops: the client sends its request again, and another pod
+/// of agentk responds.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchResponse;
+
 /// Returns a value as a line of JSON.
 pub fn line(value: &impl Serialize) -> Bytes {
     let mut line = serde_json::to_vec(value).expect("it has keys that are text");

@@ -23,7 +23,7 @@ use agentk_core::services::{
     KubernetesService, RequestHandler, ServiceError,
     caller_permits::CallerPermits,
     kube_client::{Restrictions, kube_service},
-    response::{bad_request, json, json_text, wrong_method},
+    response::{WatchResponse, bad_request, json, json_text, wrong_method},
 };
 use http::{
     HeaderValue, Method, Request, Response,
@@ -286,7 +286,7 @@ impl RequestHandler for GraphHandler {
         let identity = Identity::of_request(request.headers());
         let view = self.0.view();
         if path == WATCH_PATH {
-            return stream::respond(
+            let mut response = stream::respond(
                 &self.0.viewers,
                 self.0.restrictions.policy.as_ref(),
                 view,
@@ -294,7 +294,9 @@ impl RequestHandler for GraphHandler {
                 parameters,
                 request.headers(),
             )
-            .await;
+            .await?;
+            response.extensions_mut().insert(WatchResponse);
+            return Ok(response);
         }
         if path != STATUS_PATH {
             // After this time, the response says which objects are missing.

@@ -122,6 +122,7 @@ impl EventSource {
         }
         let response = handler.handle(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.headers()["content-type"], "text/event-stream");
+        assert!(response.extensions().get::<WatchResponse>().is_some(), "agentk ends it when it stops");
         let (body, buffer, mode) = (response.into_body(), String::new(), WatchMode::Snapshot);
         let mut source = Self { body, buffer, mode, names: Vec::new(), last_id: None };
         let GraphEvent::Begin { mode } = source.next().await else { panic!("the first event") };

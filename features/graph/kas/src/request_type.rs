@@ -1,5 +1,6 @@
 //! The type of the requests for the graph.
 
+use http::{Method, Uri};
 use proto::{ServiceName, graph::WATCH_PATH};
 
 use kas_core::request_types::RequestType;
@@ -15,5 +16,9 @@ impl RequestType for GraphRequests {
 
     fn is_streaming(&self, path: &str, _query: &str) -> bool {
         path == WATCH_PATH
+    }
+
+    fn is_watch(&self, _method: &Method, uri: &Uri) -> bool {
+        uri.path() == WATCH_PATH
     }
 }

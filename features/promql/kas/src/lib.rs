@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use http::{Method, Request, Uri};
 use moka::sync::Cache;
 use proto::ServiceName;
-use request_info::prometheus::SeriesLabels;
+use request_info::prometheus::{NOTIFICATIONS_PATH, SeriesLabels};
 use tunnel::Body;
 
 pub use self::feature::PromqlFeature;
@@ -63,8 +63,11 @@ impl RequestType for Prometheus {
     }
 
     fn is_streaming(&self, path: &str, query: &str) -> bool {
-        // Notifications are server-sent events.
-        path == "/api/v1/notifications/live" || asks_for_stream(query)
+        path == NOTIFICATIONS_PATH || asks_for_stream(query)
+    }
+
+    fn is_watch(&self, _method: &Method, uri: &Uri) -> bool {
+        uri.path() == NOTIFICATIONS_PATH
     }
 
     fn restricts(&self, authorized: AuthorizedRequest<'_>) -> bool {

@@ -149,7 +149,7 @@ async fn end(web: Arc<WebServer>, client: IpAddr, session: Arc<Session>, grant: 
         () = session.ended() => None,
         () = grant.revoked.cancelled() => None,
         // The next connection of the browser is one to a replica that stays.
-        () = web.proxy.connections.group.draining.cancelled() => Some(frame(FrameKind::Reconnect, 0, &[])),
+        () = web.proxy.connections.watches.next() => Some(frame(FrameKind::Reconnect, 0, &[])),
         // The next request of the browser gets the rule.
         () = web.disabled(client, &grant) => Some(frame(FrameKind::Reconnect, 0, &[])),
     }

@@ -87,7 +87,7 @@ pub struct PublicListen {
     /// The time after SIGTERM in which connections are still accepted, until load balancers have removed the replica.
     #[serde(with = "AnyDuration")]
     pub listen_grace_period: Duration,
-    /// The time after that in which requests in flight may finish.
+    /// The time after that in which requests in flight may finish. Watches end sooner.
     #[serde(with = "AnyDuration")]
     pub shutdown_grace_period: Duration,
 }

@@ -10,7 +10,7 @@ use http::Response;
 use kas_listen::listener::Listener;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
-use router::{LocalTunnels, RequestPermit, TunnelChoice};
+use router::{LocalTunnels, RequestClass, RequestPermit, TunnelChoice};
 use settings::Secret;
 use store::{Replica, Store};
 use strangers::Stranger;
@@ -19,7 +19,8 @@ use tokio::{
     sync::SetOnce,
     time::timeout,
 };
-use tunnel::{Body, IncomingRequest, TunnelConfig, direct};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, IncomingRequest, TunnelConfig, WatchEnds, direct};
 
 use super::{
     PeerClient,
@@ -30,6 +31,7 @@ use super::{
 };
 use crate::{
     metrics::{Metrics, ServedResult},
+    request_types::RequestTypes,
     tunnel_entry::{TunnelEntry, gitlab_version_of_all},
 };
 
@@ -55,6 +57,9 @@ pub struct PeerServer {
     /// Connections of other replicas and their requests. New requests are refused once the group drains.
     pub connections: TaskGroup,
     metrics: Metrics,
+    types: RequestTypes,
+    /// Decides when watches end.
+    watches: WatchEnds,
     hooks: Vec<Arc<dyn PeerHooks>>,
     refusals: LogLimiter<&'static str>,
 }
@@ -80,9 +85,17 @@ impl PeerServer {
             grace: Duration::ZERO,
             connections: TaskGroup::default(),
             metrics,
+            types: RequestTypes::with(Vec::new()),
+            watches: WatchEnds::new(CancellationToken::new(), Duration::ZERO),
             hooks: Vec::new(),
             refusals: LogLimiter::new(LOG_PERIOD),
         }
+    }
+
+    /// Returns the server with the ends of those requests that are watches of these types.
+    #[must_use]
+    pub fn with_watches(self, types: RequestTypes, watches: WatchEnds) -> Self {
+        Self { types, watches, ..self }
     }
 
     /// Returns the server with the hooks of features.
@@ -209,9 +222,17 @@ impl PeerServer {
 
     /// Sends a request of another replica into a tunnel that ends here. While an agentk stops, its tunnels refuse requests, and have the
     /// fewest in flight: the tunnels of the other pods are tried, too. The other replica knows no tunnels, and retries a few times only.
+    ///
+    /// A watch ends when this replica stops: its client sends it again, and it does not delay the end of this replica.
     async fn forward(&self, mut incoming: IncomingRequest, request: &VerifiedRequest) {
         incoming.request_mut().headers_mut().remove(PEER_HEADER);
         let id = incoming.request().headers().get(header::REQUEST_ID).cloned();
+        let is_watch = {
+            let (method, uri) = (incoming.request().method(), incoming.request().uri());
+            request.header.class == RequestClass::Streaming
+                && self.types.of(&request.service).is_watch(method, uri)
+        };
+        let ends = is_watch.then_some(&self.watches);
         let mut tried = Vec::new();
         loop {
             let chosen = self.choose(request, &tried);
@@ -223,7 +244,7 @@ impl PeerServer {
             if let Some(id) = &id {
                 self.hooks.iter().for_each(|hook| hook.on_relay(id, &request.header, &request_permit));
             }
-            let Err(failed) = incoming.relay(&request_permit.handle().tunnel).await else { return };
+            let Err(failed) = incoming.relay(&request_permit.handle().tunnel, ends).await else { return };
             tracing::debug!(request.id = id.as_ref().and_then(|id| id.to_str().ok()), error = %failed.error, tunnel = %request_permit.tunnel(), "request of another replica got no response");
             incoming = match failed.retry() {
                 Ok(again) => again,

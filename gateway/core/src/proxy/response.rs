@@ -17,7 +17,7 @@ use proto::Reason;
 use router::{RequestClass, RequestPermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tunnel::{Body, BodyError, StreamMonitor, upgrade};
+use tunnel::{Body, BodyError, StreamMonitor, end_at, upgrade};
 
 use super::{
     AccessEnded,
@@ -104,13 +104,20 @@ pub(super) async fn respond(
         log.trace_response(status, &timing);
         ResponseGuard::new(Arc::clone(&context), Arc::clone(metrics), request_permit)
     };
+    let is_stream = access.destination.class == RequestClass::Streaming;
+    let types = &server.handling.types;
+    let is_watch = is_stream && types.of(&access.destination.service).is_watch(&log.method, &access.uri);
+    // A replica that stops does not wait for watches, because their clients send them again.
+    let ends = is_watch.then_some(&server.connections.watches);
     match (upgraded, upgrade) {
         (Some(upgraded), Some(outside)) => {
             let over_budget = CancellationToken::new();
             let release = over_budget.clone();
             let budget = server.connections.budget.add(upgraded.monitor(), move || release.cancel());
             let guard = guard(response.status());
-            PendingUpgrade { context, ended, upgraded, outside, guard, permit, budget, over_budget }.spawn();
+            let ends = ends.cloned();
+            PendingUpgrade { context, ended, ends, upgraded, outside, guard, permit, budget, over_budget }
+                .spawn();
             Ok(response.map(GuardedBody::untracked))
         }
         _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(RequestError::new(
@@ -120,7 +127,9 @@ pub(super) async fn respond(
         _ => {
             context.body.finish(context.version, response.headers_mut()).await;
             let guard = guard(response.status());
-            let is_stream = access.destination.class == RequestClass::Streaming;
+            if let Some(ends) = ends {
+                response = end_at(response, ends.next());
+            }
             Ok(track(response, &context, monitor, (ended, is_stream), guard, permit))
         }
     }

@@ -1,10 +1,11 @@
 //! The state that the requests of all callers share.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use access::{AccessControl, DocsUrl, UrlPathPrefix, kill_switch::KillSwitch};
 use cores::TaskGroup;
 use kas_listen::addresses::AddressRules;
+use tunnel::WatchEnds;
 
 use super::{budget::ResponseBudget, idle_connections::IdleConnections, request_log::RequestObservers};
 use crate::{
@@ -55,6 +56,8 @@ pub struct CallerConnections {
     pub group: TaskGroup,
     /// Closes idle connections.
     pub idle: IdleConnections,
+    /// Ends watches once the group drains.
+    pub watches: WatchEnds,
     /// The memory of all responses in flight.
     pub budget: Arc<ResponseBudget>,
 }
@@ -79,10 +82,11 @@ pub struct ProxyConfig {
 }
 
 impl CallerConnections {
-    /// Returns the state of no connections, which will run in a group.
-    pub fn new(group: TaskGroup, limits: &CallerLimits) -> Self {
+    /// Returns the state of no connections, which will run in a group. Once it drains, requests in flight have the time `grace`.
+    pub fn new(group: TaskGroup, limits: &CallerLimits, grace: Duration) -> Self {
         let budget = ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout);
-        Self { group, idle: IdleConnections::new(limits), budget: Arc::new(budget) }
+        let watches = WatchEnds::new(group.draining.clone(), grace);
+        Self { group, idle: IdleConnections::new(limits), watches, budget: Arc::new(budget) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cores::poll_on_wake;
+use futures_util::future::OptionFuture;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kas_listen::metrics::Limit;
@@ -12,7 +13,10 @@ use tokio_util::{
     sync::CancellationToken,
 };
 use tracing::Instrument as _;
-use tunnel::upgrade::{self, UpgradedStream};
+use tunnel::{
+    WatchEnds,
+    upgrade::{self, UpgradedStream},
+};
 
 use super::{
     AccessEnded,
@@ -28,6 +32,8 @@ pub(super) struct PendingUpgrade {
     pub(super) context: Arc<RequestContext>,
     /// Completes when the upgrade must not continue.
     pub(super) ended: AccessEnded,
+    /// Decides when the upgrade ends, if it is a watch.
+    pub(super) ends: Option<WatchEnds>,
     /// The stream to the agent.
     pub(super) upgraded: UpgradedStream,
     /// The caller's connection.
@@ -51,12 +57,13 @@ impl PendingUpgrade {
     }
 
     async fn run(self) {
-        let Self { context, ended, upgraded, outside, guard, permit, budget, over_budget } = self;
+        let Self { context, ended, ends, upgraded, outside, guard, permit, budget, over_budget } = self;
         let _held = (permit, budget);
         let cut = poll_on_wake(async {
             tokio::select! {
                 error = ended => tracing::debug!(%error, "upgraded connection cut"),
                 () = over_budget.cancelled() => {}
+                Some(()) = OptionFuture::from(ends.as_ref().map(WatchEnds::next)) => {}
             }
         });
         let splice = splice(&context, upgraded, outside, &guard);

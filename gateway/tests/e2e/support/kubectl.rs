@@ -88,7 +88,12 @@ impl Kubectl {
 
     /// Runs `kubectl get --raw` with a path of the cluster.
     pub(crate) fn raw(&self, path: &str) -> CommandResult {
-        self.run(&["get", "--raw", &format!("{}{path}", self.raw_prefix)])
+        self.run(&["get", "--raw", &self.raw_path(path)])
+    }
+
+    /// Returns a path of the cluster as `--raw` needs it.
+    pub(crate) fn raw_path(&self, path: &str) -> String {
+        format!("{}{path}", self.raw_prefix)
     }
 
     /// Starts a command with an empty standard input.

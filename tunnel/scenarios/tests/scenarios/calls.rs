@@ -195,7 +195,7 @@ async fn upgraded_connection_of_a_handler_passes_another_replica() {
     tokio::spawn(server.run(move |request| {
         let into = into.clone();
         tokio::spawn(async move {
-            if let Err(failed) = request.relay(&into).await {
+            if let Err(failed) = request.relay(&into, None).await {
                 failed.reset();
             }
         });

@@ -2,6 +2,7 @@
 
 mod calls;
 mod compatibility;
+mod ending;
 mod ends;
 mod pitfalls;
 mod relay;

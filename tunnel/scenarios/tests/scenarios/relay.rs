@@ -56,7 +56,7 @@ fn serve(far: DuplexStream, into: Tunnel) -> JoinHandle<()> {
                 if request.request().uri().path() == "/refuse" {
                     return request.refuse();
                 }
-                if let Err(failed) = request.relay(&into).await {
+                if let Err(failed) = request.relay(&into, None).await {
                     failed.reset();
                 }
             });
