@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use testing::process::run;
 
 use crate::support::{
-    AGENT, Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, NetworkNamespaces, Proxy,
+    AGENT, Agent, AgentOptions, Certificates, HttpResponse, Kas, KasOptions, NetworkNamespaces, Proxy,
     ProxyHost, RecordingServer, Tokens, command_in_network, curl_in, eventually, kubeconfig_of,
     namespace_address, run_in_network,
 };
@@ -98,7 +98,7 @@ impl Site {
     }
 
     /// Sends a request with the token of the caller and a forged `X-Forwarded-For` from a namespace.
-    fn call(&self, place: usize, url: &str, arguments: &[&str]) -> CurlResponse {
+    fn call(&self, place: usize, url: &str, arguments: &[&str]) -> HttpResponse {
         let authorization = format!("Authorization: Bearer {}", self.tokens.ops.expose_secret());
         let forged = ["--insecure", "--header", "X-Forwarded-For: 6.6.6.6", "--header", &authorization, url];
         curl_in(Some(&self.networks.names[place]), &[&forged[..], arguments].concat())

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use testing::gitlab::{Account, AgentAccess, Job, Membership, OpenMergeRequest, User};
 
 use crate::support::{
-    Agent, AgentOptions, Cluster, CurlResponse, GitLab, Installation, Kas, Namespace, Process, curl,
+    Agent, AgentOptions, Cluster, GitLab, HttpResponse, Installation, Kas, Namespace, Process, curl,
     eventually,
 };
 
@@ -160,11 +160,11 @@ impl Person<'_> {
         ["--header", &self.cookie, "--header", "Kas-Web: 1", "--header", "Sec-Fetch-Site: same-origin", url]
     }
 
-    fn get(&self, path: &str) -> CurlResponse {
+    fn get(&self, path: &str) -> HttpResponse {
         curl(&self.arguments(&self.company.page(path)))
     }
 
-    fn post(&self, path: &str) -> CurlResponse {
+    fn post(&self, path: &str) -> HttpResponse {
         let url = self.company.page(path);
         curl(&[&self.arguments(&url)[..], &["--request", "POST"]].concat())
     }

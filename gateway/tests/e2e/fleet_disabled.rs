@@ -9,7 +9,7 @@ use std::{
 use serde_json::json;
 
 use crate::support::{
-    AGENT, Agent, CurlResponse, Fleet, Kas, Process, Redis, Simulator, eventually, run_under_load,
+    AGENT, Agent, Fleet, HttpResponse, Kas, Process, Redis, Simulator, eventually, run_under_load,
 };
 
 /// A rule has effect within 1 s. Busy machines need longer, and without its event a replica would notice it after 15 s.
@@ -29,7 +29,7 @@ fn watch(fleet: &Fleet, replica: &Kas) -> Process {
 }
 
 /// Waits until all replicas respond with this status, within [`BOUND`].
-fn wait_for_status(fleet: &Fleet, replicas: &[Kas], status: u16) -> Vec<CurlResponse> {
+fn wait_for_status(fleet: &Fleet, replicas: &[Kas], status: u16) -> Vec<HttpResponse> {
     let begin = Instant::now();
     let mut responses = Vec::new();
     eventually("all replicas have the rules", || {

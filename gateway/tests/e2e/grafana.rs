@@ -3,7 +3,7 @@
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, CurlResponse, Installation, Prometheus, curl};
+use crate::support::{AGENT, HttpResponse, Installation, Prometheus, curl};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 
@@ -34,7 +34,7 @@ fn post(path: &str, form: impl Into<String>) -> Recorded {
 
 impl Recorded {
     /// Sends the request to a server, with additional arguments for curl.
-    fn send(&self, server: &str, more: &[&str]) -> CurlResponse {
+    fn send(&self, server: &str, more: &[&str]) -> HttpResponse {
         let url = format!("{server}{}", self.path);
         let content_type = format!("Content-Type: {FORM}");
         let mut arguments = vec!["--globoff", "--request", self.method];

@@ -7,7 +7,7 @@ use access::token::{self, Holder, TokenHash};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
-use crate::support::{AGENT, CurlResponse, Installation, Prometheus, curl, eventually};
+use crate::support::{AGENT, HttpResponse, Installation, Prometheus, curl, eventually};
 
 const SERIES: &str = "prometheus_http_requests_total";
 
@@ -39,7 +39,7 @@ impl Tenant {
         tenant
     }
 
-    fn get(&self, world: &Installation, path: &str, arguments: &[&str]) -> CurlResponse {
+    fn get(&self, world: &Installation, path: &str, arguments: &[&str]) -> HttpResponse {
         let path = format!("/agents/{AGENT}/prometheus{path}");
         world.curl_as(&self.token, &path, &[&["--globoff"], arguments].concat())
     }

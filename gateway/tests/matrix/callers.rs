@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{
     clients::Client,
-    support::{CurlResponse, GitLab, Kas, curl},
+    support::{GitLab, HttpResponse, Kas, curl},
     values::{Caller, Case, Name, Rights},
     world::{Start, World, address_of},
 };
@@ -184,7 +184,7 @@ fn log_in_at_gitlab(start: &Start<'_>, front: SocketAddr) -> String {
 }
 
 /// Returns the first cookie that a response sets.
-fn cookie(response: &CurlResponse) -> String {
+fn cookie(response: &HttpResponse) -> String {
     response.header("set-cookie").unwrap().split(';').next().unwrap().to_owned()
 }
 

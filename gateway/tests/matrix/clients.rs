@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _, ht
 
 use super::{
     callers,
-    support::{CurlResponse, Kubectl, Process, curl},
+    support::{HttpResponse, Kubectl, Process, curl},
     world::Start,
 };
 
@@ -67,21 +67,21 @@ impl Client {
     }
 
     /// Requests a path of the cluster.
-    pub(crate) fn cluster(&self, path: &str, arguments: &[&str]) -> CurlResponse {
+    pub(crate) fn cluster(&self, path: &str, arguments: &[&str]) -> HttpResponse {
         self.curl(&format!("{}{path}", self.kubernetes), arguments)
     }
 
     /// Requests a path of a service.
-    pub(crate) fn service(&self, path: &str) -> CurlResponse {
+    pub(crate) fn service(&self, path: &str) -> HttpResponse {
         self.curl(&format!("{}{path}", self.services), &[])
     }
 
     /// Requests a list about several agents.
-    pub(crate) fn list(&self, path: &str) -> CurlResponse {
+    pub(crate) fn list(&self, path: &str) -> HttpResponse {
         self.curl(path, &[])
     }
 
-    fn curl(&self, path: &str, arguments: &[&str]) -> CurlResponse {
+    fn curl(&self, path: &str, arguments: &[&str]) -> HttpResponse {
         let mut all = self.arguments(path);
         all.extend(arguments.iter().map(ToString::to_string));
         curl(&all.iter().map(String::as_str).collect::<Vec<_>>())

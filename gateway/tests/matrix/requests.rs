@@ -12,7 +12,7 @@ use proto::audit::EVENTS_PATH;
 use super::{
     expectations::NO_SERVICE,
     fixtures::{LARGE, OBJECTS},
-    support::{CurlResponse, Kubectl, Process, curl, eventually, pod_manifest},
+    support::{HttpResponse, Kubectl, Process, curl, eventually, pod_manifest},
     values::{Event, Request, Size},
     world::World,
 };
@@ -30,7 +30,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    fn of_response(response: &CurlResponse) -> Self {
+    fn of_response(response: &HttpResponse) -> Self {
         let kind = response.header("kas-error").map(str::to_owned);
         let text = response.text().chars().take(500).collect::<String>() + &response.error;
         Self { status: Some(response.status), kind, text }
@@ -142,7 +142,7 @@ fn all_clusters(world: &World, list: &str) -> Result<(), Failure> {
     expect(&response, 200, response.text().contains(part))
 }
 
-fn expect(response: &CurlResponse, status: u16, is_right: bool) -> Result<(), Failure> {
+fn expect(response: &HttpResponse, status: u16, is_right: bool) -> Result<(), Failure> {
     if response.status == status && is_right { Ok(()) } else { Err(Failure::of_response(response)) }
 }
 

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
-use super::{CurlResponse, Kas, Process, curl, kas::command_in_network};
+use super::{HttpResponse, Kas, Process, curl::get, kas::command_in_network};
 
 /// The options of agentk that tests set.
 #[derive(Clone)]
@@ -126,14 +126,14 @@ impl Agent {
     }
 
     /// Returns the response of `/readiness`.
-    pub(crate) fn readiness(&self) -> CurlResponse {
+    pub(crate) fn readiness(&self) -> HttpResponse {
         self.get("/readiness")
     }
 
     /// Requests a path of the observability listener.
-    pub(crate) fn get(&self, path: &str) -> CurlResponse {
+    pub(crate) fn get(&self, path: &str) -> HttpResponse {
         let line = self.process.line("its address", |line| line.contains("serving /liveness"));
         let address = line.rsplit("address=").next().unwrap();
-        curl(&[&format!("http://{address}{path}")])
+        get(address, path)
     }
 }

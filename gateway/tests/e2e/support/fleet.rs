@@ -14,7 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{
-    AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Membership, Tokens,
+    AGENT, Agent, AgentOptions, HttpResponse, Kas, KasOptions, Kubectl, Membership, Tokens,
     agent::has_gitlab_protocol, eventually, installation::unreachable_cluster, kas::bearer, kubeconfig, run,
 };
 
@@ -108,12 +108,12 @@ impl Fleet {
     }
 
     /// Requests the version of the agent's cluster from a replica.
-    pub(crate) fn get_version(&self, replica: &Kas) -> CurlResponse {
+    pub(crate) fn get_version(&self, replica: &Kas) -> HttpResponse {
         self.get(replica, &format!("/agents/{AGENT}/kubernetes/version"))
     }
 
     /// Requests a path from a replica.
-    pub(crate) fn get(&self, replica: &Kas, path: &str) -> CurlResponse {
+    pub(crate) fn get(&self, replica: &Kas, path: &str) -> HttpResponse {
         replica.curl(&["--header", &self.authorization(), &replica.url(path)])
     }
 
@@ -166,9 +166,9 @@ pub(crate) fn write_secret(directory: &Path, name: &str) -> PathBuf {
 ///
 /// The argument of `scenario` waits until twenty more requests have been answered.
 pub(crate) fn run_under_load(
-    request: impl Fn() -> CurlResponse + Sync,
+    request: impl Fn() -> HttpResponse + Sync,
     scenario: impl FnOnce(&dyn Fn()),
-) -> Vec<CurlResponse> {
+) -> Vec<HttpResponse> {
     /// Stops the callers even if `scenario` panics.
     struct StopGuard<'a>(&'a AtomicBool);
     impl Drop for StopGuard<'_> {

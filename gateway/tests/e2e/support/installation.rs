@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tempfile::TempDir;
 
 use super::{
-    Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, Kubectl, Tokens,
+    Agent, AgentOptions, Certificates, HttpResponse, Kas, KasOptions, Kubectl, Tokens,
     agent::has_gitlab_protocol, curl, default_tunnels, eventually, kas::bearer, kubeconfig,
 };
 
@@ -159,12 +159,12 @@ impl Installation {
     }
 
     /// Requests a path from kas with the token of the caller `ops`.
-    pub(crate) fn curl(&self, path: &str, arguments: &[&str]) -> CurlResponse {
+    pub(crate) fn curl(&self, path: &str, arguments: &[&str]) -> HttpResponse {
         self.curl_as(&self.tokens.ops, path, arguments)
     }
 
     /// Requests a path from kas with a token.
-    pub(crate) fn curl_as(&self, token: &SecretString, path: &str, arguments: &[&str]) -> CurlResponse {
+    pub(crate) fn curl_as(&self, token: &SecretString, path: &str, arguments: &[&str]) -> HttpResponse {
         let (url, authorization) = (self.kas.url(path), bearer(token));
         let authority = self.kas.authority().map(|file| file.to_str().unwrap().to_owned());
         let mut all = vec!["--header", &authorization, &url];

@@ -11,7 +11,11 @@ use access::token::{self, Holder, TokenHash};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 
-use super::{AGENT, Certificates, CurlResponse, Process, curl::curl_in, eventually};
+use super::{
+    AGENT, Certificates, HttpResponse, Process,
+    curl::{curl_in, get},
+    eventually,
+};
 
 /// The options of kas that tests set.
 #[derive(Clone, Default)]
@@ -193,8 +197,16 @@ impl Kas {
     }
 
     /// Returns the response of `/readiness`.
-    pub(crate) fn readiness(&self) -> CurlResponse {
-        self.curl(&[&format!("http://{}/readiness", self.observability)])
+    pub(crate) fn readiness(&self) -> HttpResponse {
+        self.get("/readiness")
+    }
+
+    /// Requests a path of the observability listener.
+    pub(crate) fn get(&self, path: &str) -> HttpResponse {
+        match &self.network {
+            Some(_) => self.curl(&[&format!("http://{}{path}", self.observability)]),
+            None => get(self.observability, path),
+        }
     }
 
     /// Returns the address of the internal API.
@@ -222,7 +234,7 @@ impl Kas {
 
     /// Returns the sum of a metric over the series whose labels contain a text.
     pub(crate) fn metric_with(&self, name: &str, label: &str) -> f64 {
-        let text = self.curl(&[&format!("http://{}/metrics", self.observability)]).text();
+        let text = self.get("/metrics").text();
         let samples = text
             .lines()
             .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
@@ -231,7 +243,7 @@ impl Kas {
     }
 
     /// Runs curl in the network of this kas.
-    pub(crate) fn curl(&self, arguments: &[&str]) -> CurlResponse {
+    pub(crate) fn curl(&self, arguments: &[&str]) -> HttpResponse {
         curl_in(self.network.as_deref(), arguments)
     }
 

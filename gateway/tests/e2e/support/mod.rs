@@ -31,7 +31,7 @@ pub(crate) use testing::{
 pub(crate) use self::{
     agent::{Agent, AgentOptions, default_tunnels},
     cluster::{Cluster, Namespace, path_argument, pod_manifest},
-    curl::{CurlResponse, curl, curl_in},
+    curl::{HttpResponse, curl, curl_in},
     fleet::{Fleet, run_under_load, write_secret},
     git::{GitRepository, GitServer, SshServer, new_ssh_key},
     gitlab::GitLab,
