@@ -1,34 +1,11 @@
 /** Failures of the network and of single requests: the page says what failed, and the rest of it goes on. */
 
 import assert from "node:assert/strict";
-import { after, before, it } from "node:test";
-import { Demo } from "./demo.mjs";
+import { it } from "node:test";
+import { demo, open, tree, uidOf } from "./fixture.mjs";
 import { Front } from "./front.mjs";
 import { streamOf } from "./live.mjs";
-import { checkAccess, hasFocus, launch, openTab, SCREENSHOTS, tabTo } from "./tab.mjs";
-
-/** @type {Demo} */
-let demo;
-/** @type {import("playwright-core").Browser} */
-let browser;
-
-before(async () => {
-  demo = await Demo.start();
-  demo.fill();
-  browser = await launch();
-});
-
-after(async () => {
-  await browser?.close();
-  await demo?.stop();
-});
-
-const open = (options) => openTab(browser, demo, options);
-const tree = (more = "") => `${demo.address}/agents/demo?namespace=${demo.namespace}${more}`;
-
-function uidOf(resource) {
-  return demo.kubectl(["get", resource, "--output=jsonpath={.metadata.uid}"]);
-}
+import { checkAccess, hasFocus, SCREENSHOTS, tabTo } from "./tab.mjs";
 
 for (const [what, body, message] of [
   ["that is not JSON", "<html>", /The health of demo is not known: the answer is not JSON/],
