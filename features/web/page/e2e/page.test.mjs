@@ -12,7 +12,7 @@ it("the worst objects come first, and an object that is opened elsewhere is in v
   const { page, logIn, close } = await open();
   await logIn();
   const demoSection = page.getByRole("region", { name: "demo" });
-  const crashed = demoSection.getByRole("row", { name: /Pod\/crash/ });
+  const crashed = demoSection.getByRole("row", { name: /Pod\/crash/ }).filter({ hasText: demo.namespace });
   await crashed.getByText(/crashed .*with exit code 1/).waitFor();
   await crashed.getByRole("link").click();
   const current = page.locator('[role="row"][aria-selected="true"]');
