@@ -1,6 +1,6 @@
 /**
- * The fixture of a file of tests: a demo with its objects, and a browser. Each file is a process of its own, so that files share the cluster and
- * the directory of the screenshots only.
+ * The fixture of a file of tests: a demo with its objects, and a browser. Each file is a process of its own, and two files run at the same time:
+ * they share the cluster and the directory of the screenshots. A test of all namespaces finds its objects by `demo.namespace`.
  */
 
 import { after, before } from "node:test";
