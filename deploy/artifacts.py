@@ -86,11 +86,11 @@ def stripped(program: Path) -> bytes:
     """Returns a program without debug information. The profile image has none, and objcopy knows this machine's architecture only."""
     if " .debug_" not in run("readelf", "--wide", "--sections", str(program)):
         return program.read_bytes()
-    copy = program.with_suffix(".stripped")
-    run("objcopy", "--strip-debug", str(program), str(copy))
-    content = copy.read_bytes()
-    copy.unlink()
-    return content
+    # Not beside the program: two scripts may strip it at the same time.
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory, program.name)
+        run("objcopy", "--strip-debug", str(program), str(copy))
+        return copy.read_bytes()
 
 
 def bill_of_materials(name: str, linked: Crates, others: list[dict]) -> bytes:
