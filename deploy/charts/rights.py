@@ -75,8 +75,8 @@ UNCHECKED = {
 }
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 LISTS = re.compile(r"/api/v1/(?:namespaces/([^/]+)/)?(\w+)(?:\?|$)")
-# The API server learns of roles some time after it has stored them.
-PATIENCE = 10
+# The API server learns of roles some time after it has stored them, and a check may take seconds on a busy machine.
+PATIENCE = 30
 
 
 class Recorder(ThreadingHTTPServer):
