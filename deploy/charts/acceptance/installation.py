@@ -21,8 +21,7 @@ AGENT = "acceptance"
 RATE = 200
 WATCHES = 20
 EXECS = 5
-# The grace periods of kas. The pod of agentk has the second and 5 s.
-LISTEN_GRACE, REQUEST_GRACE = 3, 12
+LISTEN_GRACE = 3
 # Kinds of the Prometheus operator, as in the values of the chart, which takes one kind of monitor.
 MONITORING = ("podMonitor", "prometheusRule")
 
@@ -57,6 +56,10 @@ class Report:
 
 
 class Installation:
+    # The seconds that requests have after LISTEN_GRACE. The pod of agentk has 5 s more. Each replacement takes that long. It is longer than the
+    # time between the deletions of two pods, so that the other deletion does not explain an exec that ends at once.
+    request_grace = 8
+
     def __init__(self, cluster: Cluster, directory: Path, report: Report, charts: Path = CHARTS, prefix: str = "") -> None:
         """Takes the charts from a directory, and images whose repositories begin with a prefix."""
         self.cluster, self.directory, self.charts, self.prefix = cluster, directory, charts, prefix
@@ -101,7 +104,7 @@ class Installation:
             "identity": {"existingSecret": "kas-identity"},
             "tls": {"existingSecret": "kas-tls"},
             "redis": {"server": {"address": f"{self.network.address}:{self.network.redis_port}"}},
-            "shutdown": {"listenGracePeriod": f"{LISTEN_GRACE}s", "shutdownGracePeriod": f"{REQUEST_GRACE}s"},
+            "shutdown": {"listenGracePeriod": f"{LISTEN_GRACE}s", "shutdownGracePeriod": f"{self.request_grace}s"},
             "metrics": {name: {"enabled": True} for name in ("dashboards", *self.monitoring)},
             "minReadySeconds": 3,
             **more,
@@ -114,7 +117,7 @@ class Installation:
             "config": {"kasAddress": f"wss://{address}:{self.network.agents_port}", "kasCaCert": self.authority.file.read_text(),
                        "secretName": "agentk-token"},
             "rbac": {"rules": [{"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]}]},
-            "terminationGracePeriodSeconds": REQUEST_GRACE + 5,
+            "terminationGracePeriodSeconds": self.request_grace + 5,
             "hostAliases": [{"ip": address, "hostnames": ["kubernetes.default.svc"]}],
             "extraEnv": [{"name": name, "value": value} for name, value in self.api_server.items()],
             **more,
@@ -193,7 +196,7 @@ class Installation:
         """Replaces all pods of a chart under requests, watches and execs."""
         namespace = getattr(self.cluster, name)
         old = self.cluster.ready(namespace)
-        grace = REQUEST_GRACE + (LISTEN_GRACE if name == "kas" else 0)
+        grace = self.request_grace + (LISTEN_GRACE if name == "kas" else 0)
         deletions = Deletions(namespace)
         try:
             with self.streams() as (execs, watches), self.load(step):
