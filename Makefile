@@ -130,12 +130,15 @@ DIFFERENTIAL = test(/^differential::differential_/) | test(/^(admission|audit)::
   test(/^graph::deployment_is_shown/) | test(/^managed_environments::job_finds/) | \
   test(/^gitops::(commits_become|object_with_an_immutable|objects_of_other|diff::diff_equals|tasks::cluster_wide)/)
 
+# Where the tests write what differs.
+REPORTS = $(or $(CARGO_TARGET_DIR),target)/differential
+
 .PHONY: differential
 differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph, audit events, managed resources; prints what differs
 	$(PROGRAMS_FOR_TESTS)
-	rm -rf target/differential
+	rm -rf $(REPORTS)
 	cargo nextest run --workspace --test e2e --test-threads 4 -E '$(DIFFERENTIAL)'; code=$$?; \
-	  cat target/differential/report.md; exit $$code
+	  cat $(REPORTS)/report.md; exit $$code
 
 # The Python of the tests of client libraries has the YAML library where the system's does not.
 PYTHON = $(if $(wildcard target/clients/bin/python),target/clients/bin/python)
