@@ -12,8 +12,8 @@ use proto::ReplicaId;
 const MAX_REDIALS: u32 = 2;
 /// The delay before a slot that shares its replica dials another one. It doubles each time.
 const FIRST_SEARCH_DELAY: Duration = Duration::from_secs(5);
-/// The longest delay. It also applies if no other replica is known, since one may have been added.
-const MAX_SEARCH_DELAY: Duration = Duration::from_secs(10 * 60);
+/// The longest delay. A load balancer that sends all dials of an agent to the same replica makes each of them useless.
+const MAX_SEARCH_DELAY: Duration = Duration::from_secs(3600);
 
 /// The replicas of the tunnels, by slot.
 #[derive(Debug)]
@@ -62,14 +62,11 @@ impl ReplicaSpread {
     pub(super) fn search_delay(&self, slot: usize, nth: u32, random: f64) -> Option<Duration> {
         let same = self.held.iter().filter(|held| **held == self.held[slot]).count() > 1;
         let held: HashSet<ReplicaId> = self.held.iter().copied().flatten().collect();
-        let wait = match held.len() {
-            _ if !same || !self.shared[slot] => return None,
-            known if known < self.replicas => {
-                FIRST_SEARCH_DELAY.saturating_mul(1 << nth.min(16)).min(MAX_SEARCH_DELAY)
-            }
-            1 => MAX_SEARCH_DELAY,
-            _ => return None,
-        };
+        // kas moves tunnels to a replica that is added later, or they reach their maximum age.
+        if !same || !self.shared[slot] || held.len() >= self.replicas {
+            return None;
+        }
+        let wait = FIRST_SEARCH_DELAY.saturating_mul(1 << nth.min(16)).min(MAX_SEARCH_DELAY);
         Some(wait.mul_f64(0.5 + random / 2.0))
     }
 
@@ -149,10 +146,10 @@ mod tests {
             |spread: &ReplicaSpread, nth| spread.search_delay(1, nth, 0.0).map(|wait| wait.as_millis());
         assert_eq!(spread.search_delay(0, 0, 0.0), None, "the first slot of a replica does not search");
         assert_eq!([0, 1, 2].map(|nth| delay(&spread, nth)), [Some(2500), Some(5000), Some(10_000)]);
-        assert_eq!(delay(&spread, 40), Some(300_000));
+        assert_eq!(delay(&spread, 40), Some(1_800_000));
 
         assert!(!spread.replace(1, a, 1));
-        assert_eq!(delay(&spread, 0), Some(300_000), "no other replica is known");
+        assert_eq!(delay(&spread, 0), None, "there is no other replica");
         assert!(spread.replace(1, b, 2));
         assert_eq!(delay(&spread, 0), None);
     }
