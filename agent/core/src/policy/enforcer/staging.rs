@@ -20,6 +20,8 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The version that waits, and the labels that are needed.
 #[derive(Debug)]
 pub(super) struct Staging {
+    /// Held while the file is read and its text is staged, so that of two readers the later one has the newer version.
+    reading: Mutex<()>,
     staged: Mutex<Option<StagedPolicy>>,
     /// The keys of the labels on which the versions in force and in `staged` depend.
     needed: watch::Sender<LabelKeys>,
@@ -34,7 +36,7 @@ struct StagedPolicy {
 
 impl Staging {
     pub(super) fn new(needed: LabelKeys) -> Self {
-        Self { staged: Mutex::default(), needed: watch::Sender::new(needed) }
+        Self { reading: Mutex::default(), staged: Mutex::default(), needed: watch::Sender::new(needed) }
     }
 }
 
@@ -59,6 +61,7 @@ impl PolicyEnforcer {
     ///
     /// The file cannot be used. The version before stays in force.
     pub fn reload(&self) -> Result<(), ConfigError> {
+        let _reading = self.staging.reading.lock();
         let parsed = Policy::read(&self.file).and_then(|text| {
             let policy = Policy::parse(&self.file, &text)?;
             Ok((text, policy))
