@@ -207,6 +207,12 @@ fn exec_in_page(world: &World, size: Size) -> Result<(), Failure> {
     Err(Failure::of_text(format!("{} bytes in place of {expected}: {begin}", output.len())))
 }
 
+/// Starts a watch of the objects of [`create_marked`].
+fn follow_marked(world: &World, name: &str) -> Process {
+    let path = format!("{}?watch=true&labelSelector=case%3D{name}", world.place.config_maps());
+    world.client.follow(&path)
+}
+
 /// A request that goes on until `finish`.
 pub(crate) struct Running<'a> {
     world: &'a World,
@@ -223,9 +229,8 @@ impl<'a> Running<'a> {
         let kubectl = world.client.kubectl(&place.namespace.name);
         let (process, begun) = match world.case.request {
             Request::Watch => {
-                let path = format!("{}?watch=true&labelSelector=case%3D{name}", place.config_maps());
                 create_marked(world, &name, "begun");
-                (world.client.follow(&path), "\"ADDED\"")
+                (follow_marked(world, &name), "\"ADDED\"")
             }
             Request::Logs => {
                 let script = "echo begun; while ! [ -e /tmp/go ]; do sleep 0.1; done; echo ended";
@@ -268,13 +273,25 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
+    /// Waits for a part of a watch, which is sent again once a process that stops has ended it. One that is cut is an error.
+    fn watch_for(&mut self, text: &str) -> Result<(), Failure> {
+        loop {
+            let found = self.wait_for(text);
+            let is_complete = found.is_err() && self.process.exit_code() == 0;
+            if !is_complete {
+                return found;
+            }
+            self.process = follow_marked(self.world, &self.name);
+        }
+    }
+
     /// Ends the request, and checks the rest of its answer.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         let place = &self.world.place;
         match self.world.case.request {
             Request::Watch => {
                 create_marked(self.world, &self.name, "ended");
-                self.wait_for("\"ended-")
+                self.watch_for("\"ended-")
             }
             Request::Logs => {
                 place.kubectl().ok(&["exec", &self.name, "--", "touch", "/tmp/go"]);
