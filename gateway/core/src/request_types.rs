@@ -216,6 +216,18 @@ impl RequestTypes {
         service.map_or(ErrorDialect::Plain, |service| self.of(&service).dialect())
     }
 
+    /// Returns whether a request is a watch. `class` is that of its response.
+    pub(crate) fn is_watch(
+        &self,
+        service: &ServiceName,
+        class: RequestClass,
+        method: &Method,
+        uri: &Uri,
+    ) -> bool {
+        // Most requests are short, and are not parsed.
+        class == RequestClass::Streaming && self.of(service).is_watch(method, uri)
+    }
+
     /// Returns whether the response to a request stays open.
     pub fn class(&self, target: &Target<'_>, upgrading: bool) -> RequestClass {
         let (path, query) = target.path.split_once('?').unwrap_or((target.path, ""));

@@ -10,7 +10,7 @@ use http::Response;
 use kas_listen::listener::Listener;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, TunnelId, header};
-use router::{LocalTunnels, RequestClass, RequestPermit, TunnelChoice};
+use router::{LocalTunnels, RequestPermit, TunnelChoice};
 use settings::Secret;
 use store::{Replica, Store};
 use strangers::Stranger;
@@ -229,8 +229,7 @@ impl PeerServer {
         let id = incoming.request().headers().get(header::REQUEST_ID).cloned();
         let is_watch = {
             let (method, uri) = (incoming.request().method(), incoming.request().uri());
-            request.header.class == RequestClass::Streaming
-                && self.types.of(&request.service).is_watch(method, uri)
+            self.types.is_watch(&request.service, request.header.class, method, uri)
         };
         let ends = is_watch.then_some(&self.watches);
         let mut tried = Vec::new();

@@ -27,6 +27,7 @@ use super::{
     upgrade::PendingUpgrade,
 };
 use crate::{
+    destination::Destination,
     forward::{ForwardedResponse, agent_error},
     headers::{self, ResponsePolicy},
     request_hooks::Hop,
@@ -104,9 +105,8 @@ pub(super) async fn respond(
         log.trace_response(status, &timing);
         ResponseGuard::new(Arc::clone(&context), Arc::clone(metrics), request_permit)
     };
-    let is_stream = access.destination.class == RequestClass::Streaming;
-    let types = &server.handling.types;
-    let is_watch = is_stream && types.of(&access.destination.service).is_watch(&log.method, &access.uri);
+    let Destination { service, class, .. } = &access.destination;
+    let is_watch = server.handling.types.is_watch(service, *class, &log.method, &access.uri);
     // A replica that stops does not wait for watches, because their clients send them again.
     let ends = is_watch.then_some(&server.connections.watches);
     match (upgraded, upgrade) {
@@ -130,6 +130,7 @@ pub(super) async fn respond(
             if let Some(ends) = ends {
                 response = end_at(response, ends.next());
             }
+            let is_stream = *class == RequestClass::Streaming;
             Ok(track(response, &context, monitor, (ended, is_stream), guard, permit))
         }
     }
