@@ -280,6 +280,7 @@ async fn response_of_a_watch_is_marked() {
     for (path, expected) in [
         ("/api/v1/pods?watch=1", true),
         ("/apis/apps/v1/watch/deployments", true),
+        ("/apis/apps/v1/w%61tch/deployments", true),
         ("/api/v1/pods?limit=500", false),
         ("/api/v1/namespaces/a/pods/b/log?follow=true", false),
         ("/api/v1/namespaces/a/services/b/proxy/?watch=1", false),

@@ -332,7 +332,8 @@ struct ReviewStatus {
 /// Returns true if the request is a watch.
 fn is_watch(method: &Method, uri: &Uri) -> bool {
     // Most requests are no watches, and are not parsed a second time.
-    if uri.query().is_none() && !uri.path().contains("/watch/") {
+    let path = uri.path();
+    if uri.query().is_none() && !path.contains("/watch/") && !path.contains('%') {
         return false;
     }
     let Ok(path) = DecodedPath::new(uri) else { return false };
