@@ -14,6 +14,22 @@ use structure::{licences, root};
 /// The only source of packages.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
+/// Features that packages have in tests alone. The clock of tests is one of them; the others are of a client for Kubernetes with TLS and
+/// exec, which is tried as a caller, and of what these need.
+const ONLY_IN_TESTS: [(&str, &[&str]); 11] = [
+    ("hyper-rustls", &["aws-lc-rs", "log", "logging", "native-tokio", "rustls-native-certs"]),
+    ("idna", &["default"]),
+    ("kube", &["aws-lc-rs", "rustls-tls", "ws"]),
+    ("kube-client", &["aws-lc-rs", "hyper-rustls", "rustls", "rustls-tls", "tokio-tungstenite", "ws"]),
+    ("kube-core", &["ws"]),
+    ("rustix", &["thread"]),
+    ("semver", &["serde"]),
+    ("testing", &["json-schema", "test-cluster"]),
+    ("tokio", &["test-util"]),
+    ("tokio-tungstenite", &["connect", "default"]),
+    ("url", &["serde"]),
+];
+
 /// All keys of `deny.toml`: one that the tests do not know is an error, because it would have no effect here.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -102,6 +118,44 @@ fn packages(targets: &[String]) -> BTreeMap<String, BTreeSet<String>> {
         }
     }
     packages
+}
+
+/// Returns the features of each package with these kinds of dependencies, by its name and version.
+fn features(edges: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--workspace", "--locked", "--edges", edges])
+        .args(["--prefix", "none", "--format", "{p}\t{f}\t", "--manifest-path"])
+        .arg(root().join("Cargo.toml"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut packages: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for line in String::from_utf8(output.stdout).unwrap().lines().filter(|line| !line.is_empty()) {
+        let (package, rest) = line.split_once('\t').unwrap();
+        // After it is a mark where the package was printed before.
+        let (features, _) = rest.split_once('\t').unwrap();
+        let name = package.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        let features = features.split(',').filter(|feature| !feature.is_empty()).map(str::to_owned);
+        packages.entry(name).or_default().extend(features);
+    }
+    packages
+}
+
+/// CI compiles the programs with the features of tests only. Code that needs one of these features in a program would not be found.
+#[test]
+fn programs_have_the_features_with_which_they_are_tested() {
+    let programs = features("normal,build");
+    let tests = features("normal,build,dev");
+    assert!(programs.len() > 300, "{} packages were read", programs.len());
+    let more: BTreeMap<_, Vec<_>> = programs
+        .iter()
+        .map(|(package, features)| {
+            let name = package.split(' ').next().unwrap();
+            (name, tests[package].difference(features).map(String::as_str).collect())
+        })
+        .filter(|(_, more): &(_, Vec<_>)| !more.is_empty())
+        .collect();
+    assert_eq!(more, BTreeMap::from(ONLY_IN_TESTS.map(|(package, features)| (package, features.to_vec()))));
 }
 
 #[test]
