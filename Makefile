@@ -36,13 +36,10 @@ static: ## Write archives of kas and agentk without shared libraries for x86-64 
 	  target/zig/bin/python -m pip install --quiet --disable-pip-version-check cargo-zigbuild==0.24.1 ziglang==0.17.1; }
 	deploy/static
 
-# The compiler and the flags of `cargo clippy -- -D warnings`. With LINT_WHILE_BUILDING everything is built with them, so that no crate is
-# read once more for the lints.
-CLIPPY_DRIVER = $(shell rustc --print sysroot)/bin/clippy-driver
-CLIPPY_FLAGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+# With LINT_WHILE_BUILDING the build lints and documents what it compiles, with the flags of `cargo clippy -- -D warnings`.
 ifdef LINT_WHILE_BUILDING
-export RUSTC_WORKSPACE_WRAPPER := $(CLIPPY_DRIVER)
-export CLIPPY_ARGS := $(CLIPPY_FLAGS)
+export RUSTC_WORKSPACE_WRAPPER := $(CURDIR)/.ci/rustc
+export CLIPPY_ARGS := -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 endif
 
 # Where cargo build writes the programs.
@@ -80,20 +77,19 @@ tools: ## Install what the tests need, where that is possible
 	./.ci/install-tools
 
 .PHONY: lint
-lint: export RUSTC_WORKSPACE_WRAPPER = $(CLIPPY_DRIVER)
-lint: export CLIPPY_ARGS = $(CLIPPY_FLAGS)
 lint: ## Formatting and lints
 	cargo fmt --all --check
-	$(if $(LINT_WHILE_BUILDING),,cargo clippy --workspace --all-targets -- -D warnings)
+ifndef LINT_WHILE_BUILDING
+	cargo clippy --workspace --all-targets -- -D warnings
 	cargo check --workspace --bins # what is shipped has fewer features
+endif
 
-# rustdoc reads the crates that `make lint` has checked last.
 .PHONY: doc
-doc: export RUSTC_WORKSPACE_WRAPPER = $(CLIPPY_DRIVER)
-doc: export CLIPPY_ARGS = $(CLIPPY_FLAGS)
 doc: export RUSTDOCFLAGS = -D warnings
 doc: ## The documentation builds without warnings, private items included
+ifndef LINT_WHILE_BUILDING
 	cargo doc --workspace --lib --bins --no-deps --document-private-items --quiet
+endif
 
 .PHONY: compile
 compile: lint doc ## Lints, documentation, and everything that the tests run, without a test
