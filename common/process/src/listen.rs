@@ -9,7 +9,7 @@ use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket};
 
 /// Connections that wait until they are accepted. Thousands of agents come at the same moment when another replica ends, and a connection
-/// that finds no room is delayed by a second. It is what Linux allows at most without a setting (`net.core.somaxconn`).
+/// that finds no room is delayed by a second. 4096 is what Linux allows at most without a setting (`net.core.somaxconn`).
 const BACKLOG: u32 = 4096;
 
 /// Binds an address. `[::]` accepts IPv6 and IPv4, whatever the system's default is, and is `0.0.0.0` where the kernel has no IPv6.

@@ -243,8 +243,8 @@ fn not_enforceable() -> RequestError {
     RequestError::new(Reason::NotEnforceable, "kas cannot restrict requests of this type")
 }
 
-/// Returns whether a path is that of a watch without a parameter, which API servers still serve: `/apis/apps/v1/watch/deployments`. They
-/// decode escapes before.
+/// Returns whether a path is that of a watch without a parameter, which API servers still serve: `/apis/apps/v1/watch/deployments`. API
+/// servers decode escapes before they read the path.
 fn is_deprecated_watch(path: &str) -> bool {
     let path = percent_decode_str(path).decode_utf8_lossy();
     let version = path.strip_prefix("/api/").or_else(|| {

@@ -141,7 +141,8 @@ fn features(edges: &str) -> BTreeMap<String, BTreeSet<String>> {
     packages
 }
 
-/// CI compiles the programs with the features of tests only. Code that needs one of these features in a program would not be found.
+/// CI never compiles the programs without the features of tests. Code of a program that needs one of [`ONLY_IN_TESTS`] is found by `make
+/// lint` alone.
 #[test]
 fn programs_have_the_features_with_which_they_are_tested() {
     let programs = features("normal,build");
